@@ -1,0 +1,70 @@
+"""The exceptions that users and operators see, in two families: mend something, or try again later.
+
+    ElasticError
+    ├── ConfigurationError      mend the configuration, the script or the data; retrying can not help
+    │   ├── CheckpointMismatch  the checkpoint belongs to another model
+    │   └── ModelMismatch       the members of the group track different things
+    ├── TransientError          the same call may succeed later
+    │   └── CheckpointWriteError  the storage refused a write; the checkpoints before it are intact
+    ├── CheckpointDamaged       a stored checkpoint does not match its digests
+    ├── NotInGroup              rank or world size asked for before the group has formed
+    └── GroupLost               the process group broke; absorbed by `with step` and `session.run`
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class ExitCode(enum.IntEnum):
+    """How `elastic` ends, after sysexits(3) where it has a fitting number."""
+
+    OK = 0
+    SCRIPT_FAILED = 1
+    USAGE = 2
+    TEMPORARY = 75
+    CONFIGURATION = 78
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class ElasticError(Exception):
+    """Base of every error raised by `elastic`; `exit_code` is what the process ends with."""
+
+    exit_code = ExitCode.SCRIPT_FAILED
+
+
+class ConfigurationError(ElasticError):
+    """Something must be mended first: names what was wrong, its value and what to do."""
+
+    exit_code = ExitCode.CONFIGURATION
+
+
+class CheckpointMismatch(ConfigurationError):
+    """The checkpoint's tensors are not those of the tracked objects."""
+
+
+class ModelMismatch(ConfigurationError):
+    """This worker tracks other tensors than the rest of its group."""
+
+
+class TransientError(ElasticError):
+    """The same call may succeed later."""
+
+    exit_code = ExitCode.TEMPORARY
+
+
+class CheckpointWriteError(TransientError):
+    """The storage refused a write (full, read-only, gone)."""
+
+
+class CheckpointDamaged(ElasticError):
+    """A stored file is missing, truncated or does not match its digest."""
+
+
+class NotInGroup(ElasticError):
+    """Rank and world size exist only while the worker is a member of a group."""
+
+
+class GroupLost(ElasticError):
+    """The process group can not be used any more; a new one will form."""

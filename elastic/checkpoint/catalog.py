@@ -1,0 +1,181 @@
+"""Which checkpoints a directory holds: found, verified, committed and removed."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from elastic.checkpoint import manifest as manifests
+from elastic.checkpoint.digest import Digester, FileDigest, difference
+from elastic.checkpoint.directory import CheckpointDirectory
+from elastic.checkpoint.layout import (
+    MANIFEST,
+    parse_step_directory_name,
+    path_in_step,
+    step_directory_name,
+)
+from elastic.checkpoint.manifest import Manifest
+from elastic.errors import CheckpointDamaged, CheckpointWriteError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Catalog:
+    """The steps found in a directory, newest first.
+
+    `uncommitted` are saves without a manifest: still in progress, or abandoned.
+    """
+
+    committed: tuple[int, ...]
+    uncommitted: tuple[int, ...]
+
+
+class Damage(enum.Enum):
+    """What can be wrong with a stored file."""
+
+    MISSING = "missing"
+    WRONG_SIZE = "wrong size"
+    WRONG_DIGEST = "wrong digest"
+    UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """One damaged file of a checkpoint; `detail` is a clause that follows its name."""
+
+    name: str
+    damage: Damage
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.detail}"
+
+
+def scan(directory: CheckpointDirectory) -> Catalog:
+    """Return which steps have a manifest and which only remains."""
+    steps = [parse_step_directory_name(name) for name in directory.list()]
+    found = sorted((step for step in steps if step is not None), reverse=True)
+    committed = {step for step in found if is_committed(directory, step)}
+    return Catalog(
+        committed=tuple(step for step in found if step in committed),
+        uncommitted=tuple(step for step in found if step not in committed),
+    )
+
+
+def list_checkpoints(directory: CheckpointDirectory) -> tuple[int, ...]:
+    """Return the steps of the committed checkpoints, newest first."""
+    return scan(directory).committed
+
+
+def is_committed(directory: CheckpointDirectory, step: int) -> bool:
+    """Whether the step has a manifest; says nothing about damage."""
+    return directory.size_bytes(path_in_step(step, MANIFEST)) is not None
+
+
+def read_manifest(directory: CheckpointDirectory, step: int) -> Manifest:
+    """Return a committed checkpoint's manifest.
+
+    Raises CheckpointDamaged if it is missing, not readable or that of another step.
+    """
+    relative = path_in_step(step, MANIFEST)
+    where = f"{directory.url}/{relative}"
+    try:
+        manifest = manifests.from_json(directory.read(relative), where)
+    except FileNotFoundError as error:
+        raise CheckpointDamaged(f"{where} is missing") from error
+    if manifest.step != step:
+        raise CheckpointDamaged(f"{where} is the manifest of step {manifest.step}")
+    return manifest
+
+
+def verify(
+    directory: CheckpointDirectory, step: int, on_bytes: Callable[[int], None] | None = None
+) -> list[Problem]:
+    """Compare every file of a committed checkpoint with its digest; no problems means intact.
+
+    `on_bytes` is told the length of each piece as it has been read.
+    """
+    try:
+        manifest = read_manifest(directory, step)
+    except CheckpointDamaged as error:
+        return [Problem(name=MANIFEST, damage=Damage.UNREADABLE, detail=str(error))]
+    found = (_problem(directory, step, file, on_bytes) for file in manifest.files)
+    return [problem for problem in found if problem is not None]
+
+
+def prepare(directory: CheckpointDirectory, step: int) -> None:
+    """Clear away what an earlier attempt left of this step, before a new save of it begins.
+
+    A step is saved again only when its first checkpoint was damaged or never committed. The
+    files of a committed one are never overwritten in place: interrupted, that would be visible.
+    """
+    directory.remove_tree(step_directory_name(step))
+
+
+def commit(directory: CheckpointDirectory, manifest: Manifest) -> None:
+    """Make a checkpoint visible by writing its manifest.
+
+    Raises CheckpointWriteError, without writing, if a file of it can not be seen from here.
+    """
+    for file in manifest.files:
+        relative = path_in_step(manifest.step, file.name)
+        size_bytes = directory.size_bytes(relative)
+        if size_bytes != file.size_bytes:
+            found = "is missing" if size_bytes is None else f"has {size_bytes} bytes"
+            raise CheckpointWriteError(
+                f"step {manifest.step} is not committed: {directory.url}/{relative} {found} where "
+                f"{file.size_bytes} bytes were reported written; is this directory shared by "
+                "all nodes?"
+            )
+    directory.write(path_in_step(manifest.step, MANIFEST), manifests.to_json(manifest))
+
+
+def prune(directory: CheckpointDirectory, keep_last: int) -> list[int]:
+    """Keep the newest `keep_last` checkpoints (at least 1); return the steps removed.
+
+    Abandoned saves older than the newest checkpoint go too. A save newer than it is still in
+    progress and stays.
+    """
+    assert keep_last >= 1, f"the newest checkpoint is never removed: keep_last={keep_last}"
+    catalog = scan(directory)
+    if not catalog.committed:
+        return []
+    abandoned = [step for step in catalog.uncommitted if step < catalog.committed[0]]
+    removed = sorted([*catalog.committed[keep_last:], *abandoned])
+    for step in removed:  # oldest first, so that an interruption leaves the newest ones
+        directory.remove_tree(step_directory_name(step))
+    return removed
+
+
+def _problem(
+    directory: CheckpointDirectory,
+    step: int,
+    expected: FileDigest,
+    on_bytes: Callable[[int], None] | None,
+) -> Problem | None:
+    try:
+        found = _digest(directory, path_in_step(step, expected.name), expected.name, on_bytes)
+    except FileNotFoundError:
+        return Problem(name=expected.name, damage=Damage.MISSING, detail="it is missing")
+    except CheckpointDamaged as error:
+        return Problem(name=expected.name, damage=Damage.UNREADABLE, detail=str(error))
+    detail = difference(expected, found)
+    if detail is None:
+        return None
+    same_size = found.size_bytes == expected.size_bytes
+    damage = Damage.WRONG_DIGEST if same_size else Damage.WRONG_SIZE
+    return Problem(name=expected.name, damage=damage, detail=detail)
+
+
+def _digest(
+    directory: CheckpointDirectory,
+    relative: str,
+    name: str,
+    on_bytes: Callable[[int], None] | None,
+) -> FileDigest:
+    digester = Digester()
+    for piece in directory.chunks(relative):
+        digester.update(piece)
+        if on_bytes is not None:
+            on_bytes(len(piece))
+    return digester.result(name)

@@ -1,0 +1,77 @@
+"""Strict JSON for the documents beside the shards: what is not exactly as expected is damage."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import NoReturn, TypeAlias, TypeVar
+
+from elastic.errors import CheckpointDamaged
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+_T = TypeVar("_T")
+
+
+def encode(document: Mapping[str, object]) -> bytes:
+    """Return one canonical UTF-8 text for equal documents: sorted keys, no NaN, no spaces.
+
+    Raises ValueError for infinities and NaN, TypeError for what JSON does not know.
+    """
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return text.encode()
+
+
+def decode(content: bytes, where: str) -> dict[str, Json]:
+    """Parse a JSON object; CheckpointDamaged names `where` and what is wrong."""
+    try:
+        document = json.loads(
+            content.decode(),
+            parse_constant=_no_constant,
+            parse_float=_finite,
+            object_pairs_hook=_unique_keys,
+        )
+    except (ValueError, RecursionError) as error:
+        raise CheckpointDamaged(f"{where} is not valid JSON: {error}") from error
+    return checked(document, dict, where)
+
+
+def field(document: Mapping[str, Json], key: str, kind: type[_T], where: str) -> _T:
+    """Return `document[key]`, which must be there and of exactly this type (a bool is no int)."""
+    if key not in document:
+        raise CheckpointDamaged(f"{where} lacks {key!r}")
+    return checked(document[key], kind, f"{key!r} in {where}")
+
+
+def checked(value: object, kind: type[_T], what: str) -> _T:
+    """Return the value if it is of exactly this type; CheckpointDamaged names `what` it is."""
+    if type(value) is not kind:
+        raise CheckpointDamaged(
+            f"{what} is of type {type(value).__name__} where {kind.__name__} is expected"
+        )
+    return value
+
+
+def only_keys(document: Mapping[str, Json], known: frozenset[str], where: str) -> None:
+    """Refuse keys that this format version does not have."""
+    unknown = sorted(document.keys() - known)
+    if unknown:
+        raise CheckpointDamaged(f"{where} has unknown keys: {', '.join(unknown)}")
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is beyond what a float can hold")
+    return value
+
+
+def _unique_keys(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return document

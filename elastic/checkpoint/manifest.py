@@ -1,0 +1,118 @@
+"""The manifest: the one document that makes a directory a checkpoint."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+import xxhash
+
+from elastic.checkpoint import documents
+from elastic.checkpoint.digest import FileDigest
+from elastic.checkpoint.documents import Json
+from elastic.errors import CheckpointDamaged
+
+FORMAT_VERSION = 1
+
+_CHECKSUM = "manifest_xxh3_128"
+_HEX_128 = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """Everything needed to resume from a checkpoint, beside the tensors themselves.
+
+    `step` counts committed steps, `cursor` the samples consumed of `epoch`; `world_size` is the
+    number of workers that saved. `files` are the directory's other files, by plain name.
+    """
+
+    format_version: int = FORMAT_VERSION
+    job: str
+    step: int
+    generation: int
+    world_size: int
+    epoch: int
+    cursor: int
+    learning_rate: Mapping[str, Json]
+    created_unix_s: float
+    files: tuple[FileDigest, ...]
+
+
+def to_json(manifest: Manifest) -> bytes:
+    """Return the document, which carries a checksum of itself.
+
+    Raises ValueError or TypeError if `learning_rate` is not plain, finite JSON.
+    """
+    document: dict[str, object] = {
+        **{field.name: getattr(manifest, field.name) for field in fields(manifest)},
+        "learning_rate": dict(manifest.learning_rate),
+        "created_unix_s": float(manifest.created_unix_s),
+        "files": [asdict(file) for file in manifest.files],
+    }
+    return documents.encode({**document, _CHECKSUM: _checksum(document)})
+
+
+def from_json(content: bytes, where: str) -> Manifest:
+    """Parse a manifest; CheckpointDamaged names the file `where` and what is wrong with it."""
+    document = documents.decode(content, where)
+    version = documents.field(document, "format_version", int, where)
+    if version != FORMAT_VERSION:
+        raise CheckpointDamaged(
+            f"{where} has format version {version}; this version of elastic reads only "
+            f"{FORMAT_VERSION}: load it with the version that wrote it"
+        )
+    stored = documents.field(document, _CHECKSUM, str, where)
+    body = {key: value for key, value in document.items() if key != _CHECKSUM}
+    manifest = _manifest(body, where)
+    if _checksum(body) != stored:
+        raise CheckpointDamaged(f"{where} does not match its own checksum {stored}")
+    return manifest
+
+
+def _manifest(body: Mapping[str, Json], where: str) -> Manifest:
+    documents.only_keys(body, frozenset(field.name for field in fields(Manifest)), where)
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        job=documents.field(body, "job", str, where),
+        step=_count(body, "step", where),
+        generation=_count(body, "generation", where),
+        world_size=_count(body, "world_size", where),
+        epoch=_count(body, "epoch", where),
+        cursor=_count(body, "cursor", where),
+        learning_rate=documents.field(body, "learning_rate", dict, where),
+        created_unix_s=documents.field(body, "created_unix_s", float, where),
+        files=_files(documents.field(body, "files", list, where), where),
+    )
+
+
+def _files(entries: list[Json], where: str) -> tuple[FileDigest, ...]:
+    files = tuple(_file(entry, f"files[{i}] in {where}") for i, entry in enumerate(entries))
+    if len({file.name for file in files}) != len(files):
+        raise CheckpointDamaged(f"{where} lists a file twice")
+    return files
+
+
+def _file(entry: Json, where: str) -> FileDigest:
+    document: dict[str, Json] = documents.checked(entry, dict, where)
+    documents.only_keys(document, frozenset(field.name for field in fields(FileDigest)), where)
+    name = documents.field(document, "name", str, where)
+    # Names are joined to a path before they are read: one that leaves the directory is refused.
+    if not name or name.startswith(".") or "/" in name or "\\" in name:
+        raise CheckpointDamaged(f"{where}: {name!r} is not the name of a file in the checkpoint")
+    digest = documents.field(document, "xxh3_128", str, where)
+    if _HEX_128.fullmatch(digest) is None:
+        raise CheckpointDamaged(f"{where}: {digest!r} is not a 128-bit digest")
+    size_bytes = _count(document, "size_bytes", where)
+    return FileDigest(name=name, size_bytes=size_bytes, xxh3_128=digest)
+
+
+def _count(document: Mapping[str, Json], key: str, where: str) -> int:
+    value = documents.field(document, key, int, where)
+    if value < 0:
+        raise CheckpointDamaged(f"{key!r} in {where} is negative: {value}")
+    return value
+
+
+def _checksum(document: Mapping[str, object]) -> str:
+    return str(xxhash.xxh3_128_hexdigest(documents.encode(document)))

@@ -1,0 +1,116 @@
+"""What an agent is told, in the past tense."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastic.core.membership import Failure, FailureKind, Generation, WorkerId, WorkerStatus
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Started:
+    """The zygote is ready to fork."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerSpawned:
+    """The worker's process runs."""
+
+    worker: WorkerId
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerReported:
+    """The worker's own status; its first one says that the script called elastic.init()."""
+
+    status: WorkerStatus
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerReportedFailure:
+    """The script raised; the process is about to end."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerExited:
+    """The process has ended. `signal` is 0 when it exited by itself."""
+
+    worker: WorkerId
+    exit_code: int
+    signal: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerFrozen:
+    """The process is alive but has been silent for `silent_s` seconds."""
+
+    worker: WorkerId
+    silent_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationAnnounced:
+    """The coordinator decided."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplaceRequested:
+    """The coordinator wants this worker ended and another one in its place."""
+
+    worker: WorkerId
+    kind: FailureKind
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DismissRequested:
+    """The job is complete: workers may end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobEnded:
+    """Nothing is left to do here; end with this exit code."""
+
+    exit_code: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaveRequested:
+    """First signal: leave at a step boundary after saving."""
+
+    exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopRequested:
+    """Second signal: stop at once."""
+
+    exit_code: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimerFired:
+    """The instant asked for by SetTimer has come."""
+
+
+Event = (
+    Started
+    | WorkerSpawned
+    | WorkerReported
+    | WorkerReportedFailure
+    | WorkerExited
+    | WorkerFrozen
+    | GenerationAnnounced
+    | ReplaceRequested
+    | DismissRequested
+    | JobEnded
+    | LeaveRequested
+    | StopRequested
+    | TimerFired
+)

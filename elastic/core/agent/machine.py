@@ -1,0 +1,359 @@
+"""One node's processes: slots, spares, restarts and the way out."""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from elastic.core.agent import effects as fx
+from elastic.core.agent import events as ev
+from elastic.core.membership import (
+    Failure,
+    FailureKind,
+    Generation,
+    NodeId,
+    WorkerId,
+    WorkerPhase,
+    WorkerStatus,
+)
+from elastic.core.restarts import Backoff
+
+
+class AgentPhase(enum.Enum):
+    """What the agent is doing."""
+
+    WARMING = 1  # the zygote imports torch
+    SERVING = 2
+    ENDING = 3  # waits for its processes to be gone
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentSettings:
+    """What the machine needs of the node's settings."""
+
+    node: NodeId
+    slots: int
+    spares: int = 1
+    backoff: Backoff = field(default_factory=Backoff)
+    start_timeout_s: float = 600.0
+    """A worker that has a slot must ask for a group within this."""
+    exit_grace_s: float = 5.0
+    """Workers that were dismissed get this long to end by themselves."""
+
+
+@dataclass(slots=True)
+class _Process:
+    status: WorkerStatus
+    deadline: float | None = None
+    """When it must have asked for a group."""
+    ending: Failure | None = None
+    """Why it was told to end, if it was."""
+    reported: Failure | None = None
+    """What the script raised, if it did."""
+
+    @property
+    def idle(self) -> bool:
+        """A spare that can take a slot now."""
+        return self.status.phase is WorkerPhase.SPARE and self.status.slot is None
+
+
+class Agent:
+    """One node's agent. `handle` is the only way in, its result the only way out."""
+
+    def __init__(self, settings: AgentSettings) -> None:
+        self._settings = settings
+        self._processes: dict[WorkerId, _Process] = {}
+        self._spawned = 0
+        self._fruitless = 0
+        self._spawn_not_before = 0.0
+        self._most_committed = 0
+        self._generation: Generation | None = None
+        self._script_is_elastic = False
+        self._dismissed = False
+        self._exit_code: int | None = None
+        self._kill_at: float | None = None
+        self.phase = AgentPhase.WARMING
+
+    @property
+    def generation(self) -> Generation | None:
+        """The newest generation announced."""
+        return self._generation
+
+    def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
+        """Take one event; return what is to be done, in order. `now`: monotonic seconds."""
+        before = self._view()
+        effects = self._apply(event, now)
+        effects += self._tend(now)
+        if self._view() != before or isinstance(event, ev.Started):
+            effects.append(fx.ReportNode(workers=self._view()))
+        return effects
+
+    # ---- events
+
+    @functools.singledispatchmethod
+    def _apply(self, event: Any, now: float) -> list[fx.Effect]:
+        raise TypeError(f"not an event of the agent: {event!r} at {now}")
+
+    @_apply.register
+    def _(self, event: ev.Started, now: float) -> list[fx.Effect]:
+        del event, now
+        if self.phase is AgentPhase.WARMING:
+            self.phase = AgentPhase.SERVING
+        return []
+
+    @_apply.register
+    def _(self, event: ev.WorkerSpawned, now: float) -> list[fx.Effect]:
+        del now
+        if process := self._processes.get(event.worker):
+            process.status = replace(process.status, pid=event.pid)
+        return []
+
+    @_apply.register
+    def _(self, event: ev.WorkerReported, now: float) -> list[fx.Effect]:
+        del now
+        process = self._processes.get(event.status.worker)
+        if process is None:
+            return []
+        self._script_is_elastic = True
+        slot = process.status.slot  # given here: a report sent before it must not undo it
+        process.status = replace(event.status, slot=slot, pid=process.status.pid)
+        if process.status.phase not in (WorkerPhase.SPARE, WorkerPhase.PREPARING):
+            process.deadline = None
+        self._note_progress(event.status.committed)
+        return self._catch_up(process)
+
+    @_apply.register
+    def _(self, event: ev.WorkerReportedFailure, now: float) -> list[fx.Effect]:
+        del now
+        if process := self._processes.get(event.failure.worker):
+            process.reported = event.failure
+        return []
+
+    @_apply.register
+    def _(self, event: ev.WorkerExited, now: float) -> list[fx.Effect]:
+        process = self._processes.pop(event.worker, None)
+        if process is None:
+            return []
+        if self._ended_well(process, event) or self.phase is AgentPhase.ENDING:
+            return []
+        if process.status.phase is not WorkerPhase.SPARE or event.signal == 0:
+            self._fruitless += 1
+            delay_s = self._settings.backoff.delay_s(self._fruitless)
+            self._spawn_not_before = max(self._spawn_not_before, now + delay_s)
+        return [fx.ReportFailure(failure=_failure(process, event))]
+
+    @_apply.register
+    def _(self, event: ev.WorkerFrozen, now: float) -> list[fx.Effect]:
+        message = f"was silent for {event.silent_s:.1f} s"
+        return self._replace(event.worker, FailureKind.LEFT_OUT, message, now)
+
+    @_apply.register
+    def _(self, event: ev.ReplaceRequested, now: float) -> list[fx.Effect]:
+        return self._replace(event.worker, event.kind, event.message, now)
+
+    @_apply.register
+    def _(self, event: ev.GenerationAnnounced, now: float) -> list[fx.Effect]:
+        del now
+        newest = self._generation
+        if newest is not None and event.generation.number <= newest.number:
+            return []
+        self._generation = event.generation
+        return [
+            fx.ForwardGeneration(worker=name, generation=event.generation)
+            for name, process in self._processes.items()
+            if _hears_generations(process)
+        ]
+
+    @_apply.register
+    def _(self, event: ev.DismissRequested, now: float) -> list[fx.Effect]:
+        del event
+        return self._dismiss_all(now)
+
+    @_apply.register
+    def _(self, event: ev.JobEnded, now: float) -> list[fx.Effect]:
+        self._exit_code = event.exit_code
+        if event.exit_code == 0:
+            return self._dismiss_all(now)
+        if self.phase is not AgentPhase.ENDING:
+            self.phase = AgentPhase.ENDING
+            self._kill_at = now + (self._settings.exit_grace_s if self._all_finished() else 0.0)
+            return self._dismissals()
+        return []
+
+    @_apply.register
+    def _(self, event: ev.LeaveRequested, now: float) -> list[fx.Effect]:
+        del now
+        if self.phase is AgentPhase.WARMING or not self._processes:
+            self.phase = AgentPhase.ENDING
+            self._exit_code = event.exit_code
+            return []
+        return [fx.AskToStop(exit_code=event.exit_code, reason=event.reason)]
+
+    @_apply.register
+    def _(self, event: ev.StopRequested, now: float) -> list[fx.Effect]:
+        self.phase = AgentPhase.ENDING
+        self._exit_code = event.exit_code
+        self._kill_at = now
+        return []
+
+    @_apply.register
+    def _(self, event: ev.TimerFired, now: float) -> list[fx.Effect]:
+        del event, now
+        return []
+
+    # ---- what follows from the whole view
+
+    def _tend(self, now: float) -> list[fx.Effect]:
+        """Level-triggered: whatever happened, bring the node to where it should be."""
+        if self.phase is AgentPhase.ENDING:
+            return self._wind_up(now)
+        if self.phase is AgentPhase.WARMING:
+            return []
+        effects = [*self._expire(now), *self._fill_slots(now), *self._spawn_missing(now)]
+        return [*effects, fx.SetTimer(at=self._next_instant(now))]
+
+    def _fill_slots(self, now: float) -> Iterator[fx.Effect]:
+        taken = {p.status.slot for p in self._processes.values()}
+        idle = [p for p in self._processes.values() if p.idle and p.ending is None]
+        for slot in range(self._settings.slots):
+            if slot in taken or not idle:
+                continue
+            process = idle.pop(0)
+            process.status = replace(process.status, slot=slot)
+            process.deadline = now + self._settings.start_timeout_s
+            yield fx.AssignSlot(worker=process.status.worker, slot=slot)
+
+    def _spawn_missing(self, now: float) -> Iterator[fx.Effect]:
+        """Spares only for scripts known to wait for a slot: any other would just train."""
+        if self._dismissed or now < self._spawn_not_before:
+            return
+        spares = self._settings.spares if self._script_is_elastic else 0
+        for _ in range(self._settings.slots + spares - len(self._processes)):
+            self._spawned += 1
+            worker = f"{self._settings.node}-{self._spawned}"
+            status = WorkerStatus(worker=worker)
+            deadline = now + self._settings.start_timeout_s
+            self._processes[worker] = _Process(status=status, deadline=deadline)
+            yield fx.SpawnWorker(worker=worker)
+
+    def _expire(self, now: float) -> Iterator[fx.Effect]:
+        for process in list(self._processes.values()):
+            waiting = process.idle or process.ending is not None
+            if process.deadline is None or waiting or now < process.deadline:
+                continue
+            message = (
+                f"did not call session.steps() or session.run() within "
+                f"{self._settings.start_timeout_s:g} s of its start"
+            )
+            yield from self._replace(process.status.worker, FailureKind.START_TIMEOUT, message, now)
+
+    def _wind_up(self, now: float) -> list[fx.Effect]:
+        if not self._processes:
+            return [fx.SetTimer(at=None), fx.ExitAgent(exit_code=self._exit_code or 0)]
+        if self._kill_at is None or now >= self._kill_at:
+            effects: list[fx.Effect] = [
+                fx.EndWorker(worker=name)
+                for name, process in self._processes.items()
+                if process.ending is None
+            ]
+            for name, process in self._processes.items():
+                process.ending = process.ending or Failure(worker=name, kind=FailureKind.SIGNAL)
+            return [*effects, fx.SetTimer(at=None)]
+        return [fx.SetTimer(at=self._kill_at)]
+
+    def _next_instant(self, now: float) -> float | None:
+        instants = [
+            p.deadline
+            for p in self._processes.values()
+            if p.deadline is not None and not p.idle and p.ending is None
+        ]
+        if self._spawn_not_before > now:
+            instants.append(self._spawn_not_before)
+        return min(instants) if instants else None
+
+    # ---- parts
+
+    def _replace(
+        self, worker: WorkerId, kind: FailureKind, message: str, now: float
+    ) -> list[fx.Effect]:
+        del now
+        process = self._processes.get(worker)
+        if process is None or process.ending is not None:
+            return []
+        process.ending = Failure(
+            worker=worker, kind=kind, signature=f"{kind.name}: {message}", message=message
+        )
+        return [fx.EndWorker(worker=worker, how=fx.How.DUMP_AND_KILL)]
+
+    def _catch_up(self, process: _Process) -> list[fx.Effect]:
+        """A worker that can hear of generations now learns of the newest one."""
+        newest = self._generation
+        if newest is None or not _hears_generations(process):
+            return []
+        if process.status.heard >= newest.number:
+            return []
+        return [fx.ForwardGeneration(worker=process.status.worker, generation=newest)]
+
+    def _note_progress(self, committed: int) -> None:
+        if committed > self._most_committed:
+            self._most_committed = committed
+            self._fruitless = 0
+
+    def _dismiss_all(self, now: float) -> list[fx.Effect]:
+        if self.phase is AgentPhase.ENDING:
+            return []
+        self._dismissed = True
+        self.phase = AgentPhase.ENDING
+        self._exit_code = self._exit_code or 0
+        self._kill_at = now + self._settings.exit_grace_s
+        return self._dismissals()
+
+    def _dismissals(self) -> list[fx.Effect]:
+        """Finished scripts end by themselves; whoever never took part has nothing to end."""
+        return [
+            fx.DismissWorker(worker=name)
+            if process.status.phase is WorkerPhase.FINISHED
+            else fx.EndWorker(worker=name)
+            for name, process in self._processes.items()
+        ]
+
+    def _all_finished(self) -> bool:
+        return any(p.status.phase is WorkerPhase.FINISHED for p in self._processes.values())
+
+    def _ended_well(self, process: _Process, exited: ev.WorkerExited) -> bool:
+        clean = exited.exit_code == 0 and exited.signal == 0
+        return clean and process.status.phase is WorkerPhase.FINISHED
+
+    def _view(self) -> tuple[WorkerStatus, ...]:
+        return tuple(p.status for p in self._processes.values())
+
+
+def _hears_generations(process: _Process) -> bool:
+    return process.status.phase not in (WorkerPhase.STARTING, WorkerPhase.SPARE)
+
+
+def _failure(process: _Process, exited: ev.WorkerExited) -> Failure:
+    """What ended the process: our own decision, what the script raised, or what the kernel says."""
+    if process.ending is not None:
+        return process.ending
+    if process.reported is not None and exited.signal == 0:
+        return process.reported
+    worker = process.status.worker
+    if exited.signal:
+        return Failure(
+            worker=worker,
+            kind=FailureKind.SIGNAL,
+            code=exited.signal,
+            signature=f"signal {exited.signal}",
+            message=f"was ended by signal {exited.signal}",
+        )
+    return Failure(
+        worker=worker,
+        kind=FailureKind.EXIT_CODE,
+        code=exited.exit_code,
+        signature=f"exit code {exited.exit_code}",
+        message=f"ended with exit code {exited.exit_code} before its script was done",
+    )

@@ -1,0 +1,57 @@
+"""Which checkpoints are being written, and when one is whole or can never be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from elastic.core.membership import Generation, WorkerId
+
+
+@dataclass(slots=True)
+class _Save:
+    """One checkpoint on its way; `writers` by shard index."""
+
+    writers: tuple[WorkerId, ...]
+    written: set[int] = field(default_factory=set)
+
+    def waits_for(self, worker: WorkerId) -> bool:
+        return any(w == worker and i not in self.written for i, w in enumerate(self.writers))
+
+
+@dataclass(slots=True)
+class CheckpointTracker:
+    """Collects the members' reports; keyed by (step, generation), so a late report of an older
+    generation can never complete the save of a newer one."""
+
+    _saves: dict[tuple[int, int], _Save] = field(default_factory=dict)
+    abandoned: bool = False
+    """A save was given up since the last commit: another should follow soon."""
+
+    def written(self, generation: Generation, step: int, index: int, count: int) -> bool:
+        """Record a part; True when the checkpoint is now whole."""
+        key = (step, generation.number)
+        if count != generation.world_size or not 0 <= index < count:
+            return False
+        save = self._saves.setdefault(key, _Save(tuple(m.worker for m in generation.members)))
+        save.written.add(index)
+        if len(save.written) < count:
+            return False
+        self._forget_up_to(step)
+        self.abandoned = False
+        return True
+
+    def lost(self, worker: WorkerId) -> list[tuple[int, int]]:
+        """Give up the saves that wait for a worker that is gone; their (step, generation)."""
+        given_up = [key for key, save in self._saves.items() if save.waits_for(worker)]
+        for key in given_up:
+            self.give_up(*key)
+        return given_up
+
+    def give_up(self, step: int, generation: int) -> None:
+        """Stop waiting for this checkpoint."""
+        self._saves.pop((step, generation), None)
+        self.abandoned = True
+
+    def _forget_up_to(self, step: int) -> None:
+        for key in [key for key in self._saves if key[0] <= step]:
+            del self._saves[key]

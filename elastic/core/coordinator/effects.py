@@ -1,0 +1,100 @@
+"""What the coordinator wants done, in the imperative."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastic.core.membership import (
+    ChangeReason,
+    Failure,
+    FailureKind,
+    Generation,
+    NodeId,
+    WorkerId,
+)
+from elastic.core.restarts import Verdict
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PersistGeneration:
+    """Write the generation to the store, guarded; answer with GenerationPersisted or Refused."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnnounceGeneration:
+    """Tell every agent."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplaceWorker:
+    """Have the node's agent end this worker and start another."""
+
+    node: NodeId
+    worker: WorkerId
+    kind: FailureKind
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DismissWorkers:
+    """The job is complete: every worker may end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommitCheckpoint:
+    """Every part is on storage: write the manifest."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AbandonCheckpoint:
+    """The checkpoint of `step` will never be whole."""
+
+    generation: int
+    step: int
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SetTimer:
+    """Send TimerFired at this instant; replaces the one before. None: no timer."""
+
+    at: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lost:
+    """For the record: members that the last generation lost, noticed at `at`."""
+
+    workers: tuple[WorkerId, ...]
+    reason: ChangeReason
+    at: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndJob:
+    """Nothing is left to do: tell the agents and end with this exit code."""
+
+    exit_code: int
+    verdict: Verdict | None = None
+    failure: Failure | None = None
+    message: str = ""
+
+
+Effect = (
+    PersistGeneration
+    | AnnounceGeneration
+    | ReplaceWorker
+    | DismissWorkers
+    | CommitCheckpoint
+    | AbandonCheckpoint
+    | SetTimer
+    | Lost
+    | EndJob
+)

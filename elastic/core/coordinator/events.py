@@ -1,0 +1,103 @@
+"""What the coordinator is told, in the past tense."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastic.core.membership import Failure, NodeId, WorkerId, WorkerStatus
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeReported:
+    """A node's whole view of its workers; replaces the one before."""
+
+    node: NodeId
+    slots: int
+    workers: tuple[WorkerStatus, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeLost:
+    """The node's stream has ended."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerFailed:
+    """A worker ended otherwise than by finishing."""
+
+    node: NodeId
+    failure: Failure
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProgressReported:
+    """Rank 0's report: steps committed, their usual duration, and that of the one under way."""
+
+    generation: int
+    committed: int
+    step_s: float
+    in_step_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardReported:
+    """A member's part of the checkpoint of `step` is on storage."""
+
+    worker: WorkerId
+    generation: int
+    step: int
+    index: int
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveReportedFailed:
+    """A member could not write its part of the checkpoint of `step`."""
+
+    generation: int
+    step: int
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationPersisted:
+    """The store holds the generation: it exists."""
+
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PersistRefused:
+    """The store did not take the generation: this coordinator leads no more."""
+
+    number: int
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopRequested:
+    """The job is to leave at a step boundary after saving."""
+
+    exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimerFired:
+    """The instant asked for by SetTimer has come."""
+
+
+Event = (
+    NodeReported
+    | NodeLost
+    | WorkerFailed
+    | ProgressReported
+    | ShardReported
+    | SaveReportedFailed
+    | GenerationPersisted
+    | PersistRefused
+    | StopRequested
+    | TimerFired
+)

@@ -1,0 +1,274 @@
+"""One decision: given everything known now, should the group change, and into what?
+
+Level-triggered: the whole view goes in at every change and the decision is taken anew, so a
+report that was missed costs nothing. No effects and no memory; the machine owns both.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from elastic.core.membership import (
+    ChangeReason,
+    Generation,
+    Member,
+    NodeId,
+    WorkerId,
+    WorkerPhase,
+    WorkerStatus,
+)
+
+_IN_GROUP = (WorkerPhase.JOINING, WorkerPhase.TRAINING)
+_COMING = (WorkerPhase.STARTING, WorkerPhase.PREPARING)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FormationPolicy:
+    """Sizes of the group and the patience of each decision, in seconds."""
+
+    min_workers: int = 1
+    max_workers: int = 1
+    gather_timeout_s: float = 30.0
+    """Wait this long for the rest once `min_workers` are ready and no group exists."""
+    join_timeout_s: float = 10.0
+    """A member that has not even acknowledged a generation by then is left out."""
+    busy_timeout_s: float = 300.0
+    """The same for one that has, but whose script does not get to its next step boundary."""
+    broken_grace_s: float = 0.25
+    """Wait this long for news of a death after a member reported a broken group."""
+    join_debounce_s: float = 0.1
+    """Newcomers that arrive within this of each other join together."""
+    planned_interval_s: float = 0.5
+    """Least time between two planned changes."""
+    max_fruitless_breaks: int = 5
+    """A group that breaks this often with nobody dead and no step committed never will commit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sighting:
+    """A worker and the node it was reported by."""
+
+    node: NodeId
+    status: WorkerStatus
+
+    def as_member(self) -> Member:
+        """This worker as a member of a generation."""
+        s = self.status
+        return Member(worker=s.worker, node=self.node, slot=s.slot or 0, endpoint=s.endpoint)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupView:
+    """Everything the decision depends on. Instants are seconds on the coordinator's clock."""
+
+    current: Generation | None
+    workers: Mapping[WorkerId, Sighting]
+    """Workers alive now."""
+    slots: int
+    """Slots on all connected nodes: how many workers to expect while gathering."""
+    formed_at: float = 0.0
+    """When `current` was announced."""
+    assembling_since: float | None = None
+    """Since when members leave for `current`: announced, or the first arrival if planned."""
+    enough_since: float | None = None
+    """Since when `min_workers` are ready and no group exists."""
+    broken_since: float | None = None
+    """Since when a member of `current` has reported it broken."""
+    newcomers_since: float | None = None
+    """Since when a worker that is not in `current` is ready."""
+    fruitless_breaks: int = 0
+    stalled: bool = False
+    """The step under way lasts suspiciously long."""
+
+
+class WaitReason(enum.Enum):
+    """Why the group stays as it is."""
+
+    STEADY = 1
+    GATHERING = 2
+    BELOW_MINIMUM = 3
+    ASSEMBLING = 4
+    LISTENING_FOR_A_DEATH = 5
+    COLLECTING_NEWCOMERS = 6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wait:
+    """Change nothing; look again at `until` (None: at the next report)."""
+
+    reason: WaitReason
+    until: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Form:
+    """Form a generation of `members` (in no order); empty: dissolve the group and wait."""
+
+    members: tuple[Member, ...]
+    reason: ChangeReason
+    planned: bool = False
+    left_out: frozenset[WorkerId] = field(default_factory=frozenset)
+    """Alive members that did not arrive: to be replaced by their agents."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Complete:
+    """Every member that is left has ended its script."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GiveUp:
+    """The group keeps breaking although nobody dies: `detail` is what a member reported."""
+
+    detail: str
+
+
+Decision = Wait | Form | Complete | GiveUp
+
+
+def decide(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
+    """What should happen to the group now."""
+    if view.current is None or not view.current.members:
+        return _gather(view, policy, now)
+    return _Formed(view, policy, now).decide()
+
+
+def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
+    """Without a group: start when everybody who can come is ready, or patience has run out."""
+    ready = [w for w in view.workers.values() if w.status.phase is WorkerPhase.READY]
+    finished = [w for w in view.workers.values() if w.status.phase is WorkerPhase.FINISHED]
+    coming = [w for w in view.workers.values() if w.status.phase in _COMING]
+    if finished and not ready and not coming:
+        return Complete()
+    if len(ready) < policy.min_workers:
+        return Wait(reason=WaitReason.BELOW_MINIMUM)
+    expected = min(view.slots - len(finished), policy.max_workers)
+    if len(ready) < expected:
+        since = now if view.enough_since is None else view.enough_since
+        deadline = since + policy.gather_timeout_s
+        if now < deadline:
+            return Wait(reason=WaitReason.GATHERING, until=deadline)
+    chosen = sorted(ready, key=_seniority)[: policy.max_workers]
+    return Form(members=_members(chosen), reason=ChangeReason.STARTED)
+
+
+def _seniority(worker: Sighting) -> tuple[bool, int, NodeId, int]:
+    """Holders of the latest state first: they must not be left out for want of room."""
+    s = worker.status
+    return (not s.took_part, -s.committed, worker.node, s.slot or 0)
+
+
+def _members(workers: list[Sighting]) -> tuple[Member, ...]:
+    return tuple(w.as_member() for w in workers)
+
+
+class _Formed:
+    """The decision while a group exists, split by question; built anew each time."""
+
+    def __init__(self, view: GroupView, policy: FormationPolicy, now: float) -> None:
+        if view.current is None:
+            raise ValueError("there is no group")
+        self._view, self._policy, self._now = view, policy, now
+        self._current = view.current
+        present = [
+            view.workers[m.worker] for m in self._current.members if m.worker in view.workers
+        ]
+        self._lost = len(present) < self._current.world_size
+        self._finished = [w for w in present if w.status.phase is WorkerPhase.FINISHED]
+        self._active = [w for w in present if w.status.phase is not WorkerPhase.FINISHED]
+        self._broken = [w for w in self._active if self._is_broken(w.status)]
+        members = self._current.worker_ids
+        self._newcomers = [
+            w
+            for w in view.workers.values()
+            if w.status.phase is WorkerPhase.READY and w.status.worker not in members
+        ]
+
+    def _is_broken(self, s: WorkerStatus) -> bool:
+        return s.broken and s.generation == self._current.number
+
+    def decide(self) -> Decision:
+        if not self._active and self._finished:
+            return Complete()
+        if self._lost or (self._broken and self._finished):
+            return self._form(self._active + self._newcomers, ChangeReason.MEMBER_LOST)
+        if self._broken:
+            return self._mend()
+        if self._view.stalled:
+            return self._form(self._active, ChangeReason.STALLED)
+        if any(not self._has_arrived(w) for w in self._active):
+            return self._assemble()
+        return self._admit()
+
+    def _has_arrived(self, w: Sighting) -> bool:
+        return (
+            w.status.phase is WorkerPhase.TRAINING and w.status.generation == self._current.number
+        )
+
+    def _form(self, workers: list[Sighting], reason: ChangeReason) -> Form:
+        """An unplanned change, now; or nobody trains, while too few are left."""
+        if len(workers) < self._policy.min_workers:
+            return Form(members=(), reason=ChangeReason.BELOW_MINIMUM)
+        return Form(members=_members(workers[: self._policy.max_workers]), reason=reason)
+
+    def _mend(self) -> Decision:
+        """A broken collective and nobody known to be dead: the same members again, soon."""
+        if self._view.fruitless_breaks >= self._policy.max_fruitless_breaks:
+            return GiveUp(detail=self._broken[0].status.detail)
+        since = self._now if self._view.broken_since is None else self._view.broken_since
+        until = since + self._policy.broken_grace_s * 2**self._view.fruitless_breaks
+        if self._now < until:
+            return Wait(reason=WaitReason.LISTENING_FOR_A_DEATH, until=until)
+        return self._form(self._active + self._newcomers, ChangeReason.GROUP_BROKEN)
+
+    def _assemble(self) -> Decision:
+        """Members are on their way in; those that never come are left out.
+
+        A member that does not even acknowledge the announcement is frozen or cut off. One that
+        does may be evaluating between two steps, which is its right for much longer. Before a
+        planned change takes effect its members train on, so only the first arrival starts that
+        clock.
+        """
+        deaf = [w for w in self._active if w.status.heard < self._current.number]
+        deaf_until = self._view.formed_at + self._policy.join_timeout_s
+        if deaf and self._now >= deaf_until:
+            return self._leave_out(deaf)
+        since = self._view.assembling_since
+        if since is None:
+            return Wait(reason=WaitReason.ASSEMBLING, until=deaf_until if deaf else None)
+        busy_until = since + self._patience_s()
+        if self._now >= busy_until:
+            return self._leave_out([w for w in self._active if not self._has_started_to_join(w)])
+        until = min(deaf_until, busy_until) if deaf else busy_until
+        return Wait(reason=WaitReason.ASSEMBLING, until=until)
+
+    def _patience_s(self) -> float:
+        """A member that stalled a step is not evaluating: it gets no more time than a deaf one."""
+        stalled = self._current.reason is ChangeReason.STALLED
+        return self._policy.join_timeout_s if stalled else self._policy.busy_timeout_s
+
+    def _leave_out(self, missing: list[Sighting]) -> Decision:
+        names = frozenset(w.status.worker for w in missing)
+        rest = [w for w in self._active if w.status.worker not in names]
+        decision = self._form(rest + self._newcomers, ChangeReason.JOIN_TIMED_OUT)
+        return replace(decision, left_out=names)
+
+    def _has_started_to_join(self, w: Sighting) -> bool:
+        return w.status.phase in _IN_GROUP and w.status.generation == self._current.number
+
+    def _admit(self) -> Decision:
+        """The group runs: newcomers join by a planned change, several at once if they can."""
+        room = self._policy.max_workers - len(self._active)
+        if not self._newcomers or room <= 0:
+            return Wait(reason=WaitReason.STEADY)
+        since = self._now if self._view.newcomers_since is None else self._view.newcomers_since
+        until = max(
+            since + self._policy.join_debounce_s,
+            self._view.formed_at + self._policy.planned_interval_s,
+        )
+        if self._now < until:
+            return Wait(reason=WaitReason.COLLECTING_NEWCOMERS, until=until)
+        workers = self._active + sorted(self._newcomers, key=_seniority)[:room]
+        return Form(members=_members(workers), reason=ChangeReason.MEMBER_JOINED, planned=True)

@@ -1,0 +1,66 @@
+"""How far the job is, how long a step usually takes, and when a long step means a stall."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StallPolicy:
+    """A step that lasts longer than max(floor, factor x usual step) is stalled."""
+
+    floor_s: float = 60.0
+    """0 turns the watch off."""
+    factor: float = 10.0
+
+
+class ProgressWatch:
+    """Follows the reports of rank 0."""
+
+    def __init__(self, policy: StallPolicy) -> None:
+        self._policy = policy
+        self._step_s = 0.0
+        self._in_step_s = 0.0
+        self._advanced_at: float | None = None
+        self.committed = 0
+
+    def observe(
+        self, committed: int, now: float, *, step_s: float = 0.0, in_step_s: float = 0.0
+    ) -> None:
+        """Take a report; a count that is behind the newest changes nothing.
+
+        step_s: usual duration of a step. in_step_s: how long the step under way has lasted; 0
+        between steps, where a script may evaluate for as long as it likes.
+        """
+        self._in_step_s = in_step_s
+        if step_s > 0.0:
+            self._step_s = step_s
+        self.advance(committed, now)
+
+    def advance(self, committed: int, now: float) -> None:
+        """Some member has committed this many steps."""
+        if committed > self.committed or self._advanced_at is None:
+            self.committed = max(committed, self.committed)
+            self._advanced_at = now
+
+    def regroup(self) -> None:
+        """A new group has not begun a step."""
+        self._in_step_s = 0.0
+
+    def step_after(self, notice_s: float, now: float) -> int:
+        """The first count of committed steps expected to be reached later than `notice_s` ahead.
+
+        An estimate: a wrong one costs a wait or a partly computed step, never correctness.
+        """
+        if self._step_s <= 0.0 or self._advanced_at is None:
+            return self.committed + 1
+        elapsed = min(now - self._advanced_at, 10 * self._step_s)
+        return self.committed + 1 + math.ceil((elapsed + notice_s) / self._step_s)
+
+    @property
+    def stalled(self) -> bool:
+        """The step under way lasts suspiciously long."""
+        if self._policy.floor_s <= 0.0:
+            return False
+        return self._in_step_s > max(self._policy.floor_s, self._policy.factor * self._step_s)

@@ -1,0 +1,202 @@
+"""Which positions of an epoch's order each step, rank and micro-batch consumes, and their weight.
+
+The state of the data is a DataPosition, whatever the world size: a step takes the next
+`global_batch` positions, and only then are they dealt to the ranks of the moment. So a change of
+world size neither repeats nor skips a sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+# BatchNorm refuses a single value per channel in training, hence two samples where there are two.
+_STAND_IN_SAMPLES = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataPosition:
+    """How far the data is consumed: `cursor` samples of epoch `epoch`, both from 0."""
+
+    epoch: int = 0
+    cursor: int = 0
+
+    def __post_init__(self) -> None:
+        _require_at_least("epoch", self.epoch, 0)
+        _require_at_least("cursor", self.cursor, 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleRange:
+    """Positions [start, stop) of the order of epoch `epoch`: a step's samples or a rank's share."""
+
+    epoch: int
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        _require_at_least("epoch", self.epoch, 0)
+        _require_at_least("start", self.start, 0)
+        _require_at_least("stop", self.stop, self.start)
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch:
+    """Positions [start, stop) of one forward and backward pass; a stand-in is not `weighted`."""
+
+    start: int
+    stop: int
+    weighted: bool
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PerWorkerBatch:
+    """A step has `accumulate` micro-batches of `batch_size` samples from every worker.
+
+    ValueError unless both are at least 1.
+    """
+
+    batch_size: int
+    accumulate: int = 1
+
+    def __post_init__(self) -> None:
+        _require_at_least("batch_size", self.batch_size, 1)
+        _require_at_least("accumulate", self.accumulate, 1)
+
+    def global_batch(self, world_size: int) -> int:
+        """Samples per step of a group of `world_size` workers."""
+        _require_at_least("world_size", world_size, 1)
+        return self.batch_size * self.accumulate * world_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FixedGlobalBatch:
+    """A step has `size` samples at any world size; a micro-batch has at most `batch_size`.
+
+    ValueError unless both are at least 1.
+    """
+
+    batch_size: int
+    size: int
+
+    def __post_init__(self) -> None:
+        _require_at_least("batch_size", self.batch_size, 1)
+        _require_at_least("size", self.size, 1)
+
+    def global_batch(self, world_size: int) -> int:
+        """Samples per step of a group of `world_size` workers: `size`, for any of them."""
+        _require_at_least("world_size", world_size, 1)
+        return self.size
+
+
+BatchPolicy: TypeAlias = PerWorkerBatch | FixedGlobalBatch
+
+
+def next_range(
+    position: DataPosition, *, length: int, global_batch: int, drop_last: bool = False
+) -> SampleRange:
+    """The samples of the step after `position`; never empty.
+
+    An epoch's last step has what is left of `length` samples, or with `drop_last` the remainder is
+    skipped and the step comes from the next epoch. ValueError if no step is possible, or if the
+    position lies outside the data.
+    """
+    _require_at_least("global_batch", global_batch, 1)
+    _require_at_least("length", length, global_batch if drop_last else 1)
+    left = length - position.cursor
+    if left < 0:
+        raise ValueError(f"cursor must be at most the length {length}, got {position.cursor}")
+    if left < (global_batch if drop_last else 1):
+        return SampleRange(epoch=position.epoch + 1, start=0, stop=min(global_batch, length))
+    stop = position.cursor + min(global_batch, left)
+    return SampleRange(epoch=position.epoch, start=position.cursor, stop=stop)
+
+
+def advance(position: DataPosition, samples: SampleRange) -> DataPosition:
+    """The position after the step that consumed `samples`.
+
+    ValueError unless `samples` follows `position` directly or opens the next epoch.
+    """
+    following = ((position.epoch, position.cursor), (position.epoch + 1, 0))
+    if (samples.epoch, samples.start) not in following:
+        raise ValueError(f"samples must follow {position}, got {samples}")
+    return DataPosition(epoch=samples.epoch, cursor=samples.stop)
+
+
+def steps_in_epoch(*, length: int, global_batch: int, drop_last: bool = False) -> int:
+    """Steps that a whole epoch of `length` samples takes at a constant `global_batch`."""
+    _require_at_least("length", length, 0)
+    _require_at_least("global_batch", global_batch, 1)
+    return length // global_batch if drop_last else -(-length // global_batch)
+
+
+def share(samples: SampleRange, *, rank: int, world_size: int) -> SampleRange:
+    """The part of `samples` that `rank` (from 0) takes; empty if there are too few.
+
+    The shares of all ranks are contiguous, in rank order and differ by at most one sample, the
+    larger ones first. ValueError unless 0 <= rank < world_size.
+    """
+    _require_at_least("rank", rank, 0)
+    _require_at_least("world_size", world_size, rank + 1)
+    start, stop = _split(samples.start, samples.stop, index=rank, parts=world_size)
+    return SampleRange(epoch=samples.epoch, start=start, stop=stop)
+
+
+def micro_batches(
+    samples: SampleRange, *, rank: int, world_size: int, batch_size: int
+) -> tuple[MicroBatch, ...]:
+    """The passes of `rank` over its share, none larger than `batch_size`.
+
+    Every rank gets ceil(largest share / batch_size) of them, since SyncBatchNorm and a static graph
+    need as many forward passes everywhere. Their sizes differ by at most one, except that a rank
+    out of samples gets a stand-in: the first samples of the step once more, to be weighted zero.
+    ValueError if `samples` is empty or `rank` is not below `world_size`.
+    """
+    _require_at_least("batch_size", batch_size, 1)
+    _require_at_least("len(samples)", len(samples), 1)
+    own = share(samples, rank=rank, world_size=world_size)
+    largest_share = -(-len(samples) // world_size)
+    count = -(-largest_share // batch_size)
+    parts = (_split(own.start, own.stop, index=index, parts=count) for index in range(count))
+    return tuple(
+        MicroBatch(start=start, stop=stop, weighted=True)
+        if start < stop
+        else _stand_in(samples, batch_size)
+        for start, stop in parts
+    )
+
+
+def loss_weight(micro_batch: MicroBatch, samples: SampleRange, *, world_size: int) -> float:
+    """The factor on the micro-batch's mean loss that makes the averaged gradient exact.
+
+    A rank sums the gradients of its micro-batches and DDP divides the sum over ranks by
+    `world_size`; with n * world_size / len(samples) for a micro-batch of n samples, what comes out
+    is the mean over all of `samples`. Exactly 1.0 where shares are equal and not split further;
+    0.0 for a stand-in.
+    """
+    _require_at_least("world_size", world_size, 1)
+    _require_at_least("len(samples)", len(samples), 1)
+    return len(micro_batch) * world_size / len(samples) if micro_batch.weighted else 0.0
+
+
+def _stand_in(samples: SampleRange, batch_size: int) -> MicroBatch:
+    size = min(_STAND_IN_SAMPLES, batch_size, len(samples))
+    return MicroBatch(start=samples.start, stop=samples.start + size, weighted=False)
+
+
+def _split(start: int, stop: int, *, index: int, parts: int) -> tuple[int, int]:
+    """Part `index` of [start, stop) cut into `parts` contiguous ones, the larger ones first."""
+    size, larger = divmod(stop - start, parts)
+    part_start = start + index * size + min(index, larger)
+    return part_start, part_start + size + (index < larger)
+
+
+def _require_at_least(name: str, value: int, minimum: int) -> None:
+    if value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {value}")

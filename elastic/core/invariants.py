@@ -1,0 +1,29 @@
+"""What must hold at every moment; a violation ends the process and is never caught."""
+
+from __future__ import annotations
+
+from elastic.core.membership import Generation
+
+
+class InvariantBroken(AssertionError):
+    """The program is wrong; going on could damage the job."""
+
+
+def require(condition: bool, what: str) -> None:
+    """Raise unless `condition` holds; stays on in production."""
+    if not condition:
+        raise InvariantBroken(what)
+
+
+def check_succession(previous: Generation | None, following: Generation) -> None:
+    """P1: numbers only grow, and no worker has two ranks."""
+    require(following.number > 0, f"generation {following.number} is not positive")
+    if previous is not None:
+        require(
+            following.number > previous.number,
+            f"generation {following.number} does not follow {previous.number}",
+        )
+    require(
+        len(following.worker_ids) == following.world_size,
+        f"a worker has two ranks in generation {following.number}",
+    )

@@ -1,0 +1,128 @@
+"""How the learning rate follows the global batch: scaling rules, and the ramp from old to new.
+
+Everything here is a factor on the learning rate that the user or the user's scheduler has set.
+
+No momentum correction is applied, and torch.optim.SGD needs none. Goyal et al. 2017
+(arXiv:1706.02677, section 3, "Momentum correction") write momentum in two ways: equation 9 keeps
+the learning rate out of the velocity (u = m*u + g; w -= lr*u), equation 10 absorbs it
+(v = m*v + lr*g; w -= v), and only the second must rescale v when lr changes (their remark 2).
+PyTorch implements equation 9, so its velocity holds gradients alone and a new lr applies in full
+from the next step on. Adam's moments do not contain lr either.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinearScaling:
+    """k times the batch, k times the learning rate: the usual rule for SGD.
+
+    Goyal et al. 2017, arXiv:1706.02677, section 2.1; the warm-up is the gradual one of section 2.2.
+    `reference_world` is the world size that the learning rate was chosen for, `warmup_steps` the
+    length of the ramp after every change. ValueError if `reference_world` is below 1 or
+    `warmup_steps` below 0.
+    """
+
+    reference_world: int = 1
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        _require_at_least("reference_world", self.reference_world, 1)
+        _require_at_least("warmup_steps", self.warmup_steps, 0)
+
+    def factor(self, batch_ratio: float) -> float:
+        """The factor for `batch_ratio` = global batch now / global batch at `reference_world`."""
+        _require_positive("batch_ratio", batch_ratio)
+        return batch_ratio
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SqrtScaling:
+    """k times the batch, sqrt(k) times the learning rate: the variance of an update stays the same.
+
+    Krizhevsky 2014, arXiv:1404.5997; Hoffer et al. 2017, arXiv:1705.08741. Arguments and errors are
+    those of LinearScaling.
+    """
+
+    reference_world: int = 1
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        _require_at_least("reference_world", self.reference_world, 1)
+        _require_at_least("warmup_steps", self.warmup_steps, 0)
+
+    def factor(self, batch_ratio: float) -> float:
+        """The factor for `batch_ratio` = global batch now / global batch at `reference_world`."""
+        _require_positive("batch_ratio", batch_ratio)
+        return math.sqrt(batch_ratio)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoScaling:
+    """The learning rate does not depend on the batch."""
+
+    reference_world: ClassVar[int] = 1
+    warmup_steps: ClassVar[int] = 0
+
+    def factor(self, batch_ratio: float) -> float:
+        """1.0 for any `batch_ratio`."""
+        _require_positive("batch_ratio", batch_ratio)
+        return 1.0
+
+
+ScalingRule: TypeAlias = LinearScaling | SqrtScaling | NoScaling
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ramp:
+    """A factor that goes in a straight line from one value to another, and is constant outside.
+
+    It is `start_factor` up to step `start_step` and `end_factor` from `start_step + steps` on.
+    ValueError unless the factors are positive and finite and the step counts at least 0.
+    """
+
+    start_factor: float
+    end_factor: float
+    start_step: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        _require_positive("start_factor", self.start_factor)
+        _require_positive("end_factor", self.end_factor)
+        _require_at_least("start_step", self.start_step, 0)
+        _require_at_least("steps", self.steps, 0)
+
+    def factor(self, step: int) -> float:
+        """The factor in force at step `step`."""
+        elapsed = step - self.start_step
+        if elapsed >= self.steps:
+            return self.end_factor
+        if elapsed <= 0:
+            return self.start_factor
+        return self.start_factor + (self.end_factor - self.start_factor) * elapsed / self.steps
+
+    def retarget(self, step: int, *, end_factor: float, steps: int) -> Ramp:
+        """The ramp to `end_factor` within `steps` steps, from the factor in force at `step`.
+
+        This very ramp if it leads to `end_factor` already: a change that does not move the target
+        must not delay it.
+        """
+        if end_factor == self.end_factor:
+            return self
+        return Ramp(
+            start_factor=self.factor(step), end_factor=end_factor, start_step=step, steps=steps
+        )
+
+
+def _require_at_least(name: str, value: int, minimum: int) -> None:
+    if value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {value}")
+
+
+def _require_positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be positive and finite, got {value}")

@@ -1,0 +1,150 @@
+"""The nouns of membership: workers and what they report, members, generations."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+WorkerId = str
+NodeId = str
+
+
+class WorkerPhase(enum.Enum):
+    """Where a worker is between its fork and its exit."""
+
+    STARTING = 1  # runs the script, has not called elastic.init()
+    SPARE = 2  # waits inside elastic.init() for a slot
+    PREPARING = 3  # has a slot, builds its model
+    READY = 4  # waits for a generation
+    JOINING = 5
+    TRAINING = 6
+    FINISHED = 7  # its script has ended; waits to be dismissed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerStatus:
+    """All that the control plane knows of one worker; each report replaces the one before."""
+
+    worker: WorkerId
+    phase: WorkerPhase = WorkerPhase.STARTING
+    slot: int | None = None
+    """Local rank on its node; None for a spare."""
+    generation: int = 0
+    """The generation it is in, is joining, or left last; 0 for none."""
+    heard: int = 0
+    """The newest generation it has acknowledged, whatever its script is doing."""
+    broken: bool = False
+    """That generation's group broke under it."""
+    detail: str = ""
+    committed: int = 0
+    """Committed steps."""
+    endpoint: str = ""
+    """host:port of the store it hosts."""
+    pid: int = 0
+    took_part: bool = False
+    """It has been in a group at least once, so it holds the job's state."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """A worker that takes part in a generation; its rank is its index there."""
+
+    worker: WorkerId
+    node: NodeId
+    slot: int
+    endpoint: str
+
+
+class ChangeReason(enum.Enum):
+    """Why a generation was formed."""
+
+    STARTED = 1
+    MEMBER_LOST = 2
+    MEMBER_JOINED = 3
+    GROUP_BROKEN = 4
+    JOIN_TIMED_OUT = 5
+    BELOW_MINIMUM = 6
+    STALLED = 7
+    STOPPING = 8
+
+
+class Purpose(enum.Enum):
+    """What the members of a generation are to do."""
+
+    TRAIN = 1
+    SAVE_AND_LEAVE = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """One decision about who trains together. One without members: everybody waits."""
+
+    number: int
+    incarnation: str
+    members: tuple[Member, ...]
+    reason: ChangeReason
+    leave_after: int | None = None
+    """Planned: leave the previous group once this many steps are committed. None: at once."""
+    purpose: Purpose = Purpose.TRAIN
+    save_first: bool = False
+    """Save a checkpoint at the first boundary, because an earlier save was abandoned."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of members."""
+        return len(self.members)
+
+    @property
+    def store_endpoint(self) -> str:
+        """host:port of the store on which this generation's group assembles."""
+        return self.members[0].endpoint
+
+    @property
+    def store_prefix(self) -> str:
+        """Key prefix never used by another generation, also of an earlier incarnation."""
+        return f"{self.incarnation}/{self.number}"
+
+    @property
+    def worker_ids(self) -> frozenset[WorkerId]:
+        """The members' ids."""
+        return frozenset(m.worker for m in self.members)
+
+    def rank_of(self, worker: WorkerId) -> int | None:
+        """The worker's rank, or None if it is not a member."""
+        for rank, member in enumerate(self.members):
+            if member.worker == worker:
+                return rank
+        return None
+
+
+class FailureKind(enum.Enum):
+    """How a worker failed."""
+
+    SIGNAL = 1
+    EXCEPTION = 2
+    EXIT_CODE = 3
+    START_TIMEOUT = 4
+    LEFT_OUT = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """One worker's unplanned end."""
+
+    worker: WorkerId
+    kind: FailureKind
+    code: int = 0
+    """Exit code, or signal number."""
+    signature: str = ""
+    """Equal for the same fault: exception type and innermost line of the script."""
+    message: str = ""
+    traceback: str = ""
+    retryable: bool = True
+    """False: a fault of configuration that no restart can cure."""
+    log: str = ""
+
+
+def by_id(statuses: Iterable[WorkerStatus]) -> dict[WorkerId, WorkerStatus]:
+    """Index reports by worker."""
+    return {s.worker: s for s in statuses}

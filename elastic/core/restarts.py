@@ -1,0 +1,99 @@
+"""Whether and when a failed worker is started again: budget, backoff, lack of progress."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections import deque
+from dataclasses import dataclass, field
+
+from elastic.core.membership import Failure, FailureKind, WorkerId
+
+
+class Verdict(enum.Enum):
+    """What a failure means for the job."""
+
+    RESTART = 1
+    NOT_RETRYABLE = 2
+    SAME_FAILURE_NO_PROGRESS = 3
+    BUDGET_SPENT = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backoff:
+    """Exponential backoff with jitter from a seed: equal seeds give equal delays."""
+
+    base_s: float = 0.25
+    cap_s: float = 30.0
+    seed: int = 0
+
+    def delay_s(self, failures: int) -> float:
+        """Seconds to wait before the start that follows `failures` fruitless ones in a row.
+
+        The first restart is immediate: a killed worker is the usual case. Later delays double,
+        scaled by a factor in [0.5, 1) so that nodes that failed together do not return together.
+        """
+        if failures <= 1:
+            return 0.0
+        ceiling = min(self.cap_s, self.base_s * 2.0 ** min(failures - 1, 32))
+        digest = hashlib.blake2b(f"{self.seed}/{failures}".encode(), digest_size=8).digest()
+        return float(ceiling * (0.5 + int.from_bytes(digest, "big") / 2.0**65))
+
+
+@dataclass(frozen=True, slots=True)
+class _Incident:
+    """The first failure with some signature since the job last made progress."""
+
+    committed: int
+    cohort: frozenset[WorkerId]
+    """Workers that ran at that moment: their equal failures are the same incident."""
+
+
+@dataclass(slots=True)
+class RestartPolicy:
+    """Judges failures of the whole job.
+
+    At most `max_restarts` failures within `window_s` seconds. A script's own error (exception or
+    exit code) that a worker started afterwards repeats before the job has committed another step
+    ends the job: restarting again would only repeat it.
+    """
+
+    max_restarts: int
+    window_s: float
+    _failed_at: deque[float] = field(default_factory=deque)
+    _incidents: dict[str, _Incident] = field(default_factory=dict)
+
+    def judge(
+        self, failure: Failure, *, now: float, committed: int, running: frozenset[WorkerId]
+    ) -> Verdict:
+        """Record a failure and say what follows from it.
+
+        now: seconds on any monotonic clock. committed: steps committed by the job so far.
+        running: workers alive or starting when the failure was noticed.
+        """
+        if not failure.retryable:
+            return Verdict.NOT_RETRYABLE
+        if self._repeats_without_progress(failure, committed, running):
+            return Verdict.SAME_FAILURE_NO_PROGRESS
+        self._failed_at.append(now)
+        if self.spent(now) > self.max_restarts:
+            return Verdict.BUDGET_SPENT
+        return Verdict.RESTART
+
+    def spent(self, now: float) -> int:
+        """Restarts within the window that ends at `now`."""
+        while self._failed_at and self._failed_at[0] <= now - self.window_s:
+            self._failed_at.popleft()
+        return len(self._failed_at)
+
+    def _repeats_without_progress(
+        self, failure: Failure, committed: int, running: frozenset[WorkerId]
+    ) -> bool:
+        if failure.kind is FailureKind.SIGNAL or failure.kind is FailureKind.LEFT_OUT:
+            return False  # the machine's doing, not the script's; the budget bounds it
+        incident = self._incidents.get(failure.signature)
+        if incident is not None and committed <= incident.committed:
+            return failure.worker not in incident.cohort
+        cohort = running | {failure.worker}
+        self._incidents[failure.signature] = _Incident(committed, cohort)
+        return False

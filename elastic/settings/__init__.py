@@ -1,0 +1,1 @@
+"""What may be set, where it may be set, and the validated result."""

@@ -1,0 +1,1 @@
+"""Generated from protos/elastic/v1 by `make proto`; never edited."""

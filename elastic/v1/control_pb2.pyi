@@ -1,0 +1,135 @@
+from elastic.v1 import job_pb2 as _job_pb2
+from elastic.v1 import local_pb2 as _local_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class AgentHello(_message.Message):
+    __slots__ = ("node", "host", "slots", "version")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    host: str
+    slots: int
+    version: str
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+
+class NodeView(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[_job_pb2.WorkerStatus]
+    def __init__(self, workers: _Optional[_Iterable[_Union[_job_pb2.WorkerStatus, _Mapping]]] = ...) -> None: ...
+
+class AgentMessage(_message.Message):
+    __slots__ = ("hello", "view", "failure", "progress", "reformed", "shard_saved", "save_failed", "ledger", "notice", "stop")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    REFORMED_FIELD_NUMBER: _ClassVar[int]
+    SHARD_SAVED_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FAILED_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    hello: AgentHello
+    view: NodeView
+    failure: _job_pb2.Failure
+    progress: _job_pb2.Progress
+    reformed: _job_pb2.Reformed
+    shard_saved: _job_pb2.ShardSaved
+    save_failed: _job_pb2.SaveFailed
+    ledger: _local_pb2.LedgerEntries
+    notice: _local_pb2.Notice
+    stop: StopRequest
+    def __init__(self, hello: _Optional[_Union[AgentHello, _Mapping]] = ..., view: _Optional[_Union[NodeView, _Mapping]] = ..., failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., reformed: _Optional[_Union[_job_pb2.Reformed, _Mapping]] = ..., shard_saved: _Optional[_Union[_job_pb2.ShardSaved, _Mapping]] = ..., save_failed: _Optional[_Union[_job_pb2.SaveFailed, _Mapping]] = ..., ledger: _Optional[_Union[_local_pb2.LedgerEntries, _Mapping]] = ..., notice: _Optional[_Union[_local_pb2.Notice, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ...) -> None: ...
+
+class Replace(_message.Message):
+    __slots__ = ("worker", "kind", "message")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    kind: _job_pb2.FailureKind
+    message: str
+    def __init__(self, worker: _Optional[str] = ..., kind: _Optional[_Union[_job_pb2.FailureKind, str]] = ..., message: _Optional[str] = ...) -> None: ...
+
+class JobEnded(_message.Message):
+    __slots__ = ("exit_code", "message")
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    exit_code: int
+    message: str
+    def __init__(self, exit_code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+
+class CoordinatorMessage(_message.Message):
+    __slots__ = ("generation", "replace", "checkpoint", "ledger_stored", "dismiss", "job_ended")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_STORED_FIELD_NUMBER: _ClassVar[int]
+    DISMISS_FIELD_NUMBER: _ClassVar[int]
+    JOB_ENDED_FIELD_NUMBER: _ClassVar[int]
+    generation: _job_pb2.Generation
+    replace: Replace
+    checkpoint: _local_pb2.CheckpointCommitted
+    ledger_stored: _local_pb2.LedgerStored
+    dismiss: _local_pb2.Dismiss
+    job_ended: JobEnded
+    def __init__(self, generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., replace: _Optional[_Union[Replace, _Mapping]] = ..., checkpoint: _Optional[_Union[_local_pb2.CheckpointCommitted, _Mapping]] = ..., ledger_stored: _Optional[_Union[_local_pb2.LedgerStored, _Mapping]] = ..., dismiss: _Optional[_Union[_local_pb2.Dismiss, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NodeStatus(_message.Message):
+    __slots__ = ("node", "host", "workers")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    host: str
+    workers: _containers.RepeatedCompositeFieldContainer[_job_pb2.WorkerStatus]
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[_job_pb2.WorkerStatus, _Mapping]]] = ...) -> None: ...
+
+class JobStatus(_message.Message):
+    __slots__ = ("job", "phase", "generation", "nodes", "progress", "started_unix_s", "restarts", "max_restarts", "recoveries_json", "checkpoint_step", "checkpoint_dir")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    STARTED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    RECOVERIES_JSON_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_STEP_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_DIR_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    phase: str
+    generation: _job_pb2.Generation
+    nodes: _containers.RepeatedCompositeFieldContainer[NodeStatus]
+    progress: _job_pb2.Progress
+    started_unix_s: float
+    restarts: int
+    max_restarts: int
+    recoveries_json: _containers.RepeatedScalarFieldContainer[str]
+    checkpoint_step: int
+    checkpoint_dir: str
+    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., started_unix_s: _Optional[float] = ..., restarts: _Optional[int] = ..., max_restarts: _Optional[int] = ..., recoveries_json: _Optional[_Iterable[str]] = ..., checkpoint_step: _Optional[int] = ..., checkpoint_dir: _Optional[str] = ...) -> None: ...
+
+class StopRequest(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class StopReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

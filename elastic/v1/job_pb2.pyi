@@ -1,0 +1,259 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ChangeReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CHANGE_REASON_UNSPECIFIED: _ClassVar[ChangeReason]
+    CHANGE_REASON_STARTED: _ClassVar[ChangeReason]
+    CHANGE_REASON_MEMBER_LOST: _ClassVar[ChangeReason]
+    CHANGE_REASON_MEMBER_JOINED: _ClassVar[ChangeReason]
+    CHANGE_REASON_GROUP_BROKEN: _ClassVar[ChangeReason]
+    CHANGE_REASON_JOIN_TIMED_OUT: _ClassVar[ChangeReason]
+    CHANGE_REASON_BELOW_MINIMUM: _ClassVar[ChangeReason]
+    CHANGE_REASON_STALLED: _ClassVar[ChangeReason]
+    CHANGE_REASON_STOPPING: _ClassVar[ChangeReason]
+
+class Purpose(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PURPOSE_UNSPECIFIED: _ClassVar[Purpose]
+    PURPOSE_TRAIN: _ClassVar[Purpose]
+    PURPOSE_SAVE_AND_LEAVE: _ClassVar[Purpose]
+
+class WorkerPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKER_PHASE_UNSPECIFIED: _ClassVar[WorkerPhase]
+    WORKER_PHASE_STARTING: _ClassVar[WorkerPhase]
+    WORKER_PHASE_SPARE: _ClassVar[WorkerPhase]
+    WORKER_PHASE_PREPARING: _ClassVar[WorkerPhase]
+    WORKER_PHASE_READY: _ClassVar[WorkerPhase]
+    WORKER_PHASE_JOINING: _ClassVar[WorkerPhase]
+    WORKER_PHASE_TRAINING: _ClassVar[WorkerPhase]
+    WORKER_PHASE_FINISHED: _ClassVar[WorkerPhase]
+
+class FailureKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FAILURE_KIND_UNSPECIFIED: _ClassVar[FailureKind]
+    FAILURE_KIND_SIGNAL: _ClassVar[FailureKind]
+    FAILURE_KIND_EXCEPTION: _ClassVar[FailureKind]
+    FAILURE_KIND_EXIT_CODE: _ClassVar[FailureKind]
+    FAILURE_KIND_START_TIMEOUT: _ClassVar[FailureKind]
+    FAILURE_KIND_LEFT_OUT: _ClassVar[FailureKind]
+CHANGE_REASON_UNSPECIFIED: ChangeReason
+CHANGE_REASON_STARTED: ChangeReason
+CHANGE_REASON_MEMBER_LOST: ChangeReason
+CHANGE_REASON_MEMBER_JOINED: ChangeReason
+CHANGE_REASON_GROUP_BROKEN: ChangeReason
+CHANGE_REASON_JOIN_TIMED_OUT: ChangeReason
+CHANGE_REASON_BELOW_MINIMUM: ChangeReason
+CHANGE_REASON_STALLED: ChangeReason
+CHANGE_REASON_STOPPING: ChangeReason
+PURPOSE_UNSPECIFIED: Purpose
+PURPOSE_TRAIN: Purpose
+PURPOSE_SAVE_AND_LEAVE: Purpose
+WORKER_PHASE_UNSPECIFIED: WorkerPhase
+WORKER_PHASE_STARTING: WorkerPhase
+WORKER_PHASE_SPARE: WorkerPhase
+WORKER_PHASE_PREPARING: WorkerPhase
+WORKER_PHASE_READY: WorkerPhase
+WORKER_PHASE_JOINING: WorkerPhase
+WORKER_PHASE_TRAINING: WorkerPhase
+WORKER_PHASE_FINISHED: WorkerPhase
+FAILURE_KIND_UNSPECIFIED: FailureKind
+FAILURE_KIND_SIGNAL: FailureKind
+FAILURE_KIND_EXCEPTION: FailureKind
+FAILURE_KIND_EXIT_CODE: FailureKind
+FAILURE_KIND_START_TIMEOUT: FailureKind
+FAILURE_KIND_LEFT_OUT: FailureKind
+
+class Member(_message.Message):
+    __slots__ = ("worker", "node", "slot", "endpoint")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    node: str
+    slot: int
+    endpoint: str
+    def __init__(self, worker: _Optional[str] = ..., node: _Optional[str] = ..., slot: _Optional[int] = ..., endpoint: _Optional[str] = ...) -> None: ...
+
+class Generation(_message.Message):
+    __slots__ = ("number", "incarnation", "members", "reason", "leave_after", "purpose", "save_first")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_AFTER_FIELD_NUMBER: _ClassVar[int]
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FIRST_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    incarnation: str
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    reason: ChangeReason
+    leave_after: int
+    purpose: Purpose
+    save_first: bool
+    def __init__(self, number: _Optional[int] = ..., incarnation: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[_Union[ChangeReason, str]] = ..., leave_after: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., save_first: bool = ...) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("worker", "phase", "slot", "generation", "broken", "detail", "committed", "endpoint", "pid", "took_part", "heard")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BROKEN_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    TOOK_PART_FIELD_NUMBER: _ClassVar[int]
+    HEARD_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    phase: WorkerPhase
+    slot: int
+    generation: int
+    broken: bool
+    detail: str
+    committed: int
+    endpoint: str
+    pid: int
+    took_part: bool
+    heard: int
+    def __init__(self, worker: _Optional[str] = ..., phase: _Optional[_Union[WorkerPhase, str]] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., broken: bool = ..., detail: _Optional[str] = ..., committed: _Optional[int] = ..., endpoint: _Optional[str] = ..., pid: _Optional[int] = ..., took_part: bool = ..., heard: _Optional[int] = ...) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("worker", "kind", "code", "signature", "message", "traceback", "retryable", "log")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    TRACEBACK_FIELD_NUMBER: _ClassVar[int]
+    RETRYABLE_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    kind: FailureKind
+    code: int
+    signature: str
+    message: str
+    traceback: str
+    retryable: bool
+    log: str
+    def __init__(self, worker: _Optional[str] = ..., kind: _Optional[_Union[FailureKind, str]] = ..., code: _Optional[int] = ..., signature: _Optional[str] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., retryable: bool = ..., log: _Optional[str] = ...) -> None: ...
+
+class FileDigest(_message.Message):
+    __slots__ = ("name", "size_bytes", "xxh3_128")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    XXH3_128_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    size_bytes: int
+    xxh3_128: str
+    def __init__(self, name: _Optional[str] = ..., size_bytes: _Optional[int] = ..., xxh3_128: _Optional[str] = ...) -> None: ...
+
+class ShardSaved(_message.Message):
+    __slots__ = ("worker", "step", "generation", "index", "count", "files", "epoch", "cursor", "learning_rate_json")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_JSON_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    step: int
+    generation: int
+    index: int
+    count: int
+    files: _containers.RepeatedCompositeFieldContainer[FileDigest]
+    epoch: int
+    cursor: int
+    learning_rate_json: str
+    def __init__(self, worker: _Optional[str] = ..., step: _Optional[int] = ..., generation: _Optional[int] = ..., index: _Optional[int] = ..., count: _Optional[int] = ..., files: _Optional[_Iterable[_Union[FileDigest, _Mapping]]] = ..., epoch: _Optional[int] = ..., cursor: _Optional[int] = ..., learning_rate_json: _Optional[str] = ...) -> None: ...
+
+class SaveFailed(_message.Message):
+    __slots__ = ("worker", "step", "generation", "message")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    step: int
+    generation: int
+    message: str
+    def __init__(self, worker: _Optional[str] = ..., step: _Optional[int] = ..., generation: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("worker", "generation", "committed", "epoch", "step_s", "samples_per_s", "in_step_s", "reported")
+    class ReportedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    IN_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    REPORTED_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    generation: int
+    committed: int
+    epoch: int
+    step_s: float
+    samples_per_s: float
+    in_step_s: float
+    reported: _containers.ScalarMap[str, float]
+    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., epoch: _Optional[int] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., in_step_s: _Optional[float] = ..., reported: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class Reformed(_message.Message):
+    __slots__ = ("worker", "generation", "committed", "abort_s", "join_s", "sync_s", "first_step_s", "bytes_received", "recomputed", "source")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    ABORT_S_FIELD_NUMBER: _ClassVar[int]
+    JOIN_S_FIELD_NUMBER: _ClassVar[int]
+    SYNC_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTED_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    generation: int
+    committed: int
+    abort_s: float
+    join_s: float
+    sync_s: float
+    first_step_s: float
+    bytes_received: int
+    recomputed: int
+    source: str
+    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., abort_s: _Optional[float] = ..., join_s: _Optional[float] = ..., sync_s: _Optional[float] = ..., first_step_s: _Optional[float] = ..., bytes_received: _Optional[int] = ..., recomputed: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
+
+class LedgerEntry(_message.Message):
+    __slots__ = ("step", "epoch", "generation", "world_size", "start", "stop")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    epoch: int
+    generation: int
+    world_size: int
+    start: int
+    stop: int
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...

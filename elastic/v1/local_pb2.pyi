@@ -1,0 +1,186 @@
+from elastic.v1 import job_pb2 as _job_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Hello(_message.Message):
+    __slots__ = ("worker", "pid")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    pid: int
+    def __init__(self, worker: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class Attached(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LedgerEntries(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[_job_pb2.LedgerEntry]
+    def __init__(self, entries: _Optional[_Iterable[_Union[_job_pb2.LedgerEntry, _Mapping]]] = ...) -> None: ...
+
+class Notice(_message.Message):
+    __slots__ = ("name", "fields")
+    class FieldsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    fields: _containers.ScalarMap[str, str]
+    def __init__(self, name: _Optional[str] = ..., fields: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class WorkerMessage(_message.Message):
+    __slots__ = ("hello", "attached", "status", "progress", "reformed", "failure", "shard_saved", "save_failed", "ledger", "notice")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    REFORMED_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    SHARD_SAVED_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FAILED_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    attached: Attached
+    status: _job_pb2.WorkerStatus
+    progress: _job_pb2.Progress
+    reformed: _job_pb2.Reformed
+    failure: _job_pb2.Failure
+    shard_saved: _job_pb2.ShardSaved
+    save_failed: _job_pb2.SaveFailed
+    ledger: LedgerEntries
+    notice: Notice
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., status: _Optional[_Union[_job_pb2.WorkerStatus, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., reformed: _Optional[_Union[_job_pb2.Reformed, _Mapping]] = ..., failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., shard_saved: _Optional[_Union[_job_pb2.ShardSaved, _Mapping]] = ..., save_failed: _Optional[_Union[_job_pb2.SaveFailed, _Mapping]] = ..., ledger: _Optional[_Union[LedgerEntries, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
+
+class Assignment(_message.Message):
+    __slots__ = ("slot", "host", "checkpoint_dir", "checkpoint_every", "ledger", "join_timeout_s", "local_world_size")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_DIR_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_EVERY_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_FIELD_NUMBER: _ClassVar[int]
+    JOIN_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    host: str
+    checkpoint_dir: str
+    checkpoint_every: int
+    ledger: bool
+    join_timeout_s: float
+    local_world_size: int
+    def __init__(self, slot: _Optional[int] = ..., host: _Optional[str] = ..., checkpoint_dir: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., ledger: bool = ..., join_timeout_s: _Optional[float] = ..., local_world_size: _Optional[int] = ...) -> None: ...
+
+class CheckpointCommitted(_message.Message):
+    __slots__ = ("step", "abandoned")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ABANDONED_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    abandoned: bool
+    def __init__(self, step: _Optional[int] = ..., abandoned: bool = ...) -> None: ...
+
+class LedgerStored(_message.Message):
+    __slots__ = ("committed",)
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    committed: int
+    def __init__(self, committed: _Optional[int] = ...) -> None: ...
+
+class Dismiss(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WorkerCommand(_message.Message):
+    __slots__ = ("assignment", "generation", "checkpoint", "ledger_stored", "dismiss")
+    ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_STORED_FIELD_NUMBER: _ClassVar[int]
+    DISMISS_FIELD_NUMBER: _ClassVar[int]
+    assignment: Assignment
+    generation: _job_pb2.Generation
+    checkpoint: CheckpointCommitted
+    ledger_stored: LedgerStored
+    dismiss: Dismiss
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointCommitted, _Mapping]] = ..., ledger_stored: _Optional[_Union[LedgerStored, _Mapping]] = ..., dismiss: _Optional[_Union[Dismiss, _Mapping]] = ...) -> None: ...
+
+class SpawnRequest(_message.Message):
+    __slots__ = ("worker", "socket_path", "log_path", "argv", "environment")
+    class EnvironmentEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    SOCKET_PATH_FIELD_NUMBER: _ClassVar[int]
+    LOG_PATH_FIELD_NUMBER: _ClassVar[int]
+    ARGV_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    socket_path: str
+    log_path: str
+    argv: _containers.RepeatedScalarFieldContainer[str]
+    environment: _containers.ScalarMap[str, str]
+    def __init__(self, worker: _Optional[str] = ..., socket_path: _Optional[str] = ..., log_path: _Optional[str] = ..., argv: _Optional[_Iterable[str]] = ..., environment: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class KillRequest(_message.Message):
+    __slots__ = ("worker", "signal")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    signal: int
+    def __init__(self, worker: _Optional[str] = ..., signal: _Optional[int] = ...) -> None: ...
+
+class ZygoteRequest(_message.Message):
+    __slots__ = ("spawn", "kill")
+    SPAWN_FIELD_NUMBER: _ClassVar[int]
+    KILL_FIELD_NUMBER: _ClassVar[int]
+    spawn: SpawnRequest
+    kill: KillRequest
+    def __init__(self, spawn: _Optional[_Union[SpawnRequest, _Mapping]] = ..., kill: _Optional[_Union[KillRequest, _Mapping]] = ...) -> None: ...
+
+class Spawned(_message.Message):
+    __slots__ = ("worker", "pid")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    pid: int
+    def __init__(self, worker: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class Exited(_message.Message):
+    __slots__ = ("worker", "pid", "exit_code", "signal")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    pid: int
+    exit_code: int
+    signal: int
+    def __init__(self, worker: _Optional[str] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ...) -> None: ...
+
+class ZygoteReady(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ZygoteEvent(_message.Message):
+    __slots__ = ("ready", "spawned", "exited")
+    READY_FIELD_NUMBER: _ClassVar[int]
+    SPAWNED_FIELD_NUMBER: _ClassVar[int]
+    EXITED_FIELD_NUMBER: _ClassVar[int]
+    ready: ZygoteReady
+    spawned: Spawned
+    exited: Exited
+    def __init__(self, ready: _Optional[_Union[ZygoteReady, _Mapping]] = ..., spawned: _Optional[_Union[Spawned, _Mapping]] = ..., exited: _Optional[_Union[Exited, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,148 @@
+"""Reads a checkpoint back, trusting no file before its digest has been compared."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import safetensors
+import safetensors.torch
+import torch
+
+from elastic.checkpoint.catalog import list_checkpoints, read_manifest
+from elastic.checkpoint.digest import FileDigest, difference, digest_of
+from elastic.checkpoint.directory import CheckpointDirectory
+from elastic.checkpoint.layout import STRUCTURE, parse_shard_name, path_in_step
+from elastic.checkpoint.manifest import Manifest
+from elastic.errors import CheckpointDamaged
+from elastic.worker import structure as structures
+from elastic.worker.shards import SLICES
+from elastic.worker.structure import Structure
+from elastic.worker.tensor_spec import REAL_PART, TensorSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """A checkpoint whose every byte matched its digests; the tensors are in host memory."""
+
+    manifest: Manifest
+    structure: Structure
+    tensors: Mapping[str, torch.Tensor]
+
+
+def load(directory: CheckpointDirectory, step: int) -> Loaded:
+    """Read a committed checkpoint, whatever the number of its shards.
+
+    Holds one shard beside the tensors while it reads. Raises CheckpointDamaged naming the file,
+    TransientError if the storage can not be reached.
+    """
+    manifest = read_manifest(directory, step)
+    where = f"{directory.url}/{path_in_step(step, STRUCTURE)}"
+    digests = {file.name: file for file in manifest.files}
+    if STRUCTURE not in digests:
+        raise CheckpointDamaged(f"{where} is not among the files of its manifest")
+    content = _read_verified(directory, step, digests.pop(STRUCTURE))
+    structure = structures.from_json(content, where)
+    assembly = _Assembly(structure.specs, f"{directory.url}/{path_in_step(step, '')}")
+    for name, digest in digests.items():
+        if parse_shard_name(name) is not None:
+            assembly.add(name, _read_verified(directory, step, digest))
+    return Loaded(manifest=manifest, structure=structure, tensors=assembly.finish())
+
+
+def load_latest(
+    directory: CheckpointDirectory, on_damaged: Callable[[int, str], None]
+) -> Loaded | None:
+    """Load the newest checkpoint that is intact; None if there is no checkpoint at all.
+
+    `on_damaged` is told the step and what is wrong of each that had to be passed over. Raises
+    CheckpointDamaged, naming all of them, if none is intact.
+    """
+    reasons: list[str] = []
+    for step in list_checkpoints(directory):
+        try:
+            return load(directory, step)
+        except CheckpointDamaged as error:
+            reasons.append(str(error))
+            on_damaged(step, str(error))
+    if not reasons:
+        return None
+    raise CheckpointDamaged(
+        f"none of the {len(reasons)} checkpoints in {directory.url} is intact; restore one from a "
+        f"copy, or choose an empty directory to start anew: {'; '.join(reasons)}"
+    )
+
+
+def _read_verified(directory: CheckpointDirectory, step: int, expected: FileDigest) -> bytes:
+    relative = path_in_step(step, expected.name)
+    try:
+        content = directory.read(relative)
+    except FileNotFoundError as error:
+        raise CheckpointDamaged(f"{directory.url}/{relative} is missing") from error
+    wrong = difference(expected, digest_of(expected.name, content))
+    if wrong is not None:
+        raise CheckpointDamaged(f"{directory.url}/{relative} is damaged: {wrong}")
+    return content
+
+
+class _Assembly:
+    """Tensors being put together from shards; `where` is the checkpoint, for messages."""
+
+    def __init__(self, specs: tuple[TensorSpec, ...], where: str) -> None:
+        self._specs = {spec.name: spec for spec in specs}
+        self._where = where
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._missing = {spec.name: spec.element_count for spec in specs}
+
+    def add(self, name: str, content: bytes) -> None:
+        """Take what a shard has; CheckpointDamaged if it does not fit the structure."""
+        try:
+            slices = _slices(content)
+            for tensor_name, tensor in safetensors.torch.load(content).items():
+                self._place(tensor_name, tensor, slices.get(tensor_name))
+        except (safetensors.SafetensorError, ValueError, LookupError, TypeError) as error:
+            raise CheckpointDamaged(f"{self._where}{name} does not fit: {error!r}") from error
+
+    def finish(self) -> dict[str, torch.Tensor]:
+        """Return all tensors; CheckpointDamaged if any is not complete."""
+        incomplete = [
+            name for name, missing in self._missing.items() if missing or name not in self._tensors
+        ]
+        if incomplete:
+            raise CheckpointDamaged(f"{self._where} lacks elements of {', '.join(incomplete[:3])}")
+        return {name: self._tensors[name] for name in self._specs}
+
+    def _place(self, name: str, stored: torch.Tensor, place: tuple[int, int] | None) -> None:
+        spec = self._specs[name]
+        tensor = torch.view_as_complex(stored) if spec.torch_dtype in REAL_PART else stored
+        start, stop = place or (0, spec.element_count)
+        shape = spec.shape if place is None else (stop - start,)
+        if tensor.dtype != spec.torch_dtype or tuple(tensor.shape) != shape:
+            raise ValueError(f"{name} is {tensor.dtype}{tuple(tensor.shape)} instead of {spec}")
+        if place is None:
+            self._tensors[name] = tensor
+        else:
+            self._whole(spec).view(-1)[start:stop] = tensor
+        self._missing[name] -= stop - start
+
+    def _whole(self, spec: TensorSpec) -> torch.Tensor:
+        if spec.name not in self._tensors:
+            self._tensors[spec.name] = torch.empty(spec.shape, dtype=spec.torch_dtype)
+        return self._tensors[spec.name]
+
+
+def _slices(content: bytes) -> dict[str, tuple[int, int]]:
+    """Return where a shard's flat slices belong, as its metadata says."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    return {name: (start, stop) for name, (start, stop) in _pairs(header)}
+
+
+def _pairs(header: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, tuple[int, int]]]:
+    slices: dict[str, tuple[int, int]] = json.loads(header["__metadata__"][SLICES])
+    for name, (start, stop) in slices.items():
+        if not 0 <= start < stop <= math.inf:
+            raise ValueError(f"{name} has the impossible slice {start}:{stop}")
+        yield name, (start, stop)

@@ -1,0 +1,227 @@
+"""Every sample once and the right gradient, whatever the world sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.core.data_order import (
+    BatchPolicy,
+    DataPosition,
+    FixedGlobalBatch,
+    MicroBatch,
+    PerWorkerBatch,
+    SampleRange,
+    advance,
+    loss_weight,
+    micro_batches,
+    next_range,
+    share,
+    steps_in_epoch,
+)
+
+WORLD_SIZES = st.integers(1, 9)
+BATCH_SIZES = st.integers(1, 8)
+POLICIES = st.one_of(
+    st.builds(PerWorkerBatch, batch_size=BATCH_SIZES, accumulate=st.integers(1, 3)),
+    st.builds(FixedGlobalBatch, batch_size=BATCH_SIZES, size=st.integers(1, 40)),
+)
+RANGES = st.builds(
+    lambda epoch, start, length: SampleRange(epoch=epoch, start=start, stop=start + length),
+    st.integers(0, 3),
+    st.integers(0, 100),
+    st.integers(1, 60),
+)
+
+
+def dealt(samples: SampleRange, world_size: int, batch_size: int) -> list[tuple[MicroBatch, ...]]:
+    return [
+        micro_batches(samples, rank=rank, world_size=world_size, batch_size=batch_size)
+        for rank in range(world_size)
+    ]
+
+
+def weighted_positions(ranks: list[tuple[MicroBatch, ...]]) -> list[int]:
+    return [
+        position
+        for rank in ranks
+        for micro_batch in rank
+        if micro_batch.weighted
+        for position in range(micro_batch.start, micro_batch.stop)
+    ]
+
+
+@given(policy=POLICIES, length=st.integers(1, 150), data=st.data())
+def test_each_position_is_consumed_once_at_any_sequence_of_world_sizes(
+    policy: BatchPolicy, length: int, data: st.DataObject
+) -> None:
+    position, consumed = DataPosition(), []
+    while position.cursor < length:
+        world_size = data.draw(WORLD_SIZES)
+        global_batch = policy.global_batch(world_size)
+        samples = next_range(position, length=length, global_batch=global_batch)
+        assert 1 <= len(samples) <= global_batch
+        consumed += weighted_positions(dealt(samples, world_size, policy.batch_size))
+        position = advance(position, samples)
+    assert consumed == list(range(length))
+    assert position.epoch == 0
+    opening = next_range(position, length=length, global_batch=length + 1)
+    assert opening == SampleRange(epoch=1, start=0, stop=length)
+
+
+@given(length=st.integers(0, 100), global_batch=st.integers(1, 30), drop_last=st.booleans())
+def test_steps_in_epoch_counts_the_ranges_of_an_epoch(
+    length: int, global_batch: int, drop_last: bool
+) -> None:
+    steps = steps_in_epoch(length=length, global_batch=global_batch, drop_last=drop_last)
+    if steps == 0:
+        with pytest.raises(ValueError, match="length"):
+            next_range(
+                DataPosition(), length=length, global_batch=global_batch, drop_last=drop_last
+            )
+        return
+    position, epochs = DataPosition(), []
+    for _ in range(steps + 1):
+        samples = next_range(
+            position, length=length, global_batch=global_batch, drop_last=drop_last
+        )
+        assert not drop_last or len(samples) == global_batch
+        epochs.append(samples.epoch)
+        position = advance(position, samples)
+    assert epochs == [0] * steps + [1]
+
+
+@given(samples=RANGES, world_size=WORLD_SIZES)
+def test_shares_cover_the_range_in_rank_order_and_differ_by_at_most_one(
+    samples: SampleRange, world_size: int
+) -> None:
+    shares = [share(samples, rank=rank, world_size=world_size) for rank in range(world_size)]
+    sizes = [len(part) for part in shares]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] - sizes[-1] <= 1
+    assert [i for part in shares for i in range(part.start, part.stop)] == list(
+        range(samples.start, samples.stop)
+    )
+
+
+@given(samples=RANGES, world_size=WORLD_SIZES, batch_size=BATCH_SIZES)
+def test_every_rank_makes_the_same_number_of_even_passes(
+    samples: SampleRange, world_size: int, batch_size: int
+) -> None:
+    ranks = dealt(samples, world_size, batch_size)
+    largest_share = len(share(samples, rank=0, world_size=world_size))
+    assert {len(rank) for rank in ranks} == {math.ceil(largest_share / batch_size)}
+    for rank in ranks:
+        sizes = [len(micro_batch) for micro_batch in rank if micro_batch.weighted]
+        assert all(1 <= len(micro_batch) <= batch_size for micro_batch in rank)
+        assert max(sizes, default=0) - min(sizes, default=0) <= 1
+
+
+@given(samples=RANGES, world_size=WORLD_SIZES, batch_size=BATCH_SIZES, data=st.data())
+def test_weights_make_the_averaged_gradient_the_mean_over_the_global_batch(
+    samples: SampleRange, world_size: int, batch_size: int, data: st.DataObject
+) -> None:
+    """The loss of sample i is w * x[i], so its gradient is x[i]; DDP averages over ranks."""
+    gradients = data.draw(
+        st.lists(st.integers(-1000, 1000), min_size=len(samples), max_size=len(samples))
+    )
+
+    def weighted_mean(micro_batch: MicroBatch) -> float:
+        part = gradients[micro_batch.start - samples.start : micro_batch.stop - samples.start]
+        return loss_weight(micro_batch, samples, world_size=world_size) * sum(part) / len(part)
+
+    by_rank = [sum(map(weighted_mean, rank)) for rank in dealt(samples, world_size, batch_size)]
+    assert sum(by_rank) / world_size == pytest.approx(sum(gradients) / len(samples), abs=1e-9)
+
+
+@given(world_size=WORLD_SIZES, batch_size=BATCH_SIZES)
+def test_the_weight_of_equal_undivided_shares_is_exactly_one(
+    world_size: int, batch_size: int
+) -> None:
+    samples = SampleRange(epoch=0, start=5, stop=5 + world_size * batch_size)
+    for (micro_batch,) in dealt(samples, world_size, batch_size):
+        assert loss_weight(micro_batch, samples, world_size=world_size) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "stand_in_stop"),
+    [
+        (SampleRange(epoch=0, start=10, stop=13), 8, 12),
+        (SampleRange(epoch=0, start=10, stop=11), 8, 11),
+        (SampleRange(epoch=0, start=10, stop=13), 1, 11),
+    ],
+    ids=["two samples", "all there are", "no more than batch_size"],
+)
+def test_a_rank_without_samples_gets_a_stand_in_of_weight_zero(
+    samples: SampleRange, batch_size: int, stand_in_stop: int
+) -> None:
+    (stand_in,) = micro_batches(samples, rank=3, world_size=4, batch_size=batch_size)
+    assert stand_in == MicroBatch(start=10, stop=stand_in_stop, weighted=False)
+    assert loss_weight(stand_in, samples, world_size=4) == 0.0
+
+
+def test_a_rank_that_runs_out_early_ends_with_a_stand_in() -> None:
+    samples = SampleRange(epoch=0, start=0, stop=3)
+    assert micro_batches(samples, rank=1, world_size=2, batch_size=1) == (
+        MicroBatch(start=2, stop=3, weighted=True),
+        MicroBatch(start=0, stop=1, weighted=False),
+    )
+
+
+def test_the_policies_grow_with_the_group_or_do_not() -> None:
+    growing = PerWorkerBatch(batch_size=8, accumulate=3)
+    fixed = FixedGlobalBatch(batch_size=8, size=100)
+    assert [growing.global_batch(world_size) for world_size in (1, 4)] == [24, 96]
+    assert [fixed.global_batch(world_size) for world_size in (1, 4)] == [100, 100]
+
+
+def test_a_short_remainder_is_a_step_or_is_dropped() -> None:
+    position = DataPosition(epoch=2, cursor=8)
+    short = next_range(position, length=10, global_batch=4)
+    assert short == SampleRange(epoch=2, start=8, stop=10)
+    dropped = next_range(position, length=10, global_batch=4, drop_last=True)
+    assert dropped == SampleRange(epoch=3, start=0, stop=4)
+    assert advance(position, dropped) == DataPosition(epoch=3, cursor=4)
+
+
+@pytest.mark.parametrize(
+    ("samples"),
+    [
+        SampleRange(epoch=1, start=3, stop=8),
+        SampleRange(epoch=1, start=5, stop=8),
+        SampleRange(epoch=1, start=0, stop=8),
+        SampleRange(epoch=2, start=4, stop=8),
+        SampleRange(epoch=3, start=0, stop=8),
+    ],
+    ids=["repeats", "skips", "starts over", "skips in the next epoch", "skips an epoch"],
+)
+def test_a_range_that_does_not_follow_the_position_is_refused(samples: SampleRange) -> None:
+    with pytest.raises(ValueError, match="must follow"):
+        advance(DataPosition(epoch=1, cursor=4), samples)
+
+
+SAMPLES = SampleRange(epoch=0, start=0, stop=4)
+NO_SAMPLES = SampleRange(epoch=0, start=4, stop=4)
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: DataPosition(cursor=-1), "cursor"),
+        (lambda: SampleRange(epoch=0, start=3, stop=2), "stop"),
+        (lambda: PerWorkerBatch(batch_size=0), "batch_size"),
+        (lambda: FixedGlobalBatch(batch_size=1, size=0), "size"),
+        (lambda: PerWorkerBatch(batch_size=1).global_batch(0), "world_size"),
+        (lambda: next_range(DataPosition(cursor=5), length=4, global_batch=1), "cursor"),
+        (lambda: share(SAMPLES, rank=2, world_size=2), "world_size"),
+        (lambda: micro_batches(SAMPLES, rank=0, world_size=1, batch_size=0), "batch_size"),
+        (lambda: micro_batches(NO_SAMPLES, rank=0, world_size=1, batch_size=1), "samples"),
+    ],
+)
+def test_an_impossible_argument_is_named(call: Callable[[], object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        call()

@@ -1,0 +1,55 @@
+"""Keeps one data-parallel PyTorch job training while machines come and go.
+
+session = elastic.init()
+model = session.distribute(Net())
+session.track(model=model, optimizer=optimizer)
+data = elastic.DataLoader(dataset, batch_size=64, seed=0)
+for step in session.steps(data, epochs=10):
+    with step:
+        for inputs, labels in step.batches():
+            step.backward(loss_of(model(inputs), labels))
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from elastic.core.learning_rate import LinearScaling, NoScaling, SqrtScaling
+    from elastic.worker.data_loader import DataLoader
+    from elastic.worker.session import Session, init
+    from elastic.worker.step import Step
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DataLoader",
+    "LinearScaling",
+    "NoScaling",
+    "Session",
+    "SqrtScaling",
+    "Step",
+    "init",
+]
+
+# Imported at first use: the agent and the command line do without torch.
+_HOMES = {
+    "DataLoader": "elastic.worker.data_loader",
+    "LinearScaling": "elastic.core.learning_rate",
+    "NoScaling": "elastic.core.learning_rate",
+    "Session": "elastic.worker.session",
+    "SqrtScaling": "elastic.core.learning_rate",
+    "Step": "elastic.worker.step",
+    "init": "elastic.worker.session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        home = _HOMES[name]
+    except KeyError:
+        raise AttributeError(f"module 'elastic' has no attribute {name!r}") from None
+    return getattr(importlib.import_module(home), name)

@@ -1,14 +1,14 @@
 """The exceptions that users and operators see, in two families: mend something, or try again later.
 
-    ElasticError
-    ├── ConfigurationError      mend the configuration, the script or the data; retrying can not help
-    │   ├── CheckpointMismatch  the checkpoint belongs to another model
-    │   └── ModelMismatch       the members of the group track different things
-    ├── TransientError          the same call may succeed later
-    │   └── CheckpointWriteError  the storage refused a write; the checkpoints before it are intact
-    ├── CheckpointDamaged       a stored checkpoint does not match its digests
-    ├── NotInGroup              rank or world size asked for before the group has formed
-    └── GroupLost               the process group broke; absorbed by `with step` and `session.run`
+ElasticError
+├── ConfigurationError      mend the configuration, the script or the data; retrying can not help
+│   ├── CheckpointMismatch  the checkpoint belongs to another model
+│   └── ModelMismatch       the members of the group track different things
+├── TransientError          the same call may succeed later
+│   └── CheckpointWriteError  the storage refused a write; the checkpoints before it are intact
+├── CheckpointDamaged       a stored checkpoint does not match its digests
+├── NotInGroup              rank or world size asked for before the group has formed
+└── GroupLost               the process group broke; absorbed by `with step` and `session.run`
 """
 
 from __future__ import annotations

@@ -42,6 +42,8 @@ class WorkerStatus:
     endpoint: str = ""
     """host:port of the store it hosts."""
     pid: int = 0
+    in_run: bool = False
+    """Its script is inside `session.run`, between two steps."""
     took_part: bool = False
     """It has been in a group at least once, so it holds the job's state."""
 

@@ -152,7 +152,7 @@ class RunSettings:
         default=Console.RANK0,
         metadata=_about("Whose output is shown: rank0, all or none.", _one_of(Console)),
     )
-    json: OutputMode = field(
+    output: OutputMode = field(
         default=OutputMode.AUTO,
         metadata=_about(
             "Progress as a live line or JSON lines: live, json, or auto (live on a terminal).",
@@ -182,7 +182,7 @@ class RunSettings:
     hang_timeout_s: float = field(
         default=60.0,
         metadata=_about(
-            "Shortest time without progress that counts as a hang; 0: never.", _DURATION_OR_ZERO
+            "Shortest time in one step that counts as a hang; 0: never.", _DURATION_OR_ZERO
         ),
     )
     hang_factor: float = field(

@@ -118,14 +118,16 @@ def _from_command_line(command_line: Mapping[str, object]) -> _Givens:
 
 def _from_environment(environment: Mapping[str, str], problems: list[str]) -> _Givens:
     names = {option.variable: option.name for option in _options().values()}
+    known = [*names, CONFIG_VARIABLE]
     found: _Givens = {}
     for variable, value in sorted(environment.items()):
         if not _is_setting(variable):
             continue
         if variable in names:
             found[names[variable]] = _Given(variable, "environment", value)
-        else:  # the value stays unsaid: it may be another program's secret
-            problems.append(_unknown(variable, "environment", [*names, CONFIG_VARIABLE]))
+        elif _nearest(variable, known):  # else another program's, such as ELASTIC_PASSWORD
+            # The value stays unsaid: it may be a secret after all.
+            problems.append(_unknown(variable, "environment", known))
     return found
 
 

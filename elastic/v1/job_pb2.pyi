@@ -102,7 +102,7 @@ class Generation(_message.Message):
     def __init__(self, number: _Optional[int] = ..., incarnation: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[_Union[ChangeReason, str]] = ..., leave_after: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., save_first: bool = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "phase", "slot", "generation", "broken", "detail", "committed", "endpoint", "pid", "took_part", "heard")
+    __slots__ = ("worker", "phase", "slot", "generation", "broken", "detail", "committed", "endpoint", "pid", "took_part", "in_run", "heard")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +113,7 @@ class WorkerStatus(_message.Message):
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     TOOK_PART_FIELD_NUMBER: _ClassVar[int]
+    IN_RUN_FIELD_NUMBER: _ClassVar[int]
     HEARD_FIELD_NUMBER: _ClassVar[int]
     worker: str
     phase: WorkerPhase
@@ -124,8 +125,9 @@ class WorkerStatus(_message.Message):
     endpoint: str
     pid: int
     took_part: bool
+    in_run: bool
     heard: int
-    def __init__(self, worker: _Optional[str] = ..., phase: _Optional[_Union[WorkerPhase, str]] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., broken: bool = ..., detail: _Optional[str] = ..., committed: _Optional[int] = ..., endpoint: _Optional[str] = ..., pid: _Optional[int] = ..., took_part: bool = ..., heard: _Optional[int] = ...) -> None: ...
+    def __init__(self, worker: _Optional[str] = ..., phase: _Optional[_Union[WorkerPhase, str]] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., broken: bool = ..., detail: _Optional[str] = ..., committed: _Optional[int] = ..., endpoint: _Optional[str] = ..., pid: _Optional[int] = ..., took_part: bool = ..., in_run: bool = ..., heard: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("worker", "kind", "code", "signature", "message", "traceback", "retryable", "log")

@@ -15,10 +15,6 @@ class Hello(_message.Message):
     pid: int
     def __init__(self, worker: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
-class Attached(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
 class LedgerEntries(_message.Message):
     __slots__ = ("entries",)
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
@@ -41,9 +37,8 @@ class Notice(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fields: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "attached", "status", "progress", "reformed", "failure", "shard_saved", "save_failed", "ledger", "notice")
+    __slots__ = ("hello", "status", "progress", "reformed", "failure", "shard_saved", "save_failed", "ledger", "notice")
     HELLO_FIELD_NUMBER: _ClassVar[int]
-    ATTACHED_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     REFORMED_FIELD_NUMBER: _ClassVar[int]
@@ -53,7 +48,6 @@ class WorkerMessage(_message.Message):
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
-    attached: Attached
     status: _job_pb2.WorkerStatus
     progress: _job_pb2.Progress
     reformed: _job_pb2.Reformed
@@ -62,7 +56,7 @@ class WorkerMessage(_message.Message):
     save_failed: _job_pb2.SaveFailed
     ledger: LedgerEntries
     notice: Notice
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., attached: _Optional[_Union[Attached, _Mapping]] = ..., status: _Optional[_Union[_job_pb2.WorkerStatus, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., reformed: _Optional[_Union[_job_pb2.Reformed, _Mapping]] = ..., failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., shard_saved: _Optional[_Union[_job_pb2.ShardSaved, _Mapping]] = ..., save_failed: _Optional[_Union[_job_pb2.SaveFailed, _Mapping]] = ..., ledger: _Optional[_Union[LedgerEntries, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., status: _Optional[_Union[_job_pb2.WorkerStatus, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., reformed: _Optional[_Union[_job_pb2.Reformed, _Mapping]] = ..., failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., shard_saved: _Optional[_Union[_job_pb2.ShardSaved, _Mapping]] = ..., save_failed: _Optional[_Union[_job_pb2.SaveFailed, _Mapping]] = ..., ledger: _Optional[_Union[LedgerEntries, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("slot", "host", "checkpoint_dir", "checkpoint_every", "ledger", "join_timeout_s", "local_world_size")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import safetensors
@@ -46,9 +45,8 @@ def load(directory: CheckpointDirectory, step: int) -> Loaded:
     content = _read_verified(directory, step, digests.pop(STRUCTURE))
     structure = structures.from_json(content, where)
     assembly = _Assembly(structure.specs, f"{directory.url}/{path_in_step(step, '')}")
-    for name, digest in digests.items():
-        if parse_shard_name(name) is not None:
-            assembly.add(name, _read_verified(directory, step, digest))
+    for name in sorted(name for name in digests if parse_shard_name(name) is not None):
+        assembly.add(name, _read_verified(directory, step, digests[name]))
     return Loaded(manifest=manifest, structure=structure, tensors=assembly.finish())
 
 
@@ -62,17 +60,24 @@ def load_latest(
     """
     reasons: list[str] = []
     for step in list_checkpoints(directory):
-        try:
-            return load(directory, step)
-        except CheckpointDamaged as error:
-            reasons.append(str(error))
-            on_damaged(step, str(error))
+        found = _loaded_or_reason(directory, step)
+        if isinstance(found, Loaded):
+            return found
+        reasons.append(found)
+        on_damaged(step, found)
     if not reasons:
         return None
     raise CheckpointDamaged(
         f"none of the {len(reasons)} checkpoints in {directory.url} is intact; restore one from a "
         f"copy, or choose an empty directory to start anew: {'; '.join(reasons)}"
     )
+
+
+def _loaded_or_reason(directory: CheckpointDirectory, step: int) -> Loaded | str:
+    try:
+        return load(directory, step)
+    except CheckpointDamaged as error:
+        return str(error)
 
 
 def _read_verified(directory: CheckpointDirectory, step: int, expected: FileDigest) -> bytes:
@@ -94,38 +99,39 @@ class _Assembly:
         self._specs = {spec.name: spec for spec in specs}
         self._where = where
         self._tensors: dict[str, torch.Tensor] = {}
-        self._missing = {spec.name: spec.element_count for spec in specs}
+        self._filled: dict[str, int] = {}  # elements there so far, from the first one on
 
     def add(self, name: str, content: bytes) -> None:
-        """Take what a shard has; CheckpointDamaged if it does not fit the structure."""
+        """Take what the next shard has; CheckpointDamaged if it does not fit the structure."""
         try:
             slices = _slices(content)
             for tensor_name, tensor in safetensors.torch.load(content).items():
-                self._place(tensor_name, tensor, slices.get(tensor_name))
-        except (safetensors.SafetensorError, ValueError, LookupError, TypeError) as error:
+                self._place(self._specs[tensor_name], tensor, slices.get(tensor_name))
+        except (safetensors.SafetensorError, ValueError, LookupError, RuntimeError) as error:
             raise CheckpointDamaged(f"{self._where}{name} does not fit: {error!r}") from error
 
     def finish(self) -> dict[str, torch.Tensor]:
         """Return all tensors; CheckpointDamaged if any is not complete."""
-        incomplete = [
-            name for name, missing in self._missing.items() if missing or name not in self._tensors
-        ]
-        if incomplete:
-            raise CheckpointDamaged(f"{self._where} lacks elements of {', '.join(incomplete[:3])}")
+        specs = self._specs.values()
+        lacking = [spec.name for spec in specs if self._filled.get(spec.name) != spec.element_count]
+        if lacking:
+            raise CheckpointDamaged(f"{self._where} lacks elements of {', '.join(lacking[:3])}")
         return {name: self._tensors[name] for name in self._specs}
 
-    def _place(self, name: str, stored: torch.Tensor, place: tuple[int, int] | None) -> None:
-        spec = self._specs[name]
+    def _place(self, spec: TensorSpec, stored: torch.Tensor, place: list[int] | None) -> None:
         tensor = torch.view_as_complex(stored) if spec.torch_dtype in REAL_PART else stored
         start, stop = place or (0, spec.element_count)
-        shape = spec.shape if place is None else (stop - start,)
+        shape = (stop - start,) if place else spec.shape
         if tensor.dtype != spec.torch_dtype or tuple(tensor.shape) != shape:
-            raise ValueError(f"{name} is {tensor.dtype}{tuple(tensor.shape)} instead of {spec}")
-        if place is None:
-            self._tensors[name] = tensor
-        else:
+            raise ValueError(f"{spec.name} is {tensor.dtype}{tuple(tensor.shape)}, not {spec}")
+        # Slices follow each other from shard to shard: anything else is a gap or an overlap.
+        if start != self._filled.get(spec.name, 0) or stop > spec.element_count:
+            raise ValueError(f"{spec.name} has elements {start} to {stop} out of turn")
+        if place:
             self._whole(spec).view(-1)[start:stop] = tensor
-        self._missing[name] -= stop - start
+        else:
+            self._tensors[spec.name] = tensor
+        self._filled[spec.name] = stop
 
     def _whole(self, spec: TensorSpec) -> torch.Tensor:
         if spec.name not in self._tensors:
@@ -133,16 +139,9 @@ class _Assembly:
         return self._tensors[spec.name]
 
 
-def _slices(content: bytes) -> dict[str, tuple[int, int]]:
-    """Return where a shard's flat slices belong, as its metadata says."""
+def _slices(content: bytes) -> dict[str, list[int]]:
+    """Return where a shard's flat slices [start, stop) belong, as its metadata says."""
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
-    return {name: (start, stop) for name, (start, stop) in _pairs(header)}
-
-
-def _pairs(header: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, tuple[int, int]]]:
-    slices: dict[str, tuple[int, int]] = json.loads(header["__metadata__"][SLICES])
-    for name, (start, stop) in slices.items():
-        if not 0 <= start < stop <= math.inf:
-            raise ValueError(f"{name} has the impossible slice {start}:{stop}")
-        yield name, (start, stop)
+    slices: dict[str, list[int]] = json.loads(header["__metadata__"][SLICES])
+    return slices

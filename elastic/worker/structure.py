@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from elastic.checkpoint import documents
 from elastic.checkpoint.documents import Json
 from elastic.errors import CheckpointDamaged
-from elastic.worker.tensor_spec import TensorSpec
+from elastic.worker.tensor_spec import DTYPES, TensorSpec
 
 FORMAT_VERSION = 1
 
@@ -58,8 +58,9 @@ def _spec(row: Json, where: str) -> TensorSpec:
     if len(cells) != 3:
         raise CheckpointDamaged(f"{where} is not a name, a type and a shape")
     shape: list[Json] = documents.checked(cells[2], list, f"the shape of {where}")
-    return TensorSpec(
-        name=documents.checked(cells[0], str, f"the name of {where}"),
-        dtype=documents.checked(cells[1], str, f"the type of {where}"),
-        shape=tuple(documents.checked(size, int, f"a size of {where}") for size in shape),
-    )
+    sizes = tuple(documents.checked(size, int, f"a size of {where}") for size in shape)
+    dtype = documents.checked(cells[1], str, f"the type of {where}")
+    if dtype not in DTYPES or any(size < 0 for size in sizes):
+        raise CheckpointDamaged(f"{where} is an impossible {dtype}{list(sizes)}")
+    name = documents.checked(cells[0], str, f"the name of {where}")
+    return TensorSpec(name=name, dtype=dtype, shape=sizes)

@@ -34,9 +34,8 @@ STORED_AS = {
 REAL_PART = {
     torch.complex128: torch.float64,
     torch.complex64: torch.float32,
-    torch.complex32: torch.float16,
 }
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*STORED_AS, *REAL_PART)}
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*STORED_AS, *REAL_PART)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,12 +49,12 @@ class TensorSpec:
     @property
     def torch_dtype(self) -> torch.dtype:
         """The element type; ConfigurationError if it is one that can not be stored."""
-        if self.dtype not in _DTYPES:
+        if self.dtype not in DTYPES:
             raise ConfigurationError(
                 f"{self.name} has elements of type {self.dtype}, which can not be stored; "
-                f"convert it to one of {', '.join(_DTYPES)}"
+                f"convert it to one of {', '.join(DTYPES)}"
             )
-        return _DTYPES[self.dtype]
+        return DTYPES[self.dtype]
 
     @property
     def element_count(self) -> int:

@@ -15,6 +15,7 @@ from elastic.core.membership import (
     Generation,
     Member,
     NodeId,
+    Purpose,
     WorkerId,
     WorkerPhase,
     WorkerStatus,
@@ -136,13 +137,25 @@ def decide(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
 
 
 def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
-    """Without a group: start when everybody who can come is ready, or patience has run out."""
+    """Without a group: start when everybody who can come is ready, or patience has run out.
+
+    Members that were in the middle of `session.run` finish that first, among themselves, even if
+    they are too few to train: a newcomer can not take part in it.
+    """
     ready = [w for w in view.workers.values() if w.status.phase is WorkerPhase.READY]
     finished = [w for w in view.workers.values() if w.status.phase is WorkerPhase.FINISHED]
     coming = [w for w in view.workers.values() if w.status.phase in _COMING]
-    if finished and not ready and not coming:
+    returning = [w for w in view.workers.values() if w.status.phase in _IN_GROUP]
+    if finished and not ready and not coming and not returning:
         return Complete()
-    if len(ready) < policy.min_workers:
+    if _nothing_left_to_do(finished, ready + returning):
+        return Complete()
+    if returning:
+        return _await_return(view, policy, now, returning)
+    running = [w for w in ready if w.status.in_run]
+    if running:
+        return Form(members=_members(running), reason=ChangeReason.STARTED)
+    if not enough(view.workers, policy):
         return Wait(reason=WaitReason.BELOW_MINIMUM)
     expected = min(view.slots - len(finished), policy.max_workers)
     if len(ready) < expected:
@@ -152,6 +165,42 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
             return Wait(reason=WaitReason.GATHERING, until=deadline)
     chosen = sorted(ready, key=_seniority)[: policy.max_workers]
     return Form(members=_members(chosen), reason=ChangeReason.STARTED)
+
+
+def enough(workers: Mapping[WorkerId, Sighting], policy: FormationPolicy) -> bool:
+    """Can a group be formed? Members that have finished are no reason to wait for others."""
+    ready = sum(w.status.phase is WorkerPhase.READY for w in workers.values())
+    finished = sum(w.status.phase is WorkerPhase.FINISHED for w in workers.values())
+    return ready > 0 and ready + finished >= policy.min_workers
+
+
+def _nothing_left_to_do(finished: list[Sighting], others: list[Sighting]) -> bool:
+    """Members have taken the job to its end, and whoever is left would repeat more of it than the
+    last step, which it may have lost when it lost them."""
+    last = max((w.status.committed for w in finished if w.status.took_part), default=None)
+    if last is None:
+        return False
+    return not any(
+        w.status.took_part
+        and (w.status.phase is WorkerPhase.TRAINING or w.status.committed >= last - 1)
+        for w in others
+    )
+
+
+def _await_return(
+    view: GroupView, policy: FormationPolicy, now: float, returning: list[Sighting]
+) -> Decision:
+    """Members of a dissolved group hold the state: nobody trains without them while they may come.
+
+    Without any generation known, by a new leader, they are training: a second group must not.
+    """
+    if view.current is None:
+        return Wait(reason=WaitReason.STEADY)
+    until = view.formed_at + policy.busy_timeout_s
+    if now < until:
+        return Wait(reason=WaitReason.ASSEMBLING, until=until)
+    names = frozenset(w.status.worker for w in returning)
+    return Form(members=(), reason=ChangeReason.JOIN_TIMED_OUT, left_out=names)
 
 
 def _seniority(worker: Sighting) -> tuple[bool, int, NodeId, int]:
@@ -192,8 +241,10 @@ class _Formed:
     def decide(self) -> Decision:
         if not self._active and self._finished:
             return Complete()
-        if self._lost or (self._broken and self._finished):
-            return self._form(self._active + self._newcomers, ChangeReason.MEMBER_LOST)
+        if _nothing_left_to_do(self._finished, self._active):
+            return Complete()
+        if self._lost or (self._broken and self._finished) or self._is_stranded():
+            return self._form(self._active, ChangeReason.MEMBER_LOST)
         if self._broken:
             return self._mend()
         if self._view.stalled:
@@ -207,9 +258,25 @@ class _Formed:
             w.status.phase is WorkerPhase.TRAINING and w.status.generation == self._current.number
         )
 
+    def _is_stranded(self) -> bool:
+        """Holders of the state wait here for a member that needs no group any more."""
+        return any(w.status.generation != self._current.number for w in self._finished) and any(
+            w.status.took_part and self._has_started_to_join(w) for w in self._active
+        )
+
     def _form(self, workers: list[Sighting], reason: ChangeReason) -> Form:
-        """An unplanned change, now; or nobody trains, while too few are left."""
-        if len(workers) < self._policy.min_workers:
+        """An unplanned change, now; or nobody trains, while too few are left.
+
+        Newcomers are not asked: they join at a step boundary, which members that are in the
+        middle of `session.run` have not reached. Members that never took part are in the middle of
+        nothing, and one of the newcomers may hold the state: it was cut off and has come back.
+        """
+        if not any(w.status.took_part for w in workers):
+            workers = sorted(workers + self._newcomers, key=_seniority)
+        finished = [
+            w for w in self._view.workers.values() if w.status.phase is WorkerPhase.FINISHED
+        ]
+        if not workers or len(workers) + len(finished) < self._policy.min_workers:
             return Form(members=(), reason=ChangeReason.BELOW_MINIMUM)
         return Form(members=_members(workers[: self._policy.max_workers]), reason=reason)
 
@@ -221,7 +288,7 @@ class _Formed:
         until = since + self._policy.broken_grace_s * 2**self._view.fruitless_breaks
         if self._now < until:
             return Wait(reason=WaitReason.LISTENING_FOR_A_DEATH, until=until)
-        return self._form(self._active + self._newcomers, ChangeReason.GROUP_BROKEN)
+        return self._form(self._active, ChangeReason.GROUP_BROKEN)
 
     def _assemble(self) -> Decision:
         """Members are on their way in; those that never come are left out.
@@ -239,20 +306,28 @@ class _Formed:
         if since is None:
             return Wait(reason=WaitReason.ASSEMBLING, until=deaf_until if deaf else None)
         busy_until = since + self._patience_s()
+        if self._now >= busy_until and self._current.leave_after is not None:
+            return self._form(self._active, ChangeReason.STALLED)  # one of them holds up the rest
         if self._now >= busy_until:
             return self._leave_out([w for w in self._active if not self._has_started_to_join(w)])
         until = min(deaf_until, busy_until) if deaf else busy_until
         return Wait(reason=WaitReason.ASSEMBLING, until=until)
 
     def _patience_s(self) -> float:
-        """A member that stalled a step is not evaluating: it gets no more time than a deaf one."""
-        stalled = self._current.reason is ChangeReason.STALLED
-        return self._policy.join_timeout_s if stalled else self._policy.busy_timeout_s
+        """A member that stalled a step is not evaluating: it gets no more time than a deaf one.
+
+        Nor does anyone while the job stops: the others must save within the grace.
+        """
+        hurried = (
+            self._current.reason is ChangeReason.STALLED
+            or self._current.purpose is Purpose.SAVE_AND_LEAVE
+        )
+        return self._policy.join_timeout_s if hurried else self._policy.busy_timeout_s
 
     def _leave_out(self, missing: list[Sighting]) -> Decision:
         names = frozenset(w.status.worker for w in missing)
         rest = [w for w in self._active if w.status.worker not in names]
-        decision = self._form(rest + self._newcomers, ChangeReason.JOIN_TIMED_OUT)
+        decision = self._form(rest, ChangeReason.JOIN_TIMED_OUT)
         return replace(decision, left_out=names)
 
     def _has_started_to_join(self, w: Sighting) -> bool:

@@ -13,6 +13,7 @@ from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.checkpoints import CheckpointTracker
 from elastic.core.coordinator.formation import (
     Complete,
+    Decision,
     Form,
     FormationPolicy,
     GiveUp,
@@ -21,8 +22,10 @@ from elastic.core.coordinator.formation import (
     Wait,
     WaitReason,
     decide,
+    enough,
 )
 from elastic.core.coordinator.progress import ProgressWatch, StallPolicy
+from elastic.core.coordinator.stopping import End, Stop, decide_stop
 from elastic.core.invariants import check_succession, require
 from elastic.core.membership import (
     ChangeReason,
@@ -104,6 +107,8 @@ class CoordinatorSettings:
 class _Node:
     slots: int = 0
     workers: dict[WorkerId, WorkerStatus] = field(default_factory=dict)
+    gone: set[WorkerId] = field(default_factory=set)
+    """Failed, and not yet missing from the node's view; a name may come back after a restart."""
 
 
 @dataclass(slots=True)
@@ -116,13 +121,6 @@ class _Since:
     assembling: float | None = None
 
 
-@dataclass(slots=True)
-class _Stop:
-    exit_code: int
-    reason: str
-    deadline: float
-
-
 class Coordinator:
     """One job's coordinator. `handle` is the only way in, its result the only way out."""
 
@@ -130,7 +128,6 @@ class Coordinator:
         self._settings = settings
         self._number = last_generation
         self._nodes: dict[NodeId, _Node] = {}
-        self._gone: set[WorkerId] = set()
         self._generations: dict[int, Generation] = {}
         self._current: Generation | None = None
         self._persisting: Generation | None = None
@@ -140,7 +137,7 @@ class Coordinator:
         self._restarts = RestartPolicy(settings.max_restarts, settings.restart_window_s)
         self._checkpoints = CheckpointTracker()
         self._progress = ProgressWatch(settings.stall)
-        self._stop: _Stop | None = None
+        self._stop: Stop | None = None
         self._waiting = WaitReason.BELOW_MINIMUM
         self.phase = JobPhase.GATHERING
 
@@ -189,7 +186,8 @@ class Coordinator:
         node = self._nodes.setdefault(event.node, _Node())
         before = node.workers
         node.slots = event.slots
-        node.workers = {s.worker: s for s in event.workers if s.worker not in self._gone}
+        node.gone.intersection_update(s.worker for s in event.workers)
+        node.workers = {s.worker: s for s in event.workers if s.worker not in node.gone}
         for status in node.workers.values():
             if status.took_part:
                 self._progress.advance(status.committed, now)
@@ -209,16 +207,17 @@ class Coordinator:
         )
         node = self._nodes.get(event.node)
         lost: set[WorkerId] = set()
-        if node is not None and node.workers.pop(worker, None) is not None:
-            lost.add(worker)
-        self._gone.add(worker)
+        if node is not None:
+            node.gone.add(worker)
+            if node.workers.pop(worker, None) is not None:
+                lost.add(worker)
         if verdict is not Verdict.RESTART:
             return self._fail(verdict, event)
         return self._note_lost(lost, now)
 
     @_apply.register
     def _(self, event: ev.ProgressReported, now: float) -> list[fx.Effect]:
-        if self._current is not None and event.generation == self._current.number:
+        if self._reports_current_step(event.generation):
             self._progress.observe(
                 event.committed, now, step_s=event.step_s, in_step_s=event.in_step_s
             )
@@ -270,7 +269,7 @@ class Coordinator:
     def _(self, event: ev.StopRequested, now: float) -> list[fx.Effect]:
         if self._stop is None:
             deadline = now + self._settings.stop_grace_s
-            self._stop = _Stop(event.exit_code, event.reason, deadline)
+            self._stop = Stop(exit_code=event.exit_code, reason=event.reason, deadline=deadline)
             self._enter(JobPhase.DRAINING)
         return []
 
@@ -285,15 +284,15 @@ class Coordinator:
         if self._persisting is not None:
             return []  # decided again when it is known to exist
         self._update_since(now)
-        if self._stop is not None and (ending := self._consider_stop(self._stop, now)) is not None:
-            return ending
-        decision = decide(self._view(), self._settings.formation, now)
+        decision = self._decide(now)
         if isinstance(decision, Wait):
             self._waiting = decision.reason
             self._settle(decision)
             return [fx.SetTimer(at=self._next_look(decision.until, now))]
         if isinstance(decision, Form):
             return self._form(decision, now)
+        if isinstance(decision, End):
+            return self._end_stop(in_time=decision.in_time)
         if isinstance(decision, GiveUp):
             self._enter(JobPhase.FAILED)
             message = (
@@ -309,24 +308,23 @@ class Coordinator:
         exit_code = self._stop.exit_code if self._stop is not None else 0
         return [fx.DismissWorkers(), fx.EndJob(exit_code=exit_code)]
 
-    def _consider_stop(self, stop: _Stop, now: float) -> list[fx.Effect] | None:
-        """End at once if nobody trains; else let the members save and leave, within the grace."""
-        in_group = self._current is not None and self._current.members
-        if not in_group or now >= stop.deadline:
-            self._enter(JobPhase.FAILED if in_group else JobPhase.FINISHED)
-            message = (
-                f"the workers did not reach a step boundary and save within "
-                f"{self._settings.stop_grace_s:g} s of: {stop.reason}"
-                if in_group
-                else stop.reason
-            )
-            return [fx.EndJob(exit_code=stop.exit_code, message=message)]
-        if self._current is not None and self._current.purpose is Purpose.TRAIN:
-            members = tuple(m for m in self._current.members if m.worker in self._workers())
-            if members:
-                leave = Form(members=members, reason=ChangeReason.STOPPING, planned=True)
-                return self._form(leave, now)
-        return None
+    def _decide(self, now: float) -> Decision | End:
+        policy = self._settings.formation
+        if self._stop is None:
+            return decide(self._view(), policy, now)
+        return decide_stop(self._view(), policy, self._stop, now)
+
+    def _end_stop(self, *, in_time: bool) -> list[fx.Effect]:
+        stop = self._stop
+        assert stop is not None
+        self._enter(JobPhase.FINISHED if in_time else JobPhase.FAILED)
+        message = (
+            stop.reason
+            if in_time
+            else f"the workers did not reach a step boundary and save within "
+            f"{self._settings.stop_grace_s:g} s of: {stop.reason}"
+        )
+        return [fx.EndJob(exit_code=stop.exit_code, message=message)]
 
     def _form(self, decision: Form, now: float) -> list[fx.Effect]:
         previous = self._current
@@ -380,6 +378,15 @@ class Coordinator:
 
     # ---- keeping the view
 
+    def _reports_current_step(self, generation: int) -> bool:
+        """Until a planned change takes effect, it is the group before it that makes progress."""
+        current = self._current
+        if current is None:
+            return False
+        return generation == current.number or (
+            current.leave_after is not None and self._since.assembling is None
+        )
+
     def _view(self) -> GroupView:
         return GroupView(
             current=self._current,
@@ -391,7 +398,7 @@ class Coordinator:
             newcomers_since=self._since.newcomers,
             assembling_since=self._since.assembling,
             fruitless_breaks=self._fruitless_breaks(),
-            stalled=self.phase is JobPhase.RUNNING and self._progress.stalled,
+            stalled=self._progress.stalled,
         )
 
     def _workers(self) -> dict[WorkerId, Sighting]:
@@ -409,14 +416,14 @@ class Coordinator:
         statuses = [s.status for s in self._workers().values()]
         ready = [s for s in statuses if s.phase is WorkerPhase.READY]
         since = self._since
-        enough = not members and len(ready) >= self._settings.formation.min_workers
+        can_form = not members and enough(self._workers(), self._settings.formation)
         broken = any(s.broken and s.generation == number and s.worker in members for s in statuses)
         newcomers = any(s.worker not in members for s in ready)
         arrived = any(
             s.generation == number and s.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING)
             for s in statuses
         )
-        since.enough = _start_or_clear(since.enough, enough, now)
+        since.enough = _start_or_clear(since.enough, can_form, now)
         since.broken = _start_or_clear(since.broken, broken, now)
         since.newcomers = _start_or_clear(since.newcomers, newcomers, now)
         if since.assembling is None and arrived:

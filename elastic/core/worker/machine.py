@@ -98,10 +98,11 @@ class Worker:
             return []
         self._announced = generation
         self._status = replace(self._status, heard=generation.number)
-        effects: list[Effect] = []
+        # Reported first: the thread that the abort frees reports too, and must not be overtaken.
+        effects: list[Effect] = [ReportStatus(status=self._status)]
         if self._in_group() and generation.leave_after is None:
             effects.append(AbortGroup(generation=self._status.generation))
-        return [*effects, ReportStatus(status=self._status)]
+        return effects
 
     def join_began(self, generation: Generation) -> list[Effect]:
         """The script's thread builds the group of `generation`."""
@@ -115,13 +116,19 @@ class Worker:
         return self._become(WorkerPhase.TRAINING, committed=committed, took_part=True)
 
     def superseded(self) -> bool:
-        """While joining: a newer generation is to be joined at once instead."""
+        """A newer generation is to be joined at once instead of the present one."""
         newest = self._announced
         return (
             newest is not None
             and newest.number > self._status.generation
             and newest.leave_after is None
         )
+
+    def state_dropped(self) -> list[Effect]:
+        """The state of a member that is ahead begins to overwrite its own, which is whole again,
+        and worth being asked for, only when it has joined."""
+        self._status = replace(self._status, took_part=False)
+        return [ReportStatus(status=self._status)]
 
     def group_left(self, committed: int) -> list[Effect]:
         """Left at a step boundary, as planned, or the group was superseded."""
@@ -130,6 +137,14 @@ class Worker:
     def group_broke(self, committed: int, detail: str) -> list[Effect]:
         """A collective, or the building of the group, failed."""
         return self._become(WorkerPhase.READY, committed=committed, broken=True, detail=detail)
+
+    def run_entered(self) -> None:
+        """The script is inside `session.run`: reported if the group is lost there."""
+        self._status = replace(self._status, in_run=True)
+
+    def run_left(self) -> None:
+        """`session.run` has returned."""
+        self._status = replace(self._status, in_run=False)
 
     def committed(self, committed: int) -> None:
         """A step was committed: reported with the next progress, not by itself."""

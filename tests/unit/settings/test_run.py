@@ -24,7 +24,7 @@ def test_the_set_of_options_is_frozen() -> None:
         "ledger",
         "log_dir",
         "console",
-        "json",
+        "output",
         "listen",
         "job",
         "seed",

@@ -97,7 +97,7 @@ def test_every_type_from_text() -> None:
             "ELASTIC_CHECKPOINT_DIR": "s3://bucket/run",
             "ELASTIC_LEDGER": "ledger.jsonl",
             "ELASTIC_CONSOLE": "all",
-            "ELASTIC_JSON": "json",
+            "ELASTIC_OUTPUT": "json",
             "ELASTIC_LISTEN": "[::1]:29400",
         },
     )
@@ -108,7 +108,7 @@ def test_every_type_from_text() -> None:
         checkpoint_dir="s3://bucket/run",
         ledger=Path("ledger.jsonl"),
         console=Console.ALL,
-        json=OutputMode.JSON,
+        output=OutputMode.JSON,
         listen="[::1]:29400",
     )
 
@@ -167,7 +167,7 @@ def test_no_gpu_where_gpus_were_asked_for() -> None:
         ("ledger", ""),
         ("log_dir", ""),
         ("console", "rank1"),
-        ("json", "yaml"),
+        ("output", "yaml"),
         ("listen", "29400"),
         ("listen", ":29400"),
         ("listen", "host:"),

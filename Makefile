@@ -1,0 +1,42 @@
+# Two targets matter to a newcomer: `make demo` and `make test`. Both install what they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SEEDS ?= 0:3000
+
+.PHONY: install demo test lint proto sim bench-recovery bench-overhead clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	touch $@
+
+demo: install
+	$(BIN)/python examples/demo.py
+
+test: install
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+proto: install
+	$(BIN)/python -m tests.protos
+
+sim: install
+	$(BIN)/python -m tests.sim --seeds $(SEEDS)
+
+bench-recovery: install
+	$(BIN)/python -m benchmarks.recovery
+
+bench-overhead: install
+	$(BIN)/python -m benchmarks.overhead
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The agent daemon: the machine of core/agent with its zygote, sockets and logs."""

@@ -1,0 +1,361 @@
+"""The agent: feeds its machine from processes, sockets and the coordinator; acts on its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elastic.agent.coordinator_link import CoordinatorLink
+from elastic.agent.liveness import Liveness
+from elastic.agent.logs import LogFollower
+from elastic.agent.worker_server import WorkerServer
+from elastic.agent.zygote_process import ZygoteProcess
+from elastic.core.agent import effects as fx
+from elastic.core.agent import events as ev
+from elastic.core.agent.machine import Agent, AgentSettings
+from elastic.core.membership import FailureKind
+from elastic.rpc.codec import (
+    failure_from_pb,
+    failure_to_pb,
+    generation_from_pb,
+    generation_to_pb,
+    status_from_pb,
+    status_to_pb,
+)
+from elastic.rpc.control import ControlClient
+from elastic.runtime.driver import Driver
+from elastic.runtime.journal import Journal
+from elastic.runtime.tasks import TaskSupervisor
+from elastic.v1 import control_pb2
+from elastic.v1 import local_pb2 as pb
+
+_LIVENESS_INTERVAL_S = 0.5
+_DUMP_S = 0.3  # for a worker to write its stacks before it is killed
+_LOST_EXIT_S = 0.5  # for the zygote to report an exit that the pidfd has announced
+_MOST_LOG_LINES = 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeOptions:
+    """What the agent is told of its node and of the job."""
+
+    machine: AgentSettings
+    host: str
+    """Address at which workers of other nodes reach those of this one."""
+    argv: Sequence[str]
+    """The script and its arguments."""
+    run_directory: Path
+    log_directory: Path
+    environment: Mapping[str, str]
+    checkpoint_dir: str = ""
+    checkpoint_every: int = 0
+    ledger: bool = False
+    join_timeout_s: float = 10.0
+    silence_s: float = 60.0
+
+
+class AgentDaemon:
+    """One node's agent. on_output: takes (rank or None, worker, line) of the workers' logs."""
+
+    def __init__(
+        self,
+        options: NodeOptions,
+        client: ControlClient,
+        journal: Journal,
+        on_output: Callable[[int | None, str, str], None],
+    ) -> None:
+        self._options = options
+        self._journal = journal
+        self._on_output = on_output
+        self._machine = Agent(options.machine)
+        self._driver: Driver[ev.Event, fx.Effect] = Driver(
+            self._machine, self._execute, ev.TimerFired()
+        )
+        self._tasks = TaskSupervisor(self._crashed)
+        self._pids: dict[str, int] = {}
+        self._pidfds: dict[str, int] = {}
+        self._liveness = Liveness(options.silence_s)
+        self._logs = LogFollower(self._output)
+        self._server = WorkerServer(
+            options.run_directory / "agent.sock",
+            expected=lambda worker: worker in self._log_paths,
+            on_message=self._worker_said,
+        )
+        self._log_paths: dict[str, Path] = {}
+        self._zygote = self._new_zygote()
+        self._link = CoordinatorLink(
+            client,
+            control_pb2.AgentHello(
+                node=options.machine.node, host=options.host, slots=options.machine.slots
+            ),
+            on_connected=self._report_again,
+            on_message=self._coordinator_said,
+            on_lost=lambda why: self._journal.record("coordinator_lost", reason=why),
+        )
+        self._view: tuple[Any, ...] = ()
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        """The agent's exit code, once no process is left."""
+
+    async def start(self) -> None:
+        """Listen, attend the coordinator, warm up the zygote."""
+        await self._server.start()
+        self._tasks.start(self._link.run(), "coordinator-link")
+        self._tasks.start(self._zygote.run(), "zygote")
+        self._tasks.start(self._logs.run(), "logs")
+        self._tasks.start(self._watch_liveness(), "liveness")
+
+    async def close(self) -> None:
+        """End every process and close every socket."""
+        self._driver.close()
+        await self._zygote.close()
+        self._logs.poll()
+        for worker in list(self._log_paths):
+            self._logs.forget(worker)
+        for worker in list(self._pidfds):
+            self._unwatch(worker)
+        await self._server.close()
+        await self._link.close()
+        await self._tasks.close()
+
+    def leave(self, exit_code: int, reason: str) -> None:
+        """First signal: save, leave, end with this exit code."""
+        self._driver.post(ev.LeaveRequested(exit_code=exit_code, reason=reason))
+
+    def stop(self, exit_code: int) -> None:
+        """Second signal: end everything now."""
+        self._driver.post(ev.StopRequested(exit_code=exit_code))
+
+    # ---- the zygote
+
+    def _new_zygote(self) -> ZygoteProcess:
+        return ZygoteProcess(
+            run_directory=self._options.run_directory,
+            log=self._options.log_directory / "zygote.log",
+            environment=self._options.environment,
+            on_event=self._zygote_said,
+            on_lost=self._zygote_lost,
+        )
+
+    def _zygote_said(self, event: pb.ZygoteEvent) -> None:
+        kind = event.WhichOneof("kind")
+        if kind == "ready":
+            self._driver.post(ev.Started())
+        elif kind == "spawned":
+            spawned = event.spawned
+            self._pids[spawned.worker] = spawned.pid
+            self._watch(spawned.worker, spawned.pid)
+            self._journal.record("worker_started", worker=spawned.worker, pid=spawned.pid)
+            self._driver.post(ev.WorkerSpawned(worker=spawned.worker, pid=spawned.pid))
+        elif kind == "exited":
+            self._exited(event.exited.worker, event.exited.exit_code, event.exited.signal)
+
+    def _zygote_lost(self) -> None:
+        """The kernel has ended its workers with it. Begin again with a new one."""
+        self._journal.record("zygote_lost", reason=str(self._zygote.exit_reason()))
+        for worker in list(self._pids):
+            self._exited(worker, 0, signal.SIGKILL)
+        if not self.ended.done():
+            self._zygote = self._new_zygote()
+            self._tasks.start(self._zygote.run(), "zygote")
+
+    def _exited(self, worker: str, exit_code: int, number: int) -> None:
+        if self._pids.pop(worker, None) is None:
+            return
+        self._unwatch(worker)
+        self._liveness.forget(worker)
+        self._logs.forget(worker)
+        self._driver.post(ev.WorkerExited(worker=worker, exit_code=exit_code, signal=number))
+
+    def _watch(self, worker: str, pid: int) -> None:
+        """Also by pidfd: a zygote that is itself stopped would not report."""
+        with contextlib.suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(pid)
+            self._pidfds[worker] = descriptor
+            loop = asyncio.get_running_loop()
+            loop.add_reader(descriptor, self._pidfd_readable, worker)
+
+    def _pidfd_readable(self, worker: str) -> None:
+        self._unwatch(worker)
+        loop = asyncio.get_running_loop()
+        loop.call_later(_LOST_EXIT_S, self._exited, worker, 0, int(signal.SIGKILL))
+
+    def _unwatch(self, worker: str) -> None:
+        descriptor = self._pidfds.pop(worker, None)
+        if descriptor is not None:
+            asyncio.get_running_loop().remove_reader(descriptor)
+            os.close(descriptor)
+
+    # ---- the workers
+
+    def _worker_said(self, worker: str, message: pb.WorkerMessage) -> None:
+        pid = self._pids.get(worker)
+        if pid is None:
+            return
+        self._liveness.heard(worker, pid, time.monotonic())
+        kind = message.WhichOneof("kind")
+        if kind == "status":
+            self._driver.post(ev.WorkerReported(status=status_from_pb(message.status)))
+        elif kind == "failure":
+            failure = failure_from_pb(message.failure)
+            failure = dataclasses.replace(failure, log=str(self._log_paths[worker]))
+            self._driver.post(ev.WorkerReportedFailure(failure=failure))
+        elif kind == "progress":
+            if self._rank_of(worker) == 0:
+                self._link.send(progress=message.progress)
+        elif kind is not None and kind != "hello":
+            self._link.send(**{kind: getattr(message, kind)})
+
+    async def _watch_liveness(self) -> None:
+        while True:
+            await asyncio.sleep(_LIVENESS_INTERVAL_S)
+            for worker, silent_s in self._liveness.silent(time.monotonic()):
+                self._liveness.forget(worker)
+                self._driver.post(ev.WorkerFrozen(worker=worker, silent_s=silent_s))
+
+    def _rank_of(self, worker: str) -> int | None:
+        generation = self._machine.generation
+        return generation.rank_of(worker) if generation is not None else None
+
+    def _output(self, worker: str, line: str) -> None:
+        self._on_output(self._rank_of(worker), worker, line)
+
+    # ---- the coordinator
+
+    def _coordinator_said(self, message: control_pb2.CoordinatorMessage) -> None:
+        kind = message.WhichOneof("kind")
+        if kind == "generation":
+            generation = generation_from_pb(message.generation)
+            self._driver.post(ev.GenerationAnnounced(generation=generation))
+        elif kind == "replace":
+            replace = message.replace
+            self._driver.post(
+                ev.ReplaceRequested(
+                    worker=replace.worker,
+                    kind=FailureKind(replace.kind),
+                    message=replace.message,
+                )
+            )
+        elif kind == "checkpoint":
+            self._server.broadcast(checkpoint=message.checkpoint)
+        elif kind == "ledger_stored":
+            self._server.broadcast(ledger_stored=message.ledger_stored)
+        elif kind == "dismiss":
+            self._driver.post(ev.DismissRequested())
+        elif kind == "job_ended":
+            self._driver.post(ev.JobEnded(exit_code=message.job_ended.exit_code))
+
+    def _report_again(self) -> None:
+        self._send_view()
+
+    def _send_view(self) -> None:
+        self._link.send(view=control_pb2.NodeView(workers=[status_to_pb(s) for s in self._view]))
+
+    # ---- what the machine wants
+
+    def _execute(self, effect: fx.Effect) -> None:
+        self._carry_out(effect)
+
+    @functools.singledispatchmethod
+    def _carry_out(self, effect: Any) -> None:
+        raise TypeError(f"not an effect of the agent: {effect!r}")
+
+    @_carry_out.register
+    def _(self, effect: fx.SpawnWorker) -> None:
+        options = self._options
+        log = options.log_directory / f"{effect.worker}.log"
+        self._log_paths[effect.worker] = log
+        self._logs.follow(effect.worker, log)
+        self._zygote.spawn(
+            pb.SpawnRequest(
+                worker=effect.worker,
+                socket_path=str(options.run_directory / "agent.sock"),
+                log_path=str(log),
+                argv=options.argv,
+            )
+        )
+
+    @_carry_out.register
+    def _(self, effect: fx.AssignSlot) -> None:
+        options = self._options
+        self._server.send(
+            effect.worker,
+            assignment=pb.Assignment(
+                slot=effect.slot,
+                host=options.host,
+                checkpoint_dir=options.checkpoint_dir,
+                checkpoint_every=options.checkpoint_every,
+                ledger=options.ledger,
+                join_timeout_s=options.join_timeout_s,
+                local_world_size=options.machine.slots,
+            ),
+        )
+
+    @_carry_out.register
+    def _(self, effect: fx.ForwardGeneration) -> None:
+        self._server.send(effect.worker, generation=generation_to_pb(effect.generation))
+
+    @_carry_out.register
+    def _(self, effect: fx.EndWorker) -> None:
+        if effect.how is fx.How.DUMP_AND_KILL:
+            self._zygote.kill(effect.worker, signal.SIGUSR2)
+            loop = asyncio.get_running_loop()
+            loop.call_later(_DUMP_S, self._zygote.kill, effect.worker, signal.SIGKILL)
+        else:
+            self._zygote.kill(effect.worker, signal.SIGKILL)
+
+    @_carry_out.register
+    def _(self, effect: fx.DismissWorker) -> None:
+        self._server.send(effect.worker, dismiss=pb.Dismiss())
+
+    @_carry_out.register
+    def _(self, effect: fx.ReportNode) -> None:
+        self._view = effect.workers
+        self._send_view()
+
+    @_carry_out.register
+    def _(self, effect: fx.ReportFailure) -> None:
+        failure = effect.failure
+        log = self._log_paths.get(failure.worker)
+        message = failure_to_pb(failure)
+        message.log = str(log) if log is not None else ""
+        if not message.traceback and log is not None:
+            message.traceback = _last_lines(log)
+        self._link.send(failure=message)
+
+    @_carry_out.register
+    def _(self, effect: fx.AskToStop) -> None:
+        self._link.send(
+            stop=control_pb2.StopRequest(reason=effect.reason, exit_code=effect.exit_code)
+        )
+
+    @_carry_out.register
+    def _(self, effect: fx.SetTimer) -> None:
+        self._driver.set_timer(effect.at)
+
+    @_carry_out.register
+    def _(self, effect: fx.ExitAgent) -> None:
+        if not self.ended.done():
+            self.ended.set_result(effect.exit_code)
+
+    def _crashed(self, error: BaseException) -> None:
+        """A bug here must not look like a hang."""
+        if not self.ended.done():
+            self.ended.set_exception(error)
+
+
+def _last_lines(log: Path) -> str:
+    """What a worker that could not report left in its log."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(lines[-_MOST_LOG_LINES:])

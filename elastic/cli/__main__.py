@@ -1,0 +1,5 @@
+"""`python -m elastic.cli`."""
+
+from elastic.cli.main import main
+
+main()

@@ -1,0 +1,158 @@
+"""What `elastic run` shows: a live line on a terminal, JSON lines elsewhere, workers' output."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TextIO
+
+from rich.console import Console as RichConsole
+from rich.live import Live
+from rich.text import Text
+
+from elastic.runtime.journal import Entry, JsonLines
+from elastic.settings.run import Console
+
+PROGRESS_EVERY_S = 5.0
+
+
+class Display(Protocol):
+    """Takes journal entries and workers' lines."""
+
+    def entry(self, entry: Entry) -> None:
+        """Something happened."""
+        ...
+
+    def output(self, rank: int | None, worker: str, line: str) -> None:
+        """A worker wrote a line."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more comes."""
+        ...
+
+
+class JsonDisplay:
+    """Events as JSON lines on stderr, workers' lines with a prefix on stdout."""
+
+    def __init__(self, choice: Console, *, out: TextIO = sys.stdout, err: TextIO = sys.stderr):
+        self._choice = choice
+        self._out = out
+        self._write = JsonLines(err)
+        self._progress_at = 0.0
+
+    def entry(self, entry: Entry) -> None:
+        """Write it; progress, which comes several times a second, only now and then."""
+        if entry.name == "progress":
+            now = time.monotonic()
+            if now - self._progress_at < PROGRESS_EVERY_S:
+                return
+            self._progress_at = now
+        self._write(entry)
+
+    def output(self, rank: int | None, worker: str, line: str) -> None:
+        """Write it if it is to be shown."""
+        if _is_shown(self._choice, rank, worker):
+            self._out.write(prefix(rank, worker) + line + "\n")
+            self._out.flush()
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+class LiveDisplay:
+    """One line that is kept up to date, with events and workers' lines above it."""
+
+    def __init__(self, choice: Console) -> None:
+        self._choice = choice
+        self._console = RichConsole(stderr=True, highlight=False)
+        self._facts: dict[str, Any] = {}
+        self._recovery_s: float | None = None
+        self._live = Live(
+            console=self._console, refresh_per_second=8, transient=True, get_renderable=self._line
+        )
+        self._live.start()
+
+    def entry(self, entry: Entry) -> None:
+        """Fold progress into the line, print the rest above it."""
+        if entry.name == "progress":
+            self._facts = dict(entry.fields)
+            return
+        if entry.name == "recovered":
+            self._recovery_s = entry.fields["total_s"]
+        text = describe(entry)
+        if text is not None:
+            self._console.print(Text(text, style=_style(entry.name)))
+
+    def output(self, rank: int | None, worker: str, line: str) -> None:
+        """Print it above the line if it is to be shown."""
+        if _is_shown(self._choice, rank, worker):
+            self._console.print(Text(prefix(rank, worker) + line))
+
+    def close(self) -> None:
+        """Take the line away."""
+        self._live.stop()
+
+    def _line(self) -> Text:
+        facts = self._facts
+        if not facts:
+            return Text("starting...", style="dim")
+        figures = {k: v for k, v in facts.items() if k not in _KNOWN}
+        parts = [
+            f"step {facts['step']}",
+            f"epoch {facts['epoch']}",
+            *(f"{name} {value:.4g}" for name, value in figures.items()),
+            f"{facts['samples_per_s']:.0f} samples/s",
+            f"world {facts['world_size']}",
+            f"generation {facts['generation']}",
+        ]
+        if self._recovery_s is not None:
+            parts.append(f"last recovery {self._recovery_s * 1000:.0f} ms")
+        return Text(" | ".join(parts), style="bold")
+
+
+_KNOWN = {"step", "epoch", "generation", "world_size", "step_s", "samples_per_s"}
+
+
+def prefix(rank: int | None, worker: str) -> str:
+    """What stands before a worker's line."""
+    return f"[rank {rank}] " if rank is not None else f"[{worker}] "
+
+
+def _is_shown(choice: Console, rank: int | None, worker: str) -> bool:
+    if choice is Console.ALL:
+        return True
+    if choice is Console.NONE:
+        return False
+    return rank == 0 or (rank is None and worker.endswith("-1"))
+
+
+def _style(name: str) -> str:
+    if name in ("worker_failed", "job_ended", "checkpoint_abandoned", "checkpoint_damaged"):
+        return "red"
+    return "green" if name in ("recovered", "job_finished") else "dim"
+
+
+def describe(entry: Entry) -> str | None:
+    """The entry as a person reads it; None for what only machines need."""
+    form = _FORMS.get(entry.name)
+    return form(dict(entry.fields)) if form is not None else None
+
+
+_FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "job_started": lambda f: f"job {f['job']}: logs in {f['log_dir']}",
+    "generation_formed": lambda f: (
+        f"generation {f['generation']} ({f['reason'].replace('_', ' ')}): {f['world_size']} workers"
+    ),
+    "worker_failed": lambda f: f"worker {f['worker']} {f['message']}",
+    "recovered": lambda f: f"recovered in {f['total_s'] * 1000:.0f} ms at step {f['committed']}",
+    "state_restored": lambda f: f"state from {f['source']}, step {f['committed']}",
+    "checkpoint_committed": lambda f: f"checkpoint of step {f['step']} committed",
+    "checkpoint_abandoned": lambda f: f"checkpoint of step {f['step']} failed: {f['message']}",
+    "checkpoint_damaged": lambda f: f"checkpoint of step {f['step']} is damaged: {f['reason']}",
+    "stop_requested": lambda f: f"leaving at the next step boundary: {f['reason']}",
+    "zygote_lost": lambda f: f["reason"],
+    "job_finished": lambda f: f"finished after {f['committed']} steps",
+    "job_ended": lambda f: f"ended after {f['committed']} steps: {f.get('message', '')}",
+}

@@ -1,0 +1,215 @@
+"""`elastic run`: coordinator, in-memory store and agent in one process, for one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic.agent.daemon import AgentDaemon, NodeOptions
+from elastic.checkpoint.directory import CheckpointDirectory, open_directory
+from elastic.cli.console import Display, JsonDisplay, LiveDisplay
+from elastic.coordinator.daemon import CoordinatorDaemon, JobOptions
+from elastic.coordinator.leadership import lead
+from elastic.core.agent.machine import AgentSettings
+from elastic.core.coordinator.formation import FormationPolicy
+from elastic.core.coordinator.progress import StallPolicy
+from elastic.core.restarts import Backoff
+from elastic.errors import ConfigurationError, ExitCode
+from elastic.rpc.control import ControlClient, ControlServer
+from elastic.runtime.journal import Journal
+from elastic.runtime.run_directory import RunDirectory
+from elastic.settings.run import OutputMode, RunSettings
+from elastic.store.memory import MemoryStore
+
+_LOOPBACK = "127.0.0.1"
+_SIGNALS = {
+    signal.SIGINT: (ExitCode.INTERRUPTED, "Ctrl-C"),
+    signal.SIGTERM: (ExitCode.TERMINATED, "SIGTERM"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """What to run: the script and its arguments, and how."""
+
+    settings: RunSettings
+    argv: Sequence[str]
+
+
+def run(command: Command) -> int:
+    """Run the job to its end; return the exit code. Raises ConfigurationError."""
+    settings = command.settings
+    _require_script(Path(command.argv[0]))
+    checkpoints = _checkpoints(settings)
+    log_directory = _log_directory(settings)
+    display = _display(settings)
+    try:
+        return asyncio.run(_run(command, checkpoints, log_directory, display))
+    finally:
+        display.close()
+
+
+async def _run(
+    command: Command,
+    checkpoints: CheckpointDirectory | None,
+    log_directory: Path,
+    display: Display,
+) -> int:
+    settings = command.settings
+    journal = Journal(display.entry)
+    directory = RunDirectory(settings.job)
+    try:
+        store = MemoryStore()
+        leadership = await lead(store, job=settings.job, candidate=uuid.uuid4().hex)
+        coordinator = CoordinatorDaemon(
+            _job_options(settings, checkpoints), store, leadership, journal
+        )
+        server = ControlServer(
+            coordinator, settings.listen or f"unix:{directory.path / 'coordinator.sock'}"
+        )
+        address = await server.start()
+        directory.announce(address)
+        journal.record("job_started", job=settings.job, pid=os.getpid(), log_dir=str(log_directory))
+        agent = AgentDaemon(
+            _node_options(command, directory.path, log_directory),
+            ControlClient(address),
+            journal,
+            display.output,
+        )
+        _handle_signals(agent)
+        await agent.start()
+        try:
+            await asyncio.wait(
+                [agent.ended, coordinator.ended], return_when=asyncio.FIRST_EXCEPTION
+            )
+            return _exit_code(agent, coordinator)
+        finally:
+            await agent.close()
+            await server.stop(0.2)
+            await coordinator.close()
+    finally:
+        directory.remove()
+
+
+def _exit_code(agent: AgentDaemon, coordinator: CoordinatorDaemon) -> int:
+    """The job's, unless this node was stopped before the job had ended."""
+    for ended in (coordinator.ended, agent.ended):
+        if ended.done() and (error := ended.exception()) is not None:
+            raise error
+    return coordinator.ended.result() if coordinator.ended.done() else agent.ended.result()
+
+
+def _handle_signals(agent: AgentDaemon) -> None:
+    """First signal: leave at a step boundary after saving. Second: stop at once."""
+    loop = asyncio.get_running_loop()
+    seen: list[signal.Signals] = []
+
+    def handle(number: signal.Signals) -> None:
+        exit_code, name = _SIGNALS[number]
+        if seen:
+            agent.stop(int(exit_code))
+        else:
+            agent.leave(int(exit_code), name)
+        seen.append(number)
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, handle, number)
+
+
+def _require_script(script: Path) -> None:
+    if not script.is_file():
+        what = "is a directory" if script.is_dir() else "does not exist"
+        raise ConfigurationError(
+            f"the script {str(script)!r} {what}; give the path of a Python file: "
+            "elastic run [options] SCRIPT [arguments]"
+        )
+
+
+def _checkpoints(settings: RunSettings) -> CheckpointDirectory | None:
+    if settings.checkpoint_dir is None:
+        return None
+    directory = open_directory(settings.checkpoint_dir)
+    directory.probe()
+    return directory
+
+
+def _log_directory(settings: RunSettings) -> Path:
+    started = time.strftime("%Y%m%d-%H%M%S")
+    root = settings.log_dir or _state_home() / "elastic" / "logs"
+    directory = root / f"{settings.job}-{started}-{os.getpid()}"
+    try:
+        directory.mkdir(parents=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"can not make the log directory {directory}: {error.strerror}; "
+            "choose another with --log-dir"
+        ) from error
+    return directory
+
+
+def _state_home() -> Path:
+    """XDG base directory specification: data that should persist but is no configuration."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+
+
+def _display(settings: RunSettings) -> Display:
+    live = settings.output is OutputMode.LIVE or (
+        settings.output is OutputMode.AUTO and sys.stderr.isatty()
+    )
+    return LiveDisplay(settings.console) if live else JsonDisplay(settings.console)
+
+
+def _job_options(settings: RunSettings, checkpoints: CheckpointDirectory | None) -> JobOptions:
+    return JobOptions(
+        job=settings.job,
+        formation=FormationPolicy(
+            min_workers=settings.min_world_size,
+            max_workers=settings.max_world_size,
+            gather_timeout_s=settings.gather_timeout_s,
+            join_timeout_s=settings.join_timeout_s,
+        ),
+        stall=StallPolicy(floor_s=settings.hang_timeout_s, factor=settings.hang_factor),
+        max_restarts=settings.max_restarts,
+        restart_window_s=settings.restart_window_s,
+        stop_grace_s=settings.stop_grace_s,
+        checkpoints=checkpoints,
+        keep_checkpoints=settings.keep_checkpoints,
+        ledger=settings.ledger,
+    )
+
+
+def _node_options(command: Command, run_directory: Path, log_directory: Path) -> NodeOptions:
+    settings = command.settings
+    environment = dict(os.environ)
+    # As torchrun does: several workers must not each take every core.
+    environment.setdefault(
+        "OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // settings.nproc_per_node))
+    )
+    return NodeOptions(
+        machine=AgentSettings(
+            node="local",
+            slots=settings.nproc_per_node,
+            spares=settings.spares,
+            backoff=Backoff(seed=settings.seed),
+            start_timeout_s=settings.start_timeout_s,
+        ),
+        host=_LOOPBACK,
+        argv=command.argv,
+        run_directory=run_directory,
+        log_directory=log_directory,
+        environment=environment,
+        checkpoint_dir=os.path.abspath(settings.checkpoint_dir)
+        if settings.checkpoint_dir is not None and "://" not in settings.checkpoint_dir
+        else settings.checkpoint_dir or "",
+        checkpoint_every=settings.checkpoint_every,
+        ledger=settings.ledger is not None,
+        join_timeout_s=settings.join_timeout_s,
+        silence_s=settings.hang_timeout_s,
+    )

@@ -1,0 +1,72 @@
+"""`elastic status`: a running job, asked of its coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+
+from elastic.cli.formats import print_json, print_table, require_format
+from elastic.core.membership import WorkerPhase
+from elastic.rpc.control import ControlClient
+from elastic.runtime.run_directory import find_job
+from elastic.v1 import control_pb2 as pb
+
+_TIMEOUT_S = 5.0
+
+
+def show_status(*, job: str | None, address: str | None, output: str) -> None:
+    """Print the status of a job found by name or address. Raises ElasticError."""
+    as_json = require_format(output)
+    reply = asyncio.run(_ask(address if address is not None else find_job(job).address))
+    if as_json:
+        print_json(to_document(reply))
+    else:
+        _print(reply)
+
+
+def to_document(reply: pb.JobStatus) -> dict[str, Any]:
+    """The status as JSON, with the recoveries unpacked."""
+    document = MessageToDict(
+        reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    document["recoveries"] = [json.loads(r) for r in document.pop("recoveries_json")]
+    return document
+
+
+async def _ask(address: str) -> pb.JobStatus:
+    client = ControlClient(address)
+    try:
+        return await client.status(_TIMEOUT_S)
+    finally:
+        await client.close()
+
+
+def _print(reply: pb.JobStatus) -> None:
+    progress, generation = reply.progress, reply.generation
+    figures = "".join(f", {name} {value:.4g}" for name, value in progress.reported.items())
+    print(f"job {reply.job}: {reply.phase}, {len(generation.members)} workers")
+    print(f"step {progress.committed}, epoch {progress.epoch}{figures}")
+    print(f"{progress.samples_per_s:.0f} samples/s, {progress.step_s * 1000:.1f} ms a step")
+    print(f"generation {generation.number}, restarts {reply.restarts} of {reply.max_restarts}")
+    if reply.checkpoint_dir:
+        print(f"last checkpoint: step {reply.checkpoint_step} in {reply.checkpoint_dir}")
+    ranks = {member.worker: rank for rank, member in enumerate(generation.members)}
+    rows = [
+        (w.worker, node.node, ranks.get(w.worker, "-"), _phase(w.phase), w.committed, w.pid)
+        for node in reply.nodes
+        for w in node.workers
+    ]
+    print_table(("worker", "node", "rank", "phase", "step", "pid"), rows)
+    for text in reply.recoveries_json[-3:]:
+        recovery = json.loads(text)
+        print(
+            f"recovery to generation {recovery['generation']} ({recovery['reason']}): "
+            f"{recovery['total_s'] * 1000:.0f} ms"
+        )
+
+
+def _phase(number: int) -> str:
+    return WorkerPhase(number).name.lower()

@@ -1,0 +1,1 @@
+"""The coordinator daemon: the machine of core/coordinator with its store, stream and files."""

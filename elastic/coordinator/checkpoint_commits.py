@@ -1,0 +1,67 @@
+"""Turns the members' reports of their shares into a committed checkpoint: the manifest, last."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from elastic.checkpoint import catalog
+from elastic.checkpoint.digest import FileDigest
+from elastic.checkpoint.directory import CheckpointDirectory
+from elastic.checkpoint.manifest import Manifest
+from elastic.v1 import job_pb2 as pb
+
+
+class CheckpointCommits:
+    """Collects reports by (step, generation). `commit` blocks on storage: call it off the loop."""
+
+    def __init__(self, directory: CheckpointDirectory, *, job: str, keep_last: int) -> None:
+        self._directory = directory
+        self._job = job
+        self._keep_last = keep_last
+        self._reports: dict[tuple[int, int], dict[int, pb.ShardSaved]] = {}
+
+    @property
+    def url(self) -> str:
+        """Where the checkpoints are."""
+        return self._directory.url
+
+    def reported(self, report: pb.ShardSaved) -> None:
+        """A member's share is on storage."""
+        key = (report.step, report.generation)
+        self._reports.setdefault(key, {})[report.index] = report
+
+    def forget(self, step: int, generation: int) -> None:
+        """This checkpoint will not be committed."""
+        self._reports.pop((step, generation), None)
+
+    def commit(self, step: int, generation: int) -> int:
+        """Write the manifest, remove what is too old; return the checkpoint's bytes.
+
+        Raises CheckpointWriteError.
+        """
+        shards = self._reports.pop((step, generation))
+        manifest = self._manifest(step, generation, shards)
+        catalog.commit(self._directory, manifest)
+        catalog.prune(self._directory, self._keep_last)
+        for key in [key for key in self._reports if key[0] <= step]:
+            del self._reports[key]
+        return sum(file.size_bytes for file in manifest.files)
+
+    def _manifest(self, step: int, generation: int, shards: dict[int, pb.ShardSaved]) -> Manifest:
+        first = shards[0]
+        return Manifest(
+            job=self._job,
+            step=step,
+            generation=generation,
+            world_size=first.count,
+            epoch=first.epoch,
+            cursor=first.cursor,
+            learning_rate=json.loads(first.learning_rate_json),
+            created_unix_s=time.time(),
+            files=tuple(
+                FileDigest(name=f.name, size_bytes=f.size_bytes, xxh3_128=f.xxh3_128)
+                for index in sorted(shards)
+                for f in shards[index].files
+            ),
+        )

@@ -1,0 +1,91 @@
+"""Where the time of each recovery went, phase by phase (P8)."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastic.core.coordinator.effects import Lost
+from elastic.core.membership import Generation
+from elastic.v1 import job_pb2 as pb
+
+_KEPT = 20
+
+
+@dataclass(slots=True)
+class _Recovery:
+    sign_at: float
+    decided_at: float
+    reason: str
+    lost: tuple[str, ...]
+    generation: int = 0
+    persisted_at: float = 0.0
+    reports: dict[str, pb.Reformed] = field(default_factory=dict)
+
+
+class Recoveries:
+    """Follows a loss until the new group has committed its first step. Instants: the loop's clock.
+
+    detect: first sign to decision. persist: the generation written. notify: the rest, messages
+    and waiting for the last member. abort, join, sync, first step: as the slowest member measured.
+    """
+
+    def __init__(self) -> None:
+        self._sign_at: float | None = None
+        self._under_way: _Recovery | None = None
+        self.finished: deque[dict[str, Any]] = deque(maxlen=_KEPT)
+
+    def sign(self, now: float) -> None:
+        """A first hint: a broken collective, a dead worker, a broken stream."""
+        if self._sign_at is None:
+            self._sign_at = now
+
+    def lost(self, effect: Lost) -> None:
+        """The coordinator has decided to go on without these workers."""
+        earlier = self._under_way
+        sign_at = self._sign_at if self._sign_at is not None else effect.at
+        if earlier is not None:  # struck again before the first step: one recovery
+            sign_at = min(sign_at, earlier.sign_at)
+        lost = (*(earlier.lost if earlier else ()), *effect.workers)
+        self._under_way = _Recovery(sign_at, effect.at, effect.reason.name.lower(), lost)
+        self._sign_at = None
+
+    def announced(self, generation: Generation, now: float) -> None:
+        """A generation exists."""
+        self._sign_at = None
+        if self._under_way is not None and generation.leave_after is None:
+            self._under_way.generation = generation.number
+            self._under_way.persisted_at = now
+
+    def reformed(self, report: pb.Reformed, now: float) -> dict[str, Any] | None:
+        """A member has committed its first step; the finished record if it was the first to."""
+        recovery = self._under_way
+        if recovery is None or report.generation < recovery.generation:
+            return None
+        self._under_way = None
+        record = _record(recovery, report, now)
+        self.finished.append(record)
+        return record
+
+
+def _record(recovery: _Recovery, report: pb.Reformed, now: float) -> dict[str, Any]:
+    phases = {
+        "detect_s": recovery.decided_at - recovery.sign_at,
+        "persist_s": max(0.0, recovery.persisted_at - recovery.decided_at),
+        "abort_s": report.abort_s,
+        "join_s": report.join_s,
+        "sync_s": report.sync_s,
+        "first_step_s": report.first_step_s,
+    }
+    total_s = now - recovery.sign_at
+    measured = sum(phases.values()) - report.abort_s  # freed while the decision was made
+    phases["notify_s"] = max(0.0, total_s - measured)
+    return {
+        "generation": report.generation,
+        "reason": recovery.reason,
+        "lost": list(recovery.lost),
+        "committed": report.committed,
+        "total_s": round(total_s, 6),
+        **{name: round(value, 6) for name, value in phases.items()},
+    }

@@ -1,0 +1,1 @@
+"""Messages on their way: gRPC between machines, a local socket within one."""

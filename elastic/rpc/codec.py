@@ -1,0 +1,124 @@
+"""Between the core's dataclasses and their messages on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from elastic.core.membership import (
+    ChangeReason,
+    Failure,
+    FailureKind,
+    Generation,
+    Member,
+    Purpose,
+    WorkerPhase,
+    WorkerStatus,
+)
+from elastic.v1 import job_pb2 as pb
+
+# The enums of core/membership.py and job.proto carry equal numbers; a test holds them together.
+
+
+def member_to_pb(member: Member) -> pb.Member:
+    """A member."""
+    return pb.Member(
+        worker=member.worker, node=member.node, slot=member.slot, endpoint=member.endpoint
+    )
+
+
+def generation_to_pb(generation: Generation) -> pb.Generation:
+    """A generation."""
+    return pb.Generation(
+        number=generation.number,
+        incarnation=generation.incarnation,
+        members=[member_to_pb(m) for m in generation.members],
+        reason=pb.ChangeReason.Name(generation.reason.value),
+        leave_after=generation.leave_after,
+        purpose=pb.Purpose.Name(generation.purpose.value),
+        save_first=generation.save_first,
+    )
+
+
+def generation_from_pb(message: pb.Generation) -> Generation:
+    """A generation; ValueError for a reason or purpose of a newer version."""
+    return Generation(
+        number=message.number,
+        incarnation=message.incarnation,
+        members=tuple(
+            Member(worker=m.worker, node=m.node, slot=m.slot, endpoint=m.endpoint)
+            for m in message.members
+        ),
+        reason=ChangeReason(message.reason),
+        leave_after=message.leave_after if message.HasField("leave_after") else None,
+        purpose=Purpose(message.purpose),
+        save_first=message.save_first,
+    )
+
+
+def status_to_pb(status: WorkerStatus) -> pb.WorkerStatus:
+    """A worker's status."""
+    return pb.WorkerStatus(
+        worker=status.worker,
+        phase=pb.WorkerPhase.Name(status.phase.value),
+        slot=status.slot,
+        generation=status.generation,
+        heard=status.heard,
+        broken=status.broken,
+        detail=status.detail,
+        committed=status.committed,
+        endpoint=status.endpoint,
+        pid=status.pid,
+        took_part=status.took_part,
+        in_run=status.in_run,
+    )
+
+
+def status_from_pb(message: pb.WorkerStatus) -> WorkerStatus:
+    """A worker's status."""
+    return WorkerStatus(
+        worker=message.worker,
+        phase=WorkerPhase(message.phase),
+        slot=message.slot if message.HasField("slot") else None,
+        generation=message.generation,
+        heard=message.heard,
+        broken=message.broken,
+        detail=message.detail,
+        committed=message.committed,
+        endpoint=message.endpoint,
+        pid=message.pid,
+        took_part=message.took_part,
+        in_run=message.in_run,
+    )
+
+
+def statuses_from_pb(messages: Iterable[pb.WorkerStatus]) -> tuple[WorkerStatus, ...]:
+    """A node's view."""
+    return tuple(status_from_pb(m) for m in messages)
+
+
+def failure_to_pb(failure: Failure) -> pb.Failure:
+    """A failure."""
+    return pb.Failure(
+        worker=failure.worker,
+        kind=pb.FailureKind.Name(failure.kind.value),
+        code=failure.code,
+        signature=failure.signature,
+        message=failure.message,
+        traceback=failure.traceback,
+        retryable=failure.retryable,
+        log=failure.log,
+    )
+
+
+def failure_from_pb(message: pb.Failure) -> Failure:
+    """A failure."""
+    return Failure(
+        worker=message.worker,
+        kind=FailureKind(message.kind),
+        code=message.code,
+        signature=message.signature,
+        message=message.message,
+        traceback=message.traceback,
+        retryable=message.retryable,
+        log=message.log,
+    )

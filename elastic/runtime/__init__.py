@@ -1,0 +1,1 @@
+"""What turns machines into daemons: driver, timers, supervised tasks, the journal."""

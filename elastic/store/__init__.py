@@ -1,0 +1,1 @@
+"""Where decisions are kept: a small revisioned key-value store."""

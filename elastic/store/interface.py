@@ -1,0 +1,92 @@
+"""What a store must do, whoever keeps it; tests/contract holds every adapter to it.
+
+The semantics are etcd's: one revision counter for all keys, a lease that takes its keys with it,
+writes guarded by the identity of another key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from elastic.errors import TransientError
+
+
+class GuardFailed(TransientError):
+    """The guarding key is gone or is another one: whoever holds it now decides."""
+
+
+class LeaseLost(TransientError):
+    """The lease has expired or was revoked; its keys are gone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A key's value. Revisions count all writes to the store."""
+
+    key: str
+    value: bytes
+    created: int
+    """Revision at which the key came into being: the identity of a guard."""
+    modified: int
+    lease: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """A key was written (`entry`) or went away (None) at `revision`."""
+
+    key: str
+    revision: int
+    entry: Entry | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Guard:
+    """Write only while `key` exists and is still the one created at revision `created`."""
+
+    key: str
+    created: int
+
+
+class Store(Protocol):
+    """A revisioned key-value store. Any call may raise TransientError."""
+
+    async def get(self, key: str) -> Entry | None:
+        """The key's entry, or None."""
+        ...
+
+    async def list(self, prefix: str) -> list[Entry]:
+        """Entries whose key starts with `prefix`, by key."""
+        ...
+
+    async def put(
+        self, key: str, value: bytes, *, guard: Guard | None = None, lease: int = 0
+    ) -> Entry:
+        """Write; raises GuardFailed, or LeaseLost if `lease` is unknown."""
+        ...
+
+    async def create(self, key: str, value: bytes, *, lease: int = 0) -> Entry | None:
+        """Write if the key is absent; None if it is there."""
+        ...
+
+    async def delete(self, key: str, *, guard: Guard | None = None) -> bool:
+        """Remove; True if it was there. Raises GuardFailed."""
+        ...
+
+    def watch(self, prefix: str, *, after: int) -> AsyncIterator[Change]:
+        """Every change of keys under `prefix` after revision `after`, in order, none twice."""
+        ...
+
+    async def grant(self, ttl_s: float) -> int:
+        """A lease that lives `ttl_s` seconds after it was last renewed."""
+        ...
+
+    async def renew(self, lease: int) -> None:
+        """Start the lease's time anew; raises LeaseLost."""
+        ...
+
+    async def revoke(self, lease: int) -> None:
+        """End the lease and remove its keys; unknown leases are fine."""
+        ...

@@ -1,0 +1,204 @@
+"""What a session needs of the control plane: with an agent, or without one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from elastic.core.membership import ChangeReason, Generation, Member, WorkerStatus
+from elastic.core.worker.machine import Worker
+from elastic.rpc.codec import generation_from_pb, status_to_pb
+from elastic.v1 import local_pb2
+from elastic.worker.checkpointing import Checkpointing
+from elastic.worker.group import Backend, Group, StoreHost
+from elastic.worker.job_state import JobState
+from elastic.worker.link import Link
+from elastic.worker.membership import Membership
+from elastic.worker.process import keep_from_children
+from elastic.worker.pulse import Pulse
+from elastic.worker.steps_clock import StepsClock
+from elastic.worker.synchronisation import Outcome
+
+_LOOPBACK = "127.0.0.1"
+
+
+class Control(Protocol):
+    """The session's view of the control plane."""
+
+    slot: int
+    backend: Backend
+    checkpoints: Checkpointing
+    membership: Membership
+    keeps_ledger: bool
+    recovers: bool
+    """Whether a lost group can be followed by another."""
+
+    def publish(self, state: JobState, clock: StepsClock) -> None:
+        """Begin to report these figures."""
+        ...
+
+    def enter(self, synchronise: Callable[[Group], int]) -> Group:
+        """Block until in a group; see Membership.enter."""
+        ...
+
+    def entered(self, group: Group, outcome: Outcome) -> None:
+        """The group is ready to train."""
+        ...
+
+    def committed(self) -> None:
+        """A step was committed."""
+        ...
+
+    def report(self, values: Mapping[str, Any]) -> None:
+        """Figures of the script, newest wins."""
+        ...
+
+    def finish(self) -> None:
+        """The script has ended: return when the process may exit."""
+        ...
+
+
+class LocalControl:
+    """Without an agent: a job of one worker, in a group of one."""
+
+    keeps_ledger = False
+    recovers = False
+
+    def __init__(self) -> None:
+        self.slot = 0
+        self.backend = Backend.for_slot(0)
+        self.checkpoints = Checkpointing.nowhere()
+        self.membership = Membership(
+            Worker("local", pid=os.getpid()),
+            report=lambda _status: None,
+            committed=lambda: 0,
+            join_timeout_s=60.0,
+        )
+        self.membership.attach()
+        self.membership.assign(0)
+
+    def publish(self, state: JobState, clock: StepsClock) -> None:
+        """Nobody watches."""
+
+    def enter(self, synchronise: Callable[[Group], int]) -> Group:
+        """Form the group of one."""
+        host = StoreHost(_LOOPBACK)
+        self.membership.prepare(host.endpoint)
+        alone = Member(worker="local", node="local", slot=0, endpoint=host.endpoint)
+        self.membership.announce(
+            Generation(number=1, incarnation="local", members=(alone,), reason=ChangeReason.STARTED)
+        )
+        return self.membership.enter(host, self.backend, synchronise)
+
+    def entered(self, group: Group, outcome: Outcome) -> None:
+        """Nobody watches."""
+
+    def committed(self) -> None:
+        """Nobody watches."""
+
+    def report(self, values: Mapping[str, Any]) -> None:
+        """Nobody watches."""
+
+    def finish(self) -> None:
+        """Nobody to wait for."""
+
+
+class AgentControl:
+    """With an agent at the other end of `link`. Blocks until the agent gives a slot."""
+
+    recovers = True
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._assigned = threading.Event()
+        self._dismissed = threading.Event()
+        self._assignment = local_pb2.Assignment()
+        self._host: StoreHost | None = None
+        self._state: JobState | None = None
+        self.checkpoints = Checkpointing.nowhere()
+        self.membership = Membership(
+            Worker(link.worker, pid=os.getpid()),
+            report=self._report_status,
+            committed=lambda: self._state.committed if self._state is not None else 0,
+        )
+        self._pulse = Pulse(link, self.membership)
+        keep_from_children(self._descriptors)
+        link.start(self._command)
+        self.membership.attach()
+        self._pulse.start()
+        self._assigned.wait()
+        self._take_up(self._assignment)
+
+    def _take_up(self, assignment: local_pb2.Assignment) -> None:
+        self.slot = assignment.slot
+        self.keeps_ledger = assignment.ledger
+        self.backend = Backend.for_slot(self.slot)
+        self.membership.join_timeout_s = assignment.join_timeout_s
+        if assignment.checkpoint_dir:
+            self.checkpoints = Checkpointing.at(
+                assignment.checkpoint_dir,
+                worker=self._link.worker,
+                every=assignment.checkpoint_every,
+                send=self._link.send,
+            )
+        self.membership.assign(self.slot)
+
+    # ---- for the session
+
+    def publish(self, state: JobState, clock: StepsClock) -> None:
+        """Begin to report these figures."""
+        self._state = state
+        self._pulse.publish(state, clock)
+
+    def enter(self, synchronise: Callable[[Group], int]) -> Group:
+        """Block until in a group; see Membership.enter."""
+        if self._host is None:
+            self._host = StoreHost(self._assignment.host or _LOOPBACK)
+            self.membership.prepare(self._host.endpoint)
+        return self.membership.enter(self._host, self.backend, synchronise)
+
+    def entered(self, group: Group, outcome: Outcome) -> None:
+        """The group is ready to train."""
+        self._pulse.entered(group, outcome)
+
+    def committed(self) -> None:
+        """A step was committed."""
+        self.membership.note_committed()
+        self._pulse.committed()
+
+    def report(self, values: Mapping[str, Any]) -> None:
+        """Figures of the script, newest wins."""
+        self._pulse.report(values)
+
+    def finish(self) -> None:
+        """Wait until every member's script has ended and what it saved is on storage."""
+        self.checkpoints.wait_idle()
+        self._pulse.flush()
+        self.membership.finish()
+        self._dismissed.wait()
+
+    # ---- on the link's thread
+
+    def _command(self, command: local_pb2.WorkerCommand) -> None:
+        kind = command.WhichOneof("kind")
+        if kind == "assignment":
+            self._assignment = command.assignment
+            self._assigned.set()
+        elif kind == "generation":
+            self.membership.announce(generation_from_pb(command.generation))
+        elif kind == "checkpoint":
+            settled = command.checkpoint
+            self.checkpoints.settle(settled.step, committed=not settled.abandoned)
+        elif kind == "ledger_stored":
+            self._pulse.ledger_stored(command.ledger_stored.committed)
+        elif kind == "dismiss":
+            self._dismissed.set()
+
+    def _report_status(self, status: WorkerStatus) -> None:
+        self._link.send(status=status_to_pb(status))
+
+    def _descriptors(self) -> list[int]:
+        group = self.membership.group
+        return [self._link.fileno(), *(group.descriptors() if group is not None else [])]

@@ -1,0 +1,209 @@
+"""Samples for the steps: torch's DataLoader, fed in an order that survives a change of group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils import data as torch_data
+
+from elastic.core.data_order import (
+    BatchPolicy,
+    DataPosition,
+    FixedGlobalBatch,
+    MicroBatch,
+    PerWorkerBatch,
+    SampleRange,
+    advance,
+    micro_batches,
+    next_range,
+)
+from elastic.core.permutation import Permutation, epoch_key
+from elastic.errors import ConfigurationError
+
+_OURS = ("batch_sampler", "sampler")
+
+
+class DataLoader:
+    """Loads a map-style dataset for `session.steps`.
+
+    batch_size: most samples in one micro-batch of one worker.
+    accumulate: micro-batches per step and worker; the global batch grows with the group.
+    global_batch: fixes the samples per step instead; shares and accumulation then follow the
+    group, and the learning rate does not.
+    seed: the order of an epoch depends on it and the epoch alone.
+    drop_last: skip an epoch's remainder that does not fill a global batch.
+    Everything else (num_workers, pin_memory, collate_fn, prefetch_factor...) is torch's.
+    """
+
+    def __init__(
+        self,
+        dataset: torch_data.Dataset[Any],
+        batch_size: int = 1,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        accumulate: int = 1,
+        global_batch: int | None = None,
+        drop_last: bool = False,
+        **options: Any,
+    ) -> None:
+        self.dataset = dataset
+        self.length = _length(dataset)
+        self.policy = _policy(batch_size, accumulate, global_batch)
+        self.drop_last = drop_last
+        self._seed = seed
+        self._shuffle = shuffle
+        self._options = _checked(options)
+        _require_enough(self.length, self.policy, drop_last)
+
+    def position_to_index(self, epoch: int) -> Permutation | range:
+        """The order of an epoch: from a position to the dataset's index."""
+        if not self._shuffle:
+            return range(self.length)
+        return Permutation(self.length, key=epoch_key(self._seed, epoch))
+
+    def next_range(self, position: DataPosition, world_size: int) -> SampleRange:
+        """The samples of the step after `position`."""
+        if position.cursor > self.length:
+            raise ConfigurationError(
+                f"the saved position is sample {position.cursor} of an epoch, but the dataset has "
+                f"{self.length}; use the dataset the job was begun with, or another checkpoint "
+                "directory"
+            )
+        return next_range(
+            position,
+            length=self.length,
+            global_batch=self.policy.global_batch(world_size),
+            drop_last=self.drop_last,
+        )
+
+    def batch_ratio(self, world_size: int, reference_world: int) -> float:
+        """How many times larger the global batch is than with `reference_world` workers."""
+        return self.policy.global_batch(world_size) / self.policy.global_batch(reference_world)
+
+    def torch_loader(self, batches: Iterator[list[int]]) -> torch_data.DataLoader[Any]:
+        """torch's loader over these batches of dataset indices."""
+        return torch_data.DataLoader(
+            self.dataset,
+            batch_sampler=_Once(batches),
+            **self._options,
+        )
+
+
+class Dealer:
+    """One rank's batches from a position on: what `step.batches()` yields.
+
+    A change of group makes a new dealer; workers of the old one's loader are taken over, and what
+    they had prefetched for the old ranks is dropped.
+    """
+
+    def __init__(
+        self, loader: DataLoader, position: DataPosition, *, rank: int, world_size: int, epochs: int
+    ) -> None:
+        self._loader = loader
+        self._rank, self._world_size = rank, world_size
+        self._epochs = epochs
+        self._batches = iter(loader.torch_loader(self._indices(position)))
+
+    def deal(self, samples: SampleRange) -> tuple[MicroBatch, ...]:
+        """This rank's micro-batches of a step."""
+        return micro_batches(
+            samples,
+            rank=self._rank,
+            world_size=self._world_size,
+            batch_size=self._loader.policy.batch_size,
+        )
+
+    def fetch(self) -> Any:
+        """The next micro-batch's collated samples; they come in the order of the deals."""
+        return next(self._batches)
+
+    def _indices(self, position: DataPosition) -> Iterator[list[int]]:
+        """Dataset indices of every micro-batch from `position` to the last epoch's end."""
+        epoch, order = -1, self._loader.position_to_index(0)
+        while True:
+            samples = self._loader.next_range(position, self._world_size)
+            if samples.epoch >= self._epochs:
+                return
+            if samples.epoch != epoch:
+                epoch, order = samples.epoch, self._loader.position_to_index(samples.epoch)
+            for batch in self.deal(samples):
+                yield [order[i] for i in range(batch.start, batch.stop)]
+            position = advance(position, samples)
+
+
+class _Once:
+    """An iterator as the batch sampler that torch's DataLoader wants."""
+
+    def __init__(self, batches: Iterator[list[int]]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._batches
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """Move the tensors of a collated batch; copies from pinned memory do not block."""
+    if device.type == "cpu":
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return type(value)({k: to_device(v, device) for k, v in value.items()})
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(to_device(v, device) for v in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(to_device(v, device) for v in value)
+    return value
+
+
+def _length(dataset: torch_data.Dataset[Any]) -> int:
+    try:
+        length = len(dataset)  # type: ignore[arg-type]
+    except TypeError:
+        raise ConfigurationError(
+            f"elastic.DataLoader needs a dataset with a length and indices; a "
+            f"{type(dataset).__name__} has no len(). Iterable datasets can not be dealt out again "
+            "when the group changes"
+        ) from None
+    if length == 0:
+        raise ConfigurationError(
+            f"the dataset ({type(dataset).__name__}) is empty; check the path or filter it is "
+            "made from"
+        )
+    return length
+
+
+def _policy(batch_size: int, accumulate: int, global_batch: int | None) -> BatchPolicy:
+    try:
+        if global_batch is None:
+            return PerWorkerBatch(batch_size=batch_size, accumulate=accumulate)
+        if accumulate != 1:
+            raise ConfigurationError(
+                f"elastic.DataLoader: accumulate={accumulate} and global_batch={global_batch} "
+                "contradict each other; with a fixed global batch, accumulation follows the group"
+            )
+        return FixedGlobalBatch(batch_size=batch_size, size=global_batch)
+    except ValueError as error:
+        raise ConfigurationError(f"elastic.DataLoader: {error}") from None
+
+
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    for name in _OURS:
+        if name in options:
+            raise ConfigurationError(
+                f"elastic.DataLoader: {name} can not be given, the order of samples is what makes "
+                "each count exactly once; use seed, shuffle, or a dataset in the order you want"
+            )
+    return options
+
+
+def _require_enough(length: int, policy: BatchPolicy, drop_last: bool) -> None:
+    least = policy.global_batch(1)
+    if drop_last and length < least:
+        raise ConfigurationError(
+            f"the dataset has {length} samples, fewer than one global batch of {least}, and "
+            "drop_last=True drops them all; lower batch_size or leave drop_last out"
+        )

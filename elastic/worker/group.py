@@ -1,0 +1,170 @@
+"""One generation's process group: built, aborted from another thread, left, closed."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import socket
+import threading
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from elastic.core.membership import Generation
+from elastic.errors import GroupLost
+from elastic.worker.sockets import Connection, connections, shut_down
+
+COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
+
+# What torch raises when a peer or a connection is gone; a plain RuntimeError with gloo.
+_LOST = re.compile(
+    r"gloo|NCCL|ncclComm|Connection (closed|reset|refused)|Broken pipe|Socket Timeout"
+    r"|socket timed? ?out|recvValue failed|failed to recv|sendBytes|DistNetworkError",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backend:
+    """How members reach each other. NCCL moves tensors of `device`; gloo those of the host."""
+
+    name: str
+    device: torch.device
+
+    @classmethod
+    def for_slot(cls, slot: int) -> Backend:
+        """NCCL on the GPU with this local rank, or gloo without GPUs."""
+        if torch.cuda.is_available() and dist.is_nccl_available():
+            device = torch.device("cuda", slot % torch.cuda.device_count())
+            torch.cuda.set_device(device)
+            return cls(name="nccl", device=device)
+        return cls(name="gloo", device=torch.device("cpu"))
+
+
+class StoreHost:
+    """The TCPStore that this worker offers to any generation in which it has rank 0."""
+
+    def __init__(self, host: str) -> None:
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, multi_tenant=False)
+        self.port: int = self._store.port
+        self.endpoint = f"{host}:{self.port}"
+
+
+class Group:
+    """A process group that any thread may abort while another is blocked in it."""
+
+    def __init__(self, generation: Generation, rank: int, backend: Backend) -> None:
+        self.generation = generation
+        self.rank = rank
+        self.world_size = generation.world_size
+        self.backend = backend
+        self._lock = threading.Lock()
+        self._before: frozenset[Connection] | None = None
+        self._built: frozenset[Connection] | None = None
+        self._own_store_port = 0
+        self._aborted = threading.Event()
+
+    @property
+    def aborted(self) -> bool:
+        """Somebody has cut it."""
+        return self._aborted.is_set()
+
+    def build(self, host: StoreHost, timeout_s: float) -> None:
+        """Assemble with the other members; raises GroupLost if that fails or is aborted."""
+        timeout = datetime.timedelta(seconds=timeout_s)
+        self._own_store_port = host.port
+        with self._lock:
+            self._before = connections()
+        self.check()
+        try:
+            dist.init_process_group(
+                self.backend.name,
+                store=PrefixStore(self.generation.store_prefix, self._store(timeout)),
+                rank=self.rank,
+                world_size=self.world_size,
+                timeout=timeout,
+            )
+            if self.backend.name == "nccl":
+                self._connect_nccl()
+            else:
+                dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
+        except (RuntimeError, ValueError) as error:
+            self._discard()
+            raise GroupLost(f"the group did not assemble: {first_line(error)}") from error
+        with self._lock:
+            self._built = self._own(connections())
+        self.check()
+
+    def check(self) -> None:
+        """Raise GroupLost if it was aborted."""
+        if self.aborted:
+            raise GroupLost(f"generation {self.generation.number} was superseded")
+
+    def abort(self) -> None:
+        """From any thread: whoever is blocked in this group's collectives gets an error now."""
+        self._aborted.set()
+        if self.backend.name == "nccl" and dist.is_initialized():
+            dist.distributed_c10d._abort_process_group()
+        shut_down(self._connections())
+
+    def leave(self) -> None:
+        """Stop sending, still let peers read what was sent: for a member whose part is done."""
+        if self.backend.name == "gloo":
+            shut_down(self._connections(), socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Throw the group away; a new one may follow."""
+        if not self.aborted:
+            self.leave()
+        self._discard()
+
+    def descriptors(self) -> list[int]:
+        """Its sockets, for forked children to close."""
+        return [c.descriptor for c in self._built or ()]
+
+    def _store(self, timeout: datetime.timedelta) -> Store:
+        host, _, port = self.generation.store_endpoint.rpartition(":")
+        return TCPStore(host, int(port), is_master=False, timeout=timeout)
+
+    def _connect_nccl(self) -> None:
+        """NCCL connects at the first collective: make it now, while the clock of joining runs."""
+        dist.barrier(device_ids=[self.backend.device.index])
+
+    def _connections(self) -> frozenset[Connection]:
+        with self._lock:
+            if self._before is None:
+                return frozenset()
+            return self._own(connections()) if self._built is None else self._built
+
+    def _own(self, now: frozenset[Connection]) -> frozenset[Connection]:
+        """This group's: new since before it was built, and not a client of the store hosted here,
+        which may already serve a later generation."""
+        new = now - (self._before or frozenset())
+        return frozenset(c for c in new if c.local_port != self._own_store_port)
+
+    def _discard(self) -> None:
+        if not dist.is_initialized():
+            return
+        if self.backend.name == "nccl":
+            dist.distributed_c10d._abort_process_group()
+        else:
+            dist.destroy_process_group()
+
+
+def is_group_loss(error: BaseException, group: Group | None) -> bool:
+    """Does this exception say that the group is lost, and nothing else?"""
+    if isinstance(error, GroupLost):
+        return True
+    if not isinstance(error, RuntimeError) or group is None:
+        return False
+    if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
+        return True
+    return _LOST.search(str(error)) is not None
+
+
+def first_line(error: BaseException) -> str:
+    """The gist of an error for a one-line report."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:300]

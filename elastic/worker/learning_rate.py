@@ -1,0 +1,60 @@
+"""Applies a scaling rule's factor around each optimizer step and nowhere else.
+
+The rates that the script and its schedulers see are always the unscaled ones, so a scheduler that
+multiplies the rate it finds can not compound the factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from elastic.core.learning_rate import Ramp, ScalingRule
+
+
+class ScaledOptimizer:
+    """Hooks on one optimizer. `factor()` is asked at each step."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, factor: Callable[[], float]) -> None:
+        self._optimizer = optimizer
+        self._factor = factor
+        self._unscaled: list[Any] = []
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(self._after)
+
+    def restore(self) -> None:
+        """Put the unscaled rates back, also when the step raised."""
+        for group, rate in zip(self._optimizer.param_groups, self._unscaled, strict=False):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].copy_(rate)
+            else:
+                group["lr"] = rate
+        self._unscaled = []
+
+    def _before(self, *_: Any) -> None:
+        factor = self._factor()
+        if factor == 1.0:
+            return
+        self._unscaled = [_copied(group["lr"]) for group in self._optimizer.param_groups]
+        for group in self._optimizer.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].mul_(factor)
+            else:
+                group["lr"] = group["lr"] * factor
+
+    def _after(self, *_: Any) -> None:
+        self.restore()
+
+
+def _copied(rate: Any) -> Any:
+    return rate.clone() if isinstance(rate, torch.Tensor) else rate
+
+
+def retarget(ramp: Ramp | None, rule: ScalingRule, batch_ratio: float, step: int) -> Ramp:
+    """The ramp to follow from `step` on, when the global batch has become `batch_ratio` times
+    that of the rule's reference. A job begins at the unscaled rate."""
+    if ramp is None:
+        ramp = Ramp(start_factor=1.0, end_factor=1.0, start_step=step, steps=0)
+    return ramp.retarget(step, end_factor=rule.factor(batch_ratio), steps=rule.warmup_steps)

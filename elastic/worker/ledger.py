@@ -1,0 +1,42 @@
+"""Which samples each committed step consumed, kept until the coordinator has stored it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerRecord:
+    """The samples of one committed step: positions [start, stop) of the epoch's order."""
+
+    step: int
+    epoch: int
+    generation: int
+    world_size: int
+    start: int
+    stop: int
+
+
+class LedgerBacklog:
+    """Records not known to be stored. Every member keeps them: any may have to report them."""
+
+    def __init__(self, records: Iterable[LedgerRecord] = ()) -> None:
+        self._records = list(records)
+        self._lock = threading.Lock()
+
+    def append(self, record: LedgerRecord) -> None:
+        """A step was committed."""
+        with self._lock:
+            self._records.append(record)
+
+    def stored(self, committed: int) -> None:
+        """Records of steps below `committed` are on storage."""
+        with self._lock:
+            self._records = [r for r in self._records if r.step >= committed]
+
+    def since(self, step: int) -> list[LedgerRecord]:
+        """The records of steps from `step` on."""
+        with self._lock:
+            return [r for r in self._records if r.step >= step]

@@ -1,0 +1,94 @@
+"""A model under DDP that outlives its process group: wrapped anew for each one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from elastic.worker.group import Backend
+
+
+class DistributedModel(nn.Module):
+    """Behaves as `DistributedDataParallel(module, **options)` does, through changes of group.
+
+    Its state_dict is the module's own, without a "module." prefix, and attributes that it does
+    not have are looked up in the module.
+    """
+
+    def __init__(self, module: nn.Module, options: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.module = module
+        self._options = dict(options)
+        self._hook: tuple[object, Callable[..., Any]] | None = None
+        self._hidden: list[DistributedDataParallel] = []  # a list: not a submodule
+        self._buffers_before: list[torch.Tensor] = []
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Forward through DDP while in a group, else through the module."""
+        target = self._hidden[0] if self._hidden else self.module
+        return target(*inputs, **named)
+
+    def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
+        """As DDP's; registered again in each group (fp16, bf16 and PowerSGD hooks...)."""
+        self._hook = (state, hook)
+        for ddp in self._hidden:
+            ddp.register_comm_hook(state, hook)
+
+    # ---- for the session
+
+    def wrap(self, backend: Backend) -> None:
+        """Put DDP around the module in the present group. Members are known to be alike."""
+        options = {"init_sync": False, **self._options}
+        if backend.device.type == "cuda":
+            options.setdefault("device_ids", [backend.device.index])
+        ddp = DistributedDataParallel(self.module, **options)
+        if self._hook is not None:
+            ddp.register_comm_hook(*self._hook)
+        self._hidden = [ddp]
+
+    def unwrap(self) -> None:
+        """Throw DDP away, and gradients that an interrupted reduction may have left half-done."""
+        self._hidden = []
+        for parameter in self.module.parameters():
+            parameter.grad = None
+
+    def reduce_gradients(self, reduce: bool) -> None:
+        """What DDP's no_sync() sets: whether the next backward all-reduces."""
+        for ddp in self._hidden:
+            ddp.require_backward_grad_sync = reduce
+
+    def save_buffers(self) -> None:
+        """Remember the buffers: a step that is computed again must not count twice in them."""
+        live = [b for b in self.module.buffers() if b is not None]
+        if not live:
+            return
+        if len(live) != len(self._buffers_before):
+            self._buffers_before = [b.detach().clone() for b in live]
+        else:
+            torch._foreach_copy_(self._buffers_before, live)
+
+    def restore_buffers(self) -> None:
+        """Undo what the interrupted step did to the buffers."""
+        live = [b for b in self.module.buffers() if b is not None]
+        if len(live) == len(self._buffers_before) and live:
+            torch._foreach_copy_(live, self._buffers_before)
+
+    # ---- the module's own face
+
+    def state_dict(self, *args: Any, **named: Any) -> Any:
+        """The module's."""
+        return self.module.state_dict(*args, **named)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **named: Any) -> Any:
+        """The module's."""
+        return self.module.load_state_dict(state_dict, *args, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)

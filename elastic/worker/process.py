@@ -1,0 +1,58 @@
+"""The kernel's part in leaving no process behind: death signals, subreaping, fork hygiene."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        errno = ctypes.get_errno()
+        raise OSError(errno, os.strerror(errno))
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parent dies become children of this process."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """The kernel kills this process when `parent` (its pid) ends, also if it already has."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def keep_from_children(descriptors: Callable[[], Iterable[int]]) -> None:
+    """Processes forked from this one (data loaders) close these at once and die with it.
+
+    A copy of a group's socket in a child would hide this process's death from its peers. The
+    kernel ties the death signal to the forking thread, so only forks of the main thread get it;
+    the zygote ends the others with their process group.
+    """
+    owner = os.getpid()
+    forking = threading.local()
+
+    def before() -> None:
+        forking.on_main_thread = threading.current_thread() is threading.main_thread()
+
+    def in_child() -> None:
+        if os.getppid() != owner:
+            return  # a grandchild: its own parent's death ends it
+        if forking.on_main_thread:
+            die_with_parent(owner)
+        for descriptor in descriptors():
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    os.register_at_fork(before=before, after_in_child=in_child)

@@ -1,0 +1,158 @@
+"""Reports from a thread of its own: progress, figures, ledger, and that the process lives."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from elastic.v1 import job_pb2 as pb
+from elastic.v1 import local_pb2
+from elastic.worker.group import Group
+from elastic.worker.job_state import JobState
+from elastic.worker.link import Link
+from elastic.worker.membership import Membership
+from elastic.worker.steps_clock import StepsClock
+from elastic.worker.synchronisation import Outcome
+
+INTERVAL_S = 0.2
+
+
+class Pulse:
+    """Sends at every interval, and at once when a group has committed its first step.
+
+    Training never waits for it: the script's thread only leaves values to be picked up.
+    """
+
+    def __init__(self, link: Link, membership: Membership) -> None:
+        self._link = link
+        self._membership = membership
+        self._state: JobState | None = None
+        self._clock = StepsClock()
+        self._reported: dict[str, Any] = {}
+        self._reformed: pb.Reformed | None = None
+        self._first_step_pending = False
+        self._wake = threading.Event()
+        self._sending = threading.Lock()
+        self._ledger_sent = 0
+
+    def start(self) -> None:
+        """Begin."""
+        threading.Thread(target=self._beat, name="elastic-pulse", daemon=True).start()
+
+    def publish(self, state: JobState, clock: StepsClock) -> None:
+        """What to report."""
+        self._clock = clock
+        self._state = state
+
+    # ---- on the script's thread
+
+    def entered(self, group: Group, outcome: Outcome) -> None:
+        """The group is ready to train."""
+        durations = self._membership.durations
+        self._ledger_sent = 0  # a new group: whoever reports sends what is not stored
+        self._reformed = pb.Reformed(
+            worker=self._link.worker,
+            generation=group.generation.number,
+            committed=self._state.committed if self._state is not None else 0,
+            abort_s=durations.abort_s,
+            join_s=durations.join_s,
+            sync_s=durations.sync_s,
+            bytes_received=outcome.bytes_received,
+            source=outcome.source,
+        )
+        self._first_step_pending = True
+
+    def committed(self) -> None:
+        """A step was committed."""
+        if self._first_step_pending:
+            self._first_step_pending = False
+            reformed = self._reformed
+            if reformed is not None:
+                reformed.first_step_s = self._membership.durations.since_ready_s()
+                self._wake.set()
+
+    def report(self, values: Mapping[str, Any]) -> None:
+        """Figures of the script, newest wins."""
+        for name, value in values.items():
+            self._reported[name] = value.detach() if isinstance(value, torch.Tensor) else value
+
+    def flush(self) -> None:
+        """Send everything now."""
+        self._send()
+
+    # ---- on the link's thread
+
+    def ledger_stored(self, committed: int) -> None:
+        """Entries of steps below `committed` are on storage."""
+        if self._state is not None:
+            self._state.ledger.stored(committed)
+
+    # ---- on its own thread
+
+    def _beat(self) -> None:
+        while True:
+            self._wake.wait(INTERVAL_S)
+            self._wake.clear()
+            self._send()
+
+    def _send(self) -> None:
+        with self._sending:
+            group = self._membership.group
+            self._send_progress(group)
+            if group is not None and group.rank == 0:
+                self._send_ledger()
+            if self._reformed is not None and not self._first_step_pending:
+                self._link.send(reformed=self._reformed)
+                self._reformed = None
+
+    def _send_progress(self, group: Group | None) -> None:
+        state = self._state
+        self._link.send(
+            progress=pb.Progress(
+                worker=self._link.worker,
+                generation=group.generation.number if group is not None else 0,
+                committed=state.committed if state is not None else 0,
+                epoch=state.position.epoch if state is not None else 0,
+                step_s=self._clock.step_s,
+                samples_per_s=self._clock.samples_per_s,
+                in_step_s=self._clock.in_step_s(),
+                reported=_numbers(dict(self._reported)),
+            )
+        )
+
+    def _send_ledger(self) -> None:
+        state = self._state
+        if state is None:
+            return
+        fresh = state.ledger.since(self._ledger_sent)
+        if not fresh:
+            return
+        self._ledger_sent = fresh[-1].step + 1
+        entries = [
+            pb.LedgerEntry(
+                step=r.step,
+                epoch=r.epoch,
+                generation=r.generation,
+                world_size=r.world_size,
+                start=r.start,
+                stop=r.stop,
+            )
+            for r in fresh
+        ]
+        self._link.send(ledger=local_pb2.LedgerEntries(entries=entries))
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """What can be read as a number; reading a tensor waits for its device, here and not there."""
+    numbers = {name: _number(value) for name, value in values.items()}
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None

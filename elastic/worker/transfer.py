@@ -1,0 +1,90 @@
+"""Moves state between two members in large flat chunks; nothing is pickled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from elastic.worker.group import Group
+from elastic.worker.tensor_spec import TensorSpec
+
+CHUNK_BYTES = 32 * 2**20
+
+
+def send_json(group: Group, document: Any, rank: int) -> None:
+    """Send a JSON document to `rank`, which calls receive_json."""
+    content = json.dumps(document).encode()
+    device = group.backend.device
+    dist.send(torch.tensor([len(content)], dtype=torch.int64, device=device), rank)
+    dist.send(torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device), rank)
+
+
+def receive_json(group: Group, rank: int) -> Any:
+    """The document that `rank` sends."""
+    device = group.backend.device
+    length = torch.empty(1, dtype=torch.int64, device=device)
+    dist.recv(length, rank)
+    content = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
+    dist.recv(content, rank)
+    return json.loads(content.cpu().numpy().tobytes())
+
+
+def send_tensors(group: Group, tensors: Mapping[str, torch.Tensor], rank: int) -> int:
+    """Send the tensors' bytes in their order; return how many."""
+    total = 0
+    for pieces in _chunks([_bytes_of(t) for t in tensors.values()]):
+        chunk = torch.cat([p.to(group.backend.device) for p in pieces])
+        dist.send(chunk, rank)
+        total += chunk.numel()
+    return total
+
+
+def receive_tensors(
+    group: Group, specs: Sequence[TensorSpec], rank: int
+) -> tuple[dict[str, torch.Tensor], int]:
+    """New tensors on the host or the group's device, as described by `specs`; and their bytes."""
+    tensors = {
+        s.name: torch.empty(s.shape, dtype=s.torch_dtype, device=group.backend.device)
+        for s in specs
+    }
+    total = 0
+    for pieces in _chunks([_bytes_of(t) for t in tensors.values()]):
+        chunk = torch.empty(
+            sum(p.numel() for p in pieces), dtype=torch.uint8, device=group.backend.device
+        )
+        dist.recv(chunk, rank)
+        sizes = [p.numel() for p in pieces]
+        for piece, part in zip(pieces, torch.split(chunk, sizes), strict=True):
+            piece.copy_(part)
+        total += chunk.numel()
+    return tensors, total
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory as a flat uint8 tensor; shares it if contiguous."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    return flat.view(torch.uint8)
+
+
+def _chunks(flat: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Group and split uint8 tensors so that each chunk has CHUNK_BYTES, but for the last."""
+    chunk: list[torch.Tensor] = []
+    room = CHUNK_BYTES
+    for tensor in flat:
+        rest = tensor
+        while rest.numel() >= room:
+            chunk.append(rest[:room])
+            rest = rest[room:]
+            yield chunk
+            chunk, room = [], CHUNK_BYTES
+        if rest.numel():
+            chunk.append(rest)
+            room -= rest.numel()
+    if chunk:
+        yield chunk

@@ -1,0 +1,87 @@
+"""Handwritten digits with a small conv net: an ordinary training script that survives lost workers.
+
+    elastic run --nproc-per-node 3 examples/digits.py
+    python examples/digits.py                          # the same, as a world of one
+
+The 1,797 images of 8 x 8 pixels ship with scikit-learn; nothing is downloaded. Kill a worker while
+it runs: the others go on with the step they were at, and another takes its place.
+"""
+
+import argparse
+
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import elastic
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--batch-size", type=int, default=16, help="samples per worker and step")
+    parser.add_argument("--lr", type=float, default=0.05, help="learning rate of one worker")
+    return parser.parse_args()
+
+
+def load() -> tuple[TensorDataset, TensorDataset]:
+    """Every fifth image is for testing."""
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16.0
+    labels = torch.tensor(digits.target)
+    test = torch.arange(len(labels)) % 5 == 0
+    return TensorDataset(images[~test], labels[~test]), TensorDataset(images[test], labels[test])
+
+
+def build() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 4 * 4, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, data: TensorDataset, device: torch.device) -> float:
+    images, labels = (tensor.to(device) for tensor in data.tensors)
+    model.eval()
+    return (model(images).argmax(dim=1) == labels).float().mean().item()
+
+
+def main() -> None:
+    options = parse()
+    session = elastic.init()  # a warm spare waits here
+    train, test = load()
+    torch.manual_seed(0)
+    model = session.distribute(build())
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=2700)
+    session.scale_lr(optimizer, elastic.LinearScaling(reference_world=1, warmup_steps=50))
+    session.track(model=model, optimizer=optimizer, scheduler=scheduler)
+    data = elastic.DataLoader(train, batch_size=options.batch_size, seed=0)
+
+    for step in session.steps(data, epochs=options.epochs):
+        with step:  # leaving this block commits the step
+            for images, labels in step.batches():
+                loss = F.cross_entropy(model(images), labels)
+                step.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            scheduler.step()
+            step.report(loss=loss)
+
+    if session.rank == 0:
+        result = accuracy(model.module, test, session.device)
+        print(f"test accuracy {result:.4f} after {session.committed} steps")
+
+
+if __name__ == "__main__":
+    main()

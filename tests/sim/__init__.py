@@ -1,0 +1,1 @@
+"""The machines of elastic.core in a simulated world: one seed replays one history."""

@@ -1,0 +1,58 @@
+"""Runs many histories: `python -m tests.sim --seeds 0:2000`, or one of them, aloud."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from multiprocessing import get_context
+
+from tests.sim.checkers import violations
+from tests.sim.history import check
+from tests.sim.plan import plan
+from tests.sim.world import World
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
+    parser.add_argument("--seeds", default="0:1000", help="first:last+1, or one seed")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--verbose", action="store_true", help="print each history")
+    arguments = parser.parse_args()
+    seeds = _seeds(arguments.seeds)
+    began = time.perf_counter()
+    if arguments.verbose:
+        failed = [seed for seed in seeds if _tell(seed)]
+    else:
+        failed = _run_all(seeds, arguments.jobs)
+    took_s = time.perf_counter() - began
+    print(f"{len(seeds) - len(failed)} passed, {len(failed)} failed", end="")
+    print(f" in {took_s:.1f} s, {len(seeds) / took_s:.0f} seeds/s")
+    return 1 if failed else 0
+
+
+def _seeds(text: str) -> range:
+    first, _, end = text.partition(":")
+    return range(int(first), int(end) if end else int(first) + 1)
+
+
+def _run_all(seeds: range, jobs: int) -> list[int]:
+    failed = []
+    with get_context("spawn").Pool(jobs) as pool:
+        for seed, found in zip(seeds, pool.imap(check, seeds, chunksize=50), strict=True):
+            if found:
+                failed.append(seed)
+                print(f"seed {seed}: {found[0]}\n  python -m tests.sim --seeds {seed} --verbose")
+    return failed
+
+
+def _tell(seed: int) -> bool:
+    journal = World(plan(seed)).run()
+    found = violations(journal)
+    print(plan(seed), *journal.lines(), *found, journal.fingerprint(), sep="\n")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""What must be true of every history; each promise has a checker of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from tests.sim.checkers.every_sample_once import every_sample_once
+from tests.sim.checkers.liveness import liveness
+from tests.sim.checkers.no_step_lost import no_step_lost
+from tests.sim.checkers.one_lineage import one_lineage
+from tests.sim.checkers.same_state import same_state
+from tests.sim.checkers.stopping import stopping
+from tests.sim.journal import Journal
+
+Checker = Callable[[Journal], Iterator[str]]
+
+CHECKERS: tuple[Checker, ...] = (
+    liveness,
+    one_lineage,
+    same_state,
+    no_step_lost,
+    every_sample_once,
+    stopping,
+)
+
+
+def violations(journal: Journal) -> list[str]:
+    """What is wrong with a history, with the name of the checker that says so."""
+    return [f"{check.__name__}: {what}" for check in CHECKERS for what in check(journal)]

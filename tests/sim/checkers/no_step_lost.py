@@ -1,0 +1,23 @@
+"""P2: what a survivor holds is never lost, and at most one step per recovery is computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.sim.journal import Journal
+
+
+def no_step_lost(journal: Journal) -> Iterator[str]:
+    seen: set[int] = set()
+    for agreed in journal.agreed:
+        again = agreed.begun - agreed.replica.committed
+        if again > 1:
+            yield f"{agreed.worker} computes {again} steps again in {agreed.generation}"
+        if agreed.generation in seen:
+            continue  # the first member to agree speaks for all: others may have trained on
+        seen.add(agreed.generation)
+        best = agreed.best_survivor
+        if best is not None and best.age > agreed.replica.age:
+            yield f"generation {agreed.generation} starts from {agreed.replica}, {best} survived"
+        if best is None and agreed.checkpoint.age > agreed.replica.age:
+            yield f"generation {agreed.generation} starts before {agreed.checkpoint}"

@@ -1,0 +1,75 @@
+"""Simulated time: a queue of calls, the only source of randomness, and links that keep order."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from typing import Any
+
+Call = Callable[..., None]
+
+
+class Clock:
+    """Runs calls in the order of their instants; equal instants in the order of asking."""
+
+    def __init__(self, seed: int) -> None:
+        self.now = 0.0
+        self.random = random.Random(seed)
+        self._queue: list[tuple[float, int, Call, tuple[Any, ...]]] = []
+        self._asked = 0
+
+    def at(self, instant_s: float, call: Call, *args: Any) -> None:
+        self._asked += 1
+        heapq.heappush(self._queue, (max(instant_s, self.now), self._asked, call, args))
+
+    def after(self, delay_s: float, call: Call, *args: Any) -> None:
+        self.at(self.now + delay_s, call, *args)
+
+    def between(self, low: float, high: float) -> float:
+        return low + (high - low) * self.random.random()
+
+    def chance(self, probability: float) -> bool:
+        return self.random.random() < probability
+
+    def run(self, *, until_s: Callable[[], float], ended: Callable[[], bool]) -> None:
+        """Run calls until `ended()`, the queue is empty, or the instant `until_s()` has passed."""
+        queue = self._queue
+        while queue and not ended():
+            if queue[0][0] > until_s():
+                return
+            self.now, _, call, args = heapq.heappop(queue)
+            call(*args)
+
+
+class SteadyClock(Clock):
+    """Nothing is left to chance: every duration is the middle of its bounds."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def between(self, low: float, high: float) -> float:
+        return (low + high) / 2
+
+    def chance(self, probability: float) -> bool:
+        return probability >= 1.0
+
+
+class Link:
+    """One direction of a connection: delays messages, never reorders them."""
+
+    def __init__(self, clock: Clock, low_s: float, high_s: float) -> None:
+        self._clock, self._low_s, self._high_s = clock, low_s, high_s
+        self._last = 0.0
+        self.open = True
+
+    def send(self, call: Call, *args: Any) -> None:
+        if not self.open:
+            return
+        arrival = self._clock.now + self._clock.between(self._low_s, self._high_s)
+        self._last = max(self._last, arrival)
+        self._clock.at(self._last, self._deliver, call, args)
+
+    def _deliver(self, call: Call, args: tuple[Any, ...]) -> None:
+        if self.open:
+            call(*args)

@@ -1,0 +1,132 @@
+"""Lets the planned faults strike, at their instants or at points that scripts reach."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING
+
+from elastic.core.agent import events as agent_events
+from elastic.core.coordinator import events as coordinator_events
+from elastic.core.membership import WorkerPhase
+from tests.sim.plan import Action, Fault, agent_settings
+from tests.sim.process import Process, ScriptError, Struck
+
+if TYPE_CHECKING:
+    from tests.sim.node import Node
+    from tests.sim.world import World
+
+SIGKILL = 9
+STOP_EXIT_CODE = 143
+# A process that was struck here does not come out of the point.
+_FATAL = (
+    Action.KILL_WORKER,
+    Action.KILL_NODE,
+    Action.LOSE_NODE_SILENTLY,
+    Action.FREEZE_SCRIPT,
+    Action.FREEZE_PROCESS,
+)
+
+
+class Faults:
+    """The faults of one history."""
+
+    def __init__(self, world: World, faults: tuple[Fault, ...]) -> None:
+        self._world = world
+        self._timed = [f for f in faults if f.at_s is not None]
+        self._at_points: dict[str, list[Fault]] = defaultdict(list)
+        for fault in faults:
+            if fault.at_s is None:
+                self._at_points[fault.point].append(fault)
+        self._reached: Counter[str] = Counter()
+        self.last_at = 0.0
+
+    def start(self) -> None:
+        for fault in self._timed:
+            self.last_at = max(self.last_at, fault.at_s or 0.0)
+            self._world.clock.at(fault.at_s or 0.0, self._strike_someone, fault)
+
+    def reached(self, process: Process, point: str) -> None:
+        """`process` is at `point`: raises out of its script if it does not survive it."""
+        pending = self._at_points.get(point)
+        if not pending:
+            return
+        self._reached[point] += 1
+        for fault in pending:
+            if fault.nth == self._reached[point]:
+                self._strike(fault, process)
+                if fault.action is Action.RAISE:
+                    raise ScriptError(fault.signature or f"{process.name} at {point}")
+                if fault.action in _FATAL:
+                    raise Struck
+
+    def _strike_someone(self, fault: Fault) -> None:
+        world = self._world
+        alive = [p for n in world.nodes if n.alive for p in n.processes.values() if p.alive]
+        if fault.action is Action.ADD_NODE:
+            self._record(fault, "")
+            world.add_node(agent_settings(f"x{len(world.nodes)}", slots=1, spares=0))
+        elif alive:
+            named = [p for p in alive if p.name == fault.worker]
+            self._strike(fault, named[0] if named else world.clock.random.choice(alive))
+
+    def _record(self, fault: Fault, whom: str) -> None:
+        world = self._world
+        if world.leader.ended:
+            return
+        self.last_at = max(self.last_at, world.clock.now)
+        world.journal.note(world.clock.now, "fault", fault.action.name, whom)
+
+    def _strike(self, fault: Fault, process: Process) -> None:
+        self._record(fault, process.name)
+        match fault.action:
+            case Action.KILL_WORKER:
+                process.end(signal=SIGKILL)
+            case Action.KILL_NODE | Action.LOSE_NODE_SILENTLY:
+                silent = fault.action is Action.LOSE_NODE_SILENTLY
+                process.node.lose(silent=silent)
+                self._return_later(fault, process.node)
+            case Action.FREEZE_SCRIPT:
+                process.freeze(deaf=False)
+            case Action.FREEZE_PROCESS:
+                process.freeze(deaf=True)
+                self._notice_silence(process)
+            case Action.BREAK_LINK:
+                process.break_link()
+            case Action.CUT_OFF_NODE if not self._may_cut_off(process.node):
+                pass
+            case Action.CUT_OFF_NODE:
+                process.node.cut_off()
+                self._world.clock.after(fault.returns_after_s or 0.0, process.node.connect)
+                self.last_at += fault.returns_after_s or 0.0
+            case Action.STOP:
+                self._stop()
+
+    def _may_cut_off(self, node: Node) -> bool:
+        """Not the last node that has the state: with newcomers at hand, the coordinator would begin
+        anew while the group that it can not see trains on (DESIGN.md, P1 against P6)."""
+        alive = [n for n in self._world.nodes if n.alive and n.exit_code is None]
+        return all(n.connected for n in alive) and any(
+            p.responsive and p.worker.status.phase is WorkerPhase.TRAINING
+            for n in alive
+            if n is not node
+            for p in n.processes.values()
+        )
+
+    def _notice_silence(self, process: Process) -> None:
+        """The agent misses the worker's signs of life, sooner or later."""
+        silent_s = self._world.clock.between(0.5, 6.0)
+        frozen = agent_events.WorkerFrozen(worker=process.name, silent_s=silent_s)
+        self._world.clock.after(silent_s, process.node.tell, frozen)
+
+    def _return_later(self, fault: Fault, node: Node) -> None:
+        delay_s = fault.returns_after_s or 0.0
+        self.last_at = max(self.last_at, self._world.clock.now + delay_s)
+        self._world.clock.after(delay_s, self._world.add_node, node.settings)
+
+    def _stop(self) -> None:
+        journal = self._world.journal
+        if journal.stopped_at is None:
+            journal.stopped_at = self._world.clock.now
+            journal.note(journal.stopped_at, "fault", "stop")
+            stop = coordinator_events.StopRequested(exit_code=STOP_EXIT_CODE, reason="the test")
+            self._world.leader.tell(stop)

@@ -1,0 +1,129 @@
+"""A process group as its members see it: collectives that complete, break, or complete in part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any
+
+from elastic.core.membership import Generation
+from tests.sim.clock import Clock
+from tests.sim.thread import Body, Wait
+
+if TYPE_CHECKING:
+    from tests.sim.process import Process
+
+RENDEZVOUS = "rendezvous"
+
+
+class GroupLost(Exception):
+    """A collective failed: a member is gone, or the group was aborted."""
+
+
+class _Collective:
+    def __init__(self) -> None:
+        self.contributions: dict[str, Any] = {}
+        self.waiting: dict[str, Process] = {}
+        self.whole = False
+
+
+class Group:
+    """The members of one generation that have come, and the collectives under way."""
+
+    def __init__(
+        self, clock: Clock, generation: Generation, on_whole: Callable[[Hashable], None]
+    ) -> None:
+        self._clock, self._on_whole = clock, on_whole
+        self._ranks = [m.worker for m in generation.members]
+        self._collectives: dict[Hashable, _Collective] = {}
+        self._blocked_in: dict[str, _Collective] = {}
+        self._reset: set[str] = set()
+        self._gone: set[str] = set()
+
+    def collective(
+        self, name: Hashable, member: Process, contribution: Any = None, *, took_s: float = 0.004
+    ) -> Body:
+        """Contribute and wait for all. Returns everybody's contribution; raises GroupLost."""
+        if member.name in self._gone or (member.name in self._reset and name != RENDEZVOUS):
+            yield self._clock.between(0.0, 0.001)
+            raise GroupLost("the connection was reset")
+        collective = self._collectives.setdefault(name, _Collective())
+        collective.contributions[member.name] = contribution
+        collective.waiting[member.name] = member
+        self._blocked_in[member.name] = collective
+        if len(collective.waiting) == len(self._ranks):  # whoever has left can not forward data
+            self._complete(name, collective, took_s)
+        result = yield Wait.COLLECTIVE
+        return result
+
+    def leave(self, member: Process, *, died: bool = False, silent: bool = False) -> None:
+        """Close the member's side. `silent`: nobody can notice (power loss)."""
+        if member.name in self._gone:
+            return
+        self._gone.add(member.name)
+        self._forget(member.name)
+        if silent:
+            return
+        self._reset_neighbours(member.name)
+        if died and member.name == self._ranks[0]:
+            self._lose_store()
+
+    def abort(self, member: Process) -> None:
+        """Free the member's own thread, now."""
+        self._gone.add(member.name)
+        self._reset_neighbours(member.name)
+        self._free(member.name, "aborted")
+
+    def break_link(self, member: Process) -> None:
+        """A connection of this member fails although nobody is dead."""
+        self._notice_reset(member.name)
+
+    def _complete(self, name: Hashable, collective: _Collective, took_s: float) -> None:
+        """Everybody has contributed: each member completes at an instant of its own."""
+        collective.whole = True
+        self._on_whole(name)
+        for worker in collective.waiting:
+            delay_s = self._clock.between(0.1, 1.0) * took_s
+            self._clock.after(delay_s, self._finish, worker, collective)
+
+    def _finish(self, worker: str, collective: _Collective) -> None:
+        if self._blocked_in.get(worker) is collective:
+            member = collective.waiting[worker]
+            self._forget(worker)
+            member.thread.complete(collective.contributions)
+
+    def _reset_neighbours(self, worker: str) -> None:
+        rank = self._ranks.index(worker)
+        for neighbour in (self._ranks[rank - 1], self._ranks[(rank + 1) % len(self._ranks)]):
+            if neighbour != worker:
+                self._clock.after(self._clock.between(0.0, 0.003), self._notice_reset, neighbour)
+
+    def _notice_reset(self, worker: str) -> None:
+        self._reset.add(worker)
+        collective = self._blocked_in.get(worker)
+        if collective is None:
+            return
+        assembling = collective is self._collectives.get(RENDEZVOUS) and not collective.whole
+        if not assembling:  # a rendezvous waits at the store, which a member's death leaves up
+            self._free(worker, "connection reset by peer")
+
+    def _lose_store(self) -> None:
+        rendezvous = self._collectives.get(RENDEZVOUS)
+        for worker in list(rendezvous.waiting) if rendezvous else ():
+            self._clock.after(self._clock.between(0.0, 0.003), self._free, worker, "store is gone")
+
+    def _free(self, worker: str, why: str) -> None:
+        """Data already on its way may still complete the collective, or may not."""
+        collective = self._blocked_in.get(worker)
+        if collective is None:
+            return
+        member = collective.waiting[worker]
+        self._forget(worker)
+        if collective.whole and self._clock.chance(0.5):
+            member.thread.complete(collective.contributions)
+        else:
+            member.thread.fail(GroupLost(why))
+
+    def _forget(self, worker: str) -> None:
+        collective = self._blocked_in.pop(worker, None)
+        if collective is not None:
+            del collective.waiting[worker]

@@ -1,0 +1,17 @@
+"""One seed's history, judged."""
+
+from __future__ import annotations
+
+from tests.sim.checkers import violations
+from tests.sim.plan import plan
+from tests.sim.world import Parts, World
+
+
+def check(seed: int, parts: Parts | None = None) -> list[str]:
+    """Violations in the history of `seed`."""
+    return violations(World(plan(seed), parts).run())
+
+
+def fingerprint(seed: int) -> str:
+    """Equal for equal histories."""
+    return World(plan(seed)).run().fingerprint()

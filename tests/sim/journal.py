@@ -1,0 +1,80 @@
+"""What happened in one history: the facts that the checkers read, and a trace to replay it by."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from elastic.core.data_order import SampleRange
+from elastic.core.membership import Generation
+from tests.sim.replica import Job, Replica
+
+
+class Commit(NamedTuple):
+    """One worker committed one step."""
+
+    at: float
+    worker: str
+    generation: int
+    world_size: int
+    samples: SampleRange
+    before: int
+    """The lineage that it went on from."""
+    replica: Replica
+
+
+class Reduced(NamedTuple):
+    """An all-reduce had every member's contribution."""
+
+    at: float
+    generation: int
+    step: int
+
+
+class Agreed(NamedTuple):
+    """One member of a generation has the state that its group agreed on."""
+
+    at: float
+    worker: str
+    generation: int
+    begun: int
+    """Steps it had begun before."""
+    replica: Replica
+    best_survivor: Replica | None
+    """The most advanced replica in any responsive process at that moment."""
+    checkpoint: Replica
+    """The newest committed checkpoint when its generation was formed, or a blank replica."""
+
+
+class Journal:
+    """One history."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.trace: list[tuple[Any, ...]] = []
+        self.generations: list[Generation] = []
+        self.commits: list[Commit] = []
+        self.reduced: list[Reduced] = []
+        self.agreed: list[Agreed] = []
+        self.newest_checkpoint = Replica()
+        self.torn_checkpoints: list[str] = []
+        self.left_behind: list[str] = []
+        self.outcome: tuple[str, int | None, str] = ("running", None, "")
+        """Phase of the job, its exit code, message."""
+        self.stopped_at: float | None = None
+        self.best_at_end: Replica | None = None
+        """The most advanced replica in any responsive process when the job ended."""
+        self.broken_invariant = ""
+
+    def note(self, *fact: Any) -> None:
+        """Add a line to the trace: instant, who, what, details."""
+        self.trace.append(fact)
+
+    def fingerprint(self) -> str:
+        """Equal for equal histories."""
+        return hashlib.blake2b("\n".join(self.lines()).encode(), digest_size=16).hexdigest()
+
+    def lines(self) -> Iterator[str]:
+        for at, who, what, *details in self.trace:
+            yield f"{at:9.4f}  {who:<12} {what} {' '.join(str(d) for d in details)}".rstrip()

@@ -1,0 +1,111 @@
+"""The simulated coordinator process: the real Coordinator machine, and a store that is slow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic.core.agent import events as agent_events
+from elastic.core.coordinator import effects as fx
+from elastic.core.coordinator import events as ev
+from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
+from elastic.core.membership import Generation
+from tests.sim.clock import Link
+
+if TYPE_CHECKING:
+    from tests.sim.node import Node
+    from tests.sim.world import World
+
+
+class Leader:
+    """Does what the coordinator wants."""
+
+    def __init__(self, world: World, settings: CoordinatorSettings) -> None:
+        self.world, self.clock = world, world.clock
+        self.machine: Coordinator = world.parts.coordinator(settings)
+        self.ended = False
+        self._nodes: dict[str, Node] = {}
+        self._timer = 0
+        # Manifests and generations go through one ordered queue: a generation that is known to
+        # exist must not restore a checkpoint older than one that was decided before it.
+        self._store = Link(self.clock, 0.001, 0.03)
+
+    def connected(self, node: Node) -> None:
+        self._nodes[node.name] = node
+        if self.machine.current is not None:
+            node.hear(agent_events.GenerationAnnounced(generation=self.machine.current))
+        if self.ended:
+            self._tell_end(node)
+
+    def lost(self, node: Node) -> None:
+        if self._nodes.get(node.name) is node and not (node.connected and node.alive):
+            del self._nodes[node.name]
+            self.tell(ev.NodeLost(node=node.name))
+
+    def tell(self, event: ev.Event) -> None:
+        if self.ended:
+            return
+        effects = self.machine.handle(event, self.clock.now)
+        self.world.observe("coordinator", event, effects)
+        for effect in effects:
+            self._do(effect)
+
+    def _do(self, effect: fx.Effect) -> None:
+        match effect:
+            case fx.PersistGeneration(generation=generation):
+                self._store.send(self._persisted, generation)
+            case fx.AnnounceGeneration(generation=generation):
+                for node in self._nodes.values():
+                    node.hear(agent_events.GenerationAnnounced(generation=generation))
+            case fx.ReplaceWorker(node=name, worker=worker, kind=kind, message=message):
+                if name in self._nodes:
+                    self._nodes[name].hear(
+                        agent_events.ReplaceRequested(worker=worker, kind=kind, message=message)
+                    )
+            case fx.DismissWorkers():
+                for node in self._nodes.values():
+                    node.hear(agent_events.DismissRequested())
+            case fx.CommitCheckpoint(generation=number, step=step):
+                self._store.send(self._checkpoint_committed, number, step)
+            case fx.AbandonCheckpoint(step=step):
+                self._settle_checkpoint(step, abandoned=True)
+            case fx.SetTimer(at=at):
+                self._set_timer(at)
+            case fx.EndJob():
+                self._end(effect)
+
+    def _persisted(self, generation: Generation) -> None:
+        self.world.exists(generation)
+        self.tell(ev.GenerationPersisted(number=generation.number))
+
+    def _checkpoint_committed(self, generation: int, step: int) -> None:
+        self.world.storage.commit(generation, step)
+        self._settle_checkpoint(step, abandoned=False)
+
+    def _settle_checkpoint(self, step: int, *, abandoned: bool) -> None:
+        self.world.journal.note(self.clock.now, "coordinator", "checkpoint", step, abandoned)
+        for node in self._nodes.values():
+            node.hear_of_checkpoint(step, abandoned=abandoned)
+
+    def _end(self, effect: fx.EndJob) -> None:
+        self.ended = True
+        self.world.journal.best_at_end = self.world.best_survivor(finished=True)
+        self.exit_code = effect.exit_code
+        self.world.journal.outcome = (
+            self.machine.phase.value,
+            effect.exit_code,
+            effect.message or str(effect.verdict),
+        )
+        for node in self._nodes.values():
+            self._tell_end(node)
+
+    def _tell_end(self, node: Node) -> None:
+        node.hear(agent_events.JobEnded(exit_code=self.exit_code))
+
+    def _set_timer(self, at: float | None) -> None:
+        self._timer += 1
+        if at is not None:
+            self.clock.at(at, self._fire, self._timer)
+
+    def _fire(self, timer: int) -> None:
+        if timer == self._timer:
+            self.tell(ev.TimerFired())

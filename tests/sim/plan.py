@@ -1,0 +1,177 @@
+"""What a seed stands for: the cluster, the job, its settings, and the faults that will strike."""
+
+from __future__ import annotations
+
+import enum
+import random
+from dataclasses import dataclass, field
+
+from elastic.core.agent.machine import AgentSettings
+from elastic.core.coordinator.formation import FormationPolicy
+from elastic.core.coordinator.machine import CoordinatorSettings
+from elastic.core.coordinator.progress import StallPolicy
+from elastic.core.restarts import Backoff
+from tests.sim.replica import Job
+
+
+class Action(enum.Enum):
+    """What a fault does."""
+
+    KILL_WORKER = 1
+    KILL_NODE = 2  # its kernel answers: peers see resets
+    LOSE_NODE_SILENTLY = 3  # power loss: peers see nothing
+    FREEZE_SCRIPT = 4  # the link's thread lives on
+    FREEZE_PROCESS = 5
+    RAISE = 6
+    BREAK_LINK = 7  # a group's connection fails, nobody dies
+    CUT_OFF_NODE = 8  # agent and coordinator lose each other for a while
+    STOP = 9
+    ADD_NODE = 10
+
+
+POINTS = (
+    "attached",
+    "assigned",
+    "prepared",
+    "join",
+    "agree",
+    "transfer",
+    "joined",
+    "step",
+    "reduced",
+    "committed",
+    "saving",
+    "done",
+)
+# Where only the progress deadline and the coordinator's patience can notice a stuck script.
+FREEZABLE = ("attached", "assigned", "join", "agree", "transfer", "step")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """Strikes some process at an instant, or whichever reaches a point as the n-th one."""
+
+    action: Action
+    at_s: float | None = None
+    point: str = ""
+    nth: int = 1
+    worker: str = ""
+    """Whom it strikes at an instant; whoever chance says if empty."""
+    signature: str = ""
+    """Of the exception raised; another one for each fault if empty."""
+    returns_after_s: float | None = None
+    """When a lost node is back; None: never."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """Bounds of how long things take, in seconds."""
+
+    start_s: tuple[float, float] = (0.3, 1.5)
+    prepare_s: tuple[float, float] = (0.05, 0.8)
+    step_s: tuple[float, float] = (0.02, 0.1)
+    evaluates: float = 0.5
+    """Probability of an evaluation at the end of an epoch."""
+    evaluation_s: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """One history before it has happened."""
+
+    seed: int
+    nodes: tuple[AgentSettings, ...]
+    coordinator: CoordinatorSettings
+    job: Job
+    pace: Pace = field(default_factory=Pace)
+    faults: tuple[Fault, ...] = ()
+
+
+def plan(seed: int) -> Plan:
+    """The plan that `seed` stands for."""
+    rng = random.Random(f"plan {seed}")
+    nodes = tuple(_node(rng, index) for index in range(rng.choice((1, 2, 2, 3, 3, 4))))
+    slots = sum(n.slots for n in nodes)
+    minimum = rng.randint(1, max(1, slots - 1))
+    maximum = rng.choice((slots, slots, slots + 2, max(minimum, slots - 1)))
+    world = min(maximum, slots)
+    job = Job(
+        length=rng.randint(10, 40) * world,
+        batch_size=rng.randint(2, 4),
+        epochs=rng.randint(1, 3),
+        save_every=rng.choice((5, 10, 1000)),
+    )
+    faults = tuple(_fault(rng, len(nodes)) for _ in range(rng.choice((0, 1, 1, 2, 3, 4, 6))))
+    if not any(f.action is Action.STOP for f in faults) and rng.random() < 0.15:
+        faults += (Fault(action=Action.STOP, at_s=rng.uniform(0.5, 6.0)),)
+    return Plan(
+        seed=seed,
+        nodes=nodes,
+        coordinator=_coordinator(rng, minimum, maximum),
+        job=job,
+        pace=Pace(evaluation_s=rng.choice((0.5, 1.0, 5.0))),
+        faults=faults,
+    )
+
+
+def agent_settings(name: str, *, slots: int, spares: int) -> AgentSettings:
+    return AgentSettings(
+        node=name,
+        slots=slots,
+        spares=spares,
+        backoff=Backoff(base_s=0.1, cap_s=2.0),
+        start_timeout_s=8.0,
+        exit_grace_s=1.0,
+    )
+
+
+def _node(rng: random.Random, index: int) -> AgentSettings:
+    name = "abcdefgh"[index]
+    return agent_settings(name, slots=rng.choice((1, 1, 2, 2, 3)), spares=rng.choice((0, 1, 1, 2)))
+
+
+def _coordinator(rng: random.Random, minimum: int, maximum: int) -> CoordinatorSettings:
+    return CoordinatorSettings(
+        incarnation="sim",
+        formation=FormationPolicy(
+            min_workers=minimum,
+            max_workers=maximum,
+            gather_timeout_s=rng.choice((0.5, 3.0)),
+            join_timeout_s=2.0,
+            busy_timeout_s=8.0,
+            broken_grace_s=rng.choice((0.02, 0.25)),
+            planned_interval_s=rng.choice((0.0, 0.5)),
+        ),
+        stall=StallPolicy(floor_s=2.0),
+        max_restarts=1000,
+        planned_notice_s=rng.choice((0.0, 0.05, 0.3)),
+        stop_grace_s=30.0,
+    )
+
+
+def _fault(rng: random.Random, nodes: int) -> Fault:
+    action = rng.choices(
+        (
+            Action.KILL_WORKER,
+            Action.KILL_NODE,
+            Action.LOSE_NODE_SILENTLY,
+            Action.FREEZE_SCRIPT,
+            Action.FREEZE_PROCESS,
+            Action.RAISE,
+            Action.BREAK_LINK,
+            Action.CUT_OFF_NODE,
+            Action.ADD_NODE,
+        ),
+        weights=(10, 3, 2, 3, 2, 3, 2, 0 if nodes == 1 else 2, 2),
+    )[0]
+    returns_after_s = rng.uniform(0.5, 3.0)
+    if action is Action.ADD_NODE or (action is not Action.RAISE and rng.random() < 0.4):
+        timed = action if action is not Action.FREEZE_SCRIPT else Action.KILL_WORKER
+        return Fault(action=timed, at_s=rng.uniform(0.2, 7.0), returns_after_s=returns_after_s)
+    points = FREEZABLE if action is Action.FREEZE_SCRIPT else POINTS
+    return Fault(
+        action=action,
+        point=rng.choice(points),
+        nth=rng.choice((1, 1, 2, 3, 5, 8, 20, 60)),
+        returns_after_s=returns_after_s,
+    )

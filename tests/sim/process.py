@@ -1,0 +1,222 @@
+"""One simulated worker process: the real Worker machine, its link to the agent, its script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from elastic.core.agent import events as ev
+from elastic.core.coordinator.events import ProgressReported, ShardReported
+from elastic.core.data_order import SampleRange
+from elastic.core.membership import Failure, FailureKind, Generation, WorkerId
+from elastic.core.worker.machine import AbortGroup, Effect, Worker
+from tests.sim.clock import Link
+from tests.sim.group import Group
+from tests.sim.replica import Replica
+from tests.sim.thread import Thread
+
+if TYPE_CHECKING:
+    from tests.sim.node import Node
+    from tests.sim.world import World
+
+PROGRESS_EVERY_S = 0.5
+
+
+class Struck(Exception):
+    """A fault strikes at a point of the script."""
+
+
+class ScriptError(Exception):
+    """The user's script raised."""
+
+
+class Process:
+    """A worker from its fork to its exit."""
+
+    def __init__(self, world: World, node: Node, name: WorkerId, pid: int) -> None:
+        self.world, self.node, self.name, self.pid = world, node, name, pid
+        self.clock = world.clock
+        self.worker: Worker = world.parts.worker(name, pid=pid)
+        self.endpoint = f"{node.name}:{pid}"
+        self.up = Link(self.clock, 0.0001, 0.002)
+        self.down = Link(self.clock, 0.0001, 0.002)
+        self.alive = True
+        self.frozen = False
+        self.deaf = False
+        self.slot: int | None = None
+        self.replica: Replica | None = None
+        self.begun = 0
+        self.in_step_since: float | None = None
+        self.stored_step = -1
+        self.dismissed = False
+        self.done = False
+        self._group: Group | None = None
+        self._exit_code = 0
+        self.thread = Thread(self.clock, world.parts.script(self).run(), self._raised)
+
+    # ---- what the script asks for
+
+    @property
+    def held(self) -> Replica:
+        """Its replica, once it has taken part."""
+        assert self.replica is not None
+        return self.replica
+
+    @property
+    def committed(self) -> int:
+        return self.replica.committed if self.replica is not None else self.worker.status.committed
+
+    @property
+    def responsive(self) -> bool:
+        """Alive, and its state can still be had."""
+        return self.alive and not self.frozen
+
+    def tell(self, effects: Sequence[Effect]) -> None:
+        """Do what the machine wants."""
+        for effect in effects:
+            if isinstance(effect, AbortGroup):
+                self._abort(effect.generation)
+            else:
+                self.note("reports", effect.status.phase.name, effect.status.generation)
+                self.up.send(self.node.tell, ev.WorkerReported(status=effect.status))
+
+    def reach(self, point: str) -> None:
+        """The script is at a named point: faults may strike."""
+        self.world.faults.reached(self, point)
+
+    def enter(self, generation: Generation) -> Group:
+        self._group = self.world.group_of(generation)
+        return self._group
+
+    def leave_group(self) -> None:
+        self.in_step_since = None
+        if self._group is not None:
+            self._group.leave(self)
+            self._group = None
+
+    def begin_generation(self, generation: Generation, replica: Replica) -> None:
+        self.world.agreed(self, generation, replica)
+        self.replica = replica
+        self.begun = replica.committed
+        if generation.rank_of(self.name) == 0:
+            self._report_progress(generation, self._group)
+
+    def begin_step(self) -> None:
+        self.begun = self.committed + 1
+        self.in_step_since = self.clock.now
+
+    def commit(self, generation: Generation, samples: SampleRange) -> None:
+        before = self.held.lineage
+        self.replica = self.held.commit(generation.number, samples)
+        self.in_step_since = None
+        self.worker.committed(self.replica.committed)
+        self.world.committed(self, generation, samples, before)
+
+    def save(self, generation: Generation) -> None:
+        """Copy the state and write this rank's part in the background."""
+        rank = generation.rank_of(self.name)
+        self.clock.after(
+            self.clock.between(0.005, 0.3), self._saved, generation, rank, self.replica
+        )
+        self.reach("saving")
+
+    # ---- what the agent says
+
+    def assigned(self, slot: int) -> None:
+        if not self.deaf:
+            self.slot = slot
+            self.tell(self.worker.assigned(slot))
+            self.thread.nudge()
+
+    def generation_announced(self, generation: Generation) -> None:
+        if self.deaf:
+            return
+        self.tell(self.worker.generation_announced(generation))
+        self.thread.nudge()
+
+    def checkpoint_settled(self, step: int, abandoned: bool) -> None:
+        if not self.deaf and not abandoned:
+            self.stored_step = max(self.stored_step, step)
+            self.thread.nudge()
+
+    def dismiss(self) -> None:
+        self.dismissed = True
+        if not self.deaf:
+            self.thread.nudge()
+
+    # ---- its end
+
+    def end(self, *, exit_code: int = 0, signal: int = 0, silent: bool = False) -> None:
+        """The process is gone; the agent learns of it unless the whole node is."""
+        if not self.alive:
+            return
+        self.alive = False
+        self.thread.stop()
+        self.down.open = False
+        if self._group is not None:
+            self._group.leave(self, died=True, silent=silent)
+        self.note("ends", exit_code, signal)
+        self.up.send(
+            self.node.exited, ev.WorkerExited(worker=self.name, exit_code=exit_code, signal=signal)
+        )
+
+    def freeze(self, *, deaf: bool) -> None:
+        """The script's thread never runs again; `deaf`: nor does any other of the process."""
+        self.frozen = True
+        self.deaf = deaf
+        self.thread.stop()
+        self.note("freezes", deaf)
+
+    def break_link(self) -> None:
+        if self._group is not None:
+            self._group.break_link(self)
+
+    def note(self, what: str, *details: object) -> None:
+        self.world.journal.note(self.clock.now, self.name, what, *details)
+
+    def _abort(self, generation: int) -> None:
+        self.note("aborts", generation)
+        if self._group is not None:
+            self._group.abort(self)
+
+    def _saved(self, generation: Generation, rank: int, replica: Replica) -> None:
+        if self.alive and not self.deaf:
+            self.world.storage.put_shard(generation, replica)
+            shard = ShardReported(
+                worker=self.name,
+                generation=generation.number,
+                step=replica.committed,
+                index=rank,
+                count=generation.world_size,
+            )
+            self.up.send(self.node.shard_saved, shard)
+
+    def _report_progress(self, generation: Generation, group: Group | None) -> None:
+        if not self.alive or self.deaf or group is not self._group:
+            return
+        since = self.in_step_since
+        self.up.send(
+            self.node.progressed,
+            ProgressReported(
+                generation=generation.number,
+                committed=self.committed,
+                step_s=0.06,
+                in_step_s=self.clock.now - since if since is not None else 0.0,
+            ),
+        )
+        self.clock.after(PROGRESS_EVERY_S, self._report_progress, generation, group)
+
+    def _raised(self, error: Exception) -> None:
+        if isinstance(error, Struck):
+            return
+        if not isinstance(error, ScriptError):
+            raise error  # a mistake of the simulation, or a broken invariant
+        failure = Failure(
+            worker=self.name,
+            kind=FailureKind.EXCEPTION,
+            code=1,
+            signature=str(error),
+            message=str(error),
+        )
+        self.up.send(self.node.tell, ev.WorkerReportedFailure(failure=failure))
+        self.end(exit_code=1)

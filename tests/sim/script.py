@@ -1,0 +1,165 @@
+"""The training script of a simulated worker: what the user's loop does through `session.steps`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from elastic.core.data_order import SampleRange
+from elastic.core.membership import Generation, Purpose
+from elastic.core.recovery import Declaration, RecoveryPlan, plan_recovery
+from tests.sim.group import RENDEZVOUS, Group, GroupLost
+from tests.sim.replica import Replica
+from tests.sim.thread import Body, Wait
+
+if TYPE_CHECKING:
+    from tests.sim.process import Process
+
+
+class View(NamedTuple):
+    """What a member brings to the agreement; `replica` is None if it does not hold the state."""
+
+    replica: Replica | None
+    checkpoint: Replica
+    """The newest committed checkpoint that it sees."""
+
+    @property
+    def declaration(self) -> Declaration:
+        held = self.replica or Replica()
+        return Declaration(
+            committed=held.committed,
+            committed_in=held.generation,
+            intact=self.replica is not None,
+            signature=0,
+        )
+
+
+class Script:
+    """One worker's script. Its points are named, so that a fault can strike there."""
+
+    plan: Callable[[Sequence[Declaration]], RecoveryPlan] = staticmethod(plan_recovery)
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.clock = process.clock
+        self.job = process.world.job
+
+    def run(self) -> Body:
+        process, worker = self.process, self.process.worker
+        yield self._takes(process.world.pace.start_s)
+        process.tell(worker.attached())
+        process.reach("attached")
+        while process.slot is None:
+            yield Wait.NEWS
+        process.reach("assigned")
+        yield self._takes(process.world.pace.prepare_s)
+        process.tell(worker.prepared(process.endpoint))
+        process.reach("prepared")
+        while not process.done:
+            generation = worker.joinable()
+            if generation is None:
+                yield Wait.NEWS
+            else:
+                yield from self._take_part(generation)
+        process.reach("done")
+        yield self._takes((0.0, 0.05))
+        process.tell(worker.finished(process.committed))
+        while not process.dismissed:
+            yield Wait.NEWS
+        process.end(exit_code=0)
+
+    def _take_part(self, generation: Generation) -> Body:
+        process, worker = self.process, self.process.worker
+        yield self._takes((0.0, 0.001))  # what is announced meanwhile must not be missed
+        process.tell(worker.join_began(generation))
+        group = process.enter(generation)
+        process.reach("join")
+        try:
+            if worker.superseded():
+                raise GroupLost("superseded")
+            yield from group.collective(RENDEZVOUS, process)
+            yield from self._agree(group, generation)
+            yield from self._train(group, generation)
+        except GroupLost as lost:
+            process.leave_group()
+            process.tell(worker.group_broke(process.committed, str(lost)))
+            return
+        process.leave_group()
+        if not process.done:
+            process.tell(worker.group_left(process.committed))
+
+    def _agree(self, group: Group, generation: Generation) -> Body:
+        process = self.process
+        process.reach("agree")
+        own = View(process.replica, process.world.storage.newest)
+        views: dict[str, View] = yield from group.collective("agree", process, own)
+        by_rank = [views[m.worker] for m in generation.members]
+        plan = type(self).plan([v.declaration for v in by_rank])
+        if plan.committed is None:  # rank 0 restores: others may see a newer checkpoint by now
+            chosen = by_rank[0].checkpoint
+            yield self._takes((0.01, 0.1))
+        else:
+            targets = {t.target for t in plan.transfers}
+            own_rank = generation.rank_of(process.name)
+            source = min(set(range(len(by_rank))) - targets)
+            chosen = by_rank[source if own_rank in targets else own_rank].replica
+        if plan.transfers:
+            yield from self._transfer(group, chosen)
+        process.begin_generation(generation, chosen)
+        process.tell(process.worker.joined(generation, chosen.committed))
+        process.reach("joined")
+
+    def _transfer(self, group: Group, chosen: Replica) -> Body:
+        """Those behind receive the state; one that is interrupted holds nothing whole."""
+        if self.process.replica != chosen:
+            self.process.replica = None
+            self.process.tell(self.process.worker.state_dropped())
+        self.process.reach("transfer")
+        yield from group.collective("transfer", self.process, took_s=0.05)
+
+    def _train(self, group: Group, generation: Generation) -> Body:
+        process = self.process
+        if generation.purpose is Purpose.SAVE_AND_LEAVE:
+            yield from self._save_and_leave(generation)
+            return
+        save = generation.save_first
+        while not process.done:
+            replica = process.held
+            if save or replica.committed % self.job.save_every == 0:
+                process.save(generation)
+                save = False
+            if process.worker.must_leave(replica.committed):
+                return
+            samples = self.job.samples_after(replica.position, generation.world_size)
+            if samples is None:
+                process.done = True
+            else:
+                yield from self._step(group, generation, samples)
+
+    def _step(self, group: Group, generation: Generation, samples: SampleRange) -> Body:
+        process = self.process
+        process.begin_step()
+        process.reach("step")
+        yield self._takes(process.world.pace.step_s)
+        yield from self._reduce(group)
+        process.reach("reduced")
+        process.commit(generation, samples)
+        process.reach("committed")
+        if samples.stop == self.job.length and self.clock.chance(process.world.pace.evaluates):
+            yield self._takes((0.1, process.world.pace.evaluation_s))
+
+    def _reduce(self, group: Group) -> Body:
+        yield from group.collective(("step", self.process.committed), self.process)
+
+    def _save_and_leave(self, generation: Generation) -> Body:
+        """Save, and stay until the checkpoint is whole or a newer generation takes over."""
+        process = self.process
+        process.save(generation)
+        while process.stored_step < process.committed:
+            if process.worker.superseded():
+                return
+            yield Wait.NEWS
+        process.done = True
+
+    def _takes(self, bounds: tuple[float, float]) -> float:
+        return self.clock.between(*bounds)

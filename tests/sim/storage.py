@@ -1,0 +1,31 @@
+"""The simulated checkpoint directory: shards, and manifests that make them visible."""
+
+from __future__ import annotations
+
+from elastic.core.membership import Generation
+from tests.sim.replica import Replica
+
+
+class Storage:
+    """What survives every process."""
+
+    def __init__(self) -> None:
+        self._shards: dict[tuple[int, int], Replica] = {}
+        self.committed: list[Replica] = []
+        self.torn: list[str] = []
+        """Checkpoints whose shards are not of one state."""
+
+    @property
+    def newest(self) -> Replica:
+        """The newest committed checkpoint; the blank state if there is none."""
+        return self.committed[-1] if self.committed else Replica()
+
+    def put_shard(self, generation: Generation, replica: Replica) -> None:
+        key = (generation.number, replica.committed)
+        if self._shards.setdefault(key, replica) != replica:
+            self.torn.append(f"shards of step {replica.committed} of {generation.number} differ")
+
+    def commit(self, generation: int, step: int) -> None:
+        replica = self._shards[generation, step]
+        if replica.age > self.newest.age:
+            self.committed.append(replica)

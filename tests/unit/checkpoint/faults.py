@@ -1,0 +1,88 @@
+"""Kills a writer after a chosen number of operations, as SIGKILL or a power cut would."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from elastic.checkpoint.digest import FileDigest
+from elastic.checkpoint.directory import CheckpointDirectory
+
+
+class Killed(BaseException):
+    """The process is gone; like SystemExit, not something that cleaning up may answer."""
+
+
+class Countdown:
+    """Lives for `operations` more operations, then refuses every further one: no last words."""
+
+    def __init__(self, operations: int) -> None:
+        self._left = operations
+
+    def spend(self) -> None:
+        if self._left <= 0:
+            raise Killed
+        self._left -= 1
+
+
+class DyingOs:
+    """The `os` module as `local_directory` sees it; dying in `write` leaves half of it written."""
+
+    _MUTATING = ("open", "fsync", "replace", "unlink", "rmdir", "mkdir")
+
+    def __init__(self, countdown: Countdown) -> None:
+        self._countdown = countdown
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(os, name)
+        return self._counted(real) if name in self._MUTATING else real
+
+    def write(self, handle: int, piece: memoryview) -> int:
+        try:
+            self._countdown.spend()
+        except Killed:
+            os.write(handle, piece[: len(piece) // 2])
+            raise
+        return os.write(handle, piece)
+
+    def _counted(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            self._countdown.spend()
+            return real(*args, **options)
+
+        return call
+
+
+class DyingDirectory:
+    """A directory whose writes and removals stop after a countdown; half a file may remain."""
+
+    def __init__(self, inner: CheckpointDirectory, countdown: Countdown) -> None:
+        self._inner = inner
+        self._countdown = countdown
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def write(self, relative: str, data: bytes | Iterable[memoryview]) -> FileDigest:
+        content = data if isinstance(data, bytes) else b"".join(data)
+        try:
+            self._countdown.spend()
+        except Killed:
+            parent, _, name = relative.rpartition("/")
+            self._inner.write(f"{parent}/.{name}.partial", content[: len(content) // 2])
+            raise
+        digest = self._inner.write(relative, content)
+        self._countdown.spend()
+        return digest
+
+    def remove_tree(self, name: str) -> None:
+        self._countdown.spend()
+        self._inner.remove_tree(name)
+        self._countdown.spend()
+
+
+def every_kill_point(limit: int) -> Iterator[int]:
+    """0, 1, 2...: the caller stops once its work survives; a loop without end is a failure."""
+    yield from range(limit)
+    raise AssertionError(f"the work was still being killed after {limit} operations")

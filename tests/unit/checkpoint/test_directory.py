@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import xxhash
+
+from elastic.checkpoint import local_directory
+from elastic.checkpoint.digest import CHUNK_BYTES
+from elastic.checkpoint.directory import CheckpointDirectory, open_directory
+from elastic.errors import (
+    CheckpointDamaged,
+    CheckpointWriteError,
+    ConfigurationError,
+    TransientError,
+)
+from tests.unit.checkpoint.faults import Countdown, DyingOs, Killed
+
+
+@pytest.fixture(params=["path", "file", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    match request.param:
+        case "path":
+            yield str(tmp_path / "some where" / "checkpoints")
+        case "file":
+            yield f"file://{tmp_path}/checkpoints"
+        case _:
+            yield "memory://bucket/checkpoints"
+            fsspec.filesystem("memory").store.clear()
+            fsspec.filesystem("memory").pseudo_dirs[:] = [""]
+
+
+@pytest.fixture
+def directory(url: str) -> CheckpointDirectory:
+    return open_directory(url)
+
+
+class TestContract:
+    """What a local path and an fsspec URL both promise."""
+
+    def test_probe_creates_the_root_and_leaves_nothing(
+        self, directory: CheckpointDirectory
+    ) -> None:
+        directory.probe()
+        directory.probe()
+        assert directory.list() == []
+
+    @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 3])
+    def test_what_is_written_is_read(self, directory: CheckpointDirectory, size: int) -> None:
+        content = os.urandom(size)
+        digest = directory.write("step-000000001/a", content)
+        assert (digest.name, digest.size_bytes) == ("a", size)
+        assert digest.xxh3_128 == xxhash.xxh3_128_hexdigest(content)
+        assert directory.read("step-000000001/a") == content
+        assert b"".join(directory.chunks("step-000000001/a")) == content
+        assert directory.size_bytes("step-000000001/a") == size
+
+    def test_blocks_are_written_one_after_the_other(self, directory: CheckpointDirectory) -> None:
+        blocks = [memoryview(b"one"), memoryview(b""), memoryview(b"two")]
+        digest = directory.write("a", iter(blocks))
+        assert directory.read("a") == b"onetwo"
+        assert digest.xxh3_128 == xxhash.xxh3_128_hexdigest(b"onetwo")
+
+    def test_an_older_file_is_replaced(self, directory: CheckpointDirectory) -> None:
+        directory.write("s/a", b"old and longer")
+        directory.write("s/a", b"new")
+        assert directory.read("s/a") == b"new"
+
+    def test_another_opening_sees_what_was_written(
+        self, directory: CheckpointDirectory, url: str
+    ) -> None:
+        other = open_directory(url)
+        assert other.list() == []
+        directory.write("step-000000001/a", b"x")
+        assert other.list() == ["step-000000001"]
+        assert other.size_bytes("step-000000001/a") == 1
+
+    def test_what_is_absent(self, directory: CheckpointDirectory) -> None:
+        assert directory.list() == []
+        assert directory.size_bytes("step-000000001/a") is None
+        with pytest.raises(FileNotFoundError):
+            directory.read("step-000000001/a")
+        with pytest.raises(FileNotFoundError):
+            list(directory.chunks("step-000000001/a"))
+        directory.remove_tree("step-000000001")
+
+    def test_a_removed_tree_is_gone_and_its_neighbour_is_not(
+        self, directory: CheckpointDirectory
+    ) -> None:
+        for step in ("step-000000001", "step-000000002"):
+            for name in ("manifest.json", "shard", ".shard.partial"):
+                directory.write(f"{step}/{name}", b"x")
+        directory.remove_tree("step-000000001")
+        assert directory.list() == ["step-000000002"]
+        assert directory.size_bytes("step-000000001/manifest.json") is None
+        assert directory.read("step-000000002/manifest.json") == b"x"
+
+    def test_a_failing_source_leaves_the_older_file(
+        self, directory: CheckpointDirectory, url: str
+    ) -> None:
+        directory.write("s/a", b"old")
+
+        def broken() -> Iterator[memoryview]:
+            yield memoryview(b"new" * 1000)
+            raise Killed
+
+        with pytest.raises(Killed):
+            directory.write("s/a", broken())
+        assert directory.read("s/a") == b"old"
+        file_system, root = fsspec.core.url_to_fs(url)
+        assert [Path(name).name for name in file_system.ls(f"{root}/s", detail=False)] == ["a"]
+
+
+class TestOpening:
+    @pytest.mark.parametrize("url", ["", "nosuchscheme://bucket/x"])
+    def test_what_can_not_be_opened_is_a_configuration_error(self, url: str) -> None:
+        with pytest.raises(ConfigurationError, match="checkpoint directory"):
+            open_directory(url)
+
+    def test_a_missing_package_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def missing(url: str) -> None:
+            raise ImportError(f"install s3fs for {url}")
+
+        monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
+        with pytest.raises(ConfigurationError, match="install s3fs"):
+            open_directory("s3://bucket/x")
+
+    def test_a_relative_path_does_not_move_with_the_process(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        directory = open_directory("checkpoints")
+        monkeypatch.chdir("/")
+        directory.write("a", b"x")
+        assert (tmp_path / "checkpoints" / "a").read_bytes() == b"x"
+
+
+class TestLocal:
+    def test_a_path_under_a_file_is_named_with_the_reason(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("x")
+        for root in (tmp_path / "file", tmp_path / "file" / "below"):
+            directory = open_directory(str(root))
+            with pytest.raises(ConfigurationError, match=r"file.*Not a directory.*move it away"):
+                directory.probe()
+            with pytest.raises(CheckpointWriteError, match=r"Not a directory.*bytes free"):
+                directory.write("step-000000001/a", b"x")
+
+    def test_listing_a_file_is_a_configuration_error(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("x")
+        with pytest.raises(ConfigurationError, match="Not a directory"):
+            open_directory(str(tmp_path / "file")).list()
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="mounting needs root")
+    def test_a_full_disk(self, small_disk: Path) -> None:
+        directory = open_directory(str(small_disk))
+        directory.write("s/old", b"o" * 20_000)
+        with pytest.raises(CheckpointWriteError, match=r"No space left on device.*bytes free"):
+            directory.write("s/new", b"n" * 100_000)
+        assert os.listdir(small_disk / "s") == ["old"]
+        directory.write("s/new", b"n" * 20_000)  # the space of the failed one was given back
+        assert directory.read("s/old") == b"o" * 20_000
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="mounting needs root")
+    def test_a_read_only_file_system(self, small_disk: Path) -> None:
+        directory = open_directory(str(small_disk))
+        directory.write("s/old", b"old")
+        subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+        with pytest.raises(ConfigurationError, match=r"Read-only file system.*mount"):
+            directory.probe()
+        with pytest.raises(CheckpointWriteError, match="Read-only"):
+            directory.remove_tree("s")
+        assert directory.read("s/old") == b"old"
+
+    def test_data_is_synced_before_it_is_visible(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        recorder = RecordingOs()
+        monkeypatch.setattr(local_directory, "os", recorder)
+        open_directory(str(tmp_path)).write("s/a", b"x")
+        partial = next(path for verb, path in recorder.calls if verb == "replace")
+        assert recorder.calls == [
+            ("mkdir", str(tmp_path / "s")),
+            ("fsync", str(tmp_path)),
+            ("write", partial),
+            ("fsync", partial),
+            ("replace", partial),
+            ("fsync", str(tmp_path / "s")),
+        ]
+
+    def test_the_manifest_is_removed_first(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        directory = open_directory(str(tmp_path))
+        for name in ("a", "manifest.json", "z"):
+            directory.write(f"s/{name}", b"x")
+        # Two operations: the manifest's removal and opening the directory to sync it.
+        monkeypatch.setattr(local_directory, "os", DyingOs(Countdown(2)))
+        with pytest.raises(Killed):
+            directory.remove_tree("s")
+        assert sorted(os.listdir(tmp_path / "s")) == ["a", "z"]
+
+    @pytest.mark.parametrize(
+        ("number", "expected"), [(5, CheckpointDamaged), (116, TransientError)]
+    )
+    def test_failed_reads(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        number: int,
+        expected: type[Exception],
+    ) -> None:
+        def fail(path: Path) -> bytes:
+            raise OSError(number, os.strerror(number), str(path))
+
+        monkeypatch.setattr(Path, "read_bytes", fail)
+        with pytest.raises(expected, match="s/a"):
+            open_directory(str(tmp_path)).read("s/a")
+
+
+class TestRemote:
+    def test_a_refused_write_is_temporary_and_names_the_url(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        directory = open_directory("memory://bucket/x")
+
+        def refuse(*_: object, **__: object) -> Any:
+            raise RuntimeError("slow down")
+
+        monkeypatch.setattr(fsspec.filesystem("memory"), "open", refuse)
+        with pytest.raises(CheckpointWriteError, match=r"memory://bucket/x/s/a.*slow down"):
+            directory.write("s/a", b"x")
+        with pytest.raises(ConfigurationError, match=r"memory://bucket/x.*slow down.*credentials"):
+            directory.probe()
+        with pytest.raises(TransientError, match="slow down"):
+            list(directory.chunks("s/a"))
+
+
+class RecordingOs:
+    """Notes in which order files are changed, by path."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def mkdir(self, path: Path) -> None:
+        self.calls.append(("mkdir", str(path)))
+        os.mkdir(path)
+
+    def write(self, handle: int, piece: memoryview) -> int:
+        self.calls.append(("write", os.readlink(f"/proc/self/fd/{handle}")))
+        return os.write(handle, piece)
+
+    def fsync(self, handle: int) -> None:
+        self.calls.append(("fsync", os.readlink(f"/proc/self/fd/{handle}")))
+        os.fsync(handle)
+
+    def replace(self, source: Path, target: Path) -> None:
+        self.calls.append(("replace", str(source)))
+        os.replace(source, target)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(mount)], check=True)
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)

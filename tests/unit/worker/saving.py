@@ -1,0 +1,59 @@
+"""Saves and compares checkpoints as a group of workers and its coordinator would."""
+
+from __future__ import annotations
+
+import torch
+
+from elastic.checkpoint import catalog
+from elastic.checkpoint.digest import FileDigest
+from elastic.checkpoint.directory import CheckpointDirectory
+from elastic.checkpoint.manifest import Manifest
+from elastic.worker.shards import copy_share, plan_shards, write_share
+from elastic.worker.state_tree import flatten
+from elastic.worker.structure import Structure
+from elastic.worker.tensor_spec import describe
+from tests.unit.worker.trees import DTYPES, make_tensor
+
+
+def make_state(seed: int) -> dict[str, object]:
+    """Every type of element, whole and split, scalar and empty."""
+    tensors = {str(dtype): make_tensor(dtype, (3, 5), seed) for dtype in DTYPES}
+    return {
+        "model": tensors,
+        "optimizer": {
+            "step": torch.tensor(float(seed)),
+            "empty": torch.empty(0, 4),
+            "transposed": make_tensor(torch.float32, (4, 7), seed).t(),
+            "lr": 0.1,
+            "betas": (0.9, float("inf")),
+        },
+        "seed": seed,
+    }
+
+
+def save(directory: CheckpointDirectory, step: int, state: object, count: int = 2) -> None:
+    """Save as `count` workers do, one after the other, then commit."""
+    flat = flatten(state)
+    specs = describe(flat.tensors)
+    structure = Structure(specs=specs, skeleton=flat.skeleton, extra={"note": "kept"})
+    files: list[FileDigest] = []
+    for index, pieces in enumerate(plan_shards(specs, count)):
+        share = copy_share(flat.tensors, pieces)
+        with_structure = structure if index == 0 else None
+        files += write_share(directory, step, index, count, share, with_structure)
+    catalog.commit(directory, make_manifest(step, count, files))
+
+
+def make_manifest(step: int, count: int, files: list[FileDigest]) -> Manifest:
+    """A manifest whose other fields do not matter."""
+    return Manifest(
+        job="job",
+        step=step,
+        generation=1,
+        world_size=count,
+        epoch=0,
+        cursor=0,
+        learning_rate={},
+        created_unix_s=0.0,
+        files=tuple(files),
+    )

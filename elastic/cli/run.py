@@ -192,6 +192,7 @@ def _node_options(command: Command, run_directory: Path, log_directory: Path) ->
     environment.setdefault(
         "OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // settings.nproc_per_node))
     )
+    environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # broken sockets are no news here
     return NodeOptions(
         machine=AgentSettings(
             node="local",

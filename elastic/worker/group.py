@@ -65,6 +65,7 @@ class Group:
         self._built: frozenset[Connection] | None = None
         self._own_store_port = 0
         self._aborted = threading.Event()
+        self._wake = threading.Event()  # connected to the store, or aborted
 
     @property
     def aborted(self) -> bool:
@@ -78,6 +79,9 @@ class Group:
         with self._lock:
             self._before = connections()
         self.check()
+        # torch puts its count of groups into the store's keys; a group that did not come up, or
+        # did so only here, must not leave this member's count different from its peers'.
+        dist.distributed_c10d._world.group_count = 0
         try:
             dist.init_process_group(
                 self.backend.name,
@@ -105,6 +109,7 @@ class Group:
     def abort(self) -> None:
         """From any thread: whoever is blocked in this group's collectives gets an error now."""
         self._aborted.set()
+        self._wake.set()
         if self.backend.name == "nccl" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
         shut_down(self._connections())
@@ -125,8 +130,28 @@ class Group:
         return [c.descriptor for c in self._built or ()]
 
     def _store(self, timeout: datetime.timedelta) -> Store:
+        """A client of rank 0's store.
+
+        Connecting to a host that has died is tried again and again in C++, out of anybody's
+        reach. So it happens on a thread that is left to its fate when the group is aborted.
+        """
+        connected: list[Store] = []
+        failed: list[RuntimeError] = []
         host, _, port = self.generation.store_endpoint.rpartition(":")
-        return TCPStore(host, int(port), is_master=False, timeout=timeout)
+
+        def connect() -> None:
+            try:
+                connected.append(TCPStore(host, int(port), is_master=False, timeout=timeout))
+            except RuntimeError as error:
+                failed.append(error)
+            self._wake.set()
+
+        threading.Thread(target=connect, name="elastic-connect", daemon=True).start()
+        self._wake.wait()
+        self.check()
+        if failed:
+            raise failed[0]
+        return connected[0]
 
     def _connect_nccl(self) -> None:
         """NCCL connects at the first collective: make it now, while the clock of joining runs."""

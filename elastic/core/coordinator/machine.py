@@ -327,11 +327,11 @@ class Coordinator:
         return [fx.EndJob(exit_code=stop.exit_code, message=message)]
 
     def _form(self, decision: Form, now: float) -> list[fx.Effect]:
-        previous = self._current
+        previous, alive = self._current, self._workers()
         lost = tuple(
             m.worker
             for m in (previous.members if previous else ())
-            if m.worker not in {n.worker for n in decision.members}
+            if m.worker not in alive or m.worker in decision.left_out
         )
         if not decision.planned and decision.reason is ChangeReason.GROUP_BROKEN:
             self._count_break()

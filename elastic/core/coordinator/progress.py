@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+_MOST_STEPS_AHEAD = 20  # more would only wait: steps this short cost little if news comes late
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StallPolicy:
@@ -56,7 +58,8 @@ class ProgressWatch:
         if self._step_s <= 0.0 or self._advanced_at is None:
             return self.committed + 1
         elapsed = min(now - self._advanced_at, 10 * self._step_s)
-        return self.committed + 1 + math.ceil((elapsed + notice_s) / self._step_s)
+        ahead = math.ceil((elapsed + notice_s) / self._step_s)
+        return self.committed + 1 + min(ahead, _MOST_STEPS_AHEAD)
 
     @property
     def stalled(self) -> bool:

@@ -127,6 +127,9 @@ class JobProcess:
         self.process.wait()
         for reader in self._readers:
             reader.join(5)
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
 
     def __enter__(self) -> JobProcess:
         return self

@@ -1,0 +1,72 @@
+"""What the workers of tests/chaos/scripts have written, and what must be true of it."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+
+def read(out: Path) -> dict[str, list[Record]]:
+    """The records of each process, in its order; a line cut short by a kill is left out."""
+    records: dict[str, list[Record]] = {}
+    for path in sorted(out.glob("steps-*.jsonl")):
+        lines = path.read_text().split("\n")[:-1]
+        records[path.stem] = [json.loads(line) for line in lines]
+    return records
+
+
+def newest_step(out: Path) -> int:
+    """The highest committed step index so far; -1 before the first."""
+    commits = [r["step"] for rows in read(out).values() for r in rows if r["kind"] == "commit"]
+    return max(commits, default=-1)
+
+
+def members_at_work(out: Path) -> int:
+    """How many processes have committed a step in the newest generation that has any."""
+    newest = [
+        rows[-1]["generation"]
+        for rows in ([r for r in rows if r["kind"] == "commit"] for rows in read(out).values())
+        if rows
+    ]
+    return newest.count(max(newest)) if newest else 0
+
+
+def factors(records: dict[str, list[Record]]) -> dict[int, float]:
+    """The learning-rate factor of each step, from its newest generation."""
+    newest: dict[int, Record] = {}
+    for rows in records.values():
+        for row in rows:
+            if row["kind"] == "commit" and row["generation"] >= newest.get(
+                row["step"], {"generation": -1}
+            )["generation"]:
+                newest[row["step"]] = row
+    return {step: row["lr_factor"] for step, row in newest.items()}
+
+
+def check_equal_weights(records: dict[str, list[Record]]) -> int:
+    """All members hold bit-identical weights after each step; the number of comparisons."""
+    digests: dict[int, set[str]] = defaultdict(set)
+    compared = 0
+    for rows in records.values():
+        for row in rows:
+            if row["kind"] == "commit":
+                digests[row["step"]].add(row["digest"])
+                compared += 1
+    different = [step for step, found in digests.items() if len(found) > 1]
+    assert not different, f"weights differ after steps {different}"
+    return compared
+
+
+def check_nothing_lost(records: dict[str, list[Record]], kills: int) -> None:
+    """P2 on every process: commits are consecutive, and few steps are computed again."""
+    for process, rows in records.items():
+        commits = [r["step"] for r in rows if r["kind"] == "commit"]
+        first = commits[0] if commits else 0
+        assert commits == list(range(first, first + len(commits))), (process, commits)
+        attempts = [r["step"] for r in rows if r["kind"] == "attempt"]
+        again = len(attempts) - len(set(attempts))
+        assert again <= kills, (process, again)

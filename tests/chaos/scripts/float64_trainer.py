@@ -1,0 +1,82 @@
+"""Trains a small model in float64 and records every attempted and every committed step.
+
+OUT/steps-PID.jsonl has a line per attempt and per commit with a digest of all weights;
+OUT/final-PID.pt the weights at the end.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import elastic
+from tests.chaos.problem import build, dataset, loss_of
+
+
+def digest(model: nn.Module) -> str:
+    weights = hashlib.blake2b(digest_size=16)
+    for parameter in model.parameters():
+        weights.update(parameter.detach().numpy().tobytes())
+    return weights.hexdigest()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=4)
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--global-batch", type=int, default=None)
+    parser.add_argument("--loaders", type=int, default=0)
+    parser.add_argument("--step-s", type=float, default=0.0)
+    options = parser.parse_args()
+
+    session = elastic.init()
+    model = session.distribute(build(torch.initial_seed() + os.getpid()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    session.scale_lr(optimizer, elastic.LinearScaling(reference_world=1, warmup_steps=7))
+    session.track(model=model, optimizer=optimizer)
+    data = elastic.DataLoader(
+        dataset(),
+        batch_size=options.batch_size,
+        accumulate=options.accumulate,
+        global_batch=options.global_batch,
+        num_workers=options.loaders,
+        seed=3,
+    )
+    record = (options.out / f"steps-{os.getpid()}.jsonl").open("w", buffering=1)
+
+    def write(kind: str, **fields: object) -> None:
+        record.write(json.dumps({"kind": kind, "at": time.monotonic(), **fields}) + "\n")
+
+    for step in session.steps(data, epochs=options.epochs):
+        if step.index == 0:
+            torch.save(model.state_dict(), options.out / f"initial-{os.getpid()}.pt")
+        write("attempt", step=step.index, generation=session.generation, rank=session.rank)
+        with step:
+            factor = session.lr_factor()
+            time.sleep(options.step_s)
+            for inputs, targets in step.batches():
+                step.backward(loss_of(model(inputs), targets))
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if step.committed:
+            write(
+                "commit",
+                step=step.index,
+                generation=session.generation,
+                rank=session.rank,
+                world_size=session.world_size,
+                lr_factor=factor,
+                digest=digest(model),
+            )
+    torch.save(model.state_dict(), options.out / f"final-{os.getpid()}.pt")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Workers are killed at random moments; the job must end as if nothing had happened."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.chaos import problem, records
+from tests.job_process import JobProcess
+
+TRAINER = Path(__file__).parent / "scripts" / "float64_trainer.py"
+ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+def kill_at_random_steps(job: JobProcess, out: Path, seed: int, kills: int) -> None:
+    """Kill one member at a time, each after a few more steps, never the last one left."""
+    rng = random.Random(seed)
+    for _ in range(kills):
+        target = records.newest_step(out) + rng.randint(1, 25)
+
+        def reached(target: int = target) -> bool:
+            return records.newest_step(out) >= target and records.members_at_work(out) >= 2
+
+        wait_until(job, reached, f"step {target} with two members")
+        formed = len(job.named("generation_formed"))
+        job.kill_worker(rng.choice(job.members()))
+        job.wait_for(
+            lambda formed=formed: len(job.named("generation_formed")) > formed, "a new generation"
+        )
+
+
+def wait_until(job: JobProcess, condition: object, what: str, deadline_s: float = 60.0) -> None:
+    """Poll a condition on files, which notify nobody."""
+    deadline = time.monotonic() + deadline_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, f"no {what}\n{job.story()}"
+        assert job.process.poll() is None, f"ended before {what}\n{job.story()}"
+        time.sleep(0.01)
+
+
+def check_outcome(out: Path, epochs: int, kills: int) -> None:
+    steps = problem.lineage(out / "ledger.jsonl")
+    problem.check_every_sample_once(steps, epochs)
+    found = records.read(out)
+    assert records.check_equal_weights(found) > len(steps)
+    records.check_nothing_lost(found, kills)
+    finals = [torch.load(p, weights_only=True) for p in out.glob("final-*.pt")]
+    (initial,) = [
+        torch.load(p, weights_only=True)
+        for p in out.glob("initial-*.pt")
+        if any(r["rank"] == 0 and r["step"] == 0 for r in found[p.stem.replace("initial", "steps")])
+    ][:1]
+    expected = problem.solve(initial, steps, records.factors(found))
+    for final in finals:
+        for name, value in final.items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("nproc", "kills", "options"),
+    [
+        (2, 4, ["--batch-size", "5"]),
+        (3, 5, ["--batch-size", "4", "--accumulate", "3", "--loaders", "1"]),
+        (3, 5, ["--batch-size", "2", "--global-batch", "20"]),
+        (4, 6, ["--batch-size", "3"]),
+    ],
+)
+def test_kills_change_nothing(
+    tmp_path: Path, nproc: int, kills: int, options: list[str]
+) -> None:
+    epochs = 12
+    with JobProcess(
+        "--ledger",
+        tmp_path / "ledger.jsonl",
+        TRAINER,
+        tmp_path,
+        "--epochs",
+        str(epochs),
+        "--step-s",
+        "0.02",
+        *options,
+        nproc=nproc,
+        log_dir=tmp_path / "logs",
+        environment=ENVIRONMENT,
+    ) as job:
+        kill_at_random_steps(job, tmp_path, seed=nproc, kills=kills)
+        assert job.wait(150) == 0, job.story()
+    check_outcome(tmp_path, epochs, kills)
+
+
+def test_without_kills_uneven_shares_give_the_exact_gradient(tmp_path: Path) -> None:
+    """7 workers' worth of unevenness from 3: a global batch of 8 is dealt as 3, 3, 2."""
+    with JobProcess(
+        "--ledger",
+        tmp_path / "ledger.jsonl",
+        TRAINER,
+        tmp_path,
+        "--epochs",
+        "2",
+        "--batch-size",
+        "2",
+        "--global-batch",
+        "8",
+        nproc=3,
+        log_dir=tmp_path / "logs",
+        environment=ENVIRONMENT,
+    ) as job:
+        assert job.wait() == 0, job.story()
+    check_outcome(tmp_path, epochs=2, kills=0)

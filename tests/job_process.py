@@ -115,7 +115,7 @@ class JobProcess:
 
     def story(self) -> str:
         """Everything it has said, for a failing test."""
-        events = "\n".join(json.dumps(e) for e in self.events)
+        events = "\n".join(json.dumps({**e, "traceback": "..."}) for e in self.events)
         return f"events:\n{events}\nmessages: {self.messages}\noutput: {self.output[-30:]}"
 
     # ---- the end

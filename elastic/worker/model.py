@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from elastic.worker.group import Backend
@@ -25,6 +27,7 @@ class DistributedModel(nn.Module):
         self._options = dict(options)
         self._hook: tuple[object, Callable[..., Any]] | None = None
         self._hidden: list[DistributedDataParallel] = []  # a list: not a submodule
+        self._learning = False
         self._buffers_before: list[torch.Tensor] = []
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -33,10 +36,14 @@ class DistributedModel(nn.Module):
         return target(*inputs, **named)
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """As DDP's; registered again in each group (fp16, bf16 and PowerSGD hooks...)."""
+        """As DDP's; registered again in each group (fp16, bf16 and PowerSGD hooks...).
+
+        Each group begins with a copy of `state` as it is now: members that have counted different
+        numbers of iterations, as PowerSGD does, would not run the same collectives.
+        """
         self._hook = (state, hook)
         for ddp in self._hidden:
-            ddp.register_comm_hook(state, hook)
+            self._register_hook(ddp)
 
     # ---- for the session
 
@@ -46,9 +53,9 @@ class DistributedModel(nn.Module):
         if backend.device.type == "cuda":
             options.setdefault("device_ids", [backend.device.index])
         ddp = DistributedDataParallel(self.module, **options)
-        if self._hook is not None:
-            ddp.register_comm_hook(*self._hook)
+        self._register_hook(ddp)
         self._hidden = [ddp]
+        self._learning = bool(options.get("static_graph"))
 
     def unwrap(self) -> None:
         """Throw DDP away, and gradients that an interrupted reduction may have left half-done."""
@@ -57,9 +64,15 @@ class DistributedModel(nn.Module):
             parameter.grad = None
 
     def reduce_gradients(self, reduce: bool) -> None:
-        """What DDP's no_sync() sets: whether the next backward all-reduces."""
+        """What DDP's no_sync() sets: whether the next backward all-reduces.
+
+        A static graph is learnt in the first step, in which DDP can not go without: the result is
+        the same, since what was reduced before is the same everywhere.
+        """
         for ddp in self._hidden:
-            ddp.require_backward_grad_sync = reduce
+            ddp.require_backward_grad_sync = reduce or self._learning
+        if reduce:
+            self._learning = False
 
     def save_buffers(self) -> None:
         """Remember the buffers: a step that is computed again must not count twice in them."""
@@ -77,6 +90,11 @@ class DistributedModel(nn.Module):
         if len(live) == len(self._buffers_before) and live:
             torch._foreach_copy_(live, self._buffers_before)
 
+    def _register_hook(self, ddp: DistributedDataParallel) -> None:
+        if self._hook is not None:
+            state, hook = self._hook
+            ddp.register_comm_hook(_fresh(state), hook)
+
     # ---- the module's own face
 
     def state_dict(self, *args: Any, **named: Any) -> Any:
@@ -92,3 +110,18 @@ class DistributedModel(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
+
+
+def _fresh(state: object) -> object:
+    """A copy of a hook's state, attribute by attribute: PowerSGD's own way of being copied is for
+    saving and logs warnings. A state that is None or a process group stays itself."""
+    slots = getattr(type(state), "__slots__", ())
+    names = [*([slots] if isinstance(slots, str) else slots), *getattr(state, "__dict__", {})]
+    if not names or isinstance(state, ProcessGroup):
+        return state
+    fresh = object.__new__(type(state))
+    for name in names:
+        value = getattr(state, name)
+        same = isinstance(value, ProcessGroup)
+        setattr(fresh, name, value if same else copy.deepcopy(value))
+    return fresh

@@ -6,6 +6,7 @@ When its agent is gone it ends every worker and itself; when it is killed the ke
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import gc
@@ -16,10 +17,11 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 # What a first DDP step imports, seconds of work that forked workers share.
 import torch._dynamo.utils
@@ -46,10 +48,10 @@ def main(argv: list[str]) -> int:
     gc.collect()
     gc.freeze()  # keeps the pages of what was imported shared after a fork
     task = zygote.serve()
-    if task is None:  # the agent is gone, whatever it left on disk goes too
-        shutil.rmtree(argv[2], ignore_errors=True)
-        return 0
-    return task()  # in a forked worker
+    if task is not None:  # in a forked worker
+        return task()
+    shutil.rmtree(argv[2], ignore_errors=True)  # the agent is gone, and so goes what it left
+    return 0
 
 
 class _Zygote:
@@ -193,10 +195,17 @@ def _become_worker(request: pb.SpawnRequest, parent: int) -> int:
     faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True)
     link = Link(request.worker, request.socket_path)
     session.use_link(link)
-    code = run_script(link, list(request.argv))
+    return run_script(link, list(request.argv))
+
+
+def _end_process(code: int) -> NoReturn:
+    """End as multiprocessing ends its forks: everything registered runs, but the interpreter is
+    not taken apart, which takes seconds for the modules that came with the zygote."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    return code
+    os._exit(code)
 
 
 def _redirect_output(path: str) -> None:
@@ -219,4 +228,4 @@ def _reseed() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    _end_process(main(sys.argv))

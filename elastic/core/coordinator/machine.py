@@ -98,8 +98,9 @@ class CoordinatorSettings:
     stall: StallPolicy = field(default_factory=StallPolicy)
     max_restarts: int = 100
     restart_window_s: float = 3600.0
-    planned_notice_s: float = 0.1
-    """A planned change takes effect at the first step expected to end later than this."""
+    planned_notice_s: float = 0.35
+    """A planned change takes effect at the first step expected to end later than this: longer
+    than a report of progress is old plus the way of the news."""
     stop_grace_s: float = 30.0
 
 

@@ -1,0 +1,34 @@
+"""DDP's options, hooks, AMP, schedulers and scalers work on after a change of group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.chaos import problem, records
+from tests.chaos.test_kills import ENVIRONMENT, kill_at_random_steps
+from tests.job_process import JobProcess
+
+SCRIPT = Path(__file__).parent / "scripts" / "ddp_features.py"
+
+
+def test_every_feature_survives_a_change_of_group(tmp_path: Path) -> None:
+    with JobProcess(
+        "--ledger",
+        tmp_path / "ledger.jsonl",
+        SCRIPT,
+        tmp_path,
+        nproc=3,
+        log_dir=tmp_path / "logs",
+        environment=ENVIRONMENT,
+    ) as job:
+        kill_at_random_steps(job, tmp_path, seed=1, kills=2)
+        assert job.wait() == 0, job.story()
+    steps = problem.lineage(tmp_path / "ledger.jsonl")
+    problem.check_every_sample_once(steps, epochs=6)
+    found = records.read(tmp_path)
+    assert records.check_equal_weights(found) > len(steps)
+    records.check_nothing_lost(found, changes=len(job.named("generation_formed")))
+    scheduled = {
+        (r["step"], r["scheduled"]) for rows in found.values() for r in rows if "scheduled" in r
+    }
+    assert scheduled == {(s["step"], s["step"] + 1) for s in steps}

@@ -44,6 +44,7 @@ def _gather(group: Group, mine: Declaration) -> list[Declaration]:
             mine.intact,
             mine.signature,
             mine.took_part,
+            mine.committed_in,
             mine.runs_done,
             mine.in_run,
         ],
@@ -58,10 +59,13 @@ def _gather(group: Group, mine: Declaration) -> list[Declaration]:
             intact=bool(intact),
             signature=signature,
             took_part=bool(took_part),
+            committed_in=committed_in,
             runs_done=runs_done,
             in_run=bool(in_run),
         )
-        for committed, intact, signature, took_part, runs_done, in_run in (r.tolist() for r in rows)
+        for committed, intact, signature, took_part, committed_in, runs_done, in_run in (
+            r.tolist() for r in rows
+        )
     ]
 
 

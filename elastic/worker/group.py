@@ -17,6 +17,7 @@ from elastic.errors import GroupLost
 from elastic.worker.sockets import Connection, connections, shut_down
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
+_MEETING_TIMEOUT = datetime.timedelta(days=1)  # the coordinator's patience ends long before
 
 # What torch raises when a peer or a connection is gone; a plain RuntimeError with gloo.
 _LOST = re.compile(
@@ -73,27 +74,18 @@ class Group:
         return self._aborted.is_set()
 
     def build(self, host: StoreHost, timeout_s: float) -> None:
-        """Assemble with the other members; raises GroupLost if that fails or is aborted."""
+        """Assemble with the other members; raises GroupLost if that fails or is aborted.
+
+        timeout_s: for connecting, once all are there. Until then a member may evaluate for as
+        long as the coordinator lets it; if it never comes, a newer generation aborts this one.
+        """
         timeout = datetime.timedelta(seconds=timeout_s)
         self._own_store_port = host.port
         with self._lock:
             self._before = connections()
         self.check()
-        # torch puts its count of groups into the store's keys; a group that did not come up, or
-        # did so only here, must not leave this member's count different from its peers'.
-        dist.distributed_c10d._world.group_count = 0
         try:
-            dist.init_process_group(
-                self.backend.name,
-                store=PrefixStore(self.generation.store_prefix, self._store(timeout)),
-                rank=self.rank,
-                world_size=self.world_size,
-                timeout=timeout,
-            )
-            if self.backend.name == "nccl":
-                self._connect_nccl()
-            else:
-                dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
+            self._connect(self._meet(timeout), timeout)
         except (RuntimeError, ValueError) as error:
             self._discard()
             raise GroupLost(f"the group did not assemble: {first_line(error)}") from error
@@ -152,6 +144,30 @@ class Group:
         if failed:
             raise failed[0]
         return connected[0]
+
+    def _meet(self, timeout: datetime.timedelta) -> Store:
+        """Wait at the store until every member is there."""
+        store = PrefixStore(self.generation.store_prefix, self._store(timeout))
+        if store.add("arrived", 1) == self.world_size:
+            store.set("all", "here")
+        store.wait(["all"], _MEETING_TIMEOUT)
+        return store
+
+    def _connect(self, store: Store, timeout: datetime.timedelta) -> None:
+        # torch puts its count of groups into the store's keys; a group that did not come up, or
+        # did so only here, must not leave this member's count different from its peers'.
+        dist.distributed_c10d._world.group_count = 0
+        dist.init_process_group(
+            self.backend.name,
+            store=store,
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=timeout,
+        )
+        if self.backend.name == "nccl":
+            self._connect_nccl()
+        else:
+            dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
 
     def _connect_nccl(self) -> None:
         """NCCL connects at the first collective: make it now, while the clock of joining runs."""

@@ -36,6 +36,8 @@ class JobState:
 
     def __init__(self) -> None:
         self.committed = 0
+        self.committed_in = 0
+        """The generation that committed the last step: tells apart equal counts after a fork."""
         self.position = DataPosition()
         self.ramps: dict[str, Ramp] = {}
         self.ledger = LedgerBacklog()
@@ -94,6 +96,7 @@ class JobState:
         """Everything else, as JSON."""
         return {
             "committed": self.committed,
+            "committed_in": self.committed_in,
             "epoch": self.position.epoch,
             "cursor": self.position.cursor,
             "ramps": {name: dataclasses.asdict(ramp) for name, ramp in self.ramps.items()},
@@ -114,6 +117,7 @@ class JobState:
     def _restore_extra(self, extra: Mapping[str, Any]) -> None:
         try:
             self.committed = int(extra["committed"])
+            self.committed_in = int(extra["committed_in"])
             self.position = DataPosition(epoch=extra["epoch"], cursor=extra["cursor"])
             self.ramps = {name: Ramp(**ramp) for name, ramp in extra["ramps"].items()}
             self.ledger = LedgerBacklog(LedgerRecord(**record) for record in extra["ledger"])

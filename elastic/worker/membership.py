@@ -135,6 +135,11 @@ class Membership:
                 detail = first_line(error)
                 self._execute(self._machine.group_broke(self._committed(), detail))
 
+    def drop_state(self) -> None:
+        """The state of another member begins to overwrite this one's."""
+        with self._changed:
+            self._execute(self._machine.state_dropped())
+
     def finish(self) -> None:
         """The script has ended well."""
         if self._group is not None:

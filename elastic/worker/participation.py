@@ -42,7 +42,12 @@ class Participation:
         self._state = state
         self._clock = clock
         self._runs = Runs()
-        self._sync = Synchronisation(state, self._runs, control.checkpoints.restore)
+        self._sync = Synchronisation(
+            state,
+            self._runs,
+            restore=control.checkpoints.restore,
+            on_dropped=self._membership.drop_state,
+        )
         self._outfit: Outfit | None = None
         self._in_run = False
         self.group: Group | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -11,7 +13,7 @@ from torch import nn
 
 from elastic.core.data_order import advance
 from elastic.core.learning_rate import ScalingRule
-from elastic.errors import ConfigurationError, ElasticError, NotInGroup
+from elastic.errors import ConfigurationError, ElasticError, GroupLost, NotInGroup
 from elastic.worker.control import AgentControl, Control, LocalControl
 from elastic.worker.data_loader import DataLoader, Dealer
 from elastic.worker.group import Group
@@ -25,6 +27,8 @@ from elastic.worker.step import Step, StepMisused
 from elastic.worker.steps_clock import StepsClock
 
 T = TypeVar("T")
+
+_BROKEN_OFF_WAIT_S = 10.0  # for the other members' shares, where a script left its loop early
 
 
 class Session:
@@ -188,6 +192,7 @@ class Session:
             self._state.ledger.append(self._record(step))
         self._state.position = advance(self._state.position, step.samples)
         self._state.committed += 1
+        self._state.committed_in = self.generation
         self._clock.commit(len(step.samples))
         self._part.committed()
 
@@ -244,6 +249,8 @@ class Session:
                 "the script ended without training: it never iterated over session.steps(); "
                 "write `for step in session.steps(data, epochs=...):`"
             )
+        if self._dealer is not None:
+            self._save_broken_off()
         self._control.finish()
 
     def abandon(self) -> None:
@@ -283,6 +290,18 @@ class Session:
         group = self._group("steps")
         superseded = self._control.membership.must_leave
         self._control.checkpoints.save_and_wait(self._state, group, superseded)
+
+    def _save_broken_off(self) -> None:
+        """The script left the loop before its end: keep the result, if every member left it at
+        this step. No collective here, which a member that still trains would take for its own."""
+        deadline = time.monotonic() + _BROKEN_OFF_WAIT_S
+        must_leave = self._control.membership.must_leave
+        with contextlib.suppress(GroupLost):
+            self._control.checkpoints.save_and_wait(
+                self._state,
+                self._group("steps"),
+                lambda: must_leave() or time.monotonic() > deadline,
+            )
 
     def _record(self, step: Step) -> LedgerRecord:
         group, samples = self._group("generation"), step.samples

@@ -27,12 +27,24 @@ class Outcome:
 
 
 class Synchronisation:
-    """One member's side of it. `restore` loads what storage has, when nobody holds the state."""
+    """One member's side of it.
 
-    def __init__(self, state: JobState, runs: Runs, restore: Callable[[JobState], str]) -> None:
+    restore: loads what storage has, when nobody holds the state; says where it came from.
+    on_dropped: told before the state of another member begins to overwrite this one's.
+    """
+
+    def __init__(
+        self,
+        state: JobState,
+        runs: Runs,
+        *,
+        restore: Callable[[JobState], str],
+        on_dropped: Callable[[], None],
+    ) -> None:
         self._state = state
         self._runs = runs
         self._restore = restore
+        self._on_dropped = on_dropped
         self._took_part = False
         self.intact = False
         """The state is that of exactly `committed` steps."""
@@ -45,6 +57,7 @@ class Synchronisation:
             intact=self.intact,
             signature=self._state.signature(),
             took_part=self._took_part,
+            committed_in=self._state.committed_in,
             runs_done=self._runs.done,
             in_run=in_run,
         )
@@ -62,6 +75,7 @@ class Synchronisation:
     def _carry_out(self, plan: RecoveryPlan, group: Group) -> None:
         if plan.committed is None and group.rank == 0:
             self.outcome.source = self._restore(self._state)
+            self._state.committed_in = group.generation.number
         for transfer in plan.transfers:
             if transfer.source == group.rank:
                 self._send(group, transfer.target)
@@ -77,6 +91,8 @@ class Synchronisation:
         send_tensors(group, {s.name: flat.tensors[s.name] for s in specs}, rank)
 
     def _receive(self, group: Group, rank: int) -> None:
+        if self.intact:
+            self._on_dropped()
         self.intact = False  # until all of it is here
         document = receive_json(group, rank)
         specs = [

@@ -110,8 +110,17 @@ def plan(seed: int) -> Plan:
         coordinator=_coordinator(rng, minimum, maximum),
         job=job,
         pace=Pace(evaluation_s=rng.choice((0.5, 1.0, 5.0))),
-        faults=faults,
+        faults=tuple(f for n, f in enumerate(faults) if not _ends_the_job(f, faults[:n])),
     )
+
+
+def _ends_the_job(fault: Fault, earlier: tuple[Fault, ...]) -> bool:
+    """Scripts that never get to a group, twice in a row, are rightly the end of a job."""
+    return _never_ready(fault) and any(map(_never_ready, earlier))
+
+
+def _never_ready(fault: Fault) -> bool:
+    return fault.action is Action.FREEZE_SCRIPT and fault.point in ("attached", "assigned")
 
 
 def agent_settings(name: str, *, slots: int, spares: int) -> AgentSettings:

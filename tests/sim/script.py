@@ -91,6 +91,7 @@ class Script:
     def _agree(self, group: Group, generation: Generation) -> Body:
         process = self.process
         process.reach("agree")
+        process.world.declared(generation, process.replica)
         own = View(process.replica, process.world.storage.newest)
         views: dict[str, View] = yield from group.collective("agree", process, own)
         by_rank = [views[m.worker] for m in generation.members]

@@ -55,12 +55,6 @@ class TakesTheLeastAdvanced(Script):
         return replace(plan, committed=-(plan.committed or 0))
 
 
-class CountsStepsOnly(Script):
-    @staticmethod
-    def plan(declarations: Sequence[Declaration]) -> RecoveryPlan:
-        return plan_recovery([replace(d, committed_in=0) for d in declarations])
-
-
 class RestoresWithoutThePosition(Script):
     def _agree(self, group: Group, generation: Generation) -> Body:
         yield from super()._agree(group, generation)
@@ -85,7 +79,6 @@ class LeavesWithoutSaving(Script):
         (Parts(worker=IgnoresAborts), "liveness", range(200)),
         (Parts(script=CommitsAlone), "one_lineage", range(200)),
         (Parts(script=TakesTheLeastAdvanced), "no_step_lost", range(200)),
-        (Parts(script=CountsStepsOnly), "same_state", range(0, 20000)),
         (Parts(script=RestoresWithoutThePosition), "every_sample_once", range(200)),
         (Parts(script=LeavesWithoutSaving), "stopping", range(200)),
     ],

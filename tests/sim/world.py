@@ -62,6 +62,7 @@ class World:
         self._groups: dict[int, Group] = {}
         self._pids = 0
         self._newest_when_formed: dict[int, Replica] = {}
+        self._best_declared: dict[int, Replica] = {}
         for settings in plan.nodes:
             self.clock.after(self.clock.between(0.0, 0.5), self.add_node, settings)
         self.faults.start()
@@ -111,6 +112,12 @@ class World:
         self.journal.generations.append(generation)
         self._newest_when_formed[generation.number] = self.storage.newest
 
+    def declared(self, generation: Generation, replica: Replica | None) -> None:
+        """A member brings its state to the agreement; it may be overwritten by the result."""
+        best = self._best_declared.get(generation.number)
+        if replica is not None and (best is None or replica.age > best.age):
+            self._best_declared[generation.number] = replica
+
     def agreed(self, process: Process, generation: Generation, replica: Replica) -> None:
         self.journal.agreed.append(
             Agreed(
@@ -119,7 +126,9 @@ class World:
                 generation=generation.number,
                 begun=process.begun if process.replica is not None else 0,
                 replica=replica,
-                best_survivor=self.best_survivor(),
+                best_survivor=_best(
+                    self.best_survivor(), self._best_declared.get(generation.number)
+                ),
                 checkpoint=self._newest_when_formed[generation.number],
             )
         )
@@ -154,7 +163,7 @@ class World:
             for p in node.processes.values()
             if p.responsive and p.replica is not None and (finished or not p.done)
         ]
-        return max(held, key=lambda r: r.age, default=None)
+        return _best(*held)
 
     def _deadline_s(self) -> float:
         return self.faults.last_at + SETTLING_TIME_S
@@ -163,3 +172,7 @@ class World:
         return self.leader.ended and all(
             node.exit_code is not None or not node.alive for node in self.nodes
         )
+
+
+def _best(*replicas: Replica | None) -> Replica | None:
+    return max((r for r in replicas if r is not None), key=lambda r: r.age, default=None)

@@ -30,7 +30,8 @@ class ProgressWatch:
     def observe(
         self, committed: int, now: float, *, step_s: float = 0.0, in_step_s: float = 0.0
     ) -> None:
-        """Take a report; a count that is behind the newest changes nothing.
+        """Take the report of rank 0 of the present group, whose count is right also if it is
+        lower than before: the job may have had to go back to a checkpoint.
 
         step_s: usual duration of a step. in_step_s: how long the step under way has lasted; 0
         between steps, where a script may evaluate for as long as it likes.
@@ -38,10 +39,12 @@ class ProgressWatch:
         self._in_step_s = in_step_s
         if step_s > 0.0:
             self._step_s = step_s
+        if committed < self.committed:
+            self.committed = committed
         self.advance(committed, now)
 
     def advance(self, committed: int, now: float) -> None:
-        """Some member has committed this many steps."""
+        """Some member has committed this many steps; a count that is behind changes nothing."""
         if committed > self.committed or self._advanced_at is None:
             self.committed = max(committed, self.committed)
             self._advanced_at = now

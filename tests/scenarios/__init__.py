@@ -1,0 +1,1 @@
+"""Golden transcripts of the machines: REWRITE=1 rewrites them, a reviewer reads the difference."""

@@ -1,0 +1,46 @@
+"""Short ways to write down workers, generations and views in tests of the coordinator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic.core.coordinator.formation import FormationPolicy, GroupView, Sighting
+from elastic.core.membership import ChangeReason, Generation, Member, WorkerPhase, WorkerStatus
+
+READY, TRAINING, JOINING = WorkerPhase.READY, WorkerPhase.TRAINING, WorkerPhase.JOINING
+FINISHED, STARTING = WorkerPhase.FINISHED, WorkerPhase.STARTING
+POLICY = FormationPolicy(min_workers=2, max_workers=4)
+
+
+def status(worker: str, phase: WorkerPhase, generation: int = 0, **fields: object) -> WorkerStatus:
+    """A worker that has heard of its generation, and has taken part if it is in one."""
+    base = WorkerStatus(
+        worker=worker,
+        phase=phase,
+        slot=int(worker[1:]),
+        generation=generation,
+        heard=generation,
+        took_part=generation > 0,
+        endpoint=f"{worker}:1",
+    )
+    return replace(base, **fields)  # type: ignore[arg-type]
+
+
+def generation(number: int, *workers: str, **fields: object) -> Generation:
+    base = Generation(
+        number=number,
+        incarnation="x",
+        members=tuple(member(w) for w in workers),
+        reason=ChangeReason.STARTED,
+    )
+    return replace(base, **fields)  # type: ignore[arg-type]
+
+
+def member(worker: str) -> Member:
+    return Member(worker=worker, node=worker[0], slot=int(worker[1:]), endpoint=f"{worker}:1")
+
+
+def view(current: Generation | None, *statuses: WorkerStatus, **fields: object) -> GroupView:
+    workers = {s.worker: Sighting(node=s.worker[0], status=s) for s in statuses}
+    base = GroupView(current=current, workers=workers, slots=len(statuses))
+    return replace(base, **fields)  # type: ignore[arg-type]

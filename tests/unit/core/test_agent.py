@@ -1,0 +1,134 @@
+"""Which processes a node runs, in which slots, and how it ends."""
+
+from __future__ import annotations
+
+from elastic.core.agent import effects as fx
+from elastic.core.agent import events as ev
+from elastic.core.agent.machine import Agent, AgentSettings
+from elastic.core.membership import Failure, FailureKind, WorkerPhase, WorkerStatus
+from tests.unit.core.cluster_views import generation
+
+SETTINGS = AgentSettings(node="a", slots=2, spares=1)
+
+
+def serving(settings: AgentSettings = SETTINGS) -> Agent:
+    agent = Agent(settings)
+    agent.handle(ev.Started(), 0.0)
+    return agent
+
+
+def reported(worker: str, phase: WorkerPhase, **fields: object) -> ev.WorkerReported:
+    return ev.WorkerReported(status=WorkerStatus(worker=worker, phase=phase, **fields))  # type: ignore[arg-type]
+
+
+def full() -> Agent:
+    """Two workers in slots, one spare."""
+    agent = serving()
+    for worker in ("a-1", "a-2", "a-3"):
+        agent.handle(reported(worker, WorkerPhase.SPARE), 1.0)
+    for worker in ("a-1", "a-2"):
+        agent.handle(reported(worker, WorkerPhase.READY), 2.0)
+    return agent
+
+
+def of(kind: type, effects: list[fx.Effect]) -> list[fx.Effect]:
+    return [e for e in effects if isinstance(e, kind)]
+
+
+def killed(worker: str) -> ev.WorkerExited:
+    return ev.WorkerExited(worker=worker, exit_code=0, signal=9)
+
+
+def test_spares_start_only_when_the_script_is_known_to_wait() -> None:
+    agent = Agent(SETTINGS)
+    started = of(fx.SpawnWorker, agent.handle(ev.Started(), 0.0))
+    assert started == [fx.SpawnWorker(worker="a-1"), fx.SpawnWorker(worker="a-2")]
+    effects = agent.handle(reported("a-2", WorkerPhase.SPARE), 1.0)
+    assert of(fx.AssignSlot, effects) == [fx.AssignSlot(worker="a-2", slot=0)]
+    assert of(fx.SpawnWorker, effects) == [fx.SpawnWorker(worker="a-3")]
+
+
+def test_a_spare_takes_the_slot_of_a_killed_worker() -> None:
+    effects = full().handle(killed("a-2"), 3.0)
+    assert of(fx.AssignSlot, effects) == [fx.AssignSlot(worker="a-3", slot=1)]
+    assert of(fx.SpawnWorker, effects) == [fx.SpawnWorker(worker="a-4")]
+    (failure,) = of(fx.ReportFailure, effects)
+    assert failure.failure.kind is FailureKind.SIGNAL
+
+
+def test_what_the_script_raised_is_reported_instead_of_its_exit_code() -> None:
+    agent, raised = full(), Failure(worker="a-1", kind=FailureKind.EXCEPTION, signature="x")
+    agent.handle(ev.WorkerReportedFailure(failure=raised), 3.0)
+    effects = agent.handle(ev.WorkerExited(worker="a-1", exit_code=1), 3.0)
+    assert of(fx.ReportFailure, effects) == [fx.ReportFailure(failure=raised)]
+
+
+def test_starts_without_progress_are_spaced_out() -> None:
+    agent, now, starts = serving(AgentSettings(node="a", slots=1)), 0.0, []
+    for n in range(1, 4):
+        effects = agent.handle(ev.WorkerExited(worker=f"a-{n}", exit_code=1), now)
+        if not of(fx.SpawnWorker, effects):
+            (timer,) = of(fx.SetTimer, effects)
+            assert timer.at > now
+            now = timer.at
+            assert of(fx.SpawnWorker, agent.handle(ev.TimerFired(), now))
+        starts.append(now)
+    assert starts[0] == 0.0 < starts[1] < starts[2]
+
+
+def test_a_late_status_does_not_take_the_slot_away() -> None:
+    agent = full()
+    effects = agent.handle(reported("a-1", WorkerPhase.TRAINING, slot=None), 3.0)
+    (view,) = of(fx.ReportNode, effects)
+    assert [w.slot for w in view.workers] == [0, 1, None]
+
+
+def test_generations_go_to_workers_with_a_slot_and_later_to_the_others() -> None:
+    agent, first = full(), generation(1, "a0")
+    effects = agent.handle(ev.GenerationAnnounced(generation=first), 3.0)
+    assert [e.worker for e in of(fx.ForwardGeneration, effects)] == ["a-1", "a-2"]
+    assert not of(fx.ForwardGeneration, agent.handle(ev.GenerationAnnounced(generation=first), 3.0))
+    effects = agent.handle(reported("a-3", WorkerPhase.PREPARING), 4.0)
+    assert [e.worker for e in of(fx.ForwardGeneration, effects)] == ["a-3"]
+
+
+def test_a_worker_that_never_asks_for_a_group_is_replaced() -> None:
+    agent = serving(AgentSettings(node="a", slots=1, spares=0, start_timeout_s=10.0))
+    agent.handle(reported("a-1", WorkerPhase.SPARE), 1.0)
+    assert not of(fx.EndWorker, agent.handle(ev.TimerFired(), 10.9))
+    effects = agent.handle(ev.TimerFired(), 11.0)
+    assert of(fx.EndWorker, effects) == [fx.EndWorker(worker="a-1", how=fx.How.DUMP_AND_KILL)]
+    (failure,) = of(fx.ReportFailure, agent.handle(killed("a-1"), 11.1))
+    assert failure.failure.kind is FailureKind.START_TIMEOUT
+
+
+def test_a_replaced_worker_is_ended_once_and_reported_as_the_coordinator_said() -> None:
+    agent = full()
+    request = ev.ReplaceRequested(worker="a-1", kind=FailureKind.LEFT_OUT, message="late")
+    assert len(of(fx.EndWorker, agent.handle(request, 3.0))) == 1
+    assert not of(fx.EndWorker, agent.handle(request, 3.1))
+    (failure,) = of(fx.ReportFailure, agent.handle(killed("a-1"), 3.2))
+    assert failure.failure.kind is FailureKind.LEFT_OUT
+
+
+def test_a_complete_job_lets_finished_scripts_exit_and_kills_the_rest_after_the_grace() -> None:
+    agent = full()
+    agent.handle(reported("a-1", WorkerPhase.FINISHED), 3.0)
+    effects = agent.handle(ev.JobEnded(exit_code=0), 4.0)
+    assert of(fx.DismissWorker, effects) == [fx.DismissWorker(worker="a-1")]
+    assert [e.worker for e in of(fx.EndWorker, effects)] == ["a-2", "a-3"]
+    (timer,) = of(fx.SetTimer, effects)
+    late = agent.handle(ev.TimerFired(), timer.at)
+    assert "a-1" in [e.worker for e in of(fx.EndWorker, late)]
+    for worker in ("a-1", "a-2"):
+        assert not of(fx.ExitAgent, agent.handle(killed(worker), 10.0))
+    assert of(fx.ExitAgent, agent.handle(killed("a-3"), 10.0)) == [fx.ExitAgent(exit_code=0)]
+
+
+def test_the_first_signal_asks_and_the_second_one_ends() -> None:
+    agent = full()
+    leave = ev.LeaveRequested(exit_code=143, reason="SIGTERM")
+    assert of(fx.AskToStop, agent.handle(leave, 3.0))
+    effects = agent.handle(ev.StopRequested(exit_code=143), 3.5)
+    assert [e.worker for e in of(fx.EndWorker, effects)] == ["a-1", "a-2", "a-3"]
+    assert not of(fx.SpawnWorker, agent.handle(killed("a-1"), 3.6))

@@ -1,0 +1,178 @@
+"""What the coordinator remembers between decisions, and what it makes of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic.core.coordinator import effects as fx
+from elastic.core.coordinator import events as ev
+from elastic.core.coordinator.formation import FormationPolicy
+from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings, JobPhase
+from elastic.core.coordinator.progress import StallPolicy
+from elastic.core.membership import Failure, FailureKind, Purpose, WorkerStatus
+from elastic.core.restarts import Verdict
+from tests.unit.core.cluster_views import FINISHED, READY, STARTING, TRAINING, status
+
+SETTINGS = CoordinatorSettings(
+    incarnation="x",
+    formation=FormationPolicy(min_workers=1, max_workers=3, planned_interval_s=0.0),
+    stall=StallPolicy(floor_s=5.0),
+    stop_grace_s=30.0,
+)
+
+
+def report(node: str, *workers: WorkerStatus, slots: int = 2) -> ev.NodeReported:
+    return ev.NodeReported(node=node, slots=slots, workers=workers)
+
+
+def of(kind: type, effects: list[fx.Effect]) -> list[fx.Effect]:
+    return [e for e in effects if isinstance(e, kind)]
+
+
+def running(settings: CoordinatorSettings = SETTINGS) -> Coordinator:
+    """Generation 1 of a0 and a1 trains."""
+    machine = Coordinator(settings)
+    machine.handle(report("a", status("a0", READY), status("a1", READY)), 0.0)
+    machine.handle(ev.GenerationPersisted(number=1), 0.1)
+    machine.handle(report("a", status("a0", TRAINING, 1), status("a1", TRAINING, 1)), 0.2)
+    assert machine.phase is JobPhase.RUNNING
+    return machine
+
+
+def killed(worker: str) -> ev.WorkerFailed:
+    failure = Failure(worker=worker, kind=FailureKind.SIGNAL, signature="signal 9")
+    return ev.WorkerFailed(node=worker[0], failure=failure)
+
+
+def persisted(effects: list[fx.Effect]) -> fx.PersistGeneration:
+    (effect,) = of(fx.PersistGeneration, effects)
+    return effect
+
+
+def test_a_generation_is_announced_only_when_it_exists() -> None:
+    machine = Coordinator(SETTINGS, last_generation=7)
+    effects = machine.handle(report("a", status("a0", READY), status("a1", READY)), 0.0)
+    assert persisted(effects).generation.number == 8
+    assert not of(fx.AnnounceGeneration, effects)
+    assert machine.current is None
+    assert machine.handle(ev.GenerationPersisted(number=7), 0.1) == []
+    effects = machine.handle(ev.GenerationPersisted(number=8), 0.1)
+    assert of(fx.AnnounceGeneration, effects)
+
+
+def test_a_leader_that_was_deposed_ends() -> None:
+    machine = Coordinator(SETTINGS)
+    machine.handle(report("a", status("a0", READY), status("a1", READY)), 0.0)
+    effects = machine.handle(ev.PersistRefused(number=1, detail="lost the election"), 0.1)
+    assert of(fx.EndJob, effects)
+    assert machine.phase is JobPhase.FAILED
+    assert machine.handle(ev.TimerFired(), 1.0) == []
+
+
+def test_a_death_while_a_generation_is_written_is_dealt_with_after_it() -> None:
+    machine = Coordinator(SETTINGS)
+    machine.handle(report("a", status("a0", READY), status("a1", READY)), 0.0)
+    assert not of(fx.PersistGeneration, machine.handle(killed("a1"), 0.05))
+    effects = machine.handle(ev.GenerationPersisted(number=1), 0.1)
+    assert persisted(effects).generation.number == 2
+    assert [m.worker for m in persisted(effects).generation.members] == ["a0"]
+
+
+@pytest.mark.parametrize("event", [killed("a1"), report("a", status("a0", TRAINING, 1))])
+def test_a_lost_member_is_noted_and_left_behind(event: ev.Event) -> None:
+    effects = running().handle(event, 1.0)
+    assert [m.worker for m in persisted(effects).generation.members] == ["a0"]
+    (lost,) = of(fx.Lost, effects)
+    assert lost.workers == ("a1",)
+
+
+def test_a_node_that_comes_back_may_use_the_names_of_its_dead() -> None:
+    machine = running()
+    machine.handle(killed("a1"), 1.0)
+    machine.handle(ev.GenerationPersisted(number=2), 1.1)
+    late = report("a", status("a0", TRAINING, 2), status("a1", TRAINING, 1))
+    assert not of(fx.PersistGeneration, machine.handle(late, 1.2))  # was sent before it failed
+    machine.handle(report("a", status("a0", TRAINING, 2)), 1.3)
+    machine.handle(report("a", status("a0", TRAINING, 2), status("a1", READY)), 2.0)
+    assert persisted(machine.handle(ev.TimerFired(), 3.0)).generation.leave_after is not None
+
+
+def test_a_newcomer_joins_after_the_steps_expected_within_the_notice() -> None:
+    machine = running()
+    machine.handle(ev.ProgressReported(generation=1, committed=40, step_s=0.05, in_step_s=0.0), 1.0)
+    machine.handle(report("b", status("b0", READY)), 1.0)
+    generation = persisted(machine.handle(ev.TimerFired(), 1.2)).generation
+    assert generation.leave_after == 40 + 1 + round((0.2 + 0.35) / 0.05)
+
+
+def test_a_step_that_lasts_too_long_gets_a_new_group_also_before_a_planned_change() -> None:
+    long = ev.ProgressReported(generation=1, committed=4, step_s=0.1, in_step_s=5.1)
+    assert persisted(running().handle(long, 9.0)).generation.reason.name == "STALLED"
+    machine = running()
+    machine.handle(report("b", status("b0", READY)), 1.0)
+    machine.handle(ev.TimerFired(), 1.2)
+    machine.handle(ev.GenerationPersisted(number=2), 1.3)
+    assert persisted(machine.handle(long, 9.0)).generation.reason.name == "STALLED"
+
+
+def test_the_same_error_twice_ends_the_job_with_it() -> None:
+    machine = Coordinator(SETTINGS)
+    machine.handle(report("a", status("a0", STARTING)), 0.0)
+    for worker, expected in (("a0", []), ("a1", [1])):
+        failure = Failure(worker=worker, kind=FailureKind.EXCEPTION, signature="ValueError")
+        effects = machine.handle(ev.WorkerFailed(node="a", failure=failure), 1.0)
+        assert [e.exit_code for e in of(fx.EndJob, effects)] == expected
+    (end,) = of(fx.EndJob, effects)
+    assert end.verdict is Verdict.SAME_FAILURE_NO_PROGRESS
+    assert end.failure == failure
+
+
+def test_a_checkpoint_is_committed_with_its_last_part_or_abandoned_with_its_writer() -> None:
+    def shard(index: int) -> ev.ShardReported:
+        return ev.ShardReported(worker=f"a{index}", generation=1, step=5, index=index, count=2)
+
+    machine = running()
+    assert not of(fx.CommitCheckpoint, machine.handle(shard(0), 1.0))
+    assert of(fx.CommitCheckpoint, machine.handle(shard(1), 1.1))
+    machine = running()
+    machine.handle(shard(0), 1.0)
+    effects = machine.handle(killed("a1"), 1.1)
+    assert of(fx.AbandonCheckpoint, effects)
+    assert persisted(effects).generation.save_first
+
+
+def test_a_stop_is_a_last_generation_that_saves() -> None:
+    machine = running()
+    stop = ev.StopRequested(exit_code=143, reason="SIGTERM")
+    generation = persisted(machine.handle(stop, 1.0)).generation
+    assert generation.purpose is Purpose.SAVE_AND_LEAVE
+    assert generation.leave_after is not None
+    machine.handle(ev.GenerationPersisted(number=2), 1.1)
+    finished = report("a", status("a0", FINISHED, 2), status("a1", FINISHED, 2))
+    effects = machine.handle(finished, 2.0)
+    assert of(fx.DismissWorkers, effects)
+    assert [e.exit_code for e in of(fx.EndJob, effects)] == [143]
+    assert machine.phase is JobPhase.FINISHED
+
+
+def test_a_stop_that_takes_too_long_has_failed() -> None:
+    machine = running()
+    machine.handle(ev.StopRequested(exit_code=143, reason="SIGTERM"), 1.0)
+    effects = machine.handle(ev.GenerationPersisted(number=2), 1.1)
+    (timer,) = of(fx.SetTimer, effects)
+    assert timer.at <= 31.0
+    assert of(fx.EndJob, machine.handle(ev.TimerFired(), 31.0))
+    assert machine.phase is JobPhase.FAILED
+
+
+def test_a_stop_below_the_minimum_saves_what_survivors_hold() -> None:
+    settings = CoordinatorSettings(
+        incarnation="x", formation=FormationPolicy(min_workers=2, max_workers=2)
+    )
+    machine = running(settings)
+    machine.handle(killed("a1"), 1.0)
+    machine.handle(ev.GenerationPersisted(number=2), 1.1)
+    assert machine.phase is JobPhase.WAITING
+    machine.handle(report("a", status("a0", READY, 1, heard=2)), 1.2)
+    effects = machine.handle(ev.StopRequested(exit_code=143, reason="SIGTERM"), 2.0)
+    assert persisted(effects).generation.purpose is Purpose.SAVE_AND_LEAVE

@@ -1,0 +1,189 @@
+"""Each situation of the group, and what is decided in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic.core.coordinator.formation import (
+    Complete,
+    Decision,
+    Form,
+    GiveUp,
+    GroupView,
+    Wait,
+    WaitReason,
+    decide,
+)
+from elastic.core.coordinator.stopping import End, Stop, decide_stop
+from elastic.core.membership import ChangeReason, Purpose
+from tests.unit.core.cluster_views import (
+    FINISHED,
+    JOINING,
+    POLICY,
+    READY,
+    STARTING,
+    TRAINING,
+    generation,
+    status,
+    view,
+)
+
+PAIR = generation(3, "a0", "b0")
+PLANNED = generation(4, "a0", "b0", "c0", leave_after=9)
+SAVING = generation(4, "a0", "b0", purpose=Purpose.SAVE_AND_LEAVE)
+NOBODY = generation(4)
+A, B = status("a0", TRAINING, 3), status("b0", TRAINING, 3)
+A_BROKEN = status("a0", READY, 3, broken=True, detail="reset")
+NEW = status("c0", READY)
+A_DONE = status("a0", FINISHED, 3, committed=8)
+
+
+def short(decision: Decision | End) -> object:
+    """Reason and members, as the tables below have them."""
+    if isinstance(decision, Wait):
+        return decision.reason
+    if isinstance(decision, Form):
+        when = " planned" if decision.planned else ""
+        out = "".join(f" -{w}" for w in sorted(decision.left_out))
+        members = " ".join(m.worker for m in decision.members)
+        return f"{decision.reason.name}{when} [{members}]{out}"
+    return decision if isinstance(decision, End) else type(decision)
+
+
+@pytest.mark.parametrize(
+    ("situation", "expected"),
+    [
+        (view(None), WaitReason.BELOW_MINIMUM),
+        (view(None, NEW), WaitReason.BELOW_MINIMUM),
+        (view(None, NEW, status("d0", READY)), "STARTED [c0 d0]"),
+        (view(None, NEW, status("d0", READY), status("e0", STARTING)), WaitReason.GATHERING),
+        (view(None, NEW, status("d0", READY), slots=3, enough_since=0.0), "STARTED [c0 d0]"),
+        # A new leader that knows of no generation must not form a second group.
+        (view(None, A, B, NEW, status("d0", READY)), WaitReason.STEADY),
+        # Holders of the state are waited for as long as they may be busy, then ended.
+        (view(NOBODY, A, NEW, status("d0", READY), formed_at=99.0), WaitReason.ASSEMBLING),
+        (view(NOBODY, A, NEW, status("d0", READY), formed_at=-900.0), "JOIN_TIMED_OUT [] -a0"),
+        (view(NOBODY, A_DONE, status("b0", READY, 3, committed=7)), "STARTED [b0]"),
+        (view(NOBODY, A_DONE, status("b0", READY, 3, committed=4)), Complete),
+        (view(NOBODY, A_DONE, NEW), Complete),
+    ],
+)
+def test_without_a_group(situation: GroupView, expected: object) -> None:
+    assert short(decide(situation, POLICY, 100.0)) == expected
+
+
+@pytest.mark.parametrize(
+    ("situation", "expected"),
+    [
+        (view(PAIR, A, B), WaitReason.STEADY),
+        (view(PAIR, A, B, stalled=True), "STALLED [a0 b0]"),
+        (view(PAIR, A), "BELOW_MINIMUM []"),
+        (view(generation(3, "a0", "b0", "c0"), A, B), "MEMBER_LOST [a0 b0]"),
+        (view(PAIR, A_BROKEN, B), WaitReason.LISTENING_FOR_A_DEATH),
+        (view(PAIR, A_BROKEN, B, broken_since=99.0), "GROUP_BROKEN [a0 b0]"),
+        (view(PAIR, A_BROKEN, B, broken_since=99.0, fruitless_breaks=2), "GROUP_BROKEN [a0 b0]"),
+        (
+            view(PAIR, A_BROKEN, B, broken_since=99.0, fruitless_breaks=3),
+            WaitReason.LISTENING_FOR_A_DEATH,
+        ),
+        (view(PAIR, A_BROKEN, B, fruitless_breaks=5), GiveUp),
+        (view(PAIR, A, B, NEW), WaitReason.COLLECTING_NEWCOMERS),
+        (view(PAIR, A, B, NEW, newcomers_since=99.0), "MEMBER_JOINED planned [a0 b0 c0]"),
+        # Nobody with the state is left in the group: one that came back is taken in at once.
+        (
+            view(generation(3, "a0", "c0"), NEW, status("b0", READY, 2)),
+            "MEMBER_LOST [b0 c0]",
+        ),
+    ],
+)
+def test_with_a_group(situation: GroupView, expected: object) -> None:
+    assert short(decide(situation, POLICY, 100.0)) == expected
+
+
+@pytest.mark.parametrize(
+    ("situation", "expected"),
+    [
+        (view(PAIR, A, status("b0", JOINING, 3), assembling_since=99.0), WaitReason.ASSEMBLING),
+        # Deaf: has not even acknowledged. Busy: has, and may take its time, but not for ever.
+        (view(PAIR, A, status("b0", TRAINING, 2)), "BELOW_MINIMUM [] -b0"),
+        (
+            view(PAIR, A, status("b0", TRAINING, 2, heard=3), assembling_since=0.0),
+            WaitReason.ASSEMBLING,
+        ),
+        (
+            view(PAIR, A, status("b0", TRAINING, 2, heard=3), assembling_since=-900.0),
+            "BELOW_MINIMUM [] -b0",
+        ),
+        # Before a planned change takes effect nobody is late ...
+        (
+            view(
+                PLANNED,
+                *(status(w, TRAINING, 3, heard=4) for w in ("a0", "b0")),
+                status("c0", READY, heard=4),
+            ),
+            WaitReason.ASSEMBLING,
+        ),
+        # ... and if it never does, one of the members holds up the others.
+        (
+            view(
+                PLANNED,
+                *(status(w, TRAINING, 3, heard=4) for w in ("a0", "b0")),
+                status("c0", JOINING, 4, took_part=False),
+                assembling_since=-900.0,
+            ),
+            "STALLED [a0 b0 c0]",
+        ),
+    ],
+)
+def test_on_the_way_in(situation: GroupView, expected: object) -> None:
+    assert short(decide(situation, POLICY, 100.0)) == expected
+
+
+@pytest.mark.parametrize(
+    ("situation", "expected"),
+    [
+        (view(PAIR, A_DONE, B), WaitReason.STEADY),
+        (view(PAIR, A_DONE), Complete),
+        (view(PAIR, A_DONE, status("b0", READY, 3, broken=True, committed=7)), "MEMBER_LOST [b0]"),
+        # It would wait in generation 4 for one that needs no group any more.
+        (view(SAVING, A_DONE, status("b0", JOINING, 4, committed=7)), "MEMBER_LOST [b0]"),
+        # A newcomer has nothing to do in a job that others have finished.
+        (view(PLANNED, A_DONE, A_DONE, status("c0", JOINING, 4, took_part=False)), Complete),
+    ],
+)
+def test_towards_the_end(situation: GroupView, expected: object) -> None:
+    assert short(decide(situation, POLICY, 100.0)) == expected
+
+
+@pytest.mark.parametrize(
+    ("situation", "now", "expected"),
+    [
+        (view(None), 0.0, End(in_time=True)),
+        (view(NOBODY, NEW), 0.0, End(in_time=True)),
+        (view(NOBODY, status("a0", READY, 3), NEW), 0.0, "STOPPING [a0]"),
+        (view(NOBODY, status("a0", READY, 3), B), 0.0, WaitReason.ASSEMBLING),
+        (view(NOBODY, status("a0", READY, 3), B), 20.0, "STOPPING [a0]"),
+        (view(PAIR, A, B, NEW), 0.0, "STOPPING planned [a0 b0]"),
+        (view(PAIR, A, status("b0", JOINING, 3)), 0.0, "STOPPING [a0 b0]"),
+        (view(PAIR, A, B), 30.0, End(in_time=False)),
+        (view(SAVING, status("a0", TRAINING, 4)), 0.0, "MEMBER_LOST [a0]"),
+        (
+            view(SAVING, status("a0", TRAINING, 4), status("b0", TRAINING, 4), NEW),
+            0.0,
+            WaitReason.STEADY,
+        ),
+        (view(SAVING, A_DONE, status("b0", FINISHED, 4), NEW), 0.0, Complete),
+    ],
+)
+def test_while_stopping(situation: GroupView, now: float, expected: object) -> None:
+    stop = Stop(exit_code=143, reason="a test", deadline=30.0)
+    assert short(decide_stop(situation, POLICY, stop, now)) == expected
+
+
+def test_the_next_look_is_when_patience_ends() -> None:
+    late = status("b0", TRAINING, 2, heard=3)
+    decision = decide(view(PAIR, A, late, assembling_since=50.0), POLICY, 100.0)
+    assert decision == Wait(reason=WaitReason.ASSEMBLING, until=50.0 + POLICY.busy_timeout_s)
+    stalled = generation(3, "a0", "b0", reason=ChangeReason.STALLED)
+    decision = decide(view(stalled, A, late, assembling_since=95.0), POLICY, 100.0)
+    assert decision == Wait(reason=WaitReason.ASSEMBLING, until=95.0 + POLICY.join_timeout_s)

@@ -1,0 +1,60 @@
+"""Which failures end the job, and how long the others are waited for."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic.core.membership import Failure, FailureKind
+from elastic.core.restarts import Backoff, RestartPolicy, Verdict
+
+RAISED = Failure(worker="a-1", kind=FailureKind.EXCEPTION, signature="ValueError train.py:7")
+
+
+def failure(worker: str, kind: FailureKind = FailureKind.EXCEPTION, at: str = "7") -> Failure:
+    return Failure(worker=worker, kind=kind, signature=f"ValueError train.py:{at}")
+
+
+@pytest.mark.parametrize(
+    ("again", "committed", "expected"),
+    [
+        (failure("a-2"), 5, Verdict.SAME_FAILURE_NO_PROGRESS),
+        (failure("a-2"), 6, Verdict.RESTART),  # the job has moved on in between
+        (failure("a-2", at="8"), 5, Verdict.RESTART),  # another error
+        (failure("b-1"), 5, Verdict.RESTART),  # ran at that moment: one incident
+        (failure("a-2", FailureKind.SIGNAL), 5, Verdict.RESTART),  # not the script's doing
+    ],
+)
+def test_the_same_error_again(again: Failure, committed: int, expected: Verdict) -> None:
+    policy = RestartPolicy(max_restarts=10, window_s=60.0)
+    running = frozenset({"a-1", "b-1"})
+    first = policy.judge(failure("a-1"), now=0.0, committed=5, running=running)
+    assert first is Verdict.RESTART
+    assert policy.judge(again, now=1.0, committed=committed, running=running) is expected
+
+
+@pytest.mark.parametrize(
+    ("at", "expected"), [(59.0, Verdict.BUDGET_SPENT), (61.0, Verdict.RESTART)]
+)
+def test_the_budget_is_that_of_a_window(at: float, expected: Verdict) -> None:
+    policy = RestartPolicy(max_restarts=2, window_s=60.0)
+    for now in (0.0, 30.0):
+        killed = failure("a-1", FailureKind.SIGNAL)
+        policy.judge(killed, now=now, committed=0, running=frozenset())
+    killed = failure("a-2", FailureKind.SIGNAL)
+    assert policy.judge(killed, now=at, committed=0, running=frozenset()) is expected
+
+
+def test_a_fault_of_configuration_is_not_retried() -> None:
+    wrong = Failure(worker="a-1", kind=FailureKind.EXCEPTION, retryable=False)
+    policy = RestartPolicy(max_restarts=10, window_s=60.0)
+    verdict = policy.judge(wrong, now=0.0, committed=0, running=frozenset())
+    assert verdict is Verdict.NOT_RETRYABLE
+
+
+def test_backoff_doubles_up_to_its_cap_after_an_immediate_start() -> None:
+    delays = [Backoff(base_s=1.0, cap_s=8.0, seed=3).delay_s(n) for n in range(8)]
+    assert delays[:2] == [0.0, 0.0]
+    bounds = [(1.0, 2.0), (2.0, 4.0), (4.0, 8.0), (4.0, 8.0), (4.0, 8.0), (4.0, 8.0)]
+    assert all(low <= d < high for d, (low, high) in zip(delays[2:], bounds, strict=True))
+    assert delays == [Backoff(base_s=1.0, cap_s=8.0, seed=3).delay_s(n) for n in range(8)]
+    assert delays != [Backoff(base_s=1.0, cap_s=8.0, seed=4).delay_s(n) for n in range(8)]

@@ -1,0 +1,112 @@
+"""When a worker joins, leaves and aborts."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic.core.invariants import InvariantBroken
+from elastic.core.membership import Generation, WorkerPhase
+from elastic.core.worker.machine import AbortGroup, ReportStatus, Worker
+from tests.unit.core.cluster_views import generation
+
+FIRST = generation(1, "a0", "b0")
+WITHOUT_IT = generation(2, "b0")
+AT_ONCE = generation(2, "a0")
+PLANNED = generation(2, "a0", "b0", "c0", leave_after=7)
+
+
+def ready() -> Worker:
+    worker = Worker("a0")
+    worker.attached()
+    worker.assigned(0)
+    worker.prepared("a:1")
+    return worker
+
+
+def training(committed: int = 5) -> Worker:
+    worker = ready()
+    worker.generation_announced(FIRST)
+    worker.join_began(FIRST)
+    worker.joined(FIRST, committed)
+    return worker
+
+
+def test_the_way_in() -> None:
+    worker = training()
+    assert worker.status.phase is WorkerPhase.TRAINING
+    assert (worker.status.generation, worker.status.committed) == (1, 5)
+    assert worker.status.took_part
+
+
+@pytest.mark.parametrize(
+    ("announced", "joinable"), [(None, False), (WITHOUT_IT, False), (AT_ONCE, True)]
+)
+def test_it_joins_what_names_it(announced: Generation | None, joinable: bool) -> None:
+    worker = ready()
+    if announced is not None:
+        worker.generation_announced(announced)
+    assert worker.joinable() == (announced if joinable else None)
+
+
+def test_a_generation_that_broke_is_not_joined_again() -> None:
+    worker = training()
+    worker.group_broke(5, "reset")
+    assert worker.joinable() is None
+    worker.generation_announced(AT_ONCE)
+    assert worker.joinable() is AT_ONCE
+    worker.join_began(AT_ONCE)
+    assert not worker.status.broken
+
+
+@pytest.mark.parametrize(
+    ("announced", "aborts", "leaves_at"),
+    [(FIRST, False, None), (AT_ONCE, True, 5), (WITHOUT_IT, True, 5), (PLANNED, False, 7)],
+)
+def test_leaving(announced: Generation, aborts: bool, leaves_at: int | None) -> None:
+    worker = training(5)
+    effects = worker.generation_announced(announced)
+    assert (AbortGroup(generation=1) in effects) == aborts
+    boundaries = [step for step in range(5, 10) if worker.must_leave(step)]
+    assert (boundaries[0] if boundaries else None) == leaves_at
+
+
+def test_it_reports_before_its_script_is_freed() -> None:
+    effects = training().generation_announced(AT_ONCE)
+    assert [type(e) for e in effects] == [ReportStatus, AbortGroup]
+
+
+def test_old_news_is_refused() -> None:
+    worker = training()
+    worker.generation_announced(AT_ONCE)
+    assert worker.generation_announced(FIRST) == []
+    assert worker.status.heard == 2
+
+
+@pytest.mark.parametrize(("announced", "expected"), [(AT_ONCE, True), (PLANNED, False)])
+def test_a_join_is_given_up_for_a_change_at_once_only(
+    announced: Generation, expected: bool
+) -> None:
+    worker = ready()
+    worker.generation_announced(FIRST)
+    worker.join_began(FIRST)
+    worker.generation_announced(announced)
+    assert worker.superseded() is expected
+
+
+def test_a_half_received_state_is_not_worth_asking_for() -> None:
+    worker = ready()
+    worker.generation_announced(FIRST)
+    worker.join_began(FIRST)
+    worker.joined(FIRST, 3)
+    worker.group_broke(3, "reset")
+    worker.generation_announced(AT_ONCE)
+    worker.join_began(AT_ONCE)
+    worker.state_dropped()
+    assert not worker.status.took_part
+    worker.joined(AT_ONCE, 4)
+    assert worker.status.took_part
+
+
+def test_a_step_out_of_turn_ends_the_process() -> None:
+    with pytest.raises(InvariantBroken):
+        Worker("a0").prepared("a:1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -95,8 +96,7 @@ class DataLoader:
 class Dealer:
     """One rank's batches from a position on: what `step.batches()` yields.
 
-    A change of group makes a new dealer; workers of the old one's loader are taken over, and what
-    they had prefetched for the old ranks is dropped.
+    A change of group makes a new dealer: what the old one had prefetched was for the old ranks.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Dealer:
         self._loader = loader
         self._rank, self._world_size = rank, world_size
         self._epochs = epochs
-        self._batches = iter(loader.torch_loader(self._indices(position)))
+        self._batches: Iterator[Any] = iter(loader.torch_loader(self._indices(position)))
 
     def deal(self, samples: SampleRange) -> tuple[MicroBatch, ...]:
         """This rank's micro-batches of a step."""
@@ -119,6 +119,12 @@ class Dealer:
     def fetch(self) -> Any:
         """The next micro-batch's collated samples; they come in the order of the deals."""
         return next(self._batches)
+
+    def close(self) -> None:
+        """End the loader's processes, without waiting for what they are loading."""
+        abandoned = [self._batches]
+        self._batches = iter(())
+        threading.Thread(target=abandoned.clear, name="elastic-close-loader", daemon=True).start()
 
     def _indices(self, position: DataPosition) -> Iterator[list[int]]:
         """Dataset indices of every micro-batch from `position` to the last epoch's end."""

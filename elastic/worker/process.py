@@ -1,34 +1,21 @@
-"""The kernel's part in leaving no process behind: death signals, subreaping, fork hygiene."""
+"""What a worker's children inherit: nothing that outlives it, no socket of its groups."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterable
 
+from elastic.runtime.orphans import prctl
+
 _PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def _prctl(option: int, value: int) -> None:
-    if _libc.prctl(option, value, 0, 0, 0) != 0:
-        errno = ctypes.get_errno()
-        raise OSError(errno, os.strerror(errno))
-
-
-def adopt_orphans() -> None:
-    """Descendants whose parent dies become children of this process."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int) -> None:
     """The kernel kills this process when `parent` (its pid) ends, also if it already has."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -123,6 +123,7 @@ class Session:
         """The steps that are left of `epochs` epochs, whatever happens to the group meanwhile."""
         if epochs < 0:
             raise ConfigurationError(f"session.steps: epochs={epochs} is negative")
+        self._require_tracked()
         self._data, self._epochs = data, epochs
         while True:
             self._part.at_boundary()
@@ -202,7 +203,8 @@ class Session:
         Returns whether the step counts: because it was complete here, or on a member whose state
         this worker has received.
         """
-        complete = reduced and self._optimizer_steps >= len(self._state.optimizers())
+        optimizers = self._state.optimizers()
+        complete = reduced and 0 < len(optimizers) <= self._optimizer_steps
         if complete:
             self.commit(step)
         else:
@@ -236,9 +238,10 @@ class Session:
         )
 
     def tear_down(self) -> None:
-        """Unwrap the models."""
+        """Unwrap the models, drop what was loaded for this group."""
         for model in self._models:
             model.unwrap()
+        self._close_dealer()
 
     # ---- for the bootstrap
 
@@ -268,6 +271,14 @@ class Session:
             )
         return self._part.group
 
+    def _require_tracked(self) -> None:
+        tracked = list(self._state.tracked.values())
+        if any(model not in tracked for model in self._models):
+            raise ConfigurationError(
+                "a model given to session.distribute() is not tracked, so a joining worker would "
+                "begin with other weights; call session.track(model=model, optimizer=optimizer)"
+            )
+
     def _next_step(self, data: DataLoader) -> Step | None:
         group, dealer = self._group("steps"), self._dealer
         samples = data.next_range(self._state.position, group.world_size)
@@ -280,7 +291,12 @@ class Session:
         keep the result, whatever the interval between checkpoints."""
         self._part.run(self._meet)
         self._part.run(self._save_last)
-        self._dealer = None
+        self._close_dealer()
+
+    def _close_dealer(self) -> None:
+        if self._dealer is not None:
+            self._dealer.close()
+            self._dealer = None
 
     def _meet(self) -> None:
         dist.all_reduce(torch.zeros(1, device=self.device))

@@ -19,8 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 # What a first DDP step imports, seconds of work that forked workers share.
@@ -30,11 +29,12 @@ import torch.nn.parallel
 import torch.optim  # noqa: F401
 
 from elastic.rpc.framing import FrameDecoder, encode
+from elastic.runtime.orphans import adopt_orphans, children, end_children, signal_group
 from elastic.v1 import local_pb2 as pb
 from elastic.worker import session
 from elastic.worker.bootstrap import run_script
 from elastic.worker.link import Link
-from elastic.worker.process import adopt_orphans, die_with_parent
+from elastic.worker.process import die_with_parent
 
 _EXIT_GRACE_S = 5.0  # for processes that a finished worker left behind
 STACK_DUMP_SIGNAL = signal.SIGUSR2
@@ -80,7 +80,7 @@ class _Zygote:
                     continue
                 data = self._receive()
                 if not data:
-                    self._end_everything()
+                    end_children()  # nobody could use them, nobody else would end them
                     return None
                 for request in self._decoder.feed(data):
                     task = self._carry_out(request)
@@ -112,7 +112,7 @@ class _Zygote:
     def _kill(self, worker: str, number: int) -> None:
         for pid, name in self._workers.items():
             if name == worker:
-                _signal_group(pid, number)
+                signal_group(pid, number)
 
     def _reap(self) -> None:
         """Collect the dead. A worker's group is ended before its pid can be used again."""
@@ -121,6 +121,8 @@ class _Zygote:
             signalled = status.si_code != os.CLD_EXITED
             if pid in self._workers:
                 self._adopt_rest_of(pid, kindly=not signalled and status.si_status == 0)
+            elif pid in self._orphans_until:
+                self._adopt_rest_of(pid, kindly=False)
             os.waitpid(pid, 0)
             self._orphans_until.pop(pid, None)
             if (worker := self._workers.pop(pid, None)) is not None:
@@ -129,10 +131,13 @@ class _Zygote:
                 self._send(exited=pb.Exited(worker=worker, pid=pid, exit_code=code, signal=number))
 
     def _adopt_rest_of(self, pid: int, *, kindly: bool) -> None:
-        """What a worker leaves behind: time to end by itself if the worker ended well."""
-        _signal_group(pid, signal.SIGTERM if kindly else signal.SIGKILL)
+        """What a worker leaves behind: time to end by itself if the worker ended well.
+
+        What an orphan leaves behind in its turn has had its time.
+        """
+        signal_group(pid, signal.SIGTERM if kindly else signal.SIGKILL)
         now = time.monotonic()
-        for orphan in _children():
+        for orphan in children():
             if orphan not in self._workers and orphan not in self._orphans_until:
                 self._orphans_until[orphan] = now + (_EXIT_GRACE_S if kindly else 0.0)
 
@@ -145,16 +150,6 @@ class _Zygote:
 
     def _timeout_s(self) -> float | None:
         return 0.1 if self._orphans_until else None
-
-    def _end_everything(self) -> None:
-        """The agent is gone: nobody could use these processes, nobody else would end them."""
-        while children := list(_children()):
-            for pid in children:
-                _signal_group(pid, signal.SIGKILL)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(-1, 0)
 
     def _receive(self) -> bytes:
         try:
@@ -172,17 +167,6 @@ def _next_dead() -> Any:
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return None
-
-
-def _signal_group(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
-
-
-def _children() -> Iterator[int]:
-    for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):
-            yield from map(int, (task / "children").read_text().split())
 
 
 def _become_worker(request: pb.SpawnRequest, parent: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.chaos import problem, records
-from tests.chaos.test_kills import ENVIRONMENT, kill_at_random_steps
+from tests.chaos.kills import ENVIRONMENT, kill_at_random_steps
 from tests.job_process import JobProcess
 
 SCRIPT = Path(__file__).parent / "scripts" / "ddp_features.py"

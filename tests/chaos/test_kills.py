@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-import random
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.chaos import problem, records
+from tests.chaos.kills import ENVIRONMENT, kill_at_random_steps
 from tests.job_process import JobProcess
 
 TRAINER = Path(__file__).parent / "scripts" / "float64_trainer.py"
-ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parents[2])}
-
-
-def kill_at_random_steps(job: JobProcess, out: Path, seed: int, kills: int) -> None:
-    """Kill one member at a time, each after a few more steps, never the last one left."""
-    rng = random.Random(seed)
-    for _ in range(kills):
-        target = records.newest_step(out) + rng.randint(1, 25)
-
-        def reached(target: int = target) -> bool:
-            return records.newest_step(out) >= target and records.members_at_work(out) >= 2
-
-        wait_until(job, reached, f"step {target} with two members")
-        formed = len(job.named("generation_formed"))
-        job.kill_worker(rng.choice(job.members()))
-        job.wait_for(
-            lambda formed=formed: len(job.named("generation_formed")) > formed, "a new generation"
-        )
-
-
-def wait_until(job: JobProcess, condition: object, what: str, deadline_s: float = 60.0) -> None:
-    """Poll a condition on files, which notify nobody."""
-    deadline = time.monotonic() + deadline_s
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline, f"no {what}\n{job.story()}"
-        assert job.process.poll() is None, f"ended before {what}\n{job.story()}"
-        time.sleep(0.01)
 
 
 def check_outcome(job: JobProcess, out: Path, epochs: int) -> None:

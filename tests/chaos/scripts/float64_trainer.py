@@ -21,7 +21,7 @@ from tests.chaos.problem import build, dataset, loss_of
 def digest(model: nn.Module) -> str:
     weights = hashlib.blake2b(digest_size=16)
     for parameter in model.parameters():
-        weights.update(parameter.detach().numpy().tobytes())
+        weights.update(parameter.detach().cpu().numpy().tobytes())
     return weights.hexdigest()
 
 

@@ -59,7 +59,9 @@ class CheckpointWriteError(TransientError):
 
 
 class CheckpointDamaged(ElasticError):
-    """A stored file is missing, truncated or does not match its digest."""
+    """A stored file is missing, truncated or does not match its digest; somebody must mend it."""
+
+    exit_code = ExitCode.CONFIGURATION
 
 
 class NotInGroup(ElasticError):

@@ -2,6 +2,7 @@
 
     elastic run --nproc-per-node 3 examples/digits.py
     python examples/digits.py                          # the same, as a world of one
+    elastic run --nproc-per-node 3 examples/digits.py --epochs 60 --lr 0.01
 
 The 1,797 images of 8 x 8 pixels ship with scikit-learn; nothing is downloaded. Kill a worker while
 it runs: the others go on with the step they were at, and another takes its place.
@@ -10,7 +11,6 @@ it runs: the others go on with the step they were at, and another takes its plac
 import argparse
 
 import torch
-import torch.nn.functional as F
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -19,10 +19,13 @@ import elastic
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--batch-size", type=int, default=16, help="samples per worker and step")
-    parser.add_argument("--lr", type=float, default=0.05, help="learning rate of one worker")
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--epochs", type=int, default=30, help="times to go through the images")
+    parser.add_argument("--batch-size", type=int, default=16, help="images per worker and step")
+    parser.add_argument("--lr", type=float, default=0.02, help="learning rate for one worker")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights and of the order")
     return parser.parse_args()
 
 
@@ -60,22 +63,23 @@ def main() -> None:
     options = parse()
     session = elastic.init()  # a warm spare waits here
     train, test = load()
-    torch.manual_seed(0)
+    torch.manual_seed(options.seed)
     model = session.distribute(build())
     optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=2700)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.epochs)
     session.scale_lr(optimizer, elastic.LinearScaling(reference_world=1, warmup_steps=50))
     session.track(model=model, optimizer=optimizer, scheduler=scheduler)
-    data = elastic.DataLoader(train, batch_size=options.batch_size, seed=0)
+    data = elastic.DataLoader(train, batch_size=options.batch_size, seed=options.seed)
 
     for step in session.steps(data, epochs=options.epochs):
         with step:  # leaving this block commits the step
+            if scheduler.last_epoch < step.epoch:  # once an epoch, whatever the world size
+                scheduler.step()
             for images, labels in step.batches():
-                loss = F.cross_entropy(model(images), labels)
+                loss = nn.functional.cross_entropy(model(images), labels)
                 step.backward(loss)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            scheduler.step()
             step.report(loss=loss)
 
     if session.rank == 0:

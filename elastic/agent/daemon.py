@@ -42,6 +42,7 @@ _LIVENESS_INTERVAL_S = 0.5
 _DUMP_S = 0.3  # for a worker to write its stacks before it is killed
 _LOST_EXIT_S = 0.5  # for the zygote to report an exit that the pidfd has announced
 _MOST_LOG_LINES = 20
+_MOST_BARREN_ZYGOTES = 3  # that end before they are ready: what they import fails
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,10 +79,10 @@ class AgentDaemon:
         self._on_output = on_output
         self._machine = Agent(options.machine)
         self._driver: Driver[ev.Event, fx.Effect] = Driver(
-            self._machine, self._execute, ev.TimerFired()
+            self._machine, self._execute, ev.TimerFired(), on_error=self._crashed
         )
         self._tasks = TaskSupervisor(self._crashed)
-        self._pids: dict[str, int] = {}
+        self._pids: dict[str, int] = {}  # of every worker asked for; 0 while it is not forked
         self._pidfds: dict[str, int] = {}
         self._liveness = Liveness(options.silence_s)
         self._logs = LogFollower(self._output)
@@ -91,6 +92,7 @@ class AgentDaemon:
             on_message=self._worker_said,
         )
         self._log_paths: dict[str, Path] = {}
+        self._barren_zygotes = 0  # in a row
         self._zygote = self._new_zygote()
         self._link = CoordinatorLink(
             client,
@@ -160,12 +162,17 @@ class AgentDaemon:
 
     def _zygote_lost(self) -> None:
         """The kernel has ended its workers with it. Begin again with a new one."""
-        self._journal.record("zygote_lost", reason=str(self._zygote.exit_reason()))
+        lost = self._zygote.exit_reason()
+        self._journal.record("zygote_lost", reason=str(lost))
+        self._barren_zygotes = 0 if self._zygote.was_ready else self._barren_zygotes + 1
+        if self._barren_zygotes == _MOST_BARREN_ZYGOTES:
+            self._crashed(lost)
+        if self.ended.done():
+            return
+        self._zygote = self._new_zygote()  # first: what is asked for from here on is for this one
+        self._tasks.start(self._zygote.run(), "zygote")
         for worker in list(self._pids):
             self._exited(worker, 0, signal.SIGKILL)
-        if not self.ended.done():
-            self._zygote = self._new_zygote()
-            self._tasks.start(self._zygote.run(), "zygote")
 
     def _exited(self, worker: str, exit_code: int, number: int) -> None:
         if self._pids.pop(worker, None) is None:
@@ -273,6 +280,7 @@ class AgentDaemon:
         options = self._options
         log = options.log_directory / f"{effect.worker}.log"
         self._log_paths[effect.worker] = log
+        self._pids[effect.worker] = 0
         self._logs.follow(effect.worker, log)
         self._zygote.spawn(
             pb.SpawnRequest(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +37,8 @@ class LogFollower:
         followed = self._followed.get(worker)
         if followed is None:
             return
-        self._drain(worker, followed)
+        while self._drain(worker, followed):
+            pass
         if followed.rest:
             self._on_line(worker, followed.rest.decode(errors="replace"))
         del self._followed[worker]
@@ -54,11 +54,16 @@ class LogFollower:
         for worker, followed in list(self._followed.items()):
             self._drain(worker, followed)
 
-    def _drain(self, worker: str, followed: _Followed) -> None:
-        with contextlib.suppress(FileNotFoundError), followed.path.open("rb") as file:
-            file.seek(followed.offset)
-            data = file.read(_MOST_BYTES)
-            followed.offset += len(data)
-            *lines, followed.rest = (followed.rest + data).split(b"\n")
-            for line in lines:
-                self._on_line(worker, line.decode(errors="replace"))
+    def _drain(self, worker: str, followed: _Followed) -> bool:
+        """Hand out a portion of what is new; False if there was nothing."""
+        try:
+            with followed.path.open("rb") as file:
+                file.seek(followed.offset)
+                data = file.read(_MOST_BYTES)
+        except FileNotFoundError:
+            return False
+        followed.offset += len(data)
+        *lines, followed.rest = (followed.rest + data).split(b"\n")
+        for line in lines:
+            self._on_line(worker, line.decode(errors="replace"))
+        return bool(data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,13 @@ class WorkerServer:
 
     async def start(self) -> None:
         """Listen; only this user can connect."""
-        before = os.umask(0o177)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)  # of the whole process: not across an await
         try:
-            self._server = await asyncio.start_unix_server(self._serve, self._path)
+            listener.bind(str(self._path))
         finally:
             os.umask(before)
+        self._server = await asyncio.start_unix_server(self._serve, sock=listener)
 
     def send(self, worker: str, **kind: Any) -> None:
         """Send `WorkerCommand(**kind)`; a worker that is gone does not miss it."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from elastic.errors import TransientError
 from elastic.rpc.framing import encode, read_message
+from elastic.runtime.orphans import end_children
 from elastic.v1 import local_pb2 as pb
 
 _MODULE = "elastic.worker.zygote"
@@ -22,7 +23,10 @@ _EXIT_GRACE_S = 5.0
 
 
 class ZygoteProcess:
-    """One zygote. Its events go to `on_event`; its unexpected end to `on_lost`."""
+    """One zygote. Its events go to `on_event`; its unexpected end to `on_lost`.
+
+    It is this process's only child. Whatever else becomes one was orphaned by its end.
+    """
 
     def __init__(
         self,
@@ -40,12 +44,10 @@ class ZygoteProcess:
         self._on_lost = on_lost
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._waiting: list[bytes] = []  # requests from before it was started
         self._closing = False
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid if self._process is not None else 0
+        self.was_ready = False
+        """It has imported torch and served."""
 
     async def run(self) -> None:
         """Start it and read its events until it ends."""
@@ -61,9 +63,13 @@ class ZygoteProcess:
                 start_new_session=True,  # Ctrl-C on the terminal is the agent's to handle
             )
         reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._writer.writelines(self._waiting)
         while (event := await read_message(reader, pb.ZygoteEvent)) is not None:
+            self.was_ready = True
             self._on_event(event)
         if not self._closing:
+            await self._reap(self._process)
+            await asyncio.to_thread(end_children)
             self._on_lost()
 
     def spawn(self, request: pb.SpawnRequest) -> None:
@@ -79,9 +85,18 @@ class ZygoteProcess:
         self._closing = True
         if self._writer is not None:
             self._writer.close()
-        process = self._process
-        if process is None:
+        if self._process is None:
             return
+        if not self.was_ready:  # it has no worker yet, and does not listen
+            self._process.kill()
+        await self._reap(self._process)
+
+    def exit_reason(self) -> TransientError:
+        """What its unexpected end means."""
+        code = self._process.poll() if self._process is not None else None
+        return TransientError(f"the zygote ended unexpectedly ({code}); its log: {self._log}")
+
+    async def _reap(self, process: subprocess.Popen[bytes]) -> None:
         try:
             await asyncio.to_thread(process.wait, _EXIT_GRACE_S)
         except subprocess.TimeoutExpired:
@@ -89,11 +104,9 @@ class ZygoteProcess:
                 os.killpg(process.pid, signal.SIGKILL)
             await asyncio.to_thread(process.wait)
 
-    def exit_reason(self) -> TransientError:
-        """What its unexpected end means."""
-        code = self._process.poll() if self._process is not None else None
-        return TransientError(f"the zygote ended unexpectedly ({code}); its log: {self._log}")
-
     def _send(self, **kind: Any) -> None:
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(encode(pb.ZygoteRequest(**kind)))
+        request = encode(pb.ZygoteRequest(**kind))
+        if self._writer is None:
+            self._waiting.append(request)
+        elif not self._writer.is_closing():
+            self._writer.write(request)

@@ -36,17 +36,25 @@ class Display(Protocol):
 class JsonDisplay:
     """Events as JSON lines on stderr, workers' lines with a prefix on stdout."""
 
-    def __init__(self, choice: Console, *, out: TextIO = sys.stdout, err: TextIO = sys.stderr):
+    def __init__(
+        self,
+        choice: Console,
+        *,
+        out: TextIO | None = None,
+        err: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._choice = choice
-        self._out = out
-        self._write = JsonLines(err)
-        self._progress_at = 0.0
+        self._out = out if out is not None else sys.stdout
+        self._write = JsonLines(err if err is not None else sys.stderr)
+        self._clock = clock
+        self._progress_at: float | None = None
 
     def entry(self, entry: Entry) -> None:
         """Write it; progress, which comes several times a second, only now and then."""
         if entry.name == "progress":
-            now = time.monotonic()
-            if now - self._progress_at < PROGRESS_EVERY_S:
+            now = self._clock()
+            if self._progress_at is not None and now - self._progress_at < PROGRESS_EVERY_S:
                 return
             self._progress_at = now
         self._write(entry)
@@ -145,6 +153,9 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "generation_formed": lambda f: (
         f"generation {f['generation']} ({f['reason'].replace('_', ' ')}): {f['world_size']} workers"
     ),
+    "node_lost": lambda f: f"node {f['node']} is lost",
+    "node_refused": lambda f: f"node {f['node']} is turned away: {f['reason']}",
+    "coordinator_lost": lambda f: f"the coordinator is gone: {f['reason']}",
     "worker_failed": lambda f: f"worker {f['worker']} {f['message']}",
     "recovered": lambda f: f"recovered in {f['total_s'] * 1000:.0f} ms at step {f['committed']}",
     "state_restored": lambda f: f"state from {f['source']}, step {f['committed']}",

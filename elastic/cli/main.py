@@ -37,7 +37,7 @@ def run(
     *,
     config: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="TOML file with a [run] table.", show_default="ELASTIC_CONFIG"),
+        typer.Option(help="TOML file with a \\[run] table.", show_default="ELASTIC_CONFIG"),
     ] = None,
     **options: Any,
 ) -> None:

@@ -24,6 +24,7 @@ from elastic.core.restarts import Backoff
 from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.control import ControlClient, ControlServer
 from elastic.runtime.journal import Journal
+from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.run_directory import RunDirectory
 from elastic.settings.run import OutputMode, RunSettings
 from elastic.store.memory import MemoryStore
@@ -65,6 +66,7 @@ async def _run(
     settings = command.settings
     journal = Journal(display.entry)
     directory = RunDirectory(settings.job)
+    adopt_orphans()
     try:
         store = MemoryStore()
         leadership = await lead(store, job=settings.job, candidate=uuid.uuid4().hex)
@@ -86,16 +88,27 @@ async def _run(
         _handle_signals(agent)
         await agent.start()
         try:
-            await asyncio.wait(
-                [agent.ended, coordinator.ended], return_when=asyncio.FIRST_EXCEPTION
-            )
-            return _exit_code(agent, coordinator)
+            await _end_of(agent, coordinator)
+            exit_code = _exit_code(agent, coordinator)
+            if not coordinator.ended.done():
+                committed = coordinator.status().progress.committed
+                journal.record("job_ended", exit_code=exit_code, committed=committed)
+            return exit_code
         finally:
             await agent.close()
             await server.stop(0.2)
             await coordinator.close()
     finally:
         directory.remove()
+
+
+async def _end_of(agent: AgentDaemon, coordinator: CoordinatorDaemon) -> None:
+    """Return when no process is left. That is enough: a signal can come when there is no job yet
+    that the coordinator could end."""
+    ends = (agent.ended, coordinator.ended)
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    if not (coordinator.ended.done() and coordinator.ended.exception()):
+        await asyncio.wait([agent.ended])
 
 
 def _exit_code(agent: AgentDaemon, coordinator: CoordinatorDaemon) -> int:

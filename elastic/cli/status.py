@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.json_format import MessageToDict
 
 from elastic.cli.formats import print_json, print_table, require_format
@@ -32,8 +33,20 @@ def to_document(reply: pb.JobStatus) -> dict[str, Any]:
     document = MessageToDict(
         reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
+    _restore_numbers(document, reply.DESCRIPTOR)
     document["recoveries"] = [json.loads(r) for r in document.pop("recoveries_json")]
     return document
+
+
+def _restore_numbers(document: dict[str, Any], kind: Descriptor) -> None:
+    """Protobuf's JSON has 64-bit integers as text, which no reader of a count expects."""
+    for field in kind.fields:
+        value = document.get(field.name)
+        if field.cpp_type in (field.CPPTYPE_INT64, field.CPPTYPE_UINT64):
+            document[field.name] = int(value or 0)
+        elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            for part in value if isinstance(value, list) else filter(None, [value]):
+                _restore_numbers(part, field.message_type)
 
 
 async def _ask(address: str) -> pb.JobStatus:

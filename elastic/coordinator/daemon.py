@@ -77,7 +77,7 @@ class CoordinatorDaemon:
             last_generation=leadership.last_generation,
         )
         self._driver: Driver[ev.Event, fx.Effect] = Driver(
-            self._machine, self._execute, ev.TimerFired()
+            self._machine, self._execute, ev.TimerFired(), on_error=self._crashed
         )
         self._tasks = TaskSupervisor(self._crashed)
         self._nodes: dict[str, _Node] = {}

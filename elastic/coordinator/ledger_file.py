@@ -42,11 +42,13 @@ class LedgerFile:
 
     def _append(self, entry: pb.LedgerEntry) -> None:
         rewound = self._next_step is None or entry.step < self._next_step
-        if rewound and entry.generation <= self._newest_generation:
+        if entry.generation < self._newest_generation:
+            return  # reported before, or of a lineage that was given up
+        if rewound and entry.generation == self._newest_generation:
             return  # reported before
         if rewound:
             self._write({"resume": entry.step, "generation": entry.generation})
-        self._newest_generation = max(self._newest_generation, entry.generation)
+        self._newest_generation = entry.generation
         self._next_step = entry.step + 1
         self._write(
             {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from elastic.core.coordinator.effects import Lost
@@ -19,16 +19,17 @@ class _Recovery:
     decided_at: float
     reason: str
     lost: tuple[str, ...]
-    generation: int = 0
+    generation: int | None = None
+    """The one that followed; None while it is not announced."""
     persisted_at: float = 0.0
-    reports: dict[str, pb.Reformed] = field(default_factory=dict)
 
 
 class Recoveries:
     """Follows a loss until the new group has committed its first step. Instants: the loop's clock.
 
-    detect: first sign to decision. persist: the generation written. notify: the rest, messages
-    and waiting for the last member. abort, join, sync, first step: as the slowest member measured.
+    detect: first sign to decision. persist: the generation written. join, sync, first step: as
+    measured by the member that was first to commit. notify: the rest, messages and waiting for the
+    last member. These add up to the total; abort overlaps them, as members free themselves.
     """
 
     def __init__(self) -> None:
@@ -61,8 +62,10 @@ class Recoveries:
     def reformed(self, report: pb.Reformed, now: float) -> dict[str, Any] | None:
         """A member has committed its first step; the finished record if it was the first to."""
         recovery = self._under_way
-        if recovery is None or report.generation < recovery.generation:
+        if recovery is None or recovery.generation is None:
             return None
+        if report.generation < recovery.generation:
+            return None  # of the group that was lost, overtaken by the news of its loss
         self._under_way = None
         record = _record(recovery, report, now)
         self.finished.append(record)

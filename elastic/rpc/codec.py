@@ -102,12 +102,17 @@ def failure_to_pb(failure: Failure) -> pb.Failure:
         worker=failure.worker,
         kind=pb.FailureKind.Name(failure.kind.value),
         code=failure.code,
-        signature=failure.signature,
-        message=failure.message,
-        traceback=failure.traceback,
+        signature=_text(failure.signature),
+        message=_text(failure.message),
+        traceback=_text(failure.traceback),
         retryable=failure.retryable,
         log=failure.log,
     )
+
+
+def _text(text: str) -> str:
+    """Without lone surrogates, which an exception's text may hold and a message may not."""
+    return text.encode(errors="replace").decode()
 
 
 def failure_from_pb(message: pb.Failure) -> Failure:

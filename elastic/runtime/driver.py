@@ -27,6 +27,9 @@ class Driver(Generic[E, F]):
 
     `execute` must not block; what takes time becomes a task that posts its result. Events posted
     while one is being handled wait their turn, so the machine never sees itself half-way.
+
+    on_error: takes what the machine or `execute` raises, which ends the daemon. Most events come
+    from callbacks and streams, whose callers would log the error or drop it and go on.
     """
 
     def __init__(
@@ -34,11 +37,14 @@ class Driver(Generic[E, F]):
         machine: Machine[E, F],
         execute: Callable[[F], None],
         timer_event: E,
+        *,
+        on_error: Callable[[BaseException], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._machine = machine
         self._execute = execute
         self._timer_event = timer_event
+        self._on_error = on_error
         self._clock = clock
         self._queue: deque[E] = deque()
         self._handling = False
@@ -54,6 +60,9 @@ class Driver(Generic[E, F]):
             while self._queue:
                 for effect in self._machine.handle(self._queue.popleft(), self._clock()):
                     self._execute(effect)
+        except BaseException as error:
+            self._on_error(error)
+            raise
         finally:
             self._handling = False
 

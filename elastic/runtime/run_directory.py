@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,8 +16,10 @@ from typing import IO
 
 from elastic.errors import ConfigurationError, TransientError
 
-_MOST_SOCKET_PATH = 100  # sockaddr_un holds 107 bytes
+_MOST_SOCKET_PATH = 107  # bytes in sockaddr_un (unix(7)), less the terminating one
+_LONGEST_SOCKET = "coordinator.sock"
 _JOB_FILE = "job.json"
+_LAST_RESORT = "/tmp"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,9 +35,8 @@ class RunDirectory:
     """Made for one run; a lock that the kernel drops with the process says that it lives."""
 
     def __init__(self, job: str) -> None:
-        base = _base()
-        _sweep(base)
-        self.path = base / f"{job}-{os.getpid()}"
+        self.path = _choose(f"{job}-{os.getpid()}")
+        _sweep(self.path.parent)
         self.path.mkdir(mode=0o700)
         self._job = job
         self._lock: IO[str] = (self.path / _JOB_FILE).open("w", encoding="utf-8")
@@ -53,8 +55,11 @@ class RunDirectory:
 
 
 def find_job(job: str | None) -> RunningJob:
-    """The job of this name, or the only one; raises TransientError naming those that run."""
-    jobs = [j for j in _running(_base()) if job is None or j.job == job]
+    """The job of this name, or the only one.
+
+    Raises TransientError if there is none, ConfigurationError naming them if there are several.
+    """
+    jobs = [j for base in _bases() for j in _running(base) if job is None or j.job == job]
     if len(jobs) == 1:
         return jobs[0]
     if not jobs:
@@ -64,19 +69,36 @@ def find_job(job: str | None) -> RunningJob:
     raise ConfigurationError(f"several jobs run: {names}; choose one with --job or --address")
 
 
-def _base() -> Path:
-    """Where this user's run directories are: a place that no other user can write to."""
-    for root in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
+def _choose(name: str) -> Path:
+    """The first place in which the sockets' paths are not too long."""
+    for base in _bases():
+        path = base / name
+        if len(os.fsencode(path / _LONGEST_SOCKET)) <= _MOST_SOCKET_PATH:
+            return path
+    raise ConfigurationError(
+        "no directory for the run's sockets: set TMPDIR to a short path that you can write to"
+    )
+
+
+def _bases() -> Iterator[Path]:
+    """Where this user's run directories may be: places that no other user can write to."""
+    roots = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), _LAST_RESORT)
+    for root in dict.fromkeys(roots):
         if not root or not os.access(root, os.W_OK):
             continue
         base = Path(root) / f"elastic-{os.getuid()}"
-        if len(str(base)) + 60 > _MOST_SOCKET_PATH + 40:
-            continue
-        base.mkdir(mode=0o700, exist_ok=True)
-        if base.stat().st_uid == os.getuid():
-            return base
-    raise ConfigurationError(
-        "no directory for the run's sockets: set TMPDIR to a short path that you can write to"
+        with contextlib.suppress(OSError):
+            base.mkdir(mode=0o700, exist_ok=True)
+            if _is_private(base.lstat()):
+                yield base
+
+
+def _is_private(found: os.stat_result) -> bool:
+    """A directory, not a link to one, that is this user's alone."""
+    return (
+        stat.S_ISDIR(found.st_mode)
+        and found.st_uid == os.getuid()
+        and not stat.S_IMODE(found.st_mode) & 0o022
     )
 
 

@@ -21,6 +21,18 @@ class LeaseLost(TransientError):
     """The lease has expired or was revoked; its keys are gone."""
 
 
+class WatchCompacted(TransientError):
+    """The store has forgotten changes that a watch asked for.
+
+    List the keys, then watch after `revision`: what is missing happened before it, so the list
+    shows it. A change that the list shows already may come once more.
+    """
+
+    def __init__(self, revision: int) -> None:
+        super().__init__(f"changes before revision {revision} have been compacted away")
+        self.revision = revision
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
     """A key's value. Revisions count all writes to the store."""
@@ -51,7 +63,11 @@ class Guard:
 
 
 class Store(Protocol):
-    """A revisioned key-value store. Any call may raise TransientError."""
+    """A revisioned key-value store. Any call may raise TransientError.
+
+    A write that raises TransientError may have happened, or may yet happen, unless it is one of
+    those that say otherwise: GuardFailed and LeaseLost.
+    """
 
     async def get(self, key: str) -> Entry | None:
         """The key's entry, or None."""
@@ -64,11 +80,15 @@ class Store(Protocol):
     async def put(
         self, key: str, value: bytes, *, guard: Guard | None = None, lease: int = 0
     ) -> Entry:
-        """Write; raises GuardFailed, or LeaseLost if `lease` is unknown."""
+        """Write once; raises GuardFailed, or LeaseLost if `lease` is unknown."""
         ...
 
     async def create(self, key: str, value: bytes, *, lease: int = 0) -> Entry | None:
-        """Write if the key is absent; None if it is there."""
+        """Write if the key is absent; None if it is there.
+
+        After a failure on the way, whose key it is is told by its value and lease: those of
+        competitors must differ.
+        """
         ...
 
     async def delete(self, key: str, *, guard: Guard | None = None) -> bool:
@@ -76,11 +96,15 @@ class Store(Protocol):
         ...
 
     def watch(self, prefix: str, *, after: int) -> AsyncIterator[Change]:
-        """Every change of keys under `prefix` after revision `after`, in order, none twice."""
+        """Every change of keys under `prefix` after revision `after`, in order, none twice.
+
+        Several keys may change at one revision, such as those of a lease. Outages are sat out;
+        raises WatchCompacted, and ConfigurationError if the store has never answered.
+        """
         ...
 
     async def grant(self, ttl_s: float) -> int:
-        """A lease that lives `ttl_s` seconds after it was last renewed."""
+        """A lease that lives `ttl_s` seconds, or a little longer, after it was last renewed."""
         ...
 
     async def renew(self, lease: int) -> None:

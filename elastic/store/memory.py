@@ -18,7 +18,10 @@ class _Lease:
 
 
 class MemoryStore:
-    """See elastic.store.interface.Store. Leases are checked at each call, by `clock` seconds."""
+    """See elastic.store.interface.Store. Leases run by `clock` seconds.
+
+    They are checked at each call, and by a timer so that watchers hear of what nobody asks for.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -27,70 +30,88 @@ class MemoryStore:
         self._history: list[Change] = []
         self._revision = 0
         self._granted = 0
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
 
     async def get(self, key: str) -> Entry | None:
         """The key's entry, or None."""
-        await self._expire()
+        self._expire()
         return self._entries.get(key)
 
     async def list(self, prefix: str) -> list[Entry]:
         """Entries whose key starts with `prefix`, by key."""
-        await self._expire()
+        self._expire()
         return [self._entries[k] for k in sorted(self._entries) if k.startswith(prefix)]
 
     async def put(
         self, key: str, value: bytes, *, guard: Guard | None = None, lease: int = 0
     ) -> Entry:
         """Write; raises GuardFailed, or LeaseLost if `lease` is unknown."""
-        await self._expire()
+        self._expire()
         self._check(guard)
-        return await self._write(key, value, lease)
+        return self._write(key, value, lease)
 
     async def create(self, key: str, value: bytes, *, lease: int = 0) -> Entry | None:
         """Write if the key is absent; None if it is there."""
-        await self._expire()
-        return None if key in self._entries else await self._write(key, value, lease)
+        self._expire()
+        return None if key in self._entries else self._write(key, value, lease)
 
     async def delete(self, key: str, *, guard: Guard | None = None) -> bool:
         """Remove; True if it was there. Raises GuardFailed."""
-        await self._expire()
+        self._expire()
         self._check(guard)
-        return await self._remove(key)
+        return self._remove(key)
 
     async def watch(self, prefix: str, *, after: int) -> AsyncIterator[Change]:
         """Every change of keys under `prefix` after revision `after`, in order, none twice."""
         seen = after
         while True:
+            changed = self._changed
             for change in self._history[seen:]:
                 seen = change.revision
                 if change.key.startswith(prefix):
                     yield change
-            async with self._changed:
-                await self._changed.wait_for(lambda: self._revision > seen)  # noqa: B023
+            await changed.wait()
 
     async def grant(self, ttl_s: float) -> int:
         """A lease that lives `ttl_s` seconds after it was last renewed."""
         self._granted += 1
         self._leases[self._granted] = _Lease(ttl_s, self._clock() + ttl_s)
+        self._set_timer()
         return self._granted
 
     async def renew(self, lease: int) -> None:
         """Start the lease's time anew; raises LeaseLost."""
-        await self._expire()
+        self._expire()
         held = self._lease(lease)
         held.deadline = self._clock() + held.ttl_s
 
     async def revoke(self, lease: int) -> None:
         """End the lease and remove its keys; unknown leases are fine."""
+        self._revoke(lease)
+
+    def _revoke(self, lease: int) -> None:
         held = self._leases.pop(lease, None)
         for key in sorted(held.keys) if held else ():
-            await self._remove(key)
+            self._remove(key)
 
-    async def _expire(self) -> None:
+    def _expire(self) -> None:
         now = self._clock()
         for lease in [i for i, held in self._leases.items() if held.deadline <= now]:
-            await self.revoke(lease)
+            self._revoke(lease)
+
+    def _set_timer(self) -> None:
+        """At the next lease's end; one that is renewed meanwhile is looked at again then."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._leases:
+            next_end = min(held.deadline for held in self._leases.values())
+            delay_s = max(0.0, next_end - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._expire()
+        self._set_timer()
 
     def _check(self, guard: Guard | None) -> None:
         if guard is None:
@@ -105,7 +126,7 @@ class MemoryStore:
         except KeyError:
             raise LeaseLost(f"lease {lease} has expired or was never granted") from None
 
-    async def _write(self, key: str, value: bytes, lease: int) -> Entry:
+    def _write(self, key: str, value: bytes, lease: int) -> Entry:
         before = self._entries.get(key)
         if lease:
             self._lease(lease).keys.add(key)
@@ -115,20 +136,20 @@ class MemoryStore:
         created = before.created if before is not None else revision
         entry = Entry(key=key, value=value, created=created, modified=revision, lease=lease)
         self._entries[key] = entry
-        await self._publish(Change(key=key, revision=revision, entry=entry))
+        self._publish(Change(key=key, revision=revision, entry=entry))
         return entry
 
-    async def _remove(self, key: str) -> bool:
+    def _remove(self, key: str) -> bool:
         entry = self._entries.pop(key, None)
         if entry is None:
             return False
         if entry.lease in self._leases:
             self._leases[entry.lease].keys.discard(key)
-        await self._publish(Change(key=key, revision=self._revision + 1, entry=None))
+        self._publish(Change(key=key, revision=self._revision + 1, entry=None))
         return True
 
-    async def _publish(self, change: Change) -> None:
+    def _publish(self, change: Change) -> None:
         self._revision = change.revision
         self._history.append(change)
-        async with self._changed:
-            self._changed.notify_all()
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -19,10 +19,11 @@ from elastic.worker.sockets import Connection, connections, shut_down
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
 _MEETING_TIMEOUT = datetime.timedelta(days=1)  # the coordinator's patience ends long before
 
-# What torch raises when a peer or a connection is gone; a plain RuntimeError with gloo.
+# What torch raises when a peer or a connection is gone; a plain RuntimeError with gloo. With
+# "ProcessGroupGloo::allgather: invalid ..." it refuses a script's arguments.
 _LOST = re.compile(
-    r"gloo|NCCL|ncclComm|Connection (closed|reset|refused)|Broken pipe|Socket Timeout"
-    r"|socket timed? ?out|recvValue failed|failed to recv|sendBytes|DistNetworkError",
+    r"(?<!ProcessGroup)(gloo|NCCL)|ncclComm|Connection (closed|reset|refused)|Broken pipe"
+    r"|socket time(d )?out|recvValue failed|failed to recv|sendBytes|DistNetworkError",
     re.IGNORECASE,
 )
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from elastic.checkpoint.catalog import is_committed
 from elastic.checkpoint.directory import CheckpointDirectory
 from elastic.errors import ElasticError
 from elastic.v1 import job_pb2 as pb
@@ -102,6 +103,9 @@ class Saver:
     ) -> None:
         index, count = place.rank, place.world_size
         try:
+            if is_committed(self._directory, step):  # restored from it, or by the group before
+                self.settle(step, committed=True)
+                return
             files = write_share(
                 self._directory, step, index, count, share, structure if index == 0 else None
             )

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elastic.worker.group import Group
+from elastic.worker.group import COLLECTIVE_TIMEOUT, Group
 from elastic.worker.tensor_spec import TensorSpec
 
 CHUNK_BYTES = 32 * 2**20
@@ -19,17 +19,17 @@ def send_json(group: Group, document: Any, rank: int) -> None:
     """Send a JSON document to `rank`, which calls receive_json."""
     content = json.dumps(document).encode()
     device = group.backend.device
-    dist.send(torch.tensor([len(content)], dtype=torch.int64, device=device), rank)
-    dist.send(torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device), rank)
+    _send(torch.tensor([len(content)], dtype=torch.int64, device=device), rank)
+    _send(torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device), rank)
 
 
 def receive_json(group: Group, rank: int) -> Any:
     """The document that `rank` sends."""
     device = group.backend.device
     length = torch.empty(1, dtype=torch.int64, device=device)
-    dist.recv(length, rank)
+    _receive(length, rank)
     content = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
-    dist.recv(content, rank)
+    _receive(content, rank)
     return json.loads(content.cpu().numpy().tobytes())
 
 
@@ -38,7 +38,7 @@ def send_tensors(group: Group, tensors: Mapping[str, torch.Tensor], rank: int) -
     total = 0
     for pieces in _chunks([_bytes_of(t) for t in tensors.values()]):
         chunk = torch.cat([p.to(group.backend.device) for p in pieces])
-        dist.send(chunk, rank)
+        _send(chunk, rank)
         total += chunk.numel()
     return total
 
@@ -56,12 +56,28 @@ def receive_tensors(
         chunk = torch.empty(
             sum(p.numel() for p in pieces), dtype=torch.uint8, device=group.backend.device
         )
-        dist.recv(chunk, rank)
+        _receive(chunk, rank)
         sizes = [p.numel() for p in pieces]
         for piece, part in zip(pieces, torch.split(chunk, sizes), strict=True):
             piece.copy_(part)
         total += chunk.numel()
     return tensors, total
+
+
+def _send(tensor: torch.Tensor, rank: int) -> None:
+    """As dist.send(), whose patience with gloo is that of forming the group, whatever is set later:
+    the other member may have to load a checkpoint or to serve others first."""
+    _wait(dist.isend(tensor, rank))
+
+
+def _receive(tensor: torch.Tensor, rank: int) -> None:
+    """As dist.recv(), with the patience of a collective."""
+    _wait(dist.irecv(tensor, rank))
+
+
+def _wait(work: dist.Work | None) -> None:
+    assert work is not None, "both are members of the group"
+    work.wait(COLLECTIVE_TIMEOUT)
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:

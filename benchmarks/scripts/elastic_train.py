@@ -1,0 +1,46 @@
+"""Trains an MLP with elastic and logs each step: the benchmarks' side for elastic.
+
+elastic run --nproc-per-node 3 benchmarks/scripts/elastic_train.py --log-dir DIRECTORY
+"""
+
+from torch import nn
+
+import elastic
+from benchmarks.scripts import mlp
+from benchmarks.scripts.arguments import parse
+from benchmarks.scripts.step_log import BEGIN, COMMIT, StepLog
+from benchmarks.scripts.turns import Turns
+
+
+def main() -> None:
+    options = parse(__doc__)
+    size = mlp.SIZES[options.size]
+    session = elastic.init()
+    model = session.distribute(mlp.build(size))
+    optimizer = mlp.optimizer(model)
+    session.track(model=model, optimizer=optimizer)
+    data = elastic.DataLoader(mlp.dataset(size), batch_size=size.batch_size, drop_last=True)
+    log, turns = StepLog(options.log_dir), Turns(options.turns)
+
+    for step in session.steps(data, epochs=options.epochs):
+        if not turns.wait(step.index):
+            break  # in all workers: each has done as many steps as were allowed
+        group = {
+            "generation": session.generation,
+            "rank": session.rank,
+            "world_size": session.world_size,
+        }
+        log.mark(BEGIN, step.index, **group)
+        with step:
+            for inputs, labels in step.batches():
+                loss = nn.functional.cross_entropy(model(inputs), labels)
+                step.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            step.report(loss=loss)
+        if step.committed:
+            log.mark(COMMIT, step.index, **group)
+
+
+if __name__ == "__main__":
+    main()

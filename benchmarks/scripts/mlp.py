@@ -1,0 +1,53 @@
+"""The model and the data that every side of a benchmark trains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+CLASSES = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """A multilayer perceptron and its batch, per worker."""
+
+    inputs: int
+    hidden: tuple[int, ...]
+    batch_size: int
+    samples: int
+
+
+# Milliseconds are for 3 workers on 2 cores, gloo, one thread each.
+SIZES = {
+    "tiny": Size(inputs=64, hidden=(128, 128), batch_size=16, samples=20_000),  # 4 ms
+    "small": Size(inputs=256, hidden=(512, 512, 512), batch_size=64, samples=20_000),  # 15 ms
+    "5m": Size(inputs=512, hidden=(1536, 1536, 1024), batch_size=32, samples=10_000),  # 90 ms
+}
+
+
+def build(size: Size) -> nn.Sequential:
+    """The same weights in every process."""
+    torch.manual_seed(0)
+    widths = (size.inputs, *size.hidden)
+    layers: list[nn.Module] = []
+    for width, following in pairwise(widths):
+        layers += [nn.Linear(width, following), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], CLASSES))
+
+
+def dataset(size: Size) -> TensorDataset:
+    """Random samples, the same in every process."""
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(size.samples, size.inputs, generator=generator)
+    labels = torch.randint(CLASSES, (size.samples,), generator=generator)
+    return TensorDataset(inputs, labels)
+
+
+def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """What both sides step with."""
+    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

@@ -1,0 +1,75 @@
+"""Trains the same MLP with plain DDP, the way torchrun's documentation has it, and logs each step.
+
+    torchrun --nproc-per-node 3 benchmarks/scripts/torchrun_train.py --log-dir DIRECTORY \\
+        --checkpoint FILE --checkpoint-every 20
+"""
+
+import os
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+from benchmarks.scripts import mlp
+from benchmarks.scripts.arguments import parse
+from benchmarks.scripts.step_log import BEGIN, COMMIT, StepLog
+from benchmarks.scripts.turns import Turns
+
+
+def load(path: Path | None, **objects: Any) -> int:
+    """Restore the objects and return the number of steps done; 0 without a checkpoint."""
+    if path is None or not path.exists():
+        return 0
+    saved = torch.load(path, weights_only=True)
+    for name, target in objects.items():
+        target.load_state_dict(saved[name])
+    return int(saved["steps"])
+
+
+def save(path: Path, steps: int, **objects: Any) -> None:
+    """Write aside and rename, so that a kill never leaves half a checkpoint."""
+    aside = path.with_suffix(".writing")
+    torch.save({"steps": steps, **{k: v.state_dict() for k, v in objects.items()}}, aside)
+    os.replace(aside, path)
+
+
+def main() -> None:
+    options = parse(__doc__)
+    size = mlp.SIZES[options.size]
+    dist.init_process_group("gloo")
+    module = mlp.build(size)
+    optimizer = mlp.optimizer(module)
+    steps = load(options.checkpoint, model=module, optimizer=optimizer)
+    model = DistributedDataParallel(module)
+    data = mlp.dataset(size)
+    sampler = DistributedSampler(data, drop_last=True)
+    loader = DataLoader(data, batch_size=size.batch_size, sampler=sampler, drop_last=True)
+    log, turns = StepLog(options.log_dir), Turns(options.turns)
+    group = {
+        "generation": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        "rank": dist.get_rank(),
+        "world_size": dist.get_world_size(),
+    }
+
+    for epoch in range(steps // len(loader), options.epochs):
+        sampler.set_epoch(epoch)
+        for inputs, labels in islice(loader, steps % len(loader), None):
+            if not turns.wait(steps):
+                return
+            log.mark(BEGIN, steps, **group)
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            log.mark(COMMIT, steps, **group)
+            steps += 1
+            if options.checkpoint and steps % options.checkpoint_every == 0 and group["rank"] == 0:
+                save(options.checkpoint, steps, model=module, optimizer=optimizer)
+
+
+if __name__ == "__main__":
+    main()

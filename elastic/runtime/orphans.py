@@ -1,0 +1,50 @@
+"""Processes whose parent has died: adopted by the nearest ancestor that asks for it, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def prctl(option: int, value: int) -> None:
+    """prctl(2); raises OSError."""
+    if _libc.prctl(option, value, 0, 0, 0) != 0:
+        errno = ctypes.get_errno()
+        raise OSError(errno, os.strerror(errno))
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parent dies become children of this process."""
+    prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def children() -> Iterator[int]:
+    """This process's children, born or adopted, zombies among them."""
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            yield from map(int, (task / "children").read_text().split())
+
+
+def signal_group(pid: int, number: int) -> None:
+    """Send a signal to the group that `pid` leads, if there is one."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def end_children() -> None:
+    """Kill and reap every child, and what each leaves behind, until there is none."""
+    while found := list(children()):
+        for pid in found:
+            signal_group(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(-1, 0)

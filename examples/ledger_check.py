@@ -1,0 +1,167 @@
+"""Audits a ledger from outside the job: every sample in exactly one committed step per epoch?
+
+    python -m examples.ledger_check ledger.jsonl --samples 1438
+    python -m examples.ledger_check ledger.jsonl --samples 1438 --epochs 30    # and the job is done
+
+A ledger, written by `elastic run --ledger FILE`, has one JSON object a line:
+
+    {"incarnation": id}                   the job was started
+    {"resume": s, "generation": g}        steps from s on were lost and are computed again
+    {"step": 0, "epoch": 0, "generation": 1, "world_size": 3, "start": 0, "stop": 48}
+
+A step consumed the positions [start, stop) of its epoch's order. Needs Python and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+Record = dict[str, Any]
+
+_FIELDS = ("step", "epoch", "generation", "world_size", "start", "stop")
+_MOST_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What a ledger says. It is good if there are no problems."""
+
+    steps: int
+    epochs: int
+    """Whole epochs: the last one counts only if every sample of it was seen."""
+    generations: int
+    resumed: int
+    """How often committed steps were computed again, since nobody who held them was left."""
+    problems: tuple[str, ...]
+
+
+def audit(lines: Iterable[str], *, samples: int, epochs: int | None = None) -> Audit:
+    """Check a ledger's lines against a dataset of `samples`.
+
+    epochs: how many must be complete; without it, the last may be under way.
+    """
+    problems: list[str] = []
+    lineage, resumed = surviving(_parsed(lines, problems))
+    problems += _out_of_order(lineage)
+    ranges = _ranges_by_epoch(lineage)
+    newest = max(ranges, default=-1)
+    expected = newest + 1 if epochs is None else max(epochs, newest + 1)
+    complete = 0
+    for epoch in range(expected):
+        repeated, missing, outside = cover(ranges.get(epoch, []), samples)
+        under_way = epochs is None and epoch == newest
+        if repeated:
+            problems.append(f"epoch {epoch}: {repeated} samples more than once")
+        if missing and not under_way:
+            problems.append(f"epoch {epoch}: {missing} samples never")
+        if outside:
+            problems.append(f"epoch {epoch}: {outside} positions outside of the {samples} samples")
+        complete += not (repeated or missing or outside)
+    if epochs is not None and newest >= epochs:
+        problems.append(f"epoch {newest} in a job of {epochs} epochs")
+    if not lineage:
+        problems.append("no step at all")
+    generations = len({record["generation"] for record in lineage})
+    return Audit(len(lineage), complete, generations, resumed, tuple(problems))
+
+
+def surviving(records: Iterable[Record]) -> tuple[list[Record], int]:
+    """The records of the steps that count, and how often steps were given up to get there."""
+    lineage: list[Record] = []
+    resumed = 0
+    for record in records:
+        if "resume" not in record:
+            lineage.append(record)
+            continue
+        kept = [earlier for earlier in lineage if earlier["step"] < record["resume"]]
+        resumed += len(kept) < len(lineage)
+        lineage = kept
+    return lineage, resumed
+
+
+def cover(ranges: Iterable[tuple[int, int]], samples: int) -> tuple[int, int, int]:
+    """How many samples [start, stop) ranges repeat, miss, and name beyond [0, samples)."""
+    repeated = missing = outside = reached = 0
+    for start, stop in sorted(ranges):
+        missing += max(0, min(start, samples) - reached)
+        repeated += max(0, min(stop, reached) - start)
+        outside += max(0, stop - max(samples, start))
+        reached = max(reached, stop)
+    return repeated, missing + max(0, samples - reached), outside
+
+
+def _parsed(lines: Iterable[str], problems: list[str]) -> Iterator[Record]:
+    """Step and resume records; lines that are neither become problems."""
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            problems.append(f"line {number} is not JSON: {line.strip()[:60]!r}")
+            continue
+        if not isinstance(record, dict):
+            problems.append(f"line {number} is not an object")
+        elif _is_counts(record, ("resume", "generation")) or _is_counts(record, _FIELDS):
+            yield record
+        elif "incarnation" not in record:
+            problems.append(f"line {number} is no record of a step: {line.strip()[:60]!r}")
+
+
+def _is_counts(record: Record, fields: Iterable[str]) -> bool:
+    return all(type(record.get(field)) is int and record[field] >= 0 for field in fields)
+
+
+def _out_of_order(lineage: list[Record]) -> Iterator[str]:
+    """Steps must count from 0 without a gap, and generations never go back."""
+    worlds: dict[int, int] = {}
+    generation = 0
+    for number, record in enumerate(lineage):
+        if record["step"] != number:
+            yield f"step {record['step']} stands where step {number} belongs"
+            return
+        if record["generation"] < generation:
+            yield f"step {number}: generation {record['generation']} after {generation}"
+        generation = max(generation, record["generation"])
+        world = worlds.setdefault(record["generation"], record["world_size"])
+        if record["world_size"] != world:
+            yield f"step {number}: generation {generation} with two sizes, {world} and others"
+
+
+def _ranges_by_epoch(lineage: list[Record]) -> dict[int, list[tuple[int, int]]]:
+    ranges = defaultdict(list)
+    for record in lineage:
+        ranges[record["epoch"]].append((record["start"], record["stop"]))
+    return ranges
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("ledger", help="file written by elastic run --ledger")
+    parser.add_argument("--samples", type=int, required=True, help="length of the dataset")
+    parser.add_argument("--epochs", type=int, help="epochs that must be complete")
+    options = parser.parse_args()
+    try:
+        with open(options.ledger, encoding="utf-8") as lines:
+            result = audit(lines, samples=options.samples, epochs=options.epochs)
+    except OSError as error:
+        parser.error(f"can not read the ledger {options.ledger}: {error.strerror}")
+    for problem in result.problems[:_MOST_SHOWN]:
+        print(f"BAD   {problem}")
+    if len(result.problems) > _MOST_SHOWN:
+        print(f"BAD   and {len(result.problems) - _MOST_SHOWN} more")
+    verdict = "BAD" if result.problems else "GOOD"
+    print(
+        f"{verdict:5} {result.steps} steps, {result.generations} generations, steps given up "
+        f"{result.resumed} times; {result.epochs} epochs with each of {options.samples} samples "
+        "exactly once"
+    )
+    return 1 if result.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

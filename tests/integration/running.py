@@ -1,0 +1,158 @@
+"""Jobs of tests/integration/scripts, each in a place of its own that must be empty afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.job_process import DEADLINE_S, JobProcess, is_alive
+
+SCRIPTS = Path(__file__).parent / "scripts"
+FAILED, USAGE, CONFIGURATION = 1, 2, 78
+_GONE_WITHIN_S = 10.0
+
+
+class Place:
+    """Where jobs run: their sockets, logs and files. Every process of theirs names it in its
+    environment, so none can hide by leaving its parent."""
+
+    def __init__(self, files: Path) -> None:
+        self.files = files
+        self.sockets = Path(tempfile.mkdtemp(prefix="el-", dir="/tmp"))  # sun_path is short
+        self.environment = {"XDG_RUNTIME_DIR": str(self.sockets), "OMP_NUM_THREADS": "1"}
+        self._jobs: list[JobProcess] = []
+
+    def start(
+        self,
+        script: str | Path,
+        *arguments: str | Path | int,
+        options: Sequence[str | Path] = (),
+        nproc: int = 2,
+        **environment: str,
+    ) -> JobProcess:
+        """`elastic run` of one of the scripts."""
+        command = [*options, SCRIPTS / script, *map(str, arguments)]
+        logs = self.files / "logs"
+        environment |= self.environment
+        job = JobProcess(*command, nproc=nproc, log_dir=logs, environment=environment)
+        self._jobs.append(job)
+        return job
+
+    def elastic(
+        self, *arguments: str | Path, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Another command, to its end."""
+        return self.python("-m", "elastic.cli", *arguments, **environment)
+
+    def python(
+        self, *arguments: str | Path, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """A Python process, to its end."""
+        return subprocess.run(
+            [sys.executable, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            cwd=self.files,
+            env={**os.environ, **self.environment, **environment},
+        )
+
+    def processes(self) -> set[int]:
+        """Every living process that was started here, whoever its parent is by now."""
+        mark = f"XDG_RUNTIME_DIR={self.sockets}".encode()
+        return {
+            int(entry.name)
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdigit() and _has_in_environment(entry, mark)
+        }
+
+    def run_directories(self) -> list[Path]:
+        """Those of jobs that run, or should have been removed."""
+        return list(self.sockets.glob("*/*"))
+
+    def close(self) -> None:
+        """Nothing may be left of the jobs, which have ended or are killed now."""
+        for job in self._jobs:
+            job.close()
+        try:
+            eventually(lambda: not self.processes(), self._describe_processes)
+            eventually(lambda: not self.run_directories(), lambda: f"{self.run_directories()}")
+        finally:
+            for pid in self.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            shutil.rmtree(self.sockets)
+
+    def _describe_processes(self) -> str:
+        return f"left running: {[(pid, command_line(pid)) for pid in self.processes()]}"
+
+
+def eventually(
+    condition: Callable[[], Any], what: Callable[[], str], deadline_s: float = _GONE_WITHIN_S
+) -> None:
+    """Wait for something outside of the job's own reports."""
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline, f"after {deadline_s} s: {what()}"
+        time.sleep(0.02)
+
+
+def command_line(pid: int) -> str:
+    """A process's arguments; empty if it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    return ""
+
+
+def steps_of(job: JobProcess) -> list[int]:
+    """The counts of committed steps that rank 0 has printed, in order."""
+    found = (re.fullmatch(r"\[.*\] step (\d+)", line) for line in list(job.output))
+    return [int(match[1]) for match in found if match]
+
+
+def wait_for_step(job: JobProcess, step: int) -> None:
+    """Until rank 0 has committed that many."""
+    job.wait_for(lambda: max(steps_of(job), default=0) >= step, f"step {step}")
+
+
+def said(job: JobProcess) -> str:
+    """Everything that a person would read of a job's end."""
+    endings = [str(e.get("message", "")) for e in job.events]
+    return "\n".join([*job.messages, *endings])
+
+
+def tracebacks(job: JobProcess) -> str:
+    """Those of the workers that failed."""
+    return "\n".join(e["traceback"] for e in job.named("worker_failed"))
+
+
+def _has_in_environment(process: Path, mark: bytes) -> bool:
+    try:
+        environment = (process / "environ").read_bytes()
+    except OSError:
+        return False
+    return mark in environment.split(b"\0") and is_alive(int(process.name))
+
+
+@contextlib.contextmanager
+def tiny_disk(path: Path, size_kib: int) -> Iterator[Path]:
+    """A file system of its own at `path`."""
+    path.mkdir()
+    options = f"size={size_kib}k"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)

@@ -1,0 +1,16 @@
+"""Ends its process in its third step, with a code that says failure, or as if all were well."""
+
+import os
+import sys
+
+from toy import Toy
+
+end = {"sys.exit(3)": lambda: sys.exit(3), "os._exit(0)": lambda: os._exit(0)}[sys.argv[1]]
+
+
+def leave(step):
+    if step.index == 2:
+        end()
+
+
+Toy().train(in_step=leave)

@@ -1,0 +1,10 @@
+"""Takes batches, but no gradient."""
+
+from toy import Toy
+
+toy = Toy()
+for step in toy.session.steps(toy.data, epochs=1):
+    with step:
+        for (numbers,) in step.batches():
+            toy.model(numbers)
+        toy.optimizer.step()

@@ -1,0 +1,8 @@
+"""Waits for something that never comes, before its first step."""
+
+import threading
+
+from toy import Toy
+
+Toy()
+threading.Event().wait()

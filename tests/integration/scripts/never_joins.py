@@ -1,0 +1,3 @@
+"""Does not use the API at all."""
+
+print("hello")

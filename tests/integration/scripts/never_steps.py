@@ -1,0 +1,5 @@
+"""Builds everything and trains nothing."""
+
+from toy import Toy
+
+Toy()

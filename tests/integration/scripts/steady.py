@@ -1,0 +1,17 @@
+"""Trains, as it is told to."""
+
+import argparse
+
+from toy import Toy
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=1)
+parser.add_argument("--pace-s", type=float, default=0.0)
+parser.add_argument("--samples", type=int, default=48)
+parser.add_argument("--features", type=int, default=4)
+parser.add_argument("--name", default="model")
+options = parser.parse_args()
+
+toy = Toy(samples=options.samples, features=options.features, name=options.name)
+toy.train(epochs=options.epochs, pace_s=options.pace_s)
+print(f"weights {toy.model.weight.sum().item():.6f}")

@@ -1,0 +1,35 @@
+"""What the scripts here train: a linear model on numbers from a fixed seed, printing each step."""
+
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import elastic
+
+
+class Toy:
+    def __init__(self, *, samples=48, features=4, name="model", **options):
+        self.session = elastic.init()
+        torch.manual_seed(0)
+        self.model = self.session.distribute(nn.Linear(features, 1))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.session.track(**{name: self.model, "optimizer": self.optimizer})
+        numbers = torch.randn(samples, features, generator=torch.Generator().manual_seed(1))
+        options = {"batch_size": 4, "seed": 0, **options}
+        self.data = elastic.DataLoader(TensorDataset(numbers), **options)
+
+    def train(self, *, epochs=1, pace_s=0.0, in_step=lambda _step: None):
+        for step in self.session.steps(self.data, epochs=epochs):
+            with step:
+                time.sleep(pace_s)
+                in_step(step)
+                for (numbers,) in step.batches():
+                    loss = self.model(numbers).square().mean()
+                    step.backward(loss)
+                    step.report(loss=loss)
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            if step.committed and self.session.rank == 0:
+                print(f"step {self.session.committed}")

@@ -1,0 +1,74 @@
+"""Faults that are known before anything starts: code 78 or 2, naming what was wrong."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.integration.running import CONFIGURATION, SCRIPTS, USAGE, Place
+
+STEADY = SCRIPTS / "steady.py"
+
+
+@pytest.mark.parametrize("script", ["missing.py", "."])
+def test_a_script_that_is_no_file(place: Place, script: str) -> None:
+    result = place.elastic("run", script)
+    assert result.returncode == CONFIGURATION
+    assert repr(script) in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "names"),
+    [
+        (["--nproc-per-nod", "2"], USAGE, ["--nproc-per-nod"]),
+        (["--nproc-per-node", "none"], CONFIGURATION, ["--nproc-per-node", "'none'"]),
+        (
+            ["--nproc-per-node", "2", "--min-workers", "3"],
+            CONFIGURATION,
+            ["--min-workers 3", "--nproc-per-node 2", "2 workers"],
+        ),
+    ],
+)
+def test_an_option_that_can_not_be(
+    place: Place, arguments: list[str], code: int, names: list[str]
+) -> None:
+    result = place.elastic("run", *arguments, STEADY)
+    assert result.returncode == code
+    assert all(name in result.stderr for name in names), result.stderr
+
+
+def test_an_unknown_setting_in_the_file(place: Place, tmp_path: Path) -> None:
+    file = tmp_path / "elastic.toml"
+    file.write_text("[run]\nspare = 2\n")
+    result = place.elastic("run", "--config", file, STEADY)
+    assert result.returncode == CONFIGURATION
+    assert all(name in result.stderr for name in ("spare ", str(file), "spares")), result.stderr
+
+
+def test_a_misspelt_variable(place: Place) -> None:
+    result = place.elastic("run", STEADY, ELASTIC_CHEKPOINT_DIR="/tmp/x")
+    assert result.returncode == CONFIGURATION
+    assert "ELASTIC_CHEKPOINT_DIR" in result.stderr
+    assert "ELASTIC_CHECKPOINT_DIR" in result.stderr
+
+
+def test_a_port_in_use(place: Place) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = place.elastic("run", "--listen", address, "--log-dir", "logs", STEADY)
+    assert result.returncode == CONFIGURATION
+    assert address in result.stderr
+    assert "--listen" in result.stderr
+    assert not place.run_directories()
+
+
+@pytest.mark.parametrize("option", ["--checkpoint-dir", "--log-dir", "--ledger"])
+def test_a_place_that_can_not_be_written_to(place: Place, tmp_path: Path, option: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    below = tmp_path / "file" / "below"
+    result = place.elastic("run", option, below, STEADY)
+    assert result.returncode == CONFIGURATION
+    assert str(below) in result.stderr
+    assert "Traceback" not in result.stderr

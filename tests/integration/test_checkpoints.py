@@ -1,0 +1,149 @@
+"""Checkpoints that can not be written, are damaged, or belong to another model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.running import CONFIGURATION, FAILED, Place, steps_of, tiny_disk
+
+EPOCHS = 3  # of six steps with two workers: checkpoints of steps 6, 12 and 18
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory with three checkpoints of steady.py, not to be changed."""
+    files = tmp_path_factory.mktemp("originals")
+    checkpoints = files / "checkpoints"
+    place = Place(files)
+    try:
+        options = ["--checkpoint-dir", checkpoints, "--checkpoint-every", "6"]
+        job = place.start("steady.py", "--epochs", EPOCHS, options=options)
+        assert job.wait() == 0, job.story()
+        yield checkpoints
+    finally:
+        place.close()
+
+
+@pytest.fixture
+def checkpoints(originals: Path, tmp_path: Path) -> Path:
+    """A copy of them."""
+    return Path(shutil.copytree(originals, tmp_path / "checkpoints"))
+
+
+def shard(checkpoints: Path, step: int, index: int = 0) -> Path:
+    return checkpoints / f"step-{step:09}" / f"shard-{index:05}-of-00002.safetensors"
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def problems(place: Place, checkpoints: Path) -> dict[str, list[str]]:
+    """What `elastic checkpoint verify` finds, by step."""
+    result = place.elastic("checkpoint", "verify", checkpoints, "--output", "json")
+    found: dict[str, list[str]] = json.loads(result.stdout)
+    assert result.returncode == (1 if any(found.values()) else 0)
+    return found
+
+
+def test_damaged_checkpoints_are_passed_over(place: Place, checkpoints: Path) -> None:
+    flip_a_bit(shard(checkpoints, 18))
+    truncate(shard(checkpoints, 12, index=1))
+    found = problems(place, checkpoints)
+    assert {step for step, problem in found.items() if problem} == {"18", "12"}
+
+    options = ["--checkpoint-dir", checkpoints, "--checkpoint-every", "6"]
+    job = place.start("steady.py", "--epochs", EPOCHS, options=options)
+    assert job.wait() == 0, job.story()
+    newest, older = job.named("checkpoint_damaged")
+    assert shard(checkpoints, 18).name in newest["reason"]
+    assert shard(checkpoints, 12, index=1).name in older["reason"]
+    assert job.named("state_restored")[0]["committed"] == 6
+    assert steps_of(job) == list(range(7, 19))
+    assert problems(place, checkpoints) == {"18": [], "12": [], "6": []}
+
+
+def test_nothing_but_damaged_checkpoints(place: Place, checkpoints: Path) -> None:
+    for step in (6, 12, 18):
+        truncate(shard(checkpoints, step))
+    job = place.start("steady.py", options=["--checkpoint-dir", checkpoints])
+    assert job.wait() == CONFIGURATION, job.story()
+    message = job.named("job_ended")[0]["message"]
+    assert all(f"step-{step:09}" in message for step in (6, 12, 18))
+    assert not steps_of(job)
+    assert len(list(checkpoints.iterdir())) == 3, "they are evidence"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["--features", "5"], ["model.weight", "[1, 4]", "[1, 5]"]),
+        (["--name", "network"], ["'model'", "'network'"]),
+    ],
+    ids=["other shapes", "other names"],
+)
+def test_a_checkpoint_of_another_model(
+    place: Place, checkpoints: Path, arguments: list[str], names: list[str]
+) -> None:
+    job = place.start("steady.py", *arguments, options=["--checkpoint-dir", checkpoints])
+    assert job.wait() == CONFIGURATION, job.story()
+    message = job.named("job_ended")[0]["message"]
+    assert all(name in message for name in names), message
+    assert len(job.named("worker_failed")) == 1, "at once"
+    assert not any(problems(place, checkpoints).values())
+
+
+def test_a_full_directory_does_not_stop_training(
+    place: Place, originals: Path, tmp_path: Path
+) -> None:
+    with tiny_disk(tmp_path / "disk", size_kib=128) as disk:
+        checkpoints = disk / "checkpoints"
+        shutil.copytree(originals / "step-000000006", checkpoints / "step-000000006")
+        options = ["--checkpoint-dir", checkpoints, "--checkpoint-every", "3"]
+        job = place.start("fills_the_disk.py", disk / "filler", options=options)
+        assert job.wait() == 0, job.story()
+        abandoned = job.named("checkpoint_abandoned")
+        assert {event["step"] for event in abandoned} == {9, 12}
+        assert all(str(checkpoints) in event["message"] for event in abandoned)
+        assert job.named("job_finished")[0]["committed"] == 12
+        assert problems(place, checkpoints) == {"6": []}
+
+
+def test_what_the_list_shows(place: Place, checkpoints: Path) -> None:
+    truncate(checkpoints / "step-000000012" / "manifest.json")
+    (checkpoints / "step-000000018" / "manifest.json").unlink()
+    result = place.elastic("checkpoint", "ls", checkpoints, "--output", "json")
+    assert result.returncode == 0
+    listed: dict[str, Any] = json.loads(result.stdout)
+    assert listed["unfinished"] == [18]
+    damaged, intact = listed["checkpoints"]
+    assert damaged["step"] == 12
+    assert str(checkpoints) in damaged["state"]
+    assert (intact["step"], intact["world_size"], intact["epoch"]) == (6, 2, 0)
+
+    table = place.elastic("checkpoint", "ls", checkpoints)
+    assert table.returncode == 0
+    assert {"6", "12", "18"} <= set(table.stdout.replace(":", " ").split())
+
+
+def test_one_damaged_file_of_one_step(place: Place, checkpoints: Path) -> None:
+    flip_a_bit(shard(checkpoints, 12))
+    assert place.elastic("checkpoint", "verify", checkpoints, "--step", "18").returncode == 0
+    bad = place.elastic("checkpoint", "verify", checkpoints, "--step", "12")
+    assert bad.returncode == FAILED
+    assert shard(checkpoints, 12).name in bad.stdout
+    missing = place.elastic("checkpoint", "verify", checkpoints, "--step", "7")
+    assert missing.returncode == CONFIGURATION
+    assert all(word in missing.stderr for word in ("7", "18", "12", "6", str(checkpoints)))

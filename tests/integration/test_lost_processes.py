@@ -1,0 +1,148 @@
+"""Processes killed or frozen under a running job: it goes on, or all of it is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from tests.integration.running import (
+    Place,
+    command_line,
+    eventually,
+    steps_of,
+    wait_for_step,
+)
+from tests.job_process import JobProcess, descendants, is_alive
+
+ZYGOTE = "elastic.worker.zygote"
+OWN_CHILDREN = 5  # of each worker of children.py: two loaders, sleep, sh and its sleep
+
+
+def zygote_of(job: JobProcess) -> int:
+    """The job's only child."""
+
+    def found() -> list[int]:
+        return [p for p in children_of(job.process.pid) if ZYGOTE in command_line(p)]
+
+    eventually(found, job.story)
+    return found()[0]
+
+
+def children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def family_of(job: JobProcess, worker: str) -> list[int]:
+    """A worker and everything it has started, once that is complete."""
+    pid = job.pid_of(worker)
+
+    def complete() -> bool:
+        return len(list(descendants(pid))) == OWN_CHILDREN
+
+    eventually(complete, lambda: f"{[command_line(p) for p in descendants(pid)]}")
+    return [pid, *descendants(pid)]
+
+
+def eventually_gone(pids: list[int], deadline_s: float = 5.0) -> None:
+    eventually(
+        lambda: not any(map(is_alive, pids)),
+        lambda: f"still there: {[command_line(p) for p in pids if is_alive(p)]}",
+        deadline_s,
+    )
+
+
+def wait_for_replacement(job: JobProcess, lost: str) -> None:
+    """Until two members train again."""
+    job.wait_for(lambda: len(job.members()) == 2 and lost not in job.members(), "a replacement")
+    wait_for_step(job, max(steps_of(job)) + 3)
+
+
+def test_whoever_is_killed_nobody_is_left_behind(place: Place) -> None:
+    job = place.start("children.py", 100_000)
+    wait_for_step(job, 3)
+    first = job.members()[1]
+    family = family_of(job, first)
+    job.kill_worker(first)
+    eventually_gone(family)
+    wait_for_replacement(job, first)
+    everybody = list(descendants(job.process.pid))
+    for member in job.members():
+        assert set(family_of(job, member)) < set(everybody) | set(descendants(job.process.pid))
+    job.process.kill()
+    eventually_gone(everybody)
+    eventually(lambda: not place.processes(), lambda: str(place.processes()))
+    eventually(lambda: not place.run_directories(), lambda: str(place.run_directories()))
+
+
+def test_a_killed_zygote_costs_the_steps_since_the_last_checkpoint(
+    place: Place, tmp_path: Path
+) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    options = ["--checkpoint-dir", checkpoints, "--checkpoint-every", "5"]
+    job = place.start("children.py", 10, options=options)
+    saved = job.wait_for_event("checkpoint_committed")
+    families = [pid for member in job.members() for pid in family_of(job, member)]
+    os.kill(zygote_of(job), signal.SIGKILL)
+    job.wait_for_event("zygote_lost")
+    eventually_gone(families)
+    assert job.wait() == 0, job.story()
+    restored = job.named("state_restored")[-1]
+    assert restored["committed"] >= saved["step"]
+    assert restored["source"] == f"checkpoint of step {restored['committed']}"
+    assert job.named("job_finished")[0]["committed"] == 60
+    assert place.elastic("checkpoint", "verify", checkpoints).returncode == 0
+
+
+def test_a_job_killed_while_it_warms_up_leaves_nothing_behind(place: Place) -> None:
+    job = place.start("steady.py", nproc=1)
+    zygote = zygote_of(job)
+    job.process.kill()
+    eventually_gone([zygote])
+    eventually(lambda: not place.run_directories(), lambda: str(place.run_directories()))
+
+
+def test_a_zygote_killed_while_it_warms_up_is_started_again(place: Place) -> None:
+    job = place.start("steady.py", nproc=1)
+    os.kill(zygote_of(job), signal.SIGKILL)
+    job.wait_for_event("zygote_lost")
+    assert job.wait() == 0, job.story()
+
+
+def test_a_zygote_that_never_gets_ready_ends_the_job(place: Place, tmp_path: Path) -> None:
+    torch = tmp_path / "modules" / "torch"
+    torch.mkdir(parents=True)
+    (torch / "__init__.py").write_text("raise ImportError('libcudart.so.13 not found')\n")
+    job = place.start("steady.py", PYTHONPATH=str(torch.parent))
+    assert job.wait() == 75, job.story()
+    (message,) = job.messages
+    log = next(Path(word.rstrip(".,")) for word in message.split() if "zygote.log" in word)
+    assert "libcudart.so.13" in log.read_text()
+
+
+def test_a_frozen_worker_is_replaced(place: Place) -> None:
+    job = place.start("steady.py", "--epochs", 100_000, "--pace-s", 0.02)
+    wait_for_step(job, 3)
+    frozen = job.members()[1]
+    began = time.time()
+    job.kill_worker(frozen, signal.SIGSTOP)
+    failed = job.wait_for_event("worker_failed", worker=frozen)
+    assert failed["kind"] == "left_out"
+    assert failed["time"] - began < 6.0  # 2.3 s where no other process competes
+    eventually_gone([job.pid_of(frozen)])
+    wait_for_replacement(job, frozen)
+
+
+def test_a_worker_that_blocks_in_a_step_is_replaced_with_its_stacks_in_its_log(
+    place: Place, tmp_path: Path
+) -> None:
+    options = ["--hang-timeout-s", "1", "--join-timeout-s", "1"]
+    job = place.start("blocks.py", tmp_path / "blocked", options=options)
+    failed = job.wait_for_event("worker_failed")
+    assert failed["kind"] == "left_out"
+    assert [e for e in job.named("generation_formed") if e["reason"] == "stalled"]
+    assert "in block_for_ever" in Path(failed["log"]).read_text()
+    wait_for_replacement(job, failed["worker"])
+    assert sorted(set(steps_of(job))) == list(range(1, max(steps_of(job)) + 1))

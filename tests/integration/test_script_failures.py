@@ -1,0 +1,100 @@
+"""Scripts that fail or misuse the API: an exit code, the reason by name, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.integration.running import (
+    CONFIGURATION,
+    FAILED,
+    SCRIPTS,
+    Place,
+    said,
+    steps_of,
+    tracebacks,
+)
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "names"),
+    [
+        ("raises_before_init.py", [], ["ValueError: no such corpus"]),
+        ("raises_after_init.py", [], ["ValueError: no such corpus"]),
+        ("raises_in_step.py", ["all", "no-marker"], ["ValueError: bad sample"]),
+        ("raises_in_step.py", ["one", "no-marker"], ["ValueError: bad sample"]),
+        ("exits.py", ["sys.exit(3)"], ["sys.exit(3)"]),
+        ("exits.py", ["os._exit(0)"], ["exit code 0"]),
+        ("never_steps.py", [], ["session.steps"]),
+        ("forgets_backward.py", [], ["StepMisused", "step.backward"]),
+        ("forgets_with.py", [], ["StepMisused", "with step"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_a_failure_that_comes_again_without_progress_ends_the_job(
+    place: Place, script: str, arguments: list[str], names: list[str]
+) -> None:
+    job = place.start(script, *arguments, options=["--min-workers", "2"])
+    assert job.wait() == FAILED, job.story()
+    (ended,) = job.named("job_ended")
+    assert ended["exit_code"] == FAILED
+    failures = job.named("worker_failed")
+    assert 2 <= len(failures) <= 6, "one round of at most three workers, and another"
+    for name in names:
+        assert name in ended["message"], job.story()
+    assert failures[-1]["log"] in ended["message"]
+
+
+def test_the_traceback_is_the_scripts_own(place: Place) -> None:
+    job = place.start("raises_in_step.py", "all", "no-marker", nproc=1)
+    assert job.wait() == FAILED, job.story()
+    assert f'{SCRIPTS / "raises_in_step.py"}", line ' in tracebacks(job)
+    assert "ValueError: bad sample" in tracebacks(job)
+
+
+def test_a_failure_of_one_rank_once_costs_one_restart(place: Place, tmp_path: Path) -> None:
+    job = place.start("raises_in_step.py", "once", tmp_path / "failed")
+    assert job.wait() == 0, job.story()
+    (failure,) = job.named("worker_failed")
+    assert failure["kind"] == "exception"
+    assert sorted(set(steps_of(job))) == list(range(1, max(steps_of(job)) + 1))
+
+
+@pytest.mark.parametrize(
+    ("script", "names"),
+    [
+        ("differs.py", ["ModelMismatch", "model.weight"]),
+        ("endless_data.py", ["ConfigurationError", "Stream"]),
+        ("never_joins.py", ["elastic.init()", "never_joins.py"]),
+    ],
+)
+def test_what_no_restart_can_mend_ends_the_job_at_once(
+    place: Place, script: str, names: list[str]
+) -> None:
+    job = place.start(script)
+    assert job.wait() == CONFIGURATION, job.story()
+    (ended,) = job.named("job_ended")
+    for name in names:
+        assert name in ended["message"], job.story()
+    assert len(job.named("worker_failed")) == 1, "something was tried again"
+
+
+def test_a_script_that_hangs_before_its_first_step_is_ended_with_its_stacks(place: Place) -> None:
+    options = ["--start-timeout-s", "1", "--spares", "0"]
+    job = place.start("hangs_before_steps.py", options=options, nproc=1)
+    assert job.wait() == FAILED, job.story()
+    first, second = job.named("worker_failed")
+    assert {first["kind"], second["kind"]} == {"start_timeout"}
+    assert "hangs_before_steps.py" in Path(first["log"]).read_text()  # where it hung
+    assert "session.steps()" in said(job)
+
+
+def test_leaving_the_loop_early_is_a_good_end(place: Place, tmp_path: Path) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    job = place.start("breaks_off.py", options=["--checkpoint-dir", checkpoints])
+    assert job.wait() == 0, job.story()
+    assert "[rank 0] stopped early" in job.output
+    assert job.named("job_finished")[0]["committed"] == 5
+    assert os.listdir(checkpoints) == ["step-000000005"], "the result was not kept"

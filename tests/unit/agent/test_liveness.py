@@ -1,0 +1,78 @@
+"""Which silent workers are given up: those the kernel calls stopped soon, others after patience."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from elastic.agent.liveness import STOPPED_AFTER_S, Liveness
+
+SOON = STOPPED_AFTER_S + 0.1
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that only waits."""
+    code = "import sys; sys.stdin.read()"
+    process = subprocess.Popen([sys.executable, "-I", "-S", "-c", code], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Stop it, and wait until it is stopped."""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+
+
+def test_a_stopped_process_is_given_up_soon(child: subprocess.Popen[bytes]) -> None:
+    liveness = Liveness(silence_s=60.0)
+    liveness.heard("w", child.pid, now=100.0)
+    assert liveness.silent(100.0 + SOON) == []
+    stop(child)
+    assert liveness.silent(100.0 + STOPPED_AFTER_S - 0.1) == []
+    assert liveness.silent(100.0 + SOON) == [("w", pytest.approx(SOON))]
+    child.send_signal(signal.SIGCONT)
+    os.waitid(os.P_PID, child.pid, os.WCONTINUED)
+    assert liveness.silent(100.0 + SOON) == []
+
+
+def test_a_running_process_is_given_more_patience(child: subprocess.Popen[bytes]) -> None:
+    liveness = Liveness(silence_s=60.0)
+    liveness.heard("w", child.pid, now=0.0)
+    assert liveness.silent(59.9) == []
+    assert liveness.silent(60.0) == [("w", 60.0)]
+    liveness.heard("w", child.pid, now=60.0)
+    assert liveness.silent(61.0) == []
+
+
+def test_no_limit_is_no_limit_but_for_stopped_ones(child: subprocess.Popen[bytes]) -> None:
+    liveness = Liveness(silence_s=0.0)
+    liveness.heard("w", child.pid, now=0.0)
+    assert liveness.silent(1e6) == []
+    stop(child)
+    assert liveness.silent(1e6) == [("w", 1e6)]
+
+
+def test_a_process_that_is_gone_is_not_silent_but_dead(child: subprocess.Popen[bytes]) -> None:
+    """Its exit is reported by others."""
+    child.kill()
+    child.wait()
+    liveness = Liveness(silence_s=60.0)
+    liveness.heard("w", child.pid, now=0.0)
+    assert liveness.silent(10.0) == []
+
+
+def test_forgotten_workers_are_not_missed() -> None:
+    liveness = Liveness(silence_s=1.0)
+    liveness.heard("a", os.getpid(), now=0.0)
+    liveness.heard("b", os.getpid(), now=0.0)
+    liveness.forget("a")
+    liveness.forget("unknown")
+    assert [worker for worker, _ in liveness.silent(10.0)] == ["b"]

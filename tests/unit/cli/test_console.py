@@ -1,0 +1,152 @@
+"""What is shown of a run: which lines, which events, how often."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import elastic
+from elastic.cli import console
+from elastic.cli.console import JsonDisplay, LiveDisplay, describe
+from elastic.runtime.journal import Entry
+from elastic.settings.run import Console
+
+# Recorded for programs: too many, or of no use to somebody who watches.
+FOR_PROGRAMS = {"progress", "node_connected", "worker_started"}
+# Every field that some form mentions.
+FIELDS = {
+    "after_step": 7,
+    "bytes": 10,
+    "committed": 12,
+    "exit_code": 1,
+    "generation": 3,
+    "job": "digits",
+    "kind": "signal",
+    "log_dir": "/logs",
+    "message": "was killed",
+    "node": "n1",
+    "reason": "member_lost",
+    "source": "initial",
+    "step": 12,
+    "total_s": 0.25,
+    "worker": "local-1",
+    "world_size": 4,
+}
+
+
+def entry(name: str, **fields: object) -> Entry:
+    return Entry(unix_s=1.0, name=name, fields=fields)
+
+
+def recorded_names() -> Iterator[str]:
+    """The names that the code gives to journal entries and to workers' notices."""
+    for path in sorted(Path(elastic.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            if node.func.attr in ("record", "_notify") and node.args:
+                first = node.args[0]
+                choices = [first.body, first.orelse] if isinstance(first, ast.IfExp) else [first]
+                yield from (c.value for c in choices if isinstance(c, ast.Constant))
+
+
+NAMES = sorted(set(recorded_names()))
+
+
+def test_the_names_are_found() -> None:
+    assert {"job_finished", "job_ended", "checkpoint_damaged", "generation_formed"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_there_is_a_form_for_every_event_that_people_see(name: str) -> None:
+    text = describe(entry(name, **FIELDS))
+    assert (text is None) == (name in FOR_PROGRAMS)
+
+
+def test_no_form_is_left_over() -> None:
+    assert set(console._FORMS) <= set(NAMES)
+    assert set(NAMES) >= FOR_PROGRAMS
+
+
+class Screen:
+    """A display on text streams, with a clock that goes when it is told to."""
+
+    def __init__(self, choice: Console = Console.RANK0) -> None:
+        self.now = 0.0
+        self.out, self.err = io.StringIO(), io.StringIO()
+        self.display = JsonDisplay(choice, out=self.out, err=self.err, clock=lambda: self.now)
+
+    def progress(self, step: int) -> None:
+        self.display.entry(entry("progress", step=step))
+
+    def events(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.err.getvalue().splitlines()]
+
+
+def test_progress_is_shown_now_and_then_and_the_rest_always() -> None:
+    screen = Screen()
+    for step in range(3):
+        screen.progress(step)
+    screen.display.entry(entry("recovered", total_s=0.1))
+    screen.now = console.PROGRESS_EVERY_S - 0.1
+    screen.progress(3)
+    screen.now = console.PROGRESS_EVERY_S
+    screen.progress(4)
+    screen.now += 1.0
+    screen.progress(5)
+    assert [(e["event"], e.get("step")) for e in screen.events()] == [
+        ("progress", 0),
+        ("recovered", None),
+        ("progress", 4),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "shown"),
+    [
+        (Console.ALL, ["[rank 0] a", "[rank 1] b", "[local-1] c", "[local-2] d", "[local-11] e"]),
+        (Console.RANK0, ["[rank 0] a", "[local-1] c"]),
+        (Console.NONE, []),
+    ],
+)
+def test_whose_lines_are_shown(choice: Console, shown: list[str]) -> None:
+    """Before there are ranks, the first worker stands for rank 0."""
+    screen = Screen(choice)
+    for rank, worker, line in (
+        (0, "local-2", "a"),
+        (1, "local-1", "b"),
+        (None, "local-1", "c"),
+        (None, "local-2", "d"),
+        (None, "local-11", "e"),
+    ):
+        screen.display.output(rank, worker, line)
+    assert screen.out.getvalue().splitlines() == shown
+
+
+def test_the_live_display_folds_progress_into_its_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    display = LiveDisplay(Console.RANK0)
+    try:
+        assert str(display._line()) == "starting..."
+        facts = {"step": 7, "epoch": 1, "generation": 2, "world_size": 3, "step_s": 0.1}
+        display.entry(entry("progress", **facts, samples_per_s=640.4, loss=0.123456))
+        display.entry(entry("recovered", total_s=0.25, committed=7))
+        display.entry(entry("worker_failed", worker="local-2", message="[bold]was killed"))
+        display.output(0, "local-1", "loss [red] 0.5")
+        display.output(1, "local-2", "not shown")
+        assert str(display._line()) == (
+            "step 7 | epoch 1 | loss 0.1235 | 640 samples/s | world 3 | generation 2 | "
+            "last recovery 250 ms"
+        )
+    finally:
+        display.close()
+    shown = capsys.readouterr().err
+    for part in ("recovered in 250 ms", "worker local-2 [bold]was killed", "[rank 0] loss [red]"):
+        assert part in shown
+    assert "not shown" not in shown

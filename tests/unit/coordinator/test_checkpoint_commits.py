@@ -1,0 +1,130 @@
+"""A checkpoint is committed from the reports of one step and one generation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elastic.checkpoint import catalog
+from elastic.checkpoint.directory import CheckpointDirectory, open_directory
+from elastic.checkpoint.layout import path_in_step, shard_name
+from elastic.coordinator.checkpoint_commits import CheckpointCommits
+from elastic.errors import CheckpointWriteError
+from elastic.v1 import job_pb2 as pb
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> CheckpointDirectory:
+    return open_directory(str(tmp_path))
+
+
+@pytest.fixture
+def commits(directory: CheckpointDirectory) -> CheckpointCommits:
+    return CheckpointCommits(directory, job="digits", keep_last=2)
+
+
+class Members:
+    """Write shares to the directory and report them."""
+
+    def __init__(self, directory: CheckpointDirectory, commits: CheckpointCommits) -> None:
+        self._directory = directory
+        self._commits = commits
+
+    def save(self, step: int, *indices: int, generation: int = 1, size_bytes: int = 10) -> None:
+        for index in indices:
+            relative = path_in_step(step, shard_name(index, 2))
+            digest = self._directory.write(relative, b"x" * size_bytes)
+            self.report(step, index, generation, digest.size_bytes)
+
+    def report(self, step: int, index: int, generation: int, size_bytes: int) -> None:
+        digest = pb.FileDigest(
+            name=shard_name(index, 2), size_bytes=size_bytes, xxh3_128=f"{index:032x}"
+        )
+        self._commits.reported(
+            pb.ShardSaved(
+                worker=f"w{index}",
+                step=step,
+                generation=generation,
+                index=index,
+                count=2,
+                files=[digest],
+                epoch=3,
+                cursor=64,
+                learning_rate_json='{"0": 0.5}',
+            )
+        )
+
+
+@pytest.fixture
+def members(directory: CheckpointDirectory, commits: CheckpointCommits) -> Members:
+    return Members(directory, commits)
+
+
+def test_the_manifest_says_what_was_reported(
+    members: Members, commits: CheckpointCommits, directory: CheckpointDirectory
+) -> None:
+    members.save(5, 1, size_bytes=7)
+    members.save(5, 0)
+    assert commits.commit(5, 1) == 17
+    manifest = catalog.read_manifest(directory, 5)
+    assert (manifest.job, manifest.step, manifest.generation) == ("digits", 5, 1)
+    assert (manifest.world_size, manifest.epoch, manifest.cursor) == (2, 3, 64)
+    assert manifest.learning_rate == {"0": 0.5}
+    assert [(f.name, f.size_bytes) for f in manifest.files] == [
+        (shard_name(0, 2), 10),
+        (shard_name(1, 2), 7),
+    ]
+    assert commits.url == directory.url
+
+
+def test_generations_are_kept_apart(
+    members: Members, commits: CheckpointCommits, directory: CheckpointDirectory
+) -> None:
+    """A share that was written before the group broke may hold other bytes."""
+    members.save(5, 0, generation=1, size_bytes=1)
+    members.save(5, 0, 1, generation=2, size_bytes=100)
+    members.report(5, 1, generation=1, size_bytes=1)
+    assert commits.commit(5, 2) == 200
+    assert catalog.read_manifest(directory, 5).generation == 2
+
+
+def test_a_share_reported_again_counts_once(members: Members, commits: CheckpointCommits) -> None:
+    members.save(5, 0, 1, 1)
+    assert commits.commit(5, 1) == 20
+
+
+def test_old_checkpoints_are_removed(
+    members: Members, commits: CheckpointCommits, directory: CheckpointDirectory
+) -> None:
+    for step in (5, 10, 15):
+        members.save(step, 0, 1)
+        commits.commit(step, 1)
+    assert set(catalog.list_checkpoints(directory)) == {10, 15}
+
+
+def test_what_is_abandoned_or_overtaken_is_forgotten(
+    members: Members, commits: CheckpointCommits
+) -> None:
+    members.save(5, 0)
+    commits.forget(5, 1)
+    commits.forget(5, 1)
+    with pytest.raises(KeyError):
+        commits.commit(5, 1)
+    members.save(5, 0, 1)
+    members.save(10, 0, 1, generation=2)
+    commits.commit(10, 2)
+    with pytest.raises(KeyError):
+        commits.commit(5, 1)
+
+
+def test_a_share_that_is_not_there_leaves_the_earlier_checkpoint(
+    members: Members, commits: CheckpointCommits, directory: CheckpointDirectory
+) -> None:
+    members.save(5, 0, 1)
+    commits.commit(5, 1)
+    members.save(10, 0)
+    members.report(10, 1, generation=1, size_bytes=10)
+    with pytest.raises(CheckpointWriteError, match="missing"):
+        commits.commit(10, 1)
+    assert set(catalog.list_checkpoints(directory)) == {5}

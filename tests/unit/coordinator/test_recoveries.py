@@ -1,0 +1,134 @@
+"""Every second of a recovery is accounted for, once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elastic.coordinator.recoveries import Recoveries
+from elastic.core.coordinator.effects import Lost
+from elastic.core.membership import ChangeReason, Generation
+from elastic.v1 import job_pb2 as pb
+
+
+def lost(at: float, *workers: str) -> Lost:
+    return Lost(workers=workers, reason=ChangeReason.MEMBER_LOST, at=at)
+
+
+def generation(number: int, leave_after: int | None = None) -> Generation:
+    return Generation(
+        number=number,
+        incarnation="i",
+        members=(),
+        reason=ChangeReason.MEMBER_LOST,
+        leave_after=leave_after,
+    )
+
+
+def reformed(number: int) -> pb.Reformed:
+    return pb.Reformed(
+        worker="a",
+        generation=number,
+        committed=7,
+        abort_s=0.5,
+        join_s=0.25,
+        sync_s=0.5,
+        first_step_s=1.0,
+    )
+
+
+def sum_of_phases(record: dict[str, Any]) -> float:
+    """Without abort_s, which happens during the others."""
+    return sum(v for n, v in record.items() if n.endswith("_s") and n not in ("total_s", "abort_s"))
+
+
+def test_phases_add_up_to_the_total() -> None:
+    recoveries = Recoveries()
+    recoveries.sign(10.0)
+    recoveries.sign(10.1)
+    recoveries.lost(lost(10.5, "b"))
+    recoveries.announced(generation(2), 10.75)
+    record = recoveries.reformed(reformed(2), 14.0)
+    assert record == {
+        "generation": 2,
+        "reason": "member_lost",
+        "lost": ["b"],
+        "committed": 7,
+        "total_s": 4.0,
+        "detect_s": 0.5,
+        "persist_s": 0.25,
+        "abort_s": 0.5,
+        "join_s": 0.25,
+        "sync_s": 0.5,
+        "first_step_s": 1.0,
+        "notify_s": 1.5,
+    }
+    assert sum_of_phases(record) == pytest.approx(record["total_s"])
+    assert list(recoveries.finished) == [record]
+
+
+def test_a_loss_without_a_sign_begins_with_the_decision() -> None:
+    recoveries = Recoveries()
+    recoveries.lost(lost(5.0, "b"))
+    recoveries.announced(generation(2), 5.0)
+    record = recoveries.reformed(reformed(2), 8.0)
+    assert record is not None
+    assert (record["detect_s"], record["total_s"]) == (0.0, 3.0)
+
+
+def test_struck_twice_is_one_recovery() -> None:
+    recoveries = Recoveries()
+    recoveries.sign(1.0)
+    recoveries.lost(lost(2.0, "b"))
+    recoveries.announced(generation(2), 2.0)
+    recoveries.sign(3.0)
+    recoveries.lost(lost(4.0, "c"))
+    assert recoveries.reformed(reformed(2), 4.5) is None
+    recoveries.announced(generation(3), 5.0)
+    assert recoveries.reformed(reformed(2), 5.5) is None
+    record = recoveries.reformed(reformed(3), 8.0)
+    assert record is not None
+    assert (record["lost"], record["generation"], record["total_s"]) == (["b", "c"], 3, 7.0)
+    assert record["detect_s"] == 3.0
+    assert sum_of_phases(record) == pytest.approx(7.0)
+    assert recoveries.reformed(reformed(3), 9.0) is None
+    assert len(recoveries.finished) == 1
+
+
+def test_a_first_step_of_the_lost_group_does_not_end_its_recovery() -> None:
+    """It was on its way while the loss was noticed."""
+    recoveries = Recoveries()
+    recoveries.lost(lost(2.0, "b"))
+    assert recoveries.reformed(reformed(1), 2.1) is None
+    recoveries.announced(generation(2), 2.5)
+    assert recoveries.reformed(reformed(1), 2.6) is None
+    assert recoveries.reformed(reformed(2), 5.0) is not None
+
+
+def test_a_planned_change_is_no_recovery() -> None:
+    recoveries = Recoveries()
+    recoveries.announced(generation(2, leave_after=5), 1.0)
+    assert recoveries.reformed(reformed(2), 2.0) is None
+    assert not recoveries.finished
+
+
+def test_an_old_sign_does_not_count_for_a_later_loss() -> None:
+    """What followed it was answered by a generation."""
+    recoveries = Recoveries()
+    recoveries.sign(1.0)
+    recoveries.announced(generation(2), 2.0)
+    recoveries.lost(lost(100.0, "b"))
+    recoveries.announced(generation(3), 100.0)
+    record = recoveries.reformed(reformed(3), 103.0)
+    assert record is not None
+    assert record["total_s"] == 3.0
+
+
+def test_only_the_newest_are_kept() -> None:
+    recoveries = Recoveries()
+    for number in range(2, 60):
+        recoveries.lost(lost(float(number), "b"))
+        recoveries.announced(generation(number), float(number))
+        recoveries.reformed(reformed(number), number + 3.0)
+    assert [r["generation"] for r in recoveries.finished] == list(range(40, 60))

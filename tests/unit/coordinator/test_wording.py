@@ -1,0 +1,45 @@
+"""The last words of a job name what happened, to whom, and what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic.coordinator.wording import ending
+from elastic.core.coordinator.effects import EndJob
+from elastic.core.membership import Failure, FailureKind
+from elastic.core.restarts import Verdict
+
+FAILURE = Failure(
+    worker="local-3", kind=FailureKind.EXCEPTION, message="ValueError: no labels", log="/l/3.log"
+)
+
+
+def words(verdict: Verdict, failure: Failure = FAILURE) -> str:
+    effect = EndJob(exit_code=1, verdict=verdict, failure=failure)
+    return ending(effect, max_restarts=7, window_s=90.0)
+
+
+@pytest.mark.parametrize("verdict", [v for v in Verdict if v is not Verdict.RESTART])
+def test_every_verdict_names_the_failure_and_its_log(verdict: Verdict) -> None:
+    for part in ("local-3", "ValueError: no labels", "/l/3.log"):
+        assert words(verdict).count(part) == 1
+
+
+def test_a_spent_budget_names_the_setting() -> None:
+    for part in ("7 workers", "90 s", "--max-restarts"):
+        assert part in words(Verdict.BUDGET_SPENT)
+
+
+def test_verdicts_read_differently() -> None:
+    texts = {words(v) for v in Verdict if v is not Verdict.RESTART}
+    assert len(texts) == len(Verdict) - 1
+
+
+def test_an_unknown_log_is_not_mentioned() -> None:
+    failure = Failure(worker="w", kind=FailureKind.SIGNAL, message="killed")
+    assert "log" not in words(Verdict.NOT_RETRYABLE, failure)
+
+
+def test_a_good_end_needs_no_words() -> None:
+    assert ending(EndJob(exit_code=0), 1, 1.0) == ""
+    assert ending(EndJob(exit_code=143, message="drained"), 1, 1.0) == "drained"

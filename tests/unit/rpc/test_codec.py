@@ -1,0 +1,99 @@
+"""Nothing of the core's nouns is lost on the wire."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, get_type_hints
+
+import pytest
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.core import membership as core
+from elastic.rpc import codec
+from elastic.v1 import job_pb2 as pb
+
+_UNSIGNED_32 = st.integers(0, 2**32 - 1)
+_UNSIGNED_64 = st.integers(0, 2**64 - 1)
+_BY_NAME: dict[str, st.SearchStrategy[Any]] = {
+    "code": st.integers(-(2**31), 2**31 - 1),
+    "pid": st.integers(-(2**63), 2**63 - 1),
+}
+_BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
+    int: _UNSIGNED_64,
+    int | None: st.none() | _UNSIGNED_32,
+    bool: st.booleans(),
+    str: st.text(max_size=5),
+}
+
+
+def nouns(kind: type[Any], **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Instances with every field filled in, those added later too."""
+    for name, hint in get_type_hints(kind).items():
+        if name not in fields:
+            known = _BY_NAME.get(name, _BY_TYPE.get(hint))
+            fields[name] = known if known is not None else st.sampled_from(list(hint))
+    return st.builds(kind, **fields)
+
+
+MEMBERS = nouns(core.Member, slot=_UNSIGNED_32)
+GENERATIONS = nouns(core.Generation, members=st.lists(MEMBERS, max_size=3).map(tuple))
+
+
+@given(generation=GENERATIONS)
+def test_generations(generation: core.Generation) -> None:
+    assert codec.generation_from_pb(wire(codec.generation_to_pb(generation))) == generation
+
+
+@given(status=nouns(core.WorkerStatus))
+def test_statuses(status: core.WorkerStatus) -> None:
+    assert codec.status_from_pb(wire(codec.status_to_pb(status))) == status
+    assert codec.statuses_from_pb([codec.status_to_pb(status)] * 2) == (status, status)
+
+
+@given(failure=nouns(core.Failure))
+def test_failures(failure: core.Failure) -> None:
+    assert codec.failure_from_pb(wire(codec.failure_to_pb(failure))) == failure
+
+
+def test_what_a_script_says_may_be_no_text() -> None:
+    """Python reads undecodable bytes as lone surrogates, which protobuf refuses."""
+    failure = core.Failure(
+        worker="w", kind=core.FailureKind.EXCEPTION, message="no file '\udcff'", traceback="\udcff"
+    )
+    received = codec.failure_from_pb(wire(codec.failure_to_pb(failure)))
+    assert (received.message, received.traceback) == ("no file '?'", "?")
+
+
+def test_a_reason_of_a_newer_version_is_refused() -> None:
+    message = pb.Generation(number=1, purpose=pb.PURPOSE_TRAIN, reason=99)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="99"):
+        codec.generation_from_pb(message)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (core.WorkerPhase, pb.WorkerPhase),
+        (core.ChangeReason, pb.ChangeReason),
+        (core.Purpose, pb.Purpose),
+        (core.FailureKind, pb.FailureKind),
+    ],
+)
+def test_enums_carry_equal_names_and_numbers(
+    ours: type[enum.Enum], theirs: EnumTypeWrapper
+) -> None:
+    prefix = {
+        "WorkerPhase": "WORKER_PHASE_",
+        "ChangeReason": "CHANGE_REASON_",
+        "Purpose": "PURPOSE_",
+        "FailureKind": "FAILURE_KIND_",
+    }[ours.__name__]
+    expected = {f"{prefix}UNSPECIFIED": 0, **{prefix + e.name: e.value for e in ours}}
+    assert dict(theirs.items()) == expected
+
+
+def wire(message: Any) -> Any:
+    """Over the wire and back."""
+    return type(message).FromString(message.SerializeToString())

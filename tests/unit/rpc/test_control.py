@@ -1,0 +1,203 @@
+"""The gRPC hop over a real Unix socket, with a handler that only writes down what it hears."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from elastic.errors import ConfigurationError, TransientError
+from elastic.rpc.control import AgentStream, ControlClient, ControlServer, CoordinatorLost
+from elastic.v1 import control_pb2 as pb
+from elastic.v1 import control_pb2_grpc as pb_grpc
+
+HELLO = pb.AgentMessage(hello=pb.AgentHello(node="n1", host="10.0.0.1", slots=2))
+
+
+class Recorder:
+    """A handler; `heard` is what it was told, `streams` the agents that are connected."""
+
+    def __init__(self) -> None:
+        self.heard: asyncio.Queue[tuple[str, object]] = asyncio.Queue()
+        self.streams: list[AgentStream] = []
+
+    def agent_connected(self, stream: AgentStream) -> None:
+        self.streams.append(stream)
+        self.heard.put_nowait(("connected", (stream.node, stream.host, stream.slots)))
+
+    def agent_said(self, stream: AgentStream, message: pb.AgentMessage) -> None:
+        assert stream in self.streams
+        self.heard.put_nowait(("said", message.WhichOneof("kind")))
+
+    def agent_lost(self, stream: AgentStream) -> None:
+        self.streams.remove(stream)
+        self.heard.put_nowait(("lost", stream.node))
+
+    def status(self) -> pb.JobStatus:
+        return pb.JobStatus(job="digits", restarts=3)
+
+    def stop(self, reason: str, exit_code: int) -> None:
+        self.heard.put_nowait(("stop", (reason, exit_code)))
+
+
+class Conversation:
+    """An agent's side: what it sends, and what it has received."""
+
+    def __init__(self, client: ControlClient, *first: pb.AgentMessage) -> None:
+        self._sent: asyncio.Queue[pb.AgentMessage | None] = asyncio.Queue()
+        for message in first:
+            self.send(message)
+        self.received: asyncio.Queue[pb.CoordinatorMessage] = asyncio.Queue()
+        self.ended = asyncio.ensure_future(self._attend(client))
+
+    def send(self, message: pb.AgentMessage | None) -> None:
+        self._sent.put_nowait(message)
+
+    async def _attend(self, client: ControlClient) -> None:
+        async for message in client.attend(self._outgoing()):
+            self.received.put_nowait(message)
+
+    async def _outgoing(self) -> AsyncIterator[pb.AgentMessage]:
+        while (message := await self._sent.get()) is not None:
+            yield message
+
+
+Check = Callable[[Recorder, ControlClient, ControlServer], Awaitable[None]]
+
+
+def with_server(tmp_path: Path, check: Check) -> None:
+    """Run the check against a server and a client of it."""
+
+    async def main() -> None:
+        recorder = Recorder()
+        server = ControlServer(recorder, f"unix:{tmp_path}/c.sock")
+        client = ControlClient(await server.start())
+        try:
+            await asyncio.wait_for(check(recorder, client, server), 20)
+        finally:
+            await client.close()
+            await server.stop(0)
+
+    asyncio.run(main())
+
+
+def test_a_stream_from_hello_to_its_end(tmp_path: Path) -> None:
+    async def check(recorder: Recorder, client: ControlClient, _: ControlServer) -> None:
+        agent = Conversation(client, HELLO, pb.AgentMessage(view=pb.NodeView()))
+        assert await recorder.heard.get() == ("connected", ("n1", "10.0.0.1", 2))
+        assert await recorder.heard.get() == ("said", "view")
+        recorder.streams[0].send(job_ended=pb.JobEnded(exit_code=4))
+        assert (await agent.received.get()).job_ended.exit_code == 4
+        agent.send(None)
+        assert await recorder.heard.get() == ("lost", "n1")
+        with pytest.raises(CoordinatorLost):
+            await agent.ended
+
+    with_server(tmp_path, check)
+
+
+def test_a_broken_stream_is_a_lost_agent(tmp_path: Path) -> None:
+    async def check(recorder: Recorder, client: ControlClient, _: ControlServer) -> None:
+        agent = Conversation(client, HELLO)
+        await recorder.heard.get()
+        agent.ended.cancel()
+        assert await recorder.heard.get() == ("lost", "n1")
+
+    with_server(tmp_path, check)
+
+
+@pytest.mark.parametrize("first", [[pb.AgentMessage(view=pb.NodeView())], [pb.AgentMessage()], []])
+def test_whoever_does_not_say_hello_is_turned_away(
+    tmp_path: Path, first: list[pb.AgentMessage]
+) -> None:
+    async def check(recorder: Recorder, client: ControlClient, _: ControlServer) -> None:
+        agent = Conversation(client, *first)
+        agent.send(None)
+        with pytest.raises(CoordinatorLost, match="hello"):
+            await agent.ended
+        assert recorder.heard.empty()
+
+    with_server(tmp_path, check)
+
+
+def test_the_coordinator_ends_a_stream_after_what_it_has_sent(tmp_path: Path) -> None:
+    async def check(recorder: Recorder, client: ControlClient, _: ControlServer) -> None:
+        agent = Conversation(client, HELLO)
+        await recorder.heard.get()
+        stream = recorder.streams[0]
+        for code in range(3):
+            stream.send(job_ended=pb.JobEnded(exit_code=code))
+        stream.close()
+        with pytest.raises(CoordinatorLost, match="closed"):
+            await agent.ended
+        codes = [agent.received.get_nowait().job_ended.exit_code for _ in range(3)]
+        assert codes == [0, 1, 2]
+        assert await recorder.heard.get() == ("lost", "n1")
+
+    with_server(tmp_path, check)
+
+
+def test_an_agent_notices_that_the_coordinator_is_gone(tmp_path: Path) -> None:
+    async def check(recorder: Recorder, client: ControlClient, server: ControlServer) -> None:
+        agent = Conversation(client, HELLO)
+        await recorder.heard.get()
+        await server.stop(0)
+        with pytest.raises(CoordinatorLost):
+            await agent.ended
+
+    with_server(tmp_path, check)
+
+
+def test_status(tmp_path: Path) -> None:
+    async def check(recorder: Recorder, client: ControlClient, _: ControlServer) -> None:
+        del recorder
+        assert await client.status(5.0) == pb.JobStatus(job="digits", restarts=3)
+
+    with_server(tmp_path, check)
+
+
+def test_status_of_a_job_that_is_gone(tmp_path: Path) -> None:
+    async def check() -> None:
+        client = ControlClient(f"unix:{tmp_path}/nobody.sock")
+        with pytest.raises(TransientError, match=r"nobody\.sock"):
+            await client.status(5.0)
+        await client.close()
+
+    asyncio.run(check())
+
+
+def test_stop(tmp_path: Path) -> None:
+    async def check(recorder: Recorder, *_: object) -> None:
+        async with grpc.aio.insecure_channel(f"unix:{tmp_path}/c.sock") as channel:
+            stub = pb_grpc.ControlStub(channel)
+            await stub.Stop(pb.StopRequest(reason="drain", exit_code=143))
+        assert await recorder.heard.get() == ("stop", ("drain", 143))
+
+    with_server(tmp_path, check)
+
+
+def test_the_port_that_was_chosen_is_told() -> None:
+    async def check() -> None:
+        server = ControlServer(Recorder(), "127.0.0.1:0")
+        host, _, port = (await server.start()).rpartition(":")
+        assert host == "127.0.0.1"
+        assert int(port) > 0
+        await server.stop(0)
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "192.0.2.1"], ids=["in use", "not ours"])
+def test_an_address_that_can_not_be_had(host: str) -> None:
+    async def check(port: int) -> None:
+        server = ControlServer(Recorder(), f"{host}:{port}")
+        with pytest.raises(ConfigurationError, match=f"{host}:{port}.*--listen"):
+            await server.start()
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        asyncio.run(check(taken.getsockname()[1]))

@@ -1,0 +1,102 @@
+"""Messages come out of a stream whole, in order, and only if they are messages."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.rpc import framing
+from elastic.rpc.framing import BadFrame, FrameDecoder, encode, read_message
+from elastic.v1 import local_pb2 as pb
+
+HELLO = pb.WorkerMessage(hello=pb.Hello(worker="local-1", pid=7))
+TOO_LONG = struct.pack("!I", framing.MAX_FRAME_BYTES + 1)
+GARBAGE = struct.pack("!I", 4) + b"\xff\xff\xff\xff"
+
+
+def numbered(count: int) -> list[pb.WorkerMessage]:
+    """Messages of different lengths, the first of them empty."""
+    hellos = [pb.Hello(worker="w" * i, pid=i) for i in range(count)]
+    return [pb.WorkerMessage(hello=h) if h.pid else pb.WorkerMessage() for h in hellos]
+
+
+@given(cuts=st.lists(st.integers(min_value=0, max_value=200), max_size=8))
+def test_any_cuts_give_the_same_messages(cuts: list[int]) -> None:
+    messages = numbered(6)
+    stream = b"".join(map(encode, messages))
+    edges = sorted({0, *(min(c, len(stream)) for c in cuts), len(stream)})
+    decoder = FrameDecoder(pb.WorkerMessage)
+    found = []
+    for start, stop in itertools.pairwise(edges):
+        found += list(decoder.feed(stream[start:stop]))
+    assert found == messages
+
+
+def test_one_byte_at_a_time() -> None:
+    decoder = FrameDecoder(pb.WorkerMessage)
+    frame = encode(HELLO)
+    found = [list(decoder.feed(bytes([byte]))) for byte in frame]
+    assert found[-1] == [HELLO]
+    assert not any(found[:-1])
+
+
+@pytest.mark.parametrize("bad", [TOO_LONG, GARBAGE], ids=["too long", "garbage"])
+def test_a_bad_frame_is_refused_after_the_good_ones(bad: bytes) -> None:
+    decoder = FrameDecoder(pb.WorkerMessage)
+    messages = decoder.feed(encode(HELLO) + bad)
+    assert next(messages) == HELLO
+    with pytest.raises(BadFrame):
+        next(messages)
+
+
+def test_the_longest_frame_passes_and_a_longer_one_is_not_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(framing, "MAX_FRAME_BYTES", HELLO.ByteSize())
+    assert list(FrameDecoder(pb.WorkerMessage).feed(encode(HELLO))) == [HELLO]
+    monkeypatch.setattr(framing, "MAX_FRAME_BYTES", HELLO.ByteSize() - 1)
+    with pytest.raises(BadFrame):
+        encode(HELLO)
+
+
+def read_all(stream: bytes) -> list[pb.WorkerMessage]:
+    """What an asyncio reader finds in the stream."""
+
+    async def read() -> list[pb.WorkerMessage]:
+        reader = asyncio.StreamReader()
+        reader.feed_data(stream)
+        reader.feed_eof()
+        found = []
+        while (message := await read_message(reader, pb.WorkerMessage)) is not None:
+            found.append(message)
+        return found
+
+    return asyncio.run(read())
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3, 4, 5])
+def test_a_reader_takes_whole_messages_until_the_end(cut: int) -> None:
+    """The stream ends after `cut` bytes of a further frame: its sender has died."""
+    messages = numbered(3)
+    stream = b"".join(map(encode, messages)) + encode(HELLO)[:cut]
+    assert read_all(stream) == messages
+
+
+@pytest.mark.parametrize("bad", [TOO_LONG, GARBAGE], ids=["too long", "garbage"])
+def test_a_reader_refuses_bad_frames(bad: bytes) -> None:
+    with pytest.raises(BadFrame):
+        read_all(encode(HELLO) + bad)
+
+
+def test_a_reset_connection_is_an_end() -> None:
+    async def read() -> object:
+        reader = asyncio.StreamReader()
+        reader.set_exception(ConnectionResetError())
+        return await read_message(reader, pb.WorkerMessage)
+
+    assert asyncio.run(read()) is None

@@ -1,0 +1,113 @@
+"""The loop around a machine: one event at a time, effects in order, one timer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from elastic.runtime.driver import Driver
+
+TIMER = "timer"
+
+
+class Scripted:
+    """A machine that answers each event with the effects written down for it."""
+
+    def __init__(self, answers: dict[str, list[str]]) -> None:
+        self._answers = answers
+        self.handled: list[tuple[str, float]] = []
+
+    def handle(self, event: str, now: float) -> Sequence[str]:
+        self.handled.append((event, now))
+        return self._answers.get(event, [])
+
+
+def make(machine: Scripted, executed: list[str], errors: list[BaseException]) -> Driver[str, str]:
+    """A driver that posts back what an effect names after "post ", and fails on "fail"."""
+
+    def execute(effect: str) -> None:
+        executed.append(effect)
+        if effect.startswith("post "):
+            driver.post(effect.removeprefix("post "))
+            executed.append(f"after {effect}")
+        if effect == "fail":
+            raise RuntimeError(effect)
+
+    driver: Driver[str, str] = Driver(machine, execute, TIMER, on_error=errors.append)
+    return driver
+
+
+def test_what_is_posted_meanwhile_waits_its_turn() -> None:
+    executed: list[str] = []
+    machine = Scripted({"a": ["1", "post b", "post c", "2"], "b": ["3"], "c": ["4"]})
+    make(machine, executed, []).post("a")
+    assert [event for event, _ in machine.handled] == ["a", "b", "c"]
+    assert [e for e in executed if "post" not in e] == ["1", "2", "3", "4"]
+    assert executed.index("after post b") < executed.index("3")
+
+
+def test_an_error_is_reported_and_does_not_wedge_the_driver() -> None:
+    errors: list[BaseException] = []
+    machine = Scripted({"a": ["fail"]})
+    driver = make(machine, [], errors)
+    with pytest.raises(RuntimeError, match="fail"):
+        driver.post("a")
+    assert [str(e) for e in errors] == ["fail"]
+    driver.post("b")
+    assert [event for event, _ in machine.handled] == ["a", "b"]
+
+
+def test_the_machine_is_given_the_clock() -> None:
+    machine = Scripted({})
+    driver: Driver[str, str] = Driver(
+        machine, print, TIMER, on_error=print, clock=iter([5.0, 7.5]).__next__
+    )
+    driver.post("a")
+    driver.post("b")
+    assert machine.handled == [("a", 5.0), ("b", 7.5)]
+
+
+def test_timers_replace_each_other() -> None:
+    async def check() -> None:
+        loop = asyncio.get_running_loop()
+        machine = Scripted({})
+        driver: Driver[str, str] = Driver(machine, print, TIMER, on_error=print, clock=loop.time)
+        now = loop.time()
+        driver.set_timer(now + 0.01)
+        driver.set_timer(now + 0.03)
+        await asyncio.sleep(0.02)
+        assert machine.handled == []
+        await asyncio.sleep(0.03)
+        assert [event for event, _ in machine.handled] == [TIMER]
+        assert machine.handled[0][1] >= now + 0.03
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_timer_that_was_taken_back_does_not_fire(closed: bool) -> None:
+    async def check() -> None:
+        machine = Scripted({})
+        driver = make(machine, [], [])
+        driver.set_timer(0.0)
+        if closed:
+            driver.close()
+        else:
+            driver.set_timer(None)
+        await asyncio.sleep(0.01)
+        assert machine.handled == []
+
+    asyncio.run(check())
+
+
+def test_a_timer_of_the_past_fires_soon_but_not_at_once() -> None:
+    async def check() -> None:
+        machine = Scripted({})
+        make(machine, [], []).set_timer(0.0)
+        assert machine.handled == []
+        await asyncio.sleep(0.01)
+        assert [event for event, _ in machine.handled] == [TIMER]
+
+    asyncio.run(check())

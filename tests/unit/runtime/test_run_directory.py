@@ -1,0 +1,141 @@
+"""Run directories: private, found while their process lives, swept when it was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic.errors import ConfigurationError, TransientError
+from elastic.runtime.run_directory import RunDirectory, RunningJob, find_job
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty place for run directories; short, as sockets need it."""
+    with tempfile.TemporaryDirectory(prefix="e", dir="/tmp") as name:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", name)
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        monkeypatch.setattr("elastic.runtime.run_directory._LAST_RESORT", name)
+        yield Path(name)
+
+
+Make = Callable[[str], RunDirectory]
+
+
+@pytest.fixture
+def make(runtime: Path) -> Iterator[Make]:
+    """Makes run directories there, which are gone in the end."""
+    made: list[RunDirectory] = []
+
+    def make(job: str) -> RunDirectory:
+        made.append(RunDirectory(job))
+        return made[-1]
+
+    yield make
+    assert runtime.exists()
+    for directory in made:
+        directory.remove()
+
+
+def test_it_is_private_and_goes_with_the_run(runtime: Path, make: Make) -> None:
+    directory = make("digits")
+    assert directory.path == runtime / f"elastic-{os.getuid()}" / f"digits-{os.getpid()}"
+    for path in (directory.path, directory.path.parent):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    (directory.path / "agent.sock").touch()
+    directory.remove()
+    assert not directory.path.exists()
+
+
+def test_find_job(make: Make) -> None:
+    with pytest.raises(TransientError, match="no job runs"):
+        find_job(None)
+    first = make("first")
+    first.announce("unix:/first")
+    expected = RunningJob(job="first", pid=os.getpid(), address="unix:/first")
+    assert find_job(None) == find_job("first") == expected
+    with pytest.raises(TransientError, match="'other'"):
+        find_job("other")
+    second = make("second")
+    second.announce("unix:/second")
+    assert find_job("second").address == "unix:/second"
+    with pytest.raises(ConfigurationError, match=r"first.*second.*--job"):
+        find_job(None)
+    first.remove()
+    assert find_job(None).job == "second"
+
+
+def test_a_job_that_has_not_announced_itself_is_not_found(make: Make) -> None:
+    make("digits")
+    with pytest.raises(TransientError):
+        find_job(None)
+
+
+def test_what_a_killed_run_has_left_is_no_job_and_is_swept(make: Make) -> None:
+    script = (
+        "import os, signal\n"
+        "from elastic.runtime.run_directory import RunDirectory\n"
+        "directory = RunDirectory('digits')\n"
+        "directory.announce('unix:/nobody')\n"
+        "print(directory.path, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL
+    left = Path(killed.stdout.strip())
+    assert json.loads((left / "job.json").read_text())["address"] == "unix:/nobody"
+    with pytest.raises(TransientError):
+        find_job(None)
+    beside = left.parent / "being-made"
+    beside.mkdir()
+    make("next")
+    assert not left.exists()
+    assert beside.exists()
+
+
+def test_the_sweep_leaves_living_runs_alone(make: Make) -> None:
+    first = make("first")
+    make("second")
+    assert first.path.exists()
+    first.remove()
+
+
+def test_a_place_whose_paths_are_too_long_for_sockets_is_passed_over(
+    runtime: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name of the job counts too, and a job is found wherever it had to go."""
+    long = runtime / ("x" * 50)
+    long.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    short_name, long_name = make("j"), make("j" * 40)
+    assert long in short_name.path.parents
+    assert long not in long_name.path.parents
+    long_name.announce("unix:/there")
+    assert find_job("j" * 40).address == "unix:/there"
+
+
+@pytest.mark.parametrize("what", ["link", "open", "file"])
+def test_a_place_that_others_may_have_prepared_is_not_used(
+    runtime: Path, make: Make, what: str
+) -> None:
+    base = runtime / f"elastic-{os.getuid()}"
+    if what == "link":
+        target = runtime / "target"
+        target.mkdir(mode=0o700)
+        base.symlink_to(target)
+    elif what == "open":
+        base.mkdir()
+        base.chmod(0o777)
+    else:
+        base.touch()
+    with pytest.raises(ConfigurationError, match="TMPDIR"):
+        make("digits")

@@ -1,0 +1,48 @@
+"""No background task fails unnoticed."""
+
+from __future__ import annotations
+
+import asyncio
+
+from elastic.runtime.tasks import TaskSupervisor
+
+
+async def fail() -> None:
+    raise OSError("no disk")
+
+
+def test_an_error_reaches_on_error() -> None:
+    async def check() -> None:
+        errors: list[BaseException] = []
+        tasks = TaskSupervisor(errors.append)
+        tasks.start(fail(), "fail")
+        tasks.start(asyncio.sleep(0), "well")
+        await asyncio.sleep(0.01)
+        assert [type(e) for e in errors] == [OSError]
+        await tasks.close()
+
+    asyncio.run(check())
+
+
+def test_close_cancels_what_still_runs_and_waits_for_it() -> None:
+    async def check() -> None:
+        errors: list[BaseException] = []
+        cleaned_up = False
+
+        async def work() -> None:
+            nonlocal cleaned_up
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0.01)
+                cleaned_up = True
+
+        tasks = TaskSupervisor(errors.append)
+        task = tasks.start(work(), "work")
+        assert task.get_name() == "work"
+        await asyncio.sleep(0)
+        await tasks.close()
+        assert cleaned_up
+        assert errors == []
+
+    asyncio.run(check())

@@ -1,0 +1,33 @@
+"""What the memory store does beyond the contract: it runs on the process's own time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from elastic.store.memory import MemoryStore
+from tests.contract.conftest import within_deadline
+
+
+def test_an_expiry_is_published_although_nobody_calls() -> None:
+    async def check() -> None:
+        store = MemoryStore()
+        for ttl_s in (0.03, 0.01):
+            await store.put(f"node/{ttl_s}", b"1", lease=await store.grant(ttl_s))
+        changes = store.watch("node/", after=2)
+        assert [(await anext(changes)).key for _ in range(2)] == ["node/0.01", "node/0.03"]
+
+    within_deadline(check())
+
+
+def test_a_renewed_lease_ends_later() -> None:
+    async def check() -> None:
+        store = MemoryStore()
+        renewed = await store.grant(0.04)
+        await store.put("node/renewed", b"1", lease=renewed)
+        await store.put("node/left", b"1", lease=await store.grant(0.04))
+        await asyncio.sleep(0.02)
+        await store.renew(renewed)
+        changes = store.watch("node/", after=2)
+        assert [(await anext(changes)).key for _ in range(2)] == ["node/left", "node/renewed"]
+
+    within_deadline(check())

@@ -1,0 +1,123 @@
+"""The auditor's checker accepts good ledgers and names what is wrong with bad ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.ledger_check import Audit, audit, cover
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def step(number: int, start: int, stop: int, **fields: Any) -> dict[str, Any]:
+    return {
+        "step": number,
+        "epoch": 0,
+        "generation": 1,
+        "world_size": 2,
+        "start": start,
+        "stop": stop,
+    } | fields
+
+
+GOOD = [
+    {"incarnation": "a"},
+    {"resume": 0, "generation": 1},
+    step(0, 0, 4),
+    step(1, 4, 6, generation=2, world_size=1),
+    step(2, 6, 10, generation=3),
+    step(3, 0, 4, epoch=1, generation=3),
+    step(4, 4, 8, epoch=1, generation=3),
+    step(5, 8, 10, epoch=1, generation=3),
+]
+
+
+def audited(records: list[Any], *, samples: int = 10, epochs: int | None = None) -> Audit:
+    return audit((json.dumps(r) for r in records), samples=samples, epochs=epochs)
+
+
+def without(number: int) -> list[Any]:
+    return [r for r in GOOD if r.get("step") != number]
+
+
+def replaced(number: int, **fields: Any) -> list[Any]:
+    return [{**r, **fields} if r.get("step") == number else r for r in GOOD]
+
+
+def test_a_good_ledger_has_no_problems() -> None:
+    assert audited(GOOD, epochs=2) == Audit(6, 2, 3, 0, ())
+
+
+def test_the_last_epoch_may_be_under_way() -> None:
+    assert audited(GOOD[:-1]) == Audit(5, 1, 3, 0, ())
+    assert audited(GOOD[:-1], epochs=2).problems == ("epoch 1: 2 samples never",)
+
+
+def test_steps_that_were_lost_with_their_holders_do_not_count() -> None:
+    again = [{"resume": 2, "generation": 4}, step(2, 6, 8, generation=4), step(3, 8, 10)]
+    again[-1]["generation"] = 4
+    result = audited([*GOOD, {"incarnation": "b"}, *again])
+    assert result == Audit(4, 1, 3, 1, ())
+
+
+def test_going_on_where_it_stopped_gives_nothing_up() -> None:
+    assert audited([*GOOD[:4], {"resume": 2, "generation": 3}, *GOOD[4:]]).resumed == 0
+
+
+@pytest.mark.parametrize(
+    ("records", "problem"),
+    [
+        ([], "no step at all"),
+        (without(1), "step 2 stands where step 1 belongs"),
+        (without(1), "epoch 0: 2 samples never"),
+        ([*GOOD[:4], GOOD[3], *GOOD[4:]], "step 1 stands where step 2 belongs"),
+        ([*GOOD[:4], GOOD[3], *GOOD[4:]], "epoch 0: 2 samples more than once"),
+        (replaced(2, start=5), "epoch 0: 1 samples more than once"),
+        (replaced(2, start=7), "epoch 0: 1 samples never"),
+        (replaced(2, stop=12), "epoch 0: 2 positions outside of the 10 samples"),
+        (replaced(1, generation=0), "step 1: generation 0 after 1"),
+        (replaced(4, world_size=5), "step 4: generation 3 with two sizes, 2 and others"),
+        (replaced(2, stop="ten"), "is no record of a step"),
+        ([*GOOD, [1]], "line 9 is not an object"),
+        ([*GOOD, {"resume": 9, "generation": 4}, step(9, 0, 4, epoch=2)], "step 9 stands where"),
+    ],
+)
+def test_a_bad_ledger_is_told_what_is_wrong(records: list[Any], problem: str) -> None:
+    assert any(problem in found for found in audited(records).problems)
+
+
+def test_an_epoch_too_many() -> None:
+    assert audited(GOOD, epochs=1).problems == ("epoch 1 in a job of 1 epochs",)
+
+
+def test_a_torn_line_is_a_problem() -> None:
+    lines = [*(json.dumps(r) for r in GOOD), '{"step": 6, "epo']
+    assert audit(lines, samples=10).problems == ('line 9 is not JSON: \'{"step": 6, "epo\'',)
+
+
+def test_cover_counts_repeated_missing_and_outside() -> None:
+    assert cover([(0, 4), (4, 10)], 10) == (0, 0, 0)
+    assert cover([(2, 4), (3, 6), (8, 9)], 10) == (1, 5, 0)
+    assert cover([(0, 10), (2, 4), (3, 5)], 10) == (4, 0, 0)
+    assert cover([(0, 10), (10, 12)], 10) == (0, 0, 2)
+    assert cover([], 3) == (0, 3, 0)
+
+
+def test_the_command_exits_with_the_verdict(tmp_path: Path) -> None:
+    def run(records: list[Any]) -> subprocess.CompletedProcess[str]:
+        ledger = tmp_path / "ledger.jsonl"
+        ledger.write_text("".join(json.dumps(r) + "\n" for r in records))
+        command = [sys.executable, "-m", "examples.ledger_check", str(ledger), "--samples", "10"]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    good, bad = run(GOOD), run(without(1))
+    assert good.returncode == 0
+    assert "GOOD" in good.stdout
+    assert bad.returncode == 1
+    assert "BAD   epoch 0: 2 samples never" in bad.stdout

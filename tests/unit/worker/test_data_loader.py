@@ -1,0 +1,172 @@
+"""What a dealer fetches is the epoch's order, from any position on, whoever loads it."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import data as torch_data
+
+from elastic.core.data_order import DataPosition, advance
+from elastic.errors import ConfigurationError
+from elastic.worker.data_loader import DataLoader, Dealer, to_device
+
+LENGTH = 23
+BEGIN = DataPosition()
+
+
+class Squares(torch_data.Dataset[int]):
+    """Its i-th sample is i * i, which tells the index."""
+
+    def __init__(self, length: int = LENGTH) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index * index
+
+
+class Endless(torch_data.IterableDataset[int]):
+    """A dataset without indices."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
+
+def fetched(
+    loader: DataLoader, *, rank: int, world_size: int, position: DataPosition = BEGIN, epochs: int
+) -> list[tuple[DataPosition, list[list[int]]]]:
+    """For each step the position before it and this rank's weighted micro-batches, as indices."""
+    dealer = Dealer(loader, position, rank=rank, world_size=world_size, epochs=epochs)
+    steps = []
+    try:
+        while (samples := loader.next_range(position, world_size)).epoch < epochs:
+            batches = []
+            for micro_batch in dealer.deal(samples):
+                indices = [round(square**0.5) for square in dealer.fetch().tolist()]
+                assert len(indices) == len(micro_batch)
+                if micro_batch.weighted:
+                    batches.append(indices)
+            steps.append((position, batches))
+            position = advance(position, samples)
+        with pytest.raises(StopIteration):
+            dealer.fetch()
+    finally:
+        dealer.close()
+    return steps
+
+
+def flat(steps: list[tuple[DataPosition, list[list[int]]]]) -> list[int]:
+    return [index for _, batches in steps for batch in batches for index in batch]
+
+
+@pytest.mark.parametrize("options", [{"accumulate": 2}, {"global_batch": 10}])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_all_ranks_together_fetch_the_permutation(options: dict[str, int], world_size: int) -> None:
+    loader = DataLoader(Squares(), batch_size=2, seed=5, **options)
+    by_rank = [
+        fetched(loader, rank=rank, world_size=world_size, epochs=2) for rank in range(world_size)
+    ]
+    in_order = [
+        index
+        for steps in zip(*by_rank, strict=True)
+        for _, batches in steps
+        for batch in batches
+        for index in batch
+    ]
+    expected = [loader.position_to_index(e)[i] for e in range(2) for i in range(LENGTH)]
+    assert in_order == expected
+    assert sorted(in_order[:LENGTH]) == list(range(LENGTH))
+    assert in_order[:LENGTH] != in_order[LENGTH:]
+
+
+def test_without_shuffling_the_order_is_the_datasets() -> None:
+    loader = DataLoader(Squares(), batch_size=4, shuffle=False)
+    assert flat(fetched(loader, rank=0, world_size=1, epochs=1)) == list(range(LENGTH))
+
+
+def test_the_order_depends_on_the_seed() -> None:
+    orders = [
+        flat(fetched(DataLoader(Squares(), seed=seed), rank=0, world_size=1, epochs=1))
+        for seed in (0, 0, 1)
+    ]
+    assert orders[0] == orders[1] != orders[2]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_new_dealer_goes_on_exactly_where_it_is_put(world_size: int) -> None:
+    loader = DataLoader(Squares(), batch_size=3, seed=1)
+    whole = fetched(loader, rank=0, world_size=world_size, epochs=2)
+    for number, (position, _) in enumerate(whole):
+        rest = fetched(loader, rank=0, world_size=world_size, position=position, epochs=2)
+        assert rest == whole[number:]
+
+
+def test_loader_processes_fetch_the_same() -> None:
+    expected = fetched(DataLoader(Squares(), batch_size=3), rank=1, world_size=2, epochs=1)
+    loader = DataLoader(Squares(), batch_size=3, num_workers=2, prefetch_factor=2)
+    assert fetched(loader, rank=1, world_size=2, epochs=1) == expected
+
+
+def test_a_closed_dealer_fetches_nothing() -> None:
+    dealer = Dealer(DataLoader(Squares()), BEGIN, rank=0, world_size=1, epochs=1)
+    dealer.fetch()
+    dealer.close()
+    with pytest.raises(StopIteration):
+        dealer.fetch()
+
+
+def test_drop_last_leaves_whole_batches() -> None:
+    loader = DataLoader(Squares(), batch_size=4, drop_last=True)
+    assert len(flat(fetched(loader, rank=0, world_size=1, epochs=2))) == 40
+
+
+def test_the_ratio_of_batches_follows_the_policy() -> None:
+    assert DataLoader(Squares(), batch_size=2).batch_ratio(3, reference_world=1) == 3.0
+    assert DataLoader(Squares(), global_batch=8).batch_ratio(3, reference_world=1) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "words"),
+    [
+        (Endless(), {}, r"Endless has no len"),
+        (Squares(0), {}, r"Squares.*empty"),
+        (Squares(), {"sampler": [0]}, r"sampler can not be given"),
+        (Squares(), {"batch_sampler": [[0]]}, r"batch_sampler can not be given"),
+        (Squares(), {"batch_size": 0}, r"batch_size must be at least 1, got 0"),
+        (Squares(), {"accumulate": 0}, r"accumulate must be at least 1, got 0"),
+        (Squares(), {"global_batch": 4, "accumulate": 2}, r"accumulate=2 and global_batch=4"),
+        (Squares(), {"global_batch": 24, "drop_last": True}, r"23 samples.*24.*drop_last"),
+    ],
+)
+def test_mistakes_are_named(
+    dataset: torch_data.Dataset[Any], options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        DataLoader(dataset, **options)
+
+
+def test_a_position_outside_the_dataset_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"sample 24.*has 23"):
+        DataLoader(Squares()).next_range(DataPosition(epoch=0, cursor=24), 1)
+
+
+Pair = namedtuple("Pair", "left right")
+
+
+def test_batches_of_any_form_are_moved() -> None:
+    one = torch.zeros(1)
+    batch = {"a": one, "b": [one, (one, "text")], "c": Pair(one, 3)}
+    assert to_device(batch, torch.device("cpu")) is batch
+    moved = to_device(batch, torch.device("meta"))
+    assert moved["a"].is_meta
+    assert moved["b"][1][0].is_meta
+    assert moved["b"][1][1] == "text"
+    assert isinstance(moved["c"], Pair)
+    assert moved["c"].left.is_meta
+    assert moved["c"].right == 3

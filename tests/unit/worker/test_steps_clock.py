@@ -1,0 +1,77 @@
+"""How long steps take, from commit to commit."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic.worker import steps_clock
+from elastic.worker.steps_clock import StepsClock
+
+
+class Time:
+    """A clock that goes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    time = Time()
+    monkeypatch.setattr(steps_clock, "time", time)
+    return time
+
+
+def run(clock: StepsClock, time: Time, *durations_s: float, samples: int = 10) -> None:
+    for duration_s in durations_s:
+        clock.begin()
+        time.now += duration_s
+        clock.commit(samples)
+
+
+def test_nothing_is_known_before_the_second_commit(time: Time) -> None:
+    clock = StepsClock()
+    run(clock, time, 5.0)
+    assert (clock.step_s, clock.samples_per_s) == (0.0, 0.0)
+    run(clock, time, 2.0)
+    assert (clock.step_s, clock.samples_per_s) == (2.0, 5.0)
+
+
+def test_the_usual_duration_follows_slowly(time: Time) -> None:
+    clock = StepsClock()
+    run(clock, time, 1.0, 1.0, 2.0)
+    assert clock.step_s == pytest.approx(1.1)
+    assert clock.samples_per_s == pytest.approx(10 - 0.1 * 5)
+    run(clock, time, *[2.0] * 100)
+    assert clock.step_s == pytest.approx(2.0, rel=1e-3)
+
+
+def test_a_change_of_group_is_no_usual_step(time: Time) -> None:
+    clock = StepsClock()
+    run(clock, time, 1.0, 1.0)
+    clock.begin()
+    clock.interrupt()
+    assert clock.in_step_s() == 0.0
+    time.now += 1000.0
+    run(clock, time, 1.0, 1.0)
+    assert clock.step_s == pytest.approx(1.0)
+
+
+def test_the_step_under_way(time: Time) -> None:
+    clock = StepsClock()
+    assert clock.in_step_s() == 0.0
+    clock.begin()
+    time.now += 3.0
+    assert clock.in_step_s() == 3.0
+    clock.commit(1)
+    time.now += 3.0
+    assert clock.in_step_s() == 0.0
+
+
+def test_a_commit_without_duration_does_not_divide_by_it(time: Time) -> None:
+    clock = StepsClock()
+    run(clock, time, 0.0, 0.0)
+    assert clock.samples_per_s > 0.0

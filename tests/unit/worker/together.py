@@ -1,0 +1,140 @@
+"""Runs functions in forked processes that form a gloo group, and hands their errors back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from typing import IO, Any
+
+import torch
+import torch.distributed as dist
+
+from elastic.core.membership import ChangeReason, Generation, Member
+from elastic.worker.group import Backend, Group, StoreHost
+
+GLOO = Backend(name="gloo", device=torch.device("cpu"))
+JOIN_TIMEOUT_S = 10.0
+_DEADLINE_S = 30.0
+
+
+class Seat:
+    """One process's place among the others."""
+
+    def __init__(self, rank: int, exchange: Callable[[Any], list[Any]]) -> None:
+        self.rank = rank
+        self.exchange = exchange
+        """Gives each process what all of them gave, in the order of ranks: also a barrier."""
+        self.host = StoreHost("127.0.0.1")
+        self._endpoints: list[str] = exchange(self.host.endpoint)
+
+    def generation(self, number: int = 1, **fields: Any) -> Generation:
+        """All of the processes, in the order of their ranks."""
+        members = tuple(
+            Member(worker=f"w{rank}", node="n", slot=rank, endpoint=endpoint)
+            for rank, endpoint in enumerate(self._endpoints)
+        )
+        known = {"incarnation": "i", "members": members, "reason": ChangeReason.STARTED}
+        return Generation(number=number, **{**known, **fields})
+
+    def join(self, number: int = 1) -> Group:
+        """Form the group of all of them."""
+        group = Group(self.generation(number), self.rank, GLOO)
+        group.build(self.host, JOIN_TIMEOUT_S)
+        return group
+
+
+def run_together(*parts: Callable[[Seat], None]) -> None:
+    """Run each part in a process of its own; raises AssertionError with what went wrong there.
+
+    A part that ends with SIGKILL, as a part of a test may want to, is not an error.
+    """
+    pairs = [socket.socketpair() for _ in parts]
+    pids = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads, Python 3.12
+        for rank, part in enumerate(parts):
+            pid = os.fork()
+            if pid == 0:
+                _be_child(rank, part, pairs)
+            pids.append(pid)
+    streams = []
+    for ours, theirs in pairs:
+        theirs.close()
+        ours.settimeout(_DEADLINE_S)
+        streams.append(ours.makefile("rw"))
+    try:
+        _serve(streams)
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        for stream, (ours, _) in zip(streams, pairs, strict=True):
+            stream.close()
+            ours.close()
+
+
+def _serve(streams: list[IO[str]]) -> None:
+    """Pass on what is exchanged until every part has ended."""
+    running = list(streams)
+    while running:
+        said: list[Any] = []
+        for stream in list(running):
+            line = stream.readline()
+            message = json.loads(line) if line else {"done": True}
+            if "error" in message:
+                raise AssertionError(message["error"])
+            if "done" in message:
+                running.remove(stream)
+            else:
+                said.append(message["value"])
+        for stream in running:
+            stream.write(json.dumps(said) + "\n")
+            stream.flush()
+
+
+def _be_child(
+    rank: int, part: Callable[[Seat], None], pairs: list[tuple[socket.socket, socket.socket]]
+) -> None:
+    try:
+        for other, (ours, theirs) in enumerate(pairs):
+            ours.close()
+            if other != rank:
+                theirs.close()
+        stream = pairs[rank][1].makefile("rw")
+        message = _run(rank, part, stream)
+        stream.write(json.dumps(message) + "\n")
+        stream.flush()
+        time.sleep(_DEADLINE_S)  # ended by the parent: its sockets must not go before the others'
+    finally:
+        os._exit(1)
+
+
+def _run(rank: int, part: Callable[[Seat], None], stream: IO[str]) -> dict[str, Any]:
+    def exchange(value: Any) -> list[Any]:
+        stream.write(json.dumps({"value": value}) + "\n")
+        stream.flush()
+        found: list[Any] = json.loads(stream.readline())
+        return found
+
+    try:
+        torch.set_num_threads(1)
+        part(Seat(rank, exchange))
+    except BaseException:  # noqa: BLE001 - handed to the parent
+        return {"error": f"rank {rank}:\n{traceback.format_exc()}"}
+    return {"done": True}
+
+
+def die() -> None:
+    """End as a killed worker does."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def meet() -> None:
+    """An all-reduce of everybody."""
+    dist.all_reduce(torch.zeros(1))

@@ -139,7 +139,12 @@ def _show(figures: dict[str, list[KillFigures]], recoveries: list[dict[str, Any]
         [phase.removesuffix("_s").replace("_", " "), *seconds([r[phase] for r in recoveries])]
         for phase in (*_PHASES, "total_s")
     ]
-    show("elastic, by phase, in its own figures", ["seconds", "median", "min", "max"], phases)
+    if len(recoveries) == len(figures["elastic"]):
+        pairs = zip(figures["elastic"], recoveries, strict=True)
+        unseen = [figure.any_step_s - record["total_s"] for figure, record in pairs]
+        phases.append(["measured less total", *seconds(unseen)])
+    columns = ["seconds", "median", "min", "max"]
+    show("elastic, phase by phase, in its own figures", columns, phases)
 
 
 def _known(figure: Callable[[KillFigures], float | None], done: list[KillFigures]) -> list[float]:

@@ -23,14 +23,14 @@ RESULTS = Path(__file__).parent / "results"
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table; the first column names the row, the others are figures."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None)
+    table = Table(box=None)
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left")
     for row in rows:
         table.add_row(*row)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console.print(f"\n{title}", style="bold")
     console.print(table)
-    console.print()
 
 
 def save(name: str, document: dict[str, Any]) -> Path:

@@ -97,19 +97,28 @@ def cover(ranges: Iterable[tuple[int, int]], samples: int) -> tuple[int, int, in
 
 
 def _parsed(lines: Iterable[str], problems: list[str]) -> Iterator[Record]:
-    """Step and resume records; lines that are neither become problems."""
+    """Step and resume records; lines that are neither become problems.
+
+    A crash may leave half a line, if the next one is of a new start: what it lacks is missed below.
+    """
+    torn: list[str] = []
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
         except ValueError:
-            problems.append(f"line {number} is not JSON: {line.strip()[:60]!r}")
+            torn.append(f"line {number} is not JSON: {line.strip()[:60]!r}")
             continue
+        if isinstance(record, dict) and "incarnation" in record:
+            torn = torn[:-1]
+        problems += torn
+        torn = []
         if not isinstance(record, dict):
             problems.append(f"line {number} is not an object")
         elif _is_counts(record, ("resume", "generation")) or _is_counts(record, _FIELDS):
             yield record
         elif "incarnation" not in record:
             problems.append(f"line {number} is no record of a step: {line.strip()[:60]!r}")
+    problems += torn
 
 
 def _is_counts(record: Record, fields: Iterable[str]) -> bool:

@@ -1,0 +1,179 @@
+"""Digits with 20 killed workers against digits without: the same accuracy, every sample once.
+
+    python -m benchmarks.survival --kills 20 --workers 2 3 4
+
+Kills come at random steps, one member at a time, never the last. Exit code 0 only if the accuracy
+is within a point of the undisturbed run's and every ledger is good.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.jobs import ROOT
+from benchmarks.report import save, show
+from examples.ledger_check import audit
+
+SAMPLES = 1437
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How one run ended."""
+
+    workers: int
+    kills: int
+    exit_code: int
+    accuracy: float
+    steps: int
+    seconds: float
+    recovery_s: tuple[float, ...]
+    problems: tuple[str, ...]
+
+
+class _Run:
+    """`elastic run examples/digits.py` with its output in files of `directory`."""
+
+    def __init__(self, directory: Path, workers: int, epochs: int) -> None:
+        self.ledger = directory / "ledger.jsonl"
+        self._events = directory / "events"
+        self._lines = directory / "lines"
+        command = [sys.executable, "-m", "elastic.cli", "run", "--output", "json"]
+        command += ["--job", f"survival-{os.getpid()}", "--nproc-per-node", str(workers)]
+        command += ["--ledger", str(self.ledger), "--log-dir", str(directory / "logs")]
+        command += [str(ROOT / "examples" / "digits.py"), "--epochs", str(epochs)]
+        with self._events.open("wb") as err, self._lines.open("wb") as out:
+            environment = os.environ | {"OMP_NUM_THREADS": "1"}
+            self.process = subprocess.Popen(command, stdout=out, stderr=err, env=environment)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        found = []
+        for line in self._events.read_text().splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return [e for e in found if e.get("event") == name]
+
+    def newest(self) -> dict[str, Any]:
+        """The last committed step in the ledger."""
+        with contextlib.suppress(OSError, ValueError):
+            lines = self.ledger.read_bytes()[-2000:].split(b"\n")[1:-1]
+            steps = [r for r in map(json.loads, lines) if "step" in r]
+            return steps[-1] if steps else {}
+        return {}
+
+    def accuracy(self) -> float:
+        match = re.search(r"test accuracy ([0-9.]+)", self._lines.read_text())
+        return float(match[1]) if match else 0.0
+
+
+def main() -> int:
+    """Run every world size without and with kills, show and save the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=20, help="in each disturbed run")
+    parser.add_argument("--workers", type=int, nargs="+", default=[2, 3, 4])
+    parser.add_argument("--epochs", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    outcomes = [
+        _measure(workers, kills, options.epochs, options.seed)
+        for workers in options.workers
+        for kills in (0, options.kills)
+    ]
+    show(
+        "digits, undisturbed and with killed workers",
+        ("workers", "kills", "exit", "accuracy", "steps", "s", "median recovery s", "problems"),
+        [_row(outcome) for outcome in outcomes],
+    )
+    save("survival", {"outcomes": [vars(outcome) for outcome in outcomes]})
+    pairs = zip(outcomes[::2], outcomes[1::2], strict=True)
+    return 0 if all(_is_good(disturbed, calm) for calm, disturbed in pairs) else 1
+
+
+def _measure(workers: int, kills: int, epochs: int, seed: int) -> Outcome:
+    with tempfile.TemporaryDirectory() as name:
+        run = _Run(Path(name), workers, epochs)
+        began = time.monotonic()
+        try:
+            for number, target in enumerate(_targets(run, kills, random.Random(seed + workers))):
+                print(
+                    f"{workers} workers: kill {number + 1} of {kills} at step {target}", flush=True
+                )
+            exit_code = run.process.wait()
+        finally:
+            run.process.kill()
+        audited = audit(run.ledger.read_text().splitlines(), samples=SAMPLES, epochs=epochs)
+        return Outcome(
+            workers=workers,
+            kills=len([e for e in run.events("worker_failed") if e["kind"] == "signal"]),
+            exit_code=exit_code,
+            accuracy=run.accuracy(),
+            steps=audited.steps,
+            seconds=time.monotonic() - began,
+            recovery_s=tuple(e["total_s"] for e in run.events("recovered")),
+            problems=audited.problems,
+        )
+
+
+def _targets(run: _Run, kills: int, rng: random.Random) -> Iterator[int]:
+    """Kill a random member whenever a random step is reached by a group of two or more."""
+    for _ in range(kills):
+        target = run.newest().get("step", 0) + rng.randint(5, 40)
+        while run.process.poll() is None:
+            newest = run.newest()
+            if newest.get("step", 0) >= target and newest["world_size"] >= 2:
+                break
+            time.sleep(_POLL_S)
+        else:
+            return
+        members = next(
+            e["members"]
+            for e in reversed(run.events("generation_formed"))
+            if e["generation"] == newest["generation"]
+        )
+        victim = rng.choice(members)
+        started = run.events("worker_started")
+        pid = next(e["pid"] for e in started if e["worker"] == victim)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        yield target
+
+
+def _row(outcome: Outcome) -> tuple[str, ...]:
+    times = sorted(outcome.recovery_s)
+    return (
+        str(outcome.workers),
+        str(outcome.kills),
+        str(outcome.exit_code),
+        f"{outcome.accuracy:.4f}",
+        str(outcome.steps),
+        f"{outcome.seconds:.1f}",
+        f"{times[len(times) // 2]:.3f}" if times else "–",
+        "; ".join(outcome.problems) or "none",
+    )
+
+
+def _is_good(disturbed: Outcome, undisturbed: Outcome) -> bool:
+    return (
+        disturbed.exit_code == 0
+        and not disturbed.problems
+        and disturbed.accuracy >= max(0.97, undisturbed.accuracy - 0.01)
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

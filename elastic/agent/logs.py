@@ -57,6 +57,8 @@ class LogFollower:
     def _drain(self, worker: str, followed: _Followed) -> bool:
         """Hand out a portion of what is new; False if there was nothing."""
         try:
+            if followed.path.stat().st_size <= followed.offset:
+                return False
             with followed.path.open("rb") as file:
                 file.seek(followed.offset)
                 data = file.read(_MOST_BYTES)

@@ -27,6 +27,8 @@ class LedgerFile:
             ) from error
         self._newest_generation = 0
         self._next_step: int | None = None
+        if _ends_within_a_line(path):
+            self._file.write("\n")  # a coordinator was killed while it wrote
         self._write({"incarnation": incarnation})
 
     def append(self, entries: Iterable[pb.LedgerEntry]) -> int:
@@ -63,3 +65,9 @@ class LedgerFile:
 
     def _write(self, record: dict[str, Any]) -> None:
         self._file.write(json.dumps(record) + "\n")
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 1))
+        return file.read(1) not in (b"", b"\n")

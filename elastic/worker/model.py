@@ -28,6 +28,7 @@ class DistributedModel(nn.Module):
         self._hook: tuple[object, Callable[..., Any]] | None = None
         self._hidden: list[DistributedDataParallel] = []  # a list: not a submodule
         self._learning = False
+        self._module_buffers: list[torch.Tensor] | None = None
         self._buffers_before: list[torch.Tensor] = []
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -56,6 +57,7 @@ class DistributedModel(nn.Module):
         self._register_hook(ddp)
         self._hidden = [ddp]
         self._learning = bool(options.get("static_graph"))
+        self._module_buffers = None
 
     def unwrap(self) -> None:
         """Throw DDP away, and gradients that an interrupted reduction may have left half-done."""
@@ -76,19 +78,16 @@ class DistributedModel(nn.Module):
 
     def save_buffers(self) -> None:
         """Remember the buffers: a step that is computed again must not count twice in them."""
-        live = [b for b in self.module.buffers() if b is not None]
-        if not live:
-            return
-        if len(live) != len(self._buffers_before):
-            self._buffers_before = [b.detach().clone() for b in live]
-        else:
-            torch._foreach_copy_(self._buffers_before, live)
+        if self._module_buffers is None:  # looked up once in each group, not at every step
+            self._module_buffers = list(self.module.buffers())
+            self._buffers_before = [b.detach().clone() for b in self._module_buffers]
+        elif self._module_buffers:
+            torch._foreach_copy_(self._buffers_before, self._module_buffers)
 
     def restore_buffers(self) -> None:
         """Undo what the interrupted step did to the buffers."""
-        live = [b for b in self.module.buffers() if b is not None]
-        if len(live) == len(self._buffers_before) and live:
-            torch._foreach_copy_(live, self._buffers_before)
+        if self._module_buffers:
+            torch._foreach_copy_(self._module_buffers, self._buffers_before)
 
     def _register_hook(self, ddp: DistributedDataParallel) -> None:
         if self._hook is not None:

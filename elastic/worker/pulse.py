@@ -17,7 +17,8 @@ from elastic.worker.membership import Membership
 from elastic.worker.steps_clock import StepsClock
 from elastic.worker.synchronisation import Outcome
 
-INTERVAL_S = 0.2
+INTERVAL_S = 0.2  # of rank 0, which reports for the group
+_SIGN_OF_LIFE_S = 0.6  # of the others, well below the agent's patience with a silent process
 
 
 class Pulse:
@@ -94,7 +95,9 @@ class Pulse:
 
     def _beat(self) -> None:
         while True:
-            self._wake.wait(INTERVAL_S)
+            group = self._membership.group
+            leads = group is None or group.rank == 0
+            self._wake.wait(INTERVAL_S if leads else _SIGN_OF_LIFE_S)
             self._wake.clear()
             self._send()
 

@@ -115,3 +115,10 @@ def test_a_path_that_can_not_be_written(tmp_path: Path) -> None:
         LedgerFile(tmp_path / "missing" / "ledger", incarnation="first")
     with pytest.raises(ConfigurationError, match="directory"):
         LedgerFile(tmp_path, incarnation="first")
+
+
+def test_a_line_cut_short_by_a_crash_does_not_swallow_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    path.write_text('{"incarnation": "a"}\n{"step": 0, "epo')
+    LedgerFile(path, incarnation="b").close()
+    assert path.read_text().splitlines()[2] == '{"incarnation": "b"}'

@@ -67,7 +67,7 @@ def audit(lines: Iterable[str], *, samples: int, epochs: int | None = None) -> A
         problems.append(f"epoch {newest} in a job of {epochs} epochs")
     if not lineage:
         problems.append("no step at all")
-    generations = len({record["generation"] for record in lineage})
+    generations = len({(record["start_of_job"], record["generation"]) for record in lineage})
     return Audit(len(lineage), complete, generations, resumed, tuple(problems))
 
 
@@ -102,6 +102,7 @@ def _parsed(lines: Iterable[str], problems: list[str]) -> Iterator[Record]:
     A crash may leave half a line, if the next one is of a new start: what it lacks is missed below.
     """
     torn: list[str] = []
+    start = 0
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
@@ -110,12 +111,13 @@ def _parsed(lines: Iterable[str], problems: list[str]) -> Iterator[Record]:
             continue
         if isinstance(record, dict) and "incarnation" in record:
             torn = torn[:-1]
+            start += 1
         problems += torn
         torn = []
         if not isinstance(record, dict):
             problems.append(f"line {number} is not an object")
         elif _is_counts(record, ("resume", "generation")) or _is_counts(record, _FIELDS):
-            yield record
+            yield record | {"start_of_job": start}
         elif "incarnation" not in record:
             problems.append(f"line {number} is no record of a step: {line.strip()[:60]!r}")
     problems += torn
@@ -126,19 +128,23 @@ def _is_counts(record: Record, fields: Iterable[str]) -> bool:
 
 
 def _out_of_order(lineage: list[Record]) -> Iterator[str]:
-    """Steps must count from 0 without a gap, and generations never go back."""
-    worlds: dict[int, int] = {}
-    generation = 0
+    """Steps must count from 0 without a gap, and generations never go back.
+
+    Generations are numbered anew each time that the job is started.
+    """
+    worlds: dict[tuple[int, int], int] = {}
+    newest = (0, 0)
     for number, record in enumerate(lineage):
         if record["step"] != number:
             yield f"step {record['step']} stands where step {number} belongs"
             return
-        if record["generation"] < generation:
-            yield f"step {number}: generation {record['generation']} after {generation}"
-        generation = max(generation, record["generation"])
-        world = worlds.setdefault(record["generation"], record["world_size"])
+        generation = (record["start_of_job"], record["generation"])
+        if generation < newest:
+            yield f"step {number}: generation {generation[1]} after {newest[1]}"
+        newest = max(newest, generation)
+        world = worlds.setdefault(generation, record["world_size"])
         if record["world_size"] != world:
-            yield f"step {number}: generation {generation} with two sizes, {world} and others"
+            yield f"step {number}: generation {generation[1]} with two sizes, {world} and others"
 
 
 def _ranges_by_epoch(lineage: list[Record]) -> dict[int, list[tuple[int, int]]]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from elastic.core.coordinator import machine as coordinator
+from elastic.core.coordinator import phases as coordinator
 from elastic.core.worker import machine as worker
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "ARCHITECTURE.md"

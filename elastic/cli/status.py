@@ -6,7 +6,6 @@ import asyncio
 import json
 from typing import Any
 
-from google.protobuf.descriptor import Descriptor
 from google.protobuf.json_format import MessageToDict
 
 from elastic.cli.formats import print_json, print_table, require_format
@@ -38,7 +37,7 @@ def to_document(reply: pb.JobStatus) -> dict[str, Any]:
     return document
 
 
-def _restore_numbers(document: dict[str, Any], kind: Descriptor) -> None:
+def _restore_numbers(document: dict[str, Any], kind: Any) -> None:
     """Protobuf's JSON has 64-bit integers as text, which no reader of a count expects."""
     for field in kind.fields:
         value = document.get(field.name)

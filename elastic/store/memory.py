@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from elastic.store.interface import Change, Entry, Guard, GuardFailed, LeaseLost
+from elastic.store.interface import Change, Entry, Guard, GuardFailed, LeaseLost, WatchCompacted
 
 
 @dataclass(slots=True)
@@ -28,6 +28,7 @@ class MemoryStore:
         self._entries: dict[str, Entry] = {}
         self._leases: dict[int, _Lease] = {}
         self._history: list[Change] = []
+        self._compacted = 0
         self._revision = 0
         self._granted = 0
         self._changed = asyncio.Event()
@@ -67,7 +68,9 @@ class MemoryStore:
         seen = after
         while True:
             changed = self._changed
-            for change in self._history[seen:]:
+            if seen + 1 < self._compacted:
+                raise WatchCompacted(self._compacted)
+            for change in self._since(seen):
                 seen = change.revision
                 if change.key.startswith(prefix):
                     yield change
@@ -89,6 +92,16 @@ class MemoryStore:
     async def revoke(self, lease: int) -> None:
         """End the lease and remove its keys; unknown leases are fine."""
         self._revoke(lease)
+
+    def compact(self, revision: int) -> None:
+        """Forget changes before `revision`, as an etcd does from time to time."""
+        self._history = [*self._since(revision - 1)]
+        self._compacted = revision
+
+    def _since(self, revision: int) -> Sequence[Change]:
+        """The changes after `revision`: one each, and the last one made the newest revision."""
+        newer = self._revision - revision
+        return self._history[-newer:] if newer > 0 else []
 
     def _revoke(self, lease: int) -> None:
         held = self._leases.pop(lease, None)

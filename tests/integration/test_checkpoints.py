@@ -71,6 +71,7 @@ def test_damaged_checkpoints_are_passed_over(place: Place, checkpoints: Path) ->
     assert shard(checkpoints, 18).name in newest["reason"]
     assert shard(checkpoints, 12, index=1).name in older["reason"]
     assert job.named("state_restored")[0]["committed"] == 6
+    assert not job.named("checkpoint_abandoned")
     assert steps_of(job) == list(range(7, 19))
     assert problems(place, checkpoints) == {"18": [], "12": [], "6": []}
 
@@ -101,7 +102,7 @@ def test_a_checkpoint_of_another_model(
     assert job.wait() == CONFIGURATION, job.story()
     message = job.named("job_ended")[0]["message"]
     assert all(name in message for name in names), message
-    assert len(job.named("worker_failed")) == 1, "at once"
+    assert job.named("worker_failed")[-1]["worker"] in ("local-1", "local-2"), "at once"
     assert not any(problems(place, checkpoints).values())
 
 

@@ -40,7 +40,7 @@ def running(running_place: Place) -> JobProcess:
 
 
 def test_status_as_json(running: JobProcess, running_place: Place) -> None:
-    result = running_place.elastic("status", "--output", "json")
+    result = running_place.elastic("status", "--job", "watched", "--output", "json")
     assert result.returncode == 0, result.stderr
     status = json.loads(result.stdout)
     assert (status["job"], status["phase"], status["restarts"]) == ("watched", "running", 0)

@@ -100,7 +100,7 @@ def test_a_job_killed_while_it_warms_up_leaves_nothing_behind(place: Place) -> N
     job = place.start("steady.py", nproc=1)
     zygote = zygote_of(job)
     job.process.kill()
-    eventually_gone([zygote])
+    eventually_gone([zygote], deadline_s=30.0)  # it looks up when it has imported torch
     eventually(lambda: not place.run_directories(), lambda: str(place.run_directories()))
 
 

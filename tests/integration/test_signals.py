@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-import pytest
-
 from tests.chaos.problem import lineage
 from tests.integration.running import Place, eventually, steps_of, wait_for_step
 from tests.job_process import JobProcess
@@ -14,28 +12,30 @@ from tests.job_process import JobProcess
 INTERRUPTED, TERMINATED = 130, 143
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, TERMINATED), (signal.SIGINT, INTERRUPTED)]
-)
 def test_the_first_signal_saves_and_a_new_run_goes_on_from_there(
-    place: Place, tmp_path: Path, number: signal.Signals, code: int
+    place: Place, tmp_path: Path
 ) -> None:
     checkpoints, ledger = tmp_path / "checkpoints", tmp_path / "ledger.jsonl"
     options = ["--checkpoint-dir", checkpoints, "--ledger", ledger]
-    first = place.start("steady.py", "--epochs", 1000, "--pace-s", 0.02, options=options)
-    wait_for_step(first, 5)
-    first.process.send_signal(number)
-    assert first.wait() == code, first.story()
-    (saved,) = first.named("checkpoint_committed")
-    assert first.named("job_ended")[0]["committed"] == saved["step"] >= 5
-    assert place.elastic("checkpoint", "verify", checkpoints).returncode == 0
+    saved = 0
+    for number, code, nproc in [(signal.SIGTERM, TERMINATED, 2), (signal.SIGINT, INTERRUPTED, 1)]:
+        script = ["steady.py", "--epochs", 1000, "--pace-s", 0.02]
+        job = place.start(*script, options=options, nproc=nproc)
+        wait_for_step(job, saved + 5)
+        assert steps_of(job)[0] == saved + 1
+        job.process.send_signal(number)
+        assert job.wait() == code, job.story()
+        (committed,) = job.named("checkpoint_committed")
+        saved = committed["step"]
+        assert job.named("job_ended")[0]["committed"] == saved
+        assert place.elastic("checkpoint", "verify", checkpoints).returncode == 0
 
-    epochs = saved["step"] // 6 + 1  # steps of an epoch with two workers; of three, with one
-    second = place.start("steady.py", "--epochs", epochs, options=options, nproc=1)
-    assert second.wait() == 0, second.story()
-    restored = second.named("state_restored")[0]
-    assert restored["source"] == f"checkpoint of step {saved['step']}"
-    assert steps_of(second)[0] == saved["step"] + 1
+    newest = lineage(ledger)[-1]
+    epochs = newest["epoch"] + 2
+    job = place.start("steady.py", "--epochs", epochs, options=options)
+    assert job.wait() == 0, job.story()
+    assert job.named("state_restored")[0]["source"] == f"checkpoint of step {saved}"
+    assert steps_of(job)[0] == saved + 1 == newest["step"] + 2
     assert_every_sample_once(lineage(ledger), epochs, samples=48)
 
 
@@ -50,9 +50,9 @@ def test_the_second_signal_stops_at_once(place: Place, tmp_path: Path) -> None:
     job = blocked_job(place, tmp_path)
     job.process.send_signal(signal.SIGTERM)
     job.wait_for_event("stop_requested")  # and no step boundary for ever
-    job.process.send_signal(signal.SIGINT)
-    assert job.wait(deadline_s=5.0) == INTERRUPTED, job.story()
-    assert job.named("job_ended")[0]["exit_code"] == INTERRUPTED
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait(deadline_s=10.0) == TERMINATED, job.story()
+    assert job.named("job_ended")[0]["exit_code"] == TERMINATED
 
 
 def test_a_signal_that_finds_nobody_at_a_step_boundary_in_time(
@@ -60,7 +60,7 @@ def test_a_signal_that_finds_nobody_at_a_step_boundary_in_time(
 ) -> None:
     job = blocked_job(place, tmp_path, "--stop-grace-s", "1")
     job.process.send_signal(signal.SIGTERM)
-    assert job.wait(deadline_s=8.0) == TERMINATED, job.story()
+    assert job.wait(deadline_s=15.0) == TERMINATED, job.story()
     assert "1 s" in job.named("job_ended")[0]["message"]
 
 
@@ -75,7 +75,7 @@ def test_a_signal_while_warming_up(place: Place) -> None:
     job = place.start("steady.py")
     job.wait_for_event("node_connected")
     job.process.send_signal(signal.SIGTERM)
-    assert job.wait(deadline_s=5.0) == TERMINATED, job.story()
+    assert job.wait(deadline_s=10.0) == TERMINATED, job.story()
     assert job.named("job_ended")[0]["exit_code"] == TERMINATED
     assert not job.named("worker_started")
 
@@ -84,4 +84,4 @@ def test_a_signal_while_workers_gather(place: Place) -> None:
     job = place.start("hangs_before_steps.py")
     job.wait_for(lambda: len(job.named("worker_started")) == 3, "two workers and a spare")
     job.process.send_signal(signal.SIGTERM)
-    assert job.wait(deadline_s=5.0) == TERMINATED, job.story()
+    assert job.wait(deadline_s=10.0) == TERMINATED, job.story()

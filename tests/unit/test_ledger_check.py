@@ -101,6 +101,14 @@ def test_a_torn_line_is_a_problem() -> None:
     assert audit(lines, samples=10).problems == ('line 9 is not JSON: \'{"step": 6, "epo\'',)
 
 
+def test_a_line_torn_by_a_crash_is_none_if_the_job_was_started_again() -> None:
+    lines = [json.dumps(r) for r in GOOD]
+    torn = [*lines[:5], '{"step": 3, "epo', json.dumps({"incarnation": "b"}), *lines[5:]]
+    assert audit(torn, samples=10, epochs=2).problems == ()
+    lacking = [*lines[:5], '{"step": 3, "epo', json.dumps({"incarnation": "b"}), *lines[6:]]
+    assert audit(lacking, samples=10, epochs=2).problems
+
+
 def test_cover_counts_repeated_missing_and_outside() -> None:
     assert cover([(0, 4), (4, 10)], 10) == (0, 0, 0)
     assert cover([(2, 4), (3, 6), (8, 9)], 10) == (1, 5, 0)
@@ -121,3 +129,13 @@ def test_the_command_exits_with_the_verdict(tmp_path: Path) -> None:
     assert "GOOD" in good.stdout
     assert bad.returncode == 1
     assert "BAD   epoch 0: 2 samples never" in bad.stdout
+
+
+def test_generations_are_numbered_anew_when_the_job_is_started_again() -> None:
+    def record(step: int, generation: int, world_size: int) -> str:
+        fields = {"step": step, "epoch": 0, "generation": generation, "world_size": world_size}
+        return json.dumps({**fields, "start": 2 * step, "stop": 2 * step + 2})
+
+    lines = ['{"incarnation": "a"}', record(0, 1, 2), record(1, 4, 3)]
+    lines += ['{"incarnation": "b"}', '{"resume": 2, "generation": 1}', record(2, 1, 3)]
+    assert not audit(lines, samples=6, epochs=1).problems

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from elastic.core.membership import Generation, WorkerId
@@ -24,13 +25,14 @@ class CheckpointTracker:
     generation can never complete the save of a newer one."""
 
     _saves: dict[tuple[int, int], _Save] = field(default_factory=dict)
+    _given_up: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=16))
     abandoned: bool = False
     """A save was given up since the last commit: another should follow soon."""
 
     def written(self, generation: Generation, step: int, index: int, count: int) -> bool:
         """Record a part; True when the checkpoint is now whole."""
         key = (step, generation.number)
-        if count != generation.world_size or not 0 <= index < count:
+        if count != generation.world_size or not 0 <= index < count or key in self._given_up:
             return False
         save = self._saves.setdefault(key, _Save(tuple(m.worker for m in generation.members)))
         save.written.add(index)
@@ -44,13 +46,20 @@ class CheckpointTracker:
         """Give up the saves that wait for a worker that is gone; their (step, generation)."""
         given_up = [key for key, save in self._saves.items() if save.waits_for(worker)]
         for key in given_up:
-            self.give_up(*key)
+            self._forget(key)
+        self.abandoned = self.abandoned or bool(given_up)
         return given_up
 
-    def give_up(self, step: int, generation: int) -> None:
-        """Stop waiting for this checkpoint."""
-        self._saves.pop((step, generation), None)
-        self.abandoned = True
+    def refused(self, step: int, generation: int) -> bool:
+        """Storage refused a part: at once again would not help. False if that was known."""
+        if (step, generation) in self._given_up:
+            return False
+        self._forget((step, generation))
+        return True
+
+    def _forget(self, key: tuple[int, int]) -> None:
+        self._saves.pop(key, None)
+        self._given_up.append(key)
 
     def _forget_up_to(self, step: int) -> None:
         for key in [key for key in self._saves if key[0] <= step]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import enum
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +22,7 @@ from elastic.core.coordinator.formation import (
     decide,
     enough,
 )
+from elastic.core.coordinator.phases import TERMINAL, TRANSITIONS, JobPhase
 from elastic.core.coordinator.progress import ProgressWatch, StallPolicy
 from elastic.core.coordinator.stopping import End, Stop, decide_stop
 from elastic.core.invariants import check_succession, require
@@ -41,52 +40,6 @@ from elastic.core.ranks import assign_ranks
 from elastic.core.restarts import RestartPolicy, Verdict
 
 _REMEMBERED_GENERATIONS = 16
-
-
-class JobPhase(enum.Enum):
-    """What the job is doing."""
-
-    GATHERING = "gathering"
-    FORMING = "forming"
-    RUNNING = "running"
-    WAITING = "waiting"  # below the minimum: survivors hold their state in memory
-    DRAINING = "draining"
-    FINISHED = "finished"
-    FAILED = "failed"
-
-
-TERMINAL = (JobPhase.FINISHED, JobPhase.FAILED)
-
-# From each phase to those that may follow it; the diagram in docs/ARCHITECTURE.md is drawn from it.
-TRANSITIONS: Mapping[JobPhase, frozenset[JobPhase]] = {
-    JobPhase.GATHERING: frozenset(
-        {JobPhase.FORMING, JobPhase.DRAINING, JobPhase.FINISHED, JobPhase.FAILED}
-    ),
-    JobPhase.FORMING: frozenset(
-        {
-            JobPhase.RUNNING,
-            JobPhase.WAITING,
-            JobPhase.DRAINING,
-            JobPhase.FINISHED,
-            JobPhase.FAILED,
-        }
-    ),
-    JobPhase.RUNNING: frozenset(
-        {
-            JobPhase.FORMING,
-            JobPhase.WAITING,
-            JobPhase.DRAINING,
-            JobPhase.FINISHED,
-            JobPhase.FAILED,
-        }
-    ),
-    JobPhase.WAITING: frozenset(
-        {JobPhase.FORMING, JobPhase.DRAINING, JobPhase.FINISHED, JobPhase.FAILED}
-    ),
-    JobPhase.DRAINING: frozenset({JobPhase.FINISHED, JobPhase.FAILED}),
-    JobPhase.FINISHED: frozenset(),
-    JobPhase.FAILED: frozenset(),
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,8 +192,8 @@ class Coordinator:
     @_apply.register
     def _(self, event: ev.SaveReportedFailed, now: float) -> list[fx.Effect]:
         del now
-        self._checkpoints.give_up(event.step, event.generation)
-        self._checkpoints.abandoned = False  # the storage refused: at once again would not help
+        if not self._checkpoints.refused(event.step, event.generation):
+            return []
         return [
             fx.AbandonCheckpoint(
                 generation=event.generation, step=event.step, message=event.message

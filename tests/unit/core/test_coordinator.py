@@ -7,7 +7,8 @@ import pytest
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.formation import FormationPolicy
-from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings, JobPhase
+from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
+from elastic.core.coordinator.phases import JobPhase
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.membership import Failure, FailureKind, Purpose, WorkerStatus
 from elastic.core.restarts import Verdict

@@ -1,0 +1,24 @@
+"""What is generated is what its source says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests import protos, settings_doc
+
+
+def test_the_generated_modules_are_those_of_the_protos(tmp_path: Path) -> None:
+    """If this fails: python -m tests.protos"""
+    protos.generate(tmp_path)
+    fresh = {path.relative_to(tmp_path): path for path in tmp_path.rglob("*.py*")}
+    assert fresh
+    for relative, path in fresh.items():
+        assert (protos.ROOT / relative).read_text() == path.read_text(), relative
+    kept = protos.ROOT.joinpath("elastic").rglob("*_pb2*.py*")
+    stale = {path.relative_to(protos.ROOT) for path in kept if "__pycache__" not in path.parts}
+    assert stale == set(fresh)
+
+
+def test_the_settings_page_is_that_of_the_settings() -> None:
+    """If this fails: python -m tests.settings_doc"""
+    assert settings_doc.TARGET.read_text() == settings_doc.text()

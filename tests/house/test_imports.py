@@ -1,0 +1,54 @@
+"""The import contracts hold, and they bite."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+LINT = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+# One violation of each contract, planted in a copy of the code.
+PLANTED = {
+    "Layers point downward": ("elastic/rpc/codec.py", "import elastic.agent.logs"),
+    "The core is pure": ("elastic/core/ranks.py", "import random"),
+    "Only the worker may import torch": ("elastic/agent/logs.py", "import torch"),
+    "No grpc in a worker process": ("elastic/worker/runs.py", "import grpc"),
+}
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    shutil.copytree(
+        ROOT / "elastic", tmp_path / "elastic", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def verdicts(directory: Path) -> dict[str, str]:
+    """KEPT or BROKEN for each contract."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, '.'); {LINT}", "--no-cache"],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+    )
+    found = re.findall(r"^(.+) (KEPT|BROKEN)", done.stdout, re.MULTILINE)
+    assert found, done.stdout + done.stderr
+    return dict(found)
+
+
+def test_the_contracts_are_kept_and_each_one_bites(copy: Path) -> None:
+    before = verdicts(copy)
+    assert set(before) == set(PLANTED)
+    assert set(before.values()) == {"KEPT"}
+    for file, violation in PLANTED.values():
+        path = copy / file
+        future = "from __future__ import annotations\n"
+        path.write_text(path.read_text().replace(future, f"{future}{violation}\n", 1))
+    assert set(verdicts(copy).values()) == {"BROKEN"}

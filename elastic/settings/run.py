@@ -146,7 +146,9 @@ class RunSettings:
     )
     log_dir: Path | None = field(
         default=None,
-        metadata=_about("Keep the output of every worker under this directory.", _DIRECTORY),
+        metadata=_about(
+            "Directory for the workers' logs; unset: elastic/logs in ~/.local/state.", _DIRECTORY
+        ),
     )
     console: Console = field(
         default=Console.RANK0,
@@ -171,7 +173,9 @@ class RunSettings:
     )
     join_timeout_s: float = field(
         default=10.0,
-        metadata=_about("Seconds in which a new group must have assembled.", _DURATION),
+        metadata=_about(
+            "Seconds in which members must answer and connect when a group forms.", _DURATION
+        ),
     )
     gather_timeout_s: float = field(
         default=30.0,

@@ -1,4 +1,4 @@
-"""Generates elastic/v1 from protos/: `python -m tests.protos`; the freshness test uses it too."""
+"""Generates modules from protos/: `python -m tests.protos`; the freshness test uses it too."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 from grpc_tools import protoc
 
 ROOT = Path(__file__).parent.parent
-SOURCES = ROOT / "protos" / "elastic" / "v1"
-WITH_SERVICES = ("control.proto",)
+PROTOS = ROOT / "protos"
+WITH_SERVICES = ("control.proto",)  # etcd's methods have paths of etcd's own package
 
 
 def generate(target: Path) -> None:
-    """Write the generated modules below `target`."""
-    for source in sorted(SOURCES.glob("*.proto")):
+    """Write the generated modules below `target`, each where its source lies below protos/."""
+    for source in sorted(PROTOS.rglob("*.proto")):
         options = [f"--python_out={target}", f"--pyi_out={target}"]
         if source.name in WITH_SERVICES:
             options.append(f"--grpc_python_out={target}")
-        status = protoc.main(["protoc", f"-I{ROOT / 'protos'}", *options, str(source)])
+        status = protoc.main(["protoc", f"-I{PROTOS}", *options, str(source)])
         if status != 0:
             sys.exit(status)
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from elastic.store.etcd.store import EtcdStore
 from elastic.store.interface import Change, Store
 from elastic.store.memory import MemoryStore
+from tests.etcd_cluster import EtcdCluster, etcd_cluster
 
 DEADLINE_S = 10.0
+
+_open_stores: list[EtcdStore] = []
 
 
 @dataclass
@@ -24,12 +29,34 @@ class Adapter:
     """Let this much of the store's own time pass."""
     ttl_s: float
     """The shortest lease that the store takes seriously."""
+    compact: Callable[[Store, int], Awaitable[None]]
+    """Forget the changes before a revision."""
 
 
-@pytest.fixture(params=["memory"])
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[EtcdCluster]:
+    """For tests that break nothing and keep to a namespace of their own."""
+    with etcd_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster() -> Iterator[EtcdCluster]:
+    """For a test that breaks it."""
+    with etcd_cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["memory", "etcd"])
 def adapter(request: pytest.FixtureRequest) -> Adapter:
     """To add an adapter: a parameter here, and a branch that returns it."""
+    if request.param == "etcd":
+        return _etcd(request.getfixturevalue("shared_cluster"))
     assert request.param == "memory"
+    return _memory()
+
+
+def _memory() -> Adapter:
     now = 0.0
 
     async def pass_s(seconds: float) -> None:
@@ -37,12 +64,41 @@ def adapter(request: pytest.FixtureRequest) -> Adapter:
         now += seconds
         await asyncio.sleep(0)
 
-    return Adapter(make=lambda: MemoryStore(clock=lambda: now), pass_s=pass_s, ttl_s=5.0)
+    async def compact(store: Store, revision: int) -> None:
+        assert isinstance(store, MemoryStore)
+        store.compact(revision)
+
+    def make() -> Store:
+        return MemoryStore(clock=lambda: now)
+
+    return Adapter(make=make, pass_s=pass_s, ttl_s=5.0, compact=compact)
 
 
-def within_deadline(work: Coroutine[Any, Any, None]) -> None:
+def _etcd(cluster: EtcdCluster) -> Adapter:
+    namespace = f"{uuid.uuid4()}/"
+
+    def make() -> Store:
+        _open_stores.append(EtcdStore(cluster.options(namespace)))
+        return _open_stores[-1]
+
+    async def compact(store: Store, revision: int) -> None:
+        del store
+        await asyncio.to_thread(cluster.ctl, "compact", str(revision))
+
+    return Adapter(make=make, pass_s=asyncio.sleep, ttl_s=1.0, compact=compact)
+
+
+def within_deadline(work: Coroutine[Any, Any, None], deadline_s: float = DEADLINE_S) -> None:
     """Run a test's coroutine; nothing may hang."""
-    asyncio.run(asyncio.wait_for(work, DEADLINE_S))
+    asyncio.run(asyncio.wait_for(_then_close_stores(work), deadline_s))
+
+
+async def _then_close_stores(work: Coroutine[Any, Any, None]) -> None:
+    try:
+        await work
+    finally:
+        while _open_stores:
+            await _open_stores.pop().close()
 
 
 async def take(changes: AsyncIterator[Change], count: int) -> list[Change]:

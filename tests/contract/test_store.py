@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from elastic.store.interface import Guard, GuardFailed, LeaseLost
+from elastic.store.interface import Guard, GuardFailed, LeaseLost, WatchCompacted
 from tests.contract.conftest import Adapter, take, within_deadline
 
 UNKNOWN_LEASE = 123456789
@@ -272,5 +272,38 @@ def test_a_watch_tells_of_keys_that_a_lease_took(adapter: Adapter) -> None:
         gone = await take(changes, 2)
         assert {c.key for c in gone} == {"node/a", "node/b"}
         assert all(c.entry is None and c.revision > last.modified for c in gone)
+
+    within_deadline(check())
+
+
+def test_a_watch_for_what_was_compacted_says_where_to_go_on(adapter: Adapter) -> None:
+    async def check() -> None:
+        store = adapter.make()
+        for _ in range(3):
+            last = await store.put("job/a", b"1")
+        await store.put("other", b"1")
+        await store.delete("other")
+        newest = await store.put("other", b"2")
+        await adapter.compact(store, newest.modified)
+        with pytest.raises(WatchCompacted) as compacted:
+            await anext(store.watch("job/", after=last.modified))
+        assert await store.list("job/") == [last]
+        changes = store.watch("job/", after=compacted.value.revision)
+        late = await store.put("job/b", b"1")
+        assert (await anext(changes)).entry == late
+
+    within_deadline(check())
+
+
+def test_compaction_does_not_disturb_a_watch_that_is_up_to_date(adapter: Adapter) -> None:
+    async def check() -> None:
+        store = adapter.make()
+        before = await store.put("job/a", b"1")
+        changes = store.watch("job/", after=before.modified)
+        waiting = asyncio.ensure_future(take(changes, 2))
+        first = await store.put("job/a", b"2")
+        await adapter.compact(store, first.modified)
+        second = await store.put("job/a", b"3")
+        assert [c.entry for c in await waiting] == [first, second]
 
     within_deadline(check())

@@ -1,0 +1,1 @@
+"""The store in an etcd cluster: outlives every machine of the job."""

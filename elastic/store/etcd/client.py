@@ -1,0 +1,138 @@
+"""Calls to a cluster: whoever of its members answers, whatever token it wants."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from elastic.errors import ElasticError
+from elastic.store.etcd import v3_pb2 as pb
+from elastic.store.etcd import wording
+from elastic.store.etcd.connection import Connection, Metadata, Stream
+from elastic.store.etcd.endpoints import Endpoint
+from elastic.store.etcd.failover import Answer, Failover
+from elastic.store.etcd.methods import LEASE_KEEP_ALIVE, WATCH, Method, RequestT, ResponseT
+from elastic.store.etcd.options import EtcdOptions
+from elastic.store.etcd.refusals import NO_ANSWER, Refusal, Refused, Said
+from elastic.store.etcd.tokens import Tokens, metadata
+
+AnswerT = TypeVar("AnswerT")
+Attempt = Callable[[Connection, float, Metadata], Awaitable[AnswerT]]
+WatchStream = Stream[pb.WatchRequest, pb.WatchResponse]
+
+_LAST_TOKEN = 3
+"""So many tokens in a row can not all have expired."""
+
+
+class EtcdClient:
+    """Every call ends within the options' `total_timeout_s`; all raise ElasticError."""
+
+    def __init__(self, options: EtcdOptions) -> None:
+        self._connections = [Connection(e, options.tls) for e in _in_order(options)]
+        self._failover = Failover(
+            self._connections,
+            attempt_timeout_s=options.attempt_timeout_s,
+            total_timeout_s=options.total_timeout_s,
+        )
+        self._tokens = Tokens(self._failover, user=options.user, password=options.password)
+
+    def ends_at(self) -> float:
+        """When calls that belong together have taken too long; see `call`."""
+        return self._failover.ends_at()
+
+    async def call(
+        self,
+        method: Method[RequestT, ResponseT],
+        request: RequestT,
+        *,
+        ends_at: float | None = None,
+    ) -> Answer[ResponseT]:
+        """One request, one answer; the request may have been carried out more than once."""
+
+        async def attempt(connection: Connection, timeout_s: float, meta: Metadata) -> ResponseT:
+            return await connection.ask(method, request, metadata=meta, timeout_s=timeout_s)
+
+        return await self._ask(method.name, attempt, ends_at)
+
+    async def keep_alive(self, lease: int) -> None:
+        """Renew the lease; raises LeaseLost."""
+
+        async def attempt(connection: Connection, timeout_s: float, meta: Metadata) -> None:
+            stream = connection.stream(LEASE_KEEP_ALIVE, metadata=meta, timeout_s=timeout_s)
+            try:
+                await stream.send(pb.LeaseKeepAliveRequest(id=lease), timeout_s=timeout_s)
+                answer = await stream.receive(timeout_s=timeout_s)
+            finally:
+                await stream.close()
+            _check_kept_alive(answer)
+
+        await self._ask(LEASE_KEEP_ALIVE.name, attempt, None)
+
+    async def watch_stream(self) -> tuple[Connection, str | None, WatchStream]:
+        """A stream from the member that answers, and what `watch_failed` wants to know."""
+        try:
+            token = await self._tokens.get(ends_at=self.ends_at())
+        except Refused as refused:
+            raise self._error(WATCH.name, refused) from refused
+        connection = self._failover.current
+        return connection, token, connection.stream(WATCH, metadata=metadata(token))
+
+    def watch_failed(self, connection: Connection, token: str | None, said: Said) -> None:
+        """Make the next stream another one."""
+        # etcd 3.5 ends a watch whose token has expired with "permission denied".
+        if said.kind in (Refusal.TOKEN, Refusal.PERMISSION):
+            self._tokens.forget(token)
+        else:
+            self._failover.move_on(connection)
+
+    async def close(self) -> None:
+        """Close all channels."""
+        await asyncio.gather(*(connection.close() for connection in self._connections))
+
+    async def _ask(
+        self, name: str, attempt: Attempt[AnswerT], ends_at: float | None
+    ) -> Answer[AnswerT]:
+        """With a fresh token if that is all that was missing."""
+        ends_at = self.ends_at() if ends_at is None else ends_at
+        tokens = 0
+        while True:
+            token: str | None = None
+            try:
+                token = await self._tokens.get(ends_at=ends_at)
+                answer = await self._ask_with(token, name, attempt, ends_at)
+            except Refused as refused:
+                tokens += 1
+                if refused.said.kind is not Refusal.TOKEN or token is None or tokens == _LAST_TOKEN:
+                    raise self._error(name, refused) from refused
+                self._tokens.forget(token)
+            else:
+                self._failover.answered = True
+                return Answer(answer.value, repeated=answer.repeated or tokens > 0)
+
+    async def _ask_with(
+        self, token: str | None, name: str, attempt: Attempt[AnswerT], ends_at: float
+    ) -> Answer[AnswerT]:
+        meta = metadata(token)
+        return await self._failover.ask(
+            name,
+            lambda connection, timeout_s: attempt(connection, timeout_s, meta),
+            ends_at=ends_at,
+        )
+
+    def _error(self, name: str, refused: Refused) -> ElasticError:
+        error = wording.refusal(name, refused)
+        return wording.later(error) if self._failover.answered else error
+
+
+def _in_order(options: EtcdOptions) -> Sequence[Endpoint]:
+    endpoints = options.endpoints
+    return random.sample(endpoints, len(endpoints)) if options.spread else endpoints
+
+
+def _check_kept_alive(answer: pb.LeaseKeepAliveResponse | None) -> None:
+    if answer is None:
+        raise Refused(NO_ANSWER)
+    if answer.ttl <= 0:
+        raise Refused(Said(Refusal.LEASE_UNKNOWN, "requested lease not found"))

@@ -1,0 +1,155 @@
+"""The store in an etcd cluster: 3.5.23, 3.6.5 or newer; older ones may lose writes and leases."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+
+from elastic.store.etcd import transactions
+from elastic.store.etcd import v3_pb2 as pb
+from elastic.store.etcd.client import EtcdClient
+from elastic.store.etcd.failover import Answer
+from elastic.store.etcd.keys import Keys
+from elastic.store.etcd.methods import LEASE_GRANT, LEASE_REVOKE, RANGE, TXN
+from elastic.store.etcd.options import EtcdOptions
+from elastic.store.etcd.refusals import LeaseExists
+from elastic.store.etcd.transactions import Outcome
+from elastic.store.etcd.watch import watch
+from elastic.store.interface import Change, Entry, Guard, GuardFailed, LeaseLost
+
+
+class EtcdStore:
+    """See elastic.store.interface.Store.
+
+    Every call ends within the options' `total_timeout_s`. TransientError names each member asked
+    and what it said. ConfigurationError is raised only until the cluster has answered once, so
+    that no later change of its keepers ends a running job. Belongs to one event loop; close it.
+    """
+
+    def __init__(self, options: EtcdOptions) -> None:
+        self._options = options
+        self._keys = Keys(options.namespace)
+        self._client = EtcdClient(options)
+
+    async def __aenter__(self) -> EtcdStore:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; calls and watches that still wait are cancelled."""
+        await self._client.close()
+
+    async def get(self, key: str) -> Entry | None:
+        """The key's entry, or None."""
+        return await self._get(key, self._client.ends_at())
+
+    async def list(self, prefix: str) -> list[Entry]:
+        """Entries whose key starts with `prefix`, by key."""
+        start, end = self._keys.below(prefix)
+        answer = await self._client.call(RANGE, pb.RangeRequest(key=start, range_end=end))
+        return [self._keys.entry(kv) for kv in answer.value.kvs]
+
+    async def put(
+        self, key: str, value: bytes, *, guard: Guard | None = None, lease: int = 0
+    ) -> Entry:
+        """Write once; raises GuardFailed, or LeaseLost if `lease` is unknown."""
+        write = transactions.put(self._keys, key, value, lease)
+        ends_at = self._client.ends_at()
+        before = await self._get(key, ends_at)
+        while True:
+            answer = await self._write(key, before, guard, [write], ends_at)
+            now = answer.value.entry
+            ours = answer.repeated and _changed(before, now) and _holds(now, value, lease)
+            if now is not None and (answer.value.done or ours):
+                return now
+            _check_guard(guard, answer.value)
+            before = now
+
+    async def create(self, key: str, value: bytes, *, lease: int = 0) -> Entry | None:
+        """Write if the key is absent; None if it is there."""
+        write = transactions.put(self._keys, key, value, lease)
+        answer = await self._write(key, None, None, [write], self._client.ends_at())
+        now = answer.value.entry
+        ours = answer.repeated and _holds(now, value, lease)
+        return now if answer.value.done or ours else None
+
+    async def delete(self, key: str, *, guard: Guard | None = None) -> bool:
+        """Remove; True if it was there. Raises GuardFailed."""
+        ends_at = self._client.ends_at()
+        before = await self._get(key, ends_at)
+        while True:
+            writes = [] if before is None else [transactions.delete(self._keys, key)]
+            answer = await self._write(key, before, guard, writes, ends_at)
+            now = answer.value.entry
+            if answer.value.done or (answer.repeated and before is not None and now is None):
+                return before is not None
+            _check_guard(guard, answer.value)
+            before = now
+
+    def watch(self, prefix: str, *, after: int) -> AsyncIterator[Change]:
+        """Every change of keys under `prefix` after revision `after`, in order, none twice."""
+        return watch(self._client, self._keys, self._options, prefix, after)
+
+    async def grant(self, ttl_s: float) -> int:
+        """A lease that lives `ttl_s` seconds, or a little longer, after it was last renewed."""
+        # Named by us, so that asking twice grants one lease.
+        lease = secrets.randbits(62) + 1
+        with contextlib.suppress(LeaseExists):
+            await self._client.call(
+                LEASE_GRANT, pb.LeaseGrantRequest(id=lease, ttl=math.ceil(ttl_s))
+            )
+        return lease
+
+    async def renew(self, lease: int) -> None:
+        """Start the lease's time anew; raises LeaseLost."""
+        await self._client.keep_alive(lease)
+
+    async def revoke(self, lease: int) -> None:
+        """End the lease and remove its keys; unknown leases are fine."""
+        with contextlib.suppress(LeaseLost):
+            await self._client.call(LEASE_REVOKE, pb.LeaseRevokeRequest(id=lease))
+
+    async def _get(self, key: str, ends_at: float) -> Entry | None:
+        request = pb.RangeRequest(key=self._keys.encode(key))
+        answer = await self._client.call(RANGE, request, ends_at=ends_at)
+        return self._keys.entry(answer.value.kvs[0]) if answer.value.kvs else None
+
+    async def _write(
+        self,
+        key: str,
+        before: Entry | None,
+        guard: Guard | None,
+        writes: Sequence[pb.RequestOp],
+        ends_at: float,
+    ) -> Answer[Outcome]:
+        """Write if the key is as it was `before`."""
+        expected = 0 if before is None else before.modified
+        request = transactions.request(
+            self._keys, key, expected=expected, guard=guard, writes=writes
+        )
+        answer = await self._client.call(TXN, request, ends_at=ends_at)
+        outcome = transactions.outcome(self._keys, guard, answer.value)
+        return Answer(outcome, repeated=answer.repeated)
+
+
+def _holds(entry: Entry | None, value: bytes, lease: int) -> bool:
+    return entry is not None and (entry.value, entry.lease) == (value, lease)
+
+
+def _changed(before: Entry | None, now: Entry | None) -> bool:
+    return now is not None and (before is None or now.modified > before.modified)
+
+
+def _check_guard(guard: Guard | None, outcome: Outcome) -> None:
+    if guard is not None and not outcome.guarded:
+        raise GuardFailed(f"{guard.key} is not the one created at revision {guard.created}")

@@ -1,0 +1,66 @@
+"""An authority for tests, and certificates that it has signed; made by openssl."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-noenc")
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """`ca.pem`, and NAME.pem with NAME.key for each name, in `directory`."""
+
+    directory: Path
+
+    @property
+    def ca(self) -> Path:
+        return self.directory / "ca.pem"
+
+    def certificate(self, name: str) -> Path:
+        return self.directory / f"{name}.pem"
+
+    def key(self, name: str) -> Path:
+        return self.directory / f"{name}.key"
+
+    def etcd_flags(self) -> tuple[str, ...]:
+        """Mutual TLS with the certificate "server"."""
+        return (
+            f"--cert-file={self.certificate('server')}",
+            f"--key-file={self.key('server')}",
+            f"--trusted-ca-file={self.ca}",
+            "--client-cert-auth",
+        )
+
+
+def make_certificates(directory: Path, *names: str) -> Certificates:
+    """A new authority, and a certificate for 127.0.0.1 for each name."""
+    made = Certificates(directory)
+    directory.mkdir()
+    subject = ("-x509", "-days", "2", "-subj", "/CN=test authority")
+    _openssl("req", *_NEW_KEY, *subject, "-keyout", _ca_key(made), "-out", made.ca)
+    for name in names:
+        sign(made, name)
+    return made
+
+
+def sign(made: Certificates, name: str, *, days: int = 2) -> None:
+    """Another certificate of the same authority, or the same one again; -1 day: it has expired."""
+    request = made.directory / f"{name}.csr"
+    subject = ("-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost")
+    _openssl("req", *_NEW_KEY, *subject, "-keyout", made.key(name), "-out", request)
+    authority = ("-CA", made.ca, "-CAkey", _ca_key(made), "-CAcreateserial")
+    how = ("-days", str(days), "-copy_extensions", "copyall")
+    _openssl("x509", "-req", "-in", request, *authority, *how, "-out", made.certificate(name))
+
+
+def _ca_key(made: Certificates) -> Path:
+    return made.directory / "ca.key"
+
+
+def _openssl(*arguments: str | Path) -> None:
+    command = ["openssl", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,279 @@
+"""What operators do to an etcd, and what the store then says: space, users, certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic.errors import ConfigurationError, ElasticError, TransientError
+from elastic.store.etcd.options import EtcdOptions, etcd_options
+from elastic.store.etcd.store import EtcdStore
+from tests.certificates import Certificates, make_certificates, sign
+from tests.contract.conftest import take, within_deadline
+from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports
+
+TOKEN_TTL_S = 1
+
+
+def test_an_etcd_without_space_says_so_and_works_again_afterwards() -> None:
+    async def check(cluster: EtcdCluster) -> None:
+        async with EtcdStore(cluster.options()) as store:
+            lease = await store.grant(60.0)
+            with pytest.raises(TransientError, match=r"NOSPACE alarm.*compacts and defragments"):
+                await _fill(store)
+            assert await store.get("filling") is not None
+            await store.renew(lease)
+            await asyncio.to_thread(_make_space, cluster)
+            await store.put("a", b"1")
+
+    with etcd_cluster("--quota-backend-bytes=1000000", size=1) as cluster:
+        within_deadline(check(cluster))
+
+
+async def _fill(store: EtcdStore) -> None:
+    for _ in range(100):
+        await store.put("filling", bytes(100_000))
+
+
+def _make_space(cluster: EtcdCluster) -> None:
+    (status,) = json.loads(cluster.ctl("endpoint", "status", "--write-out=json"))
+    cluster.ctl("compact", str(status["Status"]["header"]["revision"]))
+    cluster.ctl("defrag")
+    cluster.ctl("alarm", "disarm")
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[EtcdCluster]:
+    """The user "ml" may do everything below "ml/"; tokens expire after a second without use."""
+    flags = ("--auth-token=simple", f"--auth-token-ttl={TOKEN_TTL_S}")
+    with etcd_cluster(*flags) as cluster:
+        for command in (
+            "user add root:secret",
+            "user grant-role root root",
+            "role add team",
+            "role grant-permission team readwrite --prefix=true ml/",
+            "user add ml:hers",
+            "user grant-role ml team",
+            "auth enable",
+        ):
+            cluster.ctl(*command.split())
+        yield cluster
+
+
+def _as_user(cluster: EtcdCluster, user: str, password: str, namespace: str = "ml/") -> EtcdOptions:
+    return etcd_options(cluster.endpoints(), user=user, password=password, namespace=namespace)
+
+
+def test_a_token_that_expires_is_renewed(guarded: EtcdCluster) -> None:
+    async def check() -> None:
+        async with EtcdStore(_as_user(guarded, "ml", "hers")) as store:
+            before = await store.put("job/a", b"0")
+            changes = store.watch("job/", after=before.modified)
+            telling = asyncio.create_task(take(changes, 2))
+            lease = await store.grant(60.0)
+            first = store._client._tokens._token
+            await asyncio.sleep(TOKEN_TTL_S * 2.5)  # unused tokens are looked at every second
+            await store.renew(lease)
+            written = [await store.put("job/a", b"%d" % i) for i in range(2)]
+            assert store._client._tokens._token != first
+            assert [change.entry for change in await telling] == written
+
+    within_deadline(check())
+
+
+def test_a_watch_goes_on_with_a_new_token(guarded: EtcdCluster) -> None:
+    async def check() -> None:
+        async with EtcdStore(_as_user(guarded, "ml", "hers")) as store:
+            before = await store.put("job/a", b"0")
+            store._client._tokens._token = "expired.1"
+            changes = store.watch("job/", after=before.modified - 1)
+            assert (await anext(changes)).entry == before
+
+    within_deadline(check())
+
+
+@pytest.mark.parametrize("user", ["ml", "nobody"])
+def test_a_wrong_password_is_to_be_mended(guarded: EtcdCluster, user: str) -> None:
+    _never_works(_as_user(guarded, user, "wrong"), "the user or the password is wrong")
+
+
+def test_a_user_is_to_be_configured(guarded: EtcdCluster) -> None:
+    _never_works(guarded.options(), "it wants a user and a password")
+
+
+def test_what_a_user_may_not_do_is_to_be_mended(guarded: EtcdCluster) -> None:
+    _never_works(_as_user(guarded, "ml", "hers", "others/"), "needs a role that may read and write")
+
+
+def test_a_user_where_nobody_is_asked_for_one(shared_cluster: EtcdCluster) -> None:
+    _never_works(_as_user(shared_cluster, "ml", "hers"), "run `etcdctl auth enable`")
+
+
+def test_a_password_that_is_changed_later_ends_no_job(guarded: EtcdCluster) -> None:
+    async def check() -> None:
+        async with EtcdStore(_as_user(guarded, "brief", "1")) as store:
+            await store.put("brief", b"1")
+            await asyncio.to_thread(guarded.ctl, "user", "delete", "brief", user="root:secret")
+            with pytest.raises(TransientError) as caught:
+                await store.put("brief", b"2")
+            assert not isinstance(caught.value, ConfigurationError)
+
+    guarded.ctl("user", "add", "brief:1", user="root:secret")
+    guarded.ctl("user", "grant-role", "brief", "team", user="root:secret")
+    within_deadline(check())
+
+
+@dataclasses.dataclass(frozen=True)
+class Tls:
+    cluster: EtcdCluster
+    made: Certificates
+    others: Certificates
+
+    def options(self, scheme: str = "https", **files: Path | None) -> EtcdOptions:
+        good = {
+            "ca": self.made.ca,
+            "certificate": self.made.certificate("client"),
+            "key": self.made.key("client"),
+        }
+        return etcd_options(self.cluster.endpoints(scheme), **(good | files))
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tls]:
+    """A cluster that asks for certificates, and another authority."""
+    directory = tmp_path_factory.mktemp("tls")
+    made = make_certificates(directory / "made", "server", "client")
+    others = make_certificates(directory / "others", "client")
+    with etcd_cluster(certificates=made) as cluster:
+        yield Tls(cluster, made, others)
+
+
+def test_mutual_tls(tls: Tls) -> None:
+    async def check() -> None:
+        async with EtcdStore(tls.options()) as store:
+            entry = await store.put("a", b"1")
+            assert (await anext(store.watch("a", after=entry.modified - 1))).entry == entry
+            await store.renew(await store.grant(60.0))
+
+    within_deadline(check())
+
+
+def test_an_authority_that_has_not_signed_the_server(tls: Tls) -> None:
+    _never_works(tls.options(ca=tls.others.ca), "TLS to etcd fails .*CERTIFICATE_VERIFY_FAILED")
+
+
+def test_a_certificate_of_another_authority(tls: Tls) -> None:
+    options = tls.options(
+        certificate=tls.others.certificate("client"), key=tls.others.key("client")
+    )
+    _never_works(options, "TLS to etcd fails")
+
+
+def test_no_certificate(tls: Tls) -> None:
+    _never_works(tls.options(certificate=None, key=None), "TLS to etcd fails")
+
+
+def test_files_that_can_not_be_used_are_named(tls: Tls, tmp_path: Path) -> None:
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_text("garbage")
+    _never_works(tls.options(ca=garbage), f"authority {garbage} can not be used")
+    _never_works(tls.options(ca=tmp_path / "absent"), "absent can not be used.*No such file")
+    _never_works(tls.options(key=tls.made.key("server")), "client.pem, .*server.key.*mismatch")
+
+
+def test_plain_text_to_members_that_want_tls(tls: Tls) -> None:
+    plain = etcd_options(tls.cluster.endpoints("http"))
+    _fails(
+        dataclasses.replace(plain, total_timeout_s=0.5), TransientError, "is http or https right"
+    )
+
+
+def test_replaced_certificates_are_read_at_the_next_connection(tmp_path: Path) -> None:
+    """The files are wrong at first; the store, still the same, works when they are right."""
+    made = make_certificates(tmp_path / "made", "server", "client")
+    others = make_certificates(tmp_path / "others", "client")
+    right = made.certificate("client").read_bytes(), made.key("client").read_bytes()
+    _replace(made, others.certificate("client").read_bytes(), others.key("client").read_bytes())
+
+    async def check(cluster: EtcdCluster) -> None:
+        async with EtcdStore(Tls(cluster, made, others).options()) as store:
+            with pytest.raises(ConfigurationError):
+                await store.get("a")
+            _replace(made, *right)
+            await store.put("a", b"1")
+
+    with etcd_cluster(size=1, certificates=made) as cluster:
+        within_deadline(check(cluster))
+
+
+def test_a_watch_outlives_the_replacement_of_certificates(tls: Tls) -> None:
+    async def check() -> None:
+        async with EtcdStore(tls.options()) as store:
+            before = await store.put("a", b"1")
+            changes = store.watch("a", after=before.modified - 1)
+            assert (await anext(changes)).entry == before
+            telling = asyncio.create_task(take(changes, 1))
+            sign(tls.made, "client")
+            connection = store._client._failover.current
+            old = connection._channel
+            connection.failed()
+            written = await store.put("a", b"2")
+            assert connection._channel is not old
+            assert [change.entry for change in await telling] == [written]
+
+    within_deadline(check())
+
+
+def _replace(made: Certificates, certificate: bytes, key: bytes) -> None:
+    made.certificate("client").write_bytes(certificate)
+    made.key("client").write_bytes(key)
+
+
+def test_an_expired_certificate(tmp_path: Path) -> None:
+    made = make_certificates(tmp_path / "made", "server", "client")
+    sign(made, "client", days=-1)
+
+    with etcd_cluster(size=1, certificates=made) as cluster:
+        _never_works(Tls(cluster, made, made).options(), "TLS to etcd fails")
+
+
+def test_something_else_than_etcd_listens() -> None:
+    async def check() -> None:
+        (port,) = free_ports(1)
+        server = await asyncio.start_server(_talk_garbage, "127.0.0.1", port)
+        async with server:
+            options = etcd_options(f"127.0.0.1:{port}")
+            async with EtcdStore(dataclasses.replace(options, total_timeout_s=0.5)) as store:
+                with pytest.raises(TransientError, match=f"127.0.0.1:{port}: "):
+                    await store.get("a")
+
+    within_deadline(check())
+
+
+async def _talk_garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    del reader
+    writer.write(b"220 mail.example.org ESMTP\r\n")
+    writer.close()
+
+
+def _never_works(options: EtcdOptions, why: str) -> None:
+    _fails(options, ConfigurationError, why)
+
+
+def _fails(options: EtcdOptions, kind: type[ElasticError], why: str) -> None:
+    """Whatever is asked for."""
+
+    async def check() -> None:
+        async with EtcdStore(options) as store:
+            with pytest.raises(kind, match=why):
+                await store.put("a", b"1")
+            if kind is ConfigurationError:
+                with pytest.raises(kind, match=why):
+                    await anext(store.watch("a", after=0))
+
+    within_deadline(check())

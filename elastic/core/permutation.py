@@ -16,6 +16,9 @@ import hashlib
 import math
 import struct
 
+import numpy as np
+import numpy.typing as npt
+
 _MASK_64 = 0xFFFF_FFFF_FFFF_FFFF
 # Odd multipliers: 2**64 / golden ratio, and one of splitmix64's finalizer (Steele et al., 2014).
 _MIX_1 = 0x9E37_79B9_7F4A_7C15
@@ -26,6 +29,7 @@ _MIX_2 = 0xBF58_476D_1CE4_E5B9
 _ROUND_PAIRS = 3
 _ROUND_PAIRS_IF_SHORT = 8
 _SHORT_LENGTH = 1024
+_WORTH_A_VECTOR = 32  # below, the calls cost more than they save
 
 
 class Permutation:
@@ -58,6 +62,29 @@ class Permutation:
             value = self._shuffle_once(value)
         return value
 
+    def take(self, start: int, stop: int) -> list[int]:
+        """What stands at each index of range(start, stop): as `[self[i] for i in ...]`, but ten
+        times faster for hundreds of them. IndexError outside range(length)."""
+        if stop - start < _WORTH_A_VECTOR:
+            return [self[index] for index in range(start, stop)]
+        if not 0 <= start <= stop <= self._length:
+            raise IndexError(f"[{start}, {stop}) is not within range({self._length})")
+        values = self._shuffle_all(np.arange(start, stop, dtype=np.uint64))
+        while (outside := values >= self._length).any():
+            values[outside] = self._shuffle_all(values[outside])
+        indices: list[int] = values.tolist()
+        return indices
+
+    def _shuffle_all(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """`_shuffle_once` of each value; unsigned products wrap around, which masks them."""
+        high_radix, low_radix = np.uint64(self._high_radix), np.uint64(self._low_radix)
+        high, low = np.divmod(values, low_radix)
+        for high_key, low_key in self._round_keys:
+            high = (high + _mixed(low, high_key)) % high_radix
+            low = (low + _mixed(high, low_key)) % low_radix
+        shuffled: npt.NDArray[np.uint64] = high * low_radix + low
+        return shuffled
+
     def _shuffle_once(self, value: int) -> int:
         """A bijection of range(high_radix * low_radix), which is a little larger than length."""
         # The round function is written out twice: calls would double the time of the inner loop.
@@ -81,6 +108,13 @@ def epoch_key(seed: int, epoch: int) -> int:
     if epoch < 0:
         raise ValueError(f"epoch must be at least 0, got {epoch}")
     return int.from_bytes(hashlib.shake_128(b"epoch %d %d" % (seed, epoch)).digest(8), "little")
+
+
+def _mixed(digits: npt.NDArray[np.uint64], key: int) -> npt.NDArray[np.uint64]:
+    half = np.uint64(32)
+    mixed = (digits ^ np.uint64(key)) * np.uint64(_MIX_1)
+    mixed = (mixed ^ (mixed >> half)) * np.uint64(_MIX_2)
+    return mixed >> half
 
 
 def _round_keys(key: int, pairs: int) -> tuple[tuple[int, int], ...]:

@@ -136,8 +136,14 @@ class Dealer:
             if samples.epoch != epoch:
                 epoch, order = samples.epoch, self._loader.position_to_index(samples.epoch)
             for batch in self.deal(samples):
-                yield [order[i] for i in range(batch.start, batch.stop)]
+                yield _indices_at(order, batch)
             position = advance(position, samples)
+
+
+def _indices_at(order: Permutation | range, batch: MicroBatch) -> list[int]:
+    if isinstance(order, range):
+        return list(order[batch.start : batch.stop])
+    return order.take(batch.start, batch.stop)
 
 
 class _Once:

@@ -95,3 +95,22 @@ def test_epoch_keys_are_distinct_64_bit_numbers() -> None:
     assert 2**63 < max(keys) < 2**64
     with pytest.raises(ValueError, match="epoch"):
         epoch_key(0, -1)
+
+
+@given(
+    length=st.integers(0, 5000) | st.integers(2**31, 2**40),
+    key=st.integers(0, 2**64 - 1),
+    start=st.integers(0, 2**40),
+    count=st.integers(0, 200),
+)
+def test_taking_many_is_taking_one_by_one(length: int, key: int, start: int, count: int) -> None:
+    permutation = Permutation(length, key=key)
+    start = min(start, length)
+    stop = min(start + count, length)
+    assert permutation.take(start, stop) == [permutation[i] for i in range(start, stop)]
+
+
+def test_taking_beyond_the_end_is_an_error() -> None:
+    for start, stop in ((0, 101), (90, 140), (-40, 10)):
+        with pytest.raises(IndexError):
+            Permutation(100, key=1).take(start, stop)

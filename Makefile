@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 0:3000
 
-.PHONY: install demo test lint proto sim bench-recovery bench-overhead clean
+.PHONY: install demo test lint proto sim bench-recovery bench-overhead bench-survival clean
 
 install: $(VENV)/.installed
 
@@ -34,6 +34,9 @@ sim: install
 
 bench-recovery: install
 	$(BIN)/python -m benchmarks.recovery
+
+bench-survival: install
+	$(BIN)/python -m benchmarks.survival
 
 bench-overhead: install
 	$(BIN)/python -m benchmarks.overhead

@@ -3,7 +3,8 @@
 ElasticError
 ├── ConfigurationError      mend the configuration, the script or the data; retrying can not help
 │   ├── CheckpointMismatch  the checkpoint belongs to another model
-│   └── ModelMismatch       the members of the group track different things
+│   ├── ModelMismatch       the members of the group track different things
+│   └── StepMisused         the script uses a step so that its gradient would be wrong
 ├── TransientError          the same call may succeed later
 │   └── CheckpointWriteError  the storage refused a write; the checkpoints before it are intact
 ├── CheckpointDamaged       a stored checkpoint does not match its digests
@@ -46,6 +47,10 @@ class CheckpointMismatch(ConfigurationError):
 
 class ModelMismatch(ConfigurationError):
     """This worker tracks other tensors than the rest of its group."""
+
+
+class StepMisused(ConfigurationError):
+    """The script does not use a step as it must for its gradient to be right."""
 
 
 class TransientError(ElasticError):

@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 
 from elastic.core.membership import Failure, FailureKind
-from elastic.errors import ElasticError, ExitCode
+from elastic.errors import ConfigurationError, ElasticError, ExitCode
 from elastic.rpc.codec import failure_to_pb
 from elastic.v1 import local_pb2 as pb
 from elastic.worker import session as sessions
@@ -34,15 +34,11 @@ def run_script(link: Link, argv: list[str]) -> int:
 def _finish(script: str) -> None:
     session = sessions.current()
     if session is None:
-        raise ScriptNeverJoined(
+        raise ConfigurationError(
             f"{script} ended without calling elastic.init(); call it once, before the model is "
             "built, and train in `for step in session.steps(...)`"
         )
     session.finish()
-
-
-class ScriptNeverJoined(ElasticError):
-    """The script did not use the API at all."""
 
 
 def _exited(link: Link, ending: SystemExit, script: str) -> int:
@@ -78,7 +74,7 @@ def _raised(link: Link, error: BaseException) -> int:
         signature=_signature(error),
         message=last_line,
         traceback="".join(traceback.format_exception(error)),
-        retryable=code != ExitCode.CONFIGURATION and not isinstance(error, ScriptNeverJoined),
+        retryable=code != ExitCode.CONFIGURATION,
     )
     _report(link, failure)
     return int(code)

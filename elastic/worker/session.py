@@ -13,7 +13,7 @@ from torch import nn
 
 from elastic.core.data_order import advance
 from elastic.core.learning_rate import ScalingRule
-from elastic.errors import ConfigurationError, ElasticError, GroupLost, NotInGroup
+from elastic.errors import ConfigurationError, GroupLost, NotInGroup, StepMisused
 from elastic.worker.control import AgentControl, Control, LocalControl
 from elastic.worker.data_loader import DataLoader, Dealer
 from elastic.worker.group import Group
@@ -23,7 +23,7 @@ from elastic.worker.ledger import LedgerRecord
 from elastic.worker.link import Link
 from elastic.worker.model import DistributedModel
 from elastic.worker.participation import Participation
-from elastic.worker.step import Step, StepMisused
+from elastic.worker.step import Step
 from elastic.worker.steps_clock import StepsClock
 
 T = TypeVar("T")
@@ -248,7 +248,7 @@ class Session:
     def finish(self) -> None:
         """The script has ended: wait until every member's has."""
         if self._data is None:
-            raise ElasticError(
+            raise ConfigurationError(
                 "the script ended without training: it never iterated over session.steps(); "
                 "write `for step in session.steps(data, epochs=...):`"
             )

@@ -9,15 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elastic.core.data_order import MicroBatch, SampleRange, loss_weight
-from elastic.errors import ElasticError
+from elastic.errors import StepMisused
 from elastic.worker.data_loader import to_device
 
 if TYPE_CHECKING:
     from elastic.worker.session import Session
-
-
-class StepMisused(ElasticError):
-    """The script does not use the step as it must for its gradient to be right."""
 
 
 class Step:

@@ -27,9 +27,6 @@ from tests.integration.running import (
         ("raises_in_step.py", ["one", "no-marker"], ["ValueError: bad sample"]),
         ("exits.py", ["sys.exit(3)"], ["sys.exit(3)"]),
         ("exits.py", ["os._exit(0)"], ["exit code 0"]),
-        ("never_steps.py", [], ["session.steps"]),
-        ("forgets_backward.py", [], ["StepMisused", "step.backward"]),
-        ("forgets_with.py", [], ["StepMisused", "with step"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
@@ -63,6 +60,9 @@ def test_a_failure_of_one_rank_once_costs_one_restart(place: Place, tmp_path: Pa
         ("differs.py", ["ModelMismatch", "model.weight"]),
         ("endless_data.py", ["ConfigurationError", "Stream"]),
         ("never_joins.py", ["elastic.init()", "never_joins.py"]),
+        ("never_steps.py", ["session.steps"]),
+        ("forgets_backward.py", ["StepMisused", "step.backward"]),
+        ("forgets_with.py", ["StepMisused", "with step"]),
     ],
 )
 def test_what_no_restart_can_mend_ends_the_job_at_once(

@@ -203,8 +203,10 @@ class Session:
         Returns whether the step counts: because it was complete here, or on a member whose state
         this worker has received.
         """
-        optimizers = self._state.optimizers()
-        complete = reduced and 0 < len(optimizers) <= self._optimizer_steps
+        optimizers, stepped = len(self._state.optimizers()), self._optimizer_steps
+        complete = reduced and 0 < optimizers <= stepped
+        # Between two optimizers' steps the state is of use to nobody; before the first it is whole.
+        torn = not complete and (stepped > 0 or (reduced and optimizers == 0))
         if complete:
             self.commit(step)
         else:
@@ -212,7 +214,7 @@ class Session:
                 model.restore_buffers()
         for scaled, _ in self._scaled:
             scaled.restore()
-        self._part.lose(error, torn=reduced and not complete)
+        self._part.lose(error, torn=torn)
         self._part.enter()
         return self._state.committed > step.index
 

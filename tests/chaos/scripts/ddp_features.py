@@ -68,15 +68,13 @@ def main() -> None:
             time.sleep(0.02)
             for inputs, targets in step.batches():
                 inputs, targets = inputs.float(), targets.float()
-                with torch.autocast("cpu", dtype=torch.bfloat16):
-                    losses = [
-                        loss_of(
-                            model(inputs, step.index) if name == "unused" else model(inputs),
-                            targets,
-                        )
-                        for name, model in models.items()
-                    ]
-                step.backward(scaler.scale(torch.stack([loss.float() for loss in losses]).sum()))
+                for name, model in models.items():
+                    extra = (step.index,) if name == "unused" else ()
+                    with torch.autocast("cpu", dtype=torch.bfloat16):
+                        loss = loss_of(model(inputs, *extra), targets)
+                    # One backward each: PowerSGD starts collectives from callbacks, whose order
+                    # among those of other models would differ between ranks.
+                    step.backward(scaler.scale(loss.float()))
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(everything.parameters(), 1.0)
             scaler.step(optimizer)

@@ -18,14 +18,15 @@ from elastic.rpc.framing import encode, read_message
 from elastic.runtime.orphans import end_children
 from elastic.v1 import local_pb2 as pb
 
-_MODULE = "elastic.worker.zygote"
+_KEEPER = "elastic.runtime.keeper"
+_ZYGOTE = "elastic.worker.zygote"
 _EXIT_GRACE_S = 5.0
 
 
 class ZygoteProcess:
     """One zygote. Its events go to `on_event`; its unexpected end to `on_lost`.
 
-    It is this process's only child. Whatever else becomes one was orphaned by its end.
+    This process's only child is its keeper. Whatever else becomes one was orphaned by its end.
     """
 
     def __init__(
@@ -53,8 +54,11 @@ class ZygoteProcess:
         """Start it and read its events until it ends."""
         ours, theirs = socket.socketpair()
         with theirs, self._log.open("ab") as log:
+            python = [sys.executable, "-m"]
+            directory = str(self._run_directory)
+            zygote = [*python, _ZYGOTE, str(theirs.fileno()), directory]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, str(theirs.fileno()), str(self._run_directory)],
+                [*python, _KEEPER, directory, *zygote],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -88,7 +92,7 @@ class ZygoteProcess:
         if self._process is None:
             return
         if not self.was_ready:  # it has no worker yet, and does not listen
-            self._process.kill()
+            self._kill_group(self._process)
         await self._reap(self._process)
 
     def exit_reason(self) -> TransientError:
@@ -100,9 +104,13 @@ class ZygoteProcess:
         try:
             await asyncio.to_thread(process.wait, _EXIT_GRACE_S)
         except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            self._kill_group(process)
             await asyncio.to_thread(process.wait)
+
+    def _kill_group(self, process: subprocess.Popen[bytes]) -> None:
+        """The keeper and the zygote."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
     def _send(self, **kind: Any) -> None:
         request = encode(pb.ZygoteRequest(**kind))

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -24,6 +25,16 @@ def prctl(option: int, value: int) -> None:
 def adopt_orphans() -> None:
     """Descendants whose parent dies become children of this process."""
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def tell_of_parents_end(parent: int, number: int) -> None:
+    """The kernel sends this process a signal when `parent` (its pid) ends, also if it already has.
+
+    Kept across exec. What counts as the parent's end is that of the thread which forked.
+    """
+    prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
 
 
 def children() -> Iterator[int]:

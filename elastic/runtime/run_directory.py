@@ -112,8 +112,14 @@ def _running(base: Path) -> Iterator[RunningJob]:
 def _sweep(base: Path) -> None:
     """Remove what runs that were killed have left."""
     for directory in base.iterdir():
-        if directory.is_dir() and not _is_alive(directory):
-            shutil.rmtree(directory, ignore_errors=True)
+        if directory.is_dir():
+            remove_if_left(directory)
+
+
+def remove_if_left(directory: Path) -> None:
+    """Remove the directory of a run unless somebody still holds it."""
+    if not _is_alive(directory):
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _is_alive(directory: Path) -> bool:

@@ -8,16 +8,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterable
 
-from elastic.runtime.orphans import prctl
-
-_PR_SET_PDEATHSIG = 1
+from elastic.runtime.orphans import tell_of_parents_end
 
 
 def die_with_parent(parent: int) -> None:
     """The kernel kills this process when `parent` (its pid) ends, also if it already has."""
-    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), signal.SIGKILL)
+    tell_of_parents_end(parent, signal.SIGKILL)
 
 
 def keep_from_children(descriptors: Callable[[], Iterable[int]]) -> None:

@@ -1,7 +1,9 @@
 """Imports torch once, then forks workers that need not; the parent and the end of them all.
 
-It is the subreaper of its node: whatever a worker leaves behind becomes its child and is ended.
-When its agent is gone it ends every worker and itself; when it is killed the kernel ends them.
+Each worker is the subreaper of what it starts, and the zygote of the workers: whatever a worker
+leaves behind becomes the zygote's child when the worker ends, and is ended. When its agent or its
+keeper is gone it ends every worker and itself. When it is killed, the kernel ends the workers, and
+its keeper what they leave.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ import gc
 import os
 import random
 import selectors
-import shutil
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 # What a first DDP step imports, seconds of work that forked workers share.
@@ -29,7 +31,9 @@ import torch.nn.parallel
 import torch.optim  # noqa: F401
 
 from elastic.rpc.framing import FrameDecoder, encode
+from elastic.runtime.keeper import KEEPER_GONE
 from elastic.runtime.orphans import adopt_orphans, children, end_children, signal_group
+from elastic.runtime.run_directory import remove_if_left
 from elastic.v1 import local_pb2 as pb
 from elastic.worker import session
 from elastic.worker.bootstrap import run_script
@@ -41,7 +45,7 @@ STACK_DUMP_SIGNAL = signal.SIGUSR2
 
 
 def main(argv: list[str]) -> int:
-    """Serve the agent on the inherited socket `argv[1]`; `argv[2]` is removed with the agent."""
+    """Serve the agent on the inherited socket `argv[1]`; its run's directory is `argv[2]`."""
     agent = socket.socket(fileno=int(argv[1]))
     zygote = _Zygote(agent)
     adopt_orphans()
@@ -50,21 +54,23 @@ def main(argv: list[str]) -> int:
     task = zygote.serve()
     if task is not None:  # in a forked worker
         return task()
-    shutil.rmtree(argv[2], ignore_errors=True)  # the agent is gone, and so goes what it left
+    remove_if_left(Path(argv[2]))
     return 0
 
 
 class _Zygote:
     def __init__(self, agent: socket.socket) -> None:
         self._agent = agent
+        self._keeper = os.getppid()
         self._workers: dict[int, str] = {}
         self._orphans_until: dict[int, float] = {}
         self._decoder = FrameDecoder(pb.ZygoteRequest)
 
     def serve(self) -> Callable[[], int] | None:
-        """Fork and reap until the agent is gone (None), or return a forked worker's task."""
+        """Fork and reap until it is to end (None), or return a forked worker's task."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGCHLD, KEEPER_GONE):
+            signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         with selectors.DefaultSelector() as selector:
             selector.register(self._agent, selectors.EVENT_READ)
@@ -76,12 +82,12 @@ class _Zygote:
                     os.read(wake_read, 4096)
                 self._reap()
                 self._end_orphans()
-                if self._agent.fileno() not in ready:
-                    continue
-                data = self._receive()
-                if not data:
+                data = self._receive() if self._agent.fileno() in ready else None
+                if data == b"" or os.getppid() != self._keeper:
                     end_children()  # nobody could use them, nobody else would end them
                     return None
+                if data is None:
+                    continue
                 for request in self._decoder.feed(data):
                     task = self._carry_out(request)
                     if task is not None:
@@ -100,7 +106,8 @@ class _Zygote:
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for number in (signal.SIGCHLD, KEEPER_GONE):
+                signal.signal(number, signal.SIG_DFL)
             self._agent.close()
             return lambda: _become_worker(request, parent)
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -133,7 +140,8 @@ class _Zygote:
     def _adopt_rest_of(self, pid: int, *, kindly: bool) -> None:
         """What a worker leaves behind: time to end by itself if the worker ended well.
 
-        What an orphan leaves behind in its turn has had its time.
+        All children that are new belong to the one that has just ended: those of a living worker
+        are its own. What an orphan leaves behind in its turn has had its time.
         """
         signal_group(pid, signal.SIGTERM if kindly else signal.SIGKILL)
         now = time.monotonic()
@@ -173,6 +181,7 @@ def _become_worker(request: pb.SpawnRequest, parent: int) -> int:
     """In the forked child: cut the ties to the zygote, then run the script."""
     os.setpgid(0, 0)
     die_with_parent(parent)
+    adopt_orphans()  # so that it is known whose daemons they are that outlive it
     _redirect_output(request.log_path)
     os.environ.update(request.environment)
     _reseed()

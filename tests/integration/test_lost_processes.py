@@ -7,6 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.integration.running import (
     Place,
     command_line,
@@ -16,18 +18,37 @@ from tests.integration.running import (
 )
 from tests.job_process import JobProcess, descendants, is_alive
 
+KEEPER = "elastic.runtime.keeper"
 ZYGOTE = "elastic.worker.zygote"
 OWN_CHILDREN = 5  # of each worker of children.py: two loaders, sleep, sh and its sleep
 
 
-def zygote_of(job: JobProcess) -> int:
+def keeper_of(job: JobProcess) -> int:
     """The job's only child."""
 
     def found() -> list[int]:
-        return [p for p in children_of(job.process.pid) if ZYGOTE in command_line(p)]
+        return [p for p in children_of(job.process.pid) if KEEPER in command_line(p)]
 
     eventually(found, job.story)
     return found()[0]
+
+
+def zygote_of(job: JobProcess) -> int:
+    """The keeper's only child."""
+    keeper = keeper_of(job)
+
+    def found() -> list[int]:
+        return [p for p in children_of(keeper) if KEEPER not in command_line(p)]
+
+    eventually(found, job.story)
+    return found()[0]
+
+
+def kill_at_once(pids: list[int]) -> None:
+    """None of them sees another one's end."""
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            os.kill(pid, number)
 
 
 def children_of(pid: int) -> list[int]:
@@ -54,6 +75,17 @@ def eventually_gone(pids: list[int], deadline_s: float = 5.0) -> None:
     )
 
 
+def daemon_of(place: Place, worker: int) -> int:
+    """The process that daemons.py of this worker has detached from it."""
+    mark = f"daemon-of-{worker}"
+
+    def found() -> list[int]:
+        return [p for p in place.processes() if mark in command_line(p)]
+
+    eventually(found, lambda: str([command_line(p) for p in place.processes()]))
+    return found()[0]
+
+
 def wait_for_replacement(job: JobProcess, lost: str) -> None:
     """Until two members train again."""
     job.wait_for(lambda: len(job.members()) == 2 and lost not in job.members(), "a replacement")
@@ -75,6 +107,40 @@ def test_whoever_is_killed_nobody_is_left_behind(place: Place) -> None:
     eventually_gone(everybody)
     eventually(lambda: not place.processes(), lambda: str(place.processes()))
     eventually(lambda: not place.run_directories(), lambda: str(place.run_directories()))
+
+
+@pytest.mark.parametrize(
+    "killed",
+    [("agent", "keeper"), ("agent", "zygote"), ("keeper",), ("keeper", "zygote")],
+    ids="-".join,
+)
+def test_one_of_agent_keeper_and_zygote_is_enough_to_end_everything(
+    place: Place, killed: tuple[str, ...]
+) -> None:
+    job = place.start("children.py", 100_000)
+    wait_for_step(job, 3)
+    families = [pid for member in job.members() for pid in family_of(job, member)]
+    pids = {"agent": job.process.pid, "keeper": keeper_of(job), "zygote": zygote_of(job)}
+    started = len(job.named("worker_started"))
+    kill_at_once([pids[name] for name in killed])
+    eventually_gone(families)
+    if "agent" not in killed:
+        job.wait_for(lambda: len(job.named("worker_started")) > started, "new workers")
+        job.process.kill()
+    eventually(lambda: not place.processes(), lambda: str(place.processes()))
+
+
+def test_the_end_of_a_worker_leaves_what_others_have_started_alone(place: Place) -> None:
+    job = place.start("daemons.py", 100_000)
+    wait_for_step(job, 3)
+    first, second = job.members()
+    daemons = {worker: daemon_of(place, job.pid_of(worker)) for worker in (first, second)}
+    job.kill_worker(second)
+    eventually_gone([daemons[second]])
+    wait_for_replacement(job, second)
+    assert is_alive(daemons[first])
+    job.process.kill()
+    eventually_gone([daemons[first]])
 
 
 def test_a_killed_zygote_costs_the_steps_since_the_last_checkpoint(

@@ -74,7 +74,7 @@ def test_what_no_restart_can_mend_ends_the_job_at_once(
     for name in names:
         assert name in ended["message"], job.story()
     failed = {failure["worker"] for failure in job.named("worker_failed")}
-    assert failed <= {"local-1", "local-2"}, "something was tried again"
+    assert len(failed) <= 2, "something was tried again"  # any two: the spare may come first
 
 
 def test_a_script_that_hangs_before_its_first_step_is_ended_with_its_stacks(place: Place) -> None:

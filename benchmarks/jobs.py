@@ -67,20 +67,9 @@ class Job:
         """The end of what it has said."""
         return self._output.read_text(errors="replace")[-3000:]
 
-    def freeze(self) -> None:
-        """Stop all of its processes, the first one before its children."""
-        for pid in self._family():
-            _signal(pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let them go on, the first one last, so that it never sees a child stopped."""
-        for pid in reversed(self._family()):
-            _signal(pid, signal.SIGCONT)
-
     def close(self) -> None:
         """Ask twice, then kill every process of it."""
-        self.thaw()
-        family = self._family()
+        family = [self._process.pid, *descendants(self._process.pid)]
         for _ in range(2):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 if self._process.poll() is None:
@@ -89,9 +78,6 @@ class Job:
         for pid in family:
             _signal(pid, signal.SIGKILL)
         self._process.wait()
-
-    def _family(self) -> list[int]:
-        return [self._process.pid, *descendants(self._process.pid)]
 
     def __enter__(self) -> Job:
         return self
@@ -103,7 +89,7 @@ class Job:
 def elastic_job(directory: Path, *arguments: str, workers: int, options: Sequence[str] = ()) -> Job:
     """`elastic run` of this checkout."""
     command = [sys.executable, "-m", "elastic.cli", "run", "--output", "json"]
-    command += ["--job", f"bench-{os.getpid()}", "--nproc-per-node", str(workers)]
+    command += ["--job", f"bench-{os.getpid()}-{directory.name}", "--nproc-per-node", str(workers)]
     command += ["--log-dir", str(directory / "logs"), *options]
     script = [str(SCRIPTS / "elastic_train.py"), "--log-dir", str(marks_directory(directory))]
     return Job([*command, *script, *arguments], directory, {})
@@ -118,6 +104,14 @@ def torchrun_job(directory: Path, *arguments: str, workers: int) -> Job:
     # With the store shared between agent and workers, new workers meet addresses of dead peers.
     environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     return Job([*command, *script, *arguments], directory, environment)
+
+
+def ddp_job(directory: Path, *arguments: str, workers: int) -> Job:
+    """Plain DDP in elastic's own process layout; it does not survive a lost worker."""
+    launcher = [sys.executable, str(SCRIPTS / "ddp_launcher.py"), str(workers)]
+    script = [str(SCRIPTS / "torchrun_train.py"), "--log-dir", str(marks_directory(directory))]
+    environment = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # as elastic's workers have it
+    return Job([*launcher, *script, *arguments], directory, environment)
 
 
 def marks_directory(directory: Path) -> Path:

@@ -1,70 +1,81 @@
 """Step time of elastic against plain DDP, in the same process layout and in turns.
 
-    python -m benchmarks.overhead                              # all sizes, about 5 minutes
+    python -m benchmarks.overhead                              # all sizes, about 10 minutes
     python -m benchmarks.overhead --sizes 5m --workers 2       # one of them
 
-Both jobs are started; then one trains for a second or two while all processes of the other are
-stopped, and the other way round. A step's time is from one commit of rank 0 to its next.
+Four jobs are started, two of each side, and take turns: one trains for a second while the others
+wait. A step's time is from one commit of rank 0 to its next. The two jobs of a side differ in
+nothing, so their ratio shows what the comparison can not tell apart.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import random
 import statistics
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from benchmarks.jobs import Job, elastic_job, torchrun_job
-from benchmarks.report import save, show, spread
+from benchmarks.jobs import Job, ddp_job, elastic_job, torchrun_job
+from benchmarks.report import save, show
 from benchmarks.scripts.mlp import SIZES
 from benchmarks.scripts.step_log import commits
 from benchmarks.scripts.turns import allow
 
-_START_S = 90.0
+_START_S = 120.0
 _WARM_UP_STEPS = 30
 _SKIPPED = 2  # first steps of a turn: caches are cold
 _LEAST_STEPS = 12
 _PATIENT = ["--hang-timeout-s", "600"]
+_RESAMPLES = 1000
+_BASELINES = {"ddp": ddp_job, "torchrun": torchrun_job}
+
+T = TypeVar("T")
+Turns = list[list[float]]  # step times in seconds, by turn
 
 
 class Side:
     """One job, of which the benchmark decides when it trains."""
 
-    def __init__(self, name: str, scratch: Path, *, size: str, workers: int) -> None:
+    def __init__(self, name: str, directory: Path, *, size: str, workers: int) -> None:
         self.name = name
+        self.turns: Turns = []
         self._workers = workers
         self._allowed = 0
-        directory = scratch / name
+        self._usual_s = 0.0
         directory.mkdir()
-        self._turns = directory / "turns"
-        allow(self._turns, 0)
-        arguments = ["--size", size, "--turns", str(self._turns)]
+        self._limit = directory / "turns"
+        allow(self._limit, 0)
+        arguments = ["--size", size, "--turns", str(self._limit)]
         self.job: Job = (
             elastic_job(directory, *arguments, workers=workers, options=_PATIENT)
             if name == "elastic"
-            else torchrun_job(directory, *arguments, workers=workers)
+            else _BASELINES[name](directory, *arguments, workers=workers)
         )
 
     def train(self, steps: int) -> list[float]:
         """Let it do `steps` more; return the times of all but the first few of them."""
-        self.job.thaw()
         first, self._allowed = self._allowed, self._allowed + steps
-        allow(self._turns, self._allowed)
+        allow(self._limit, self._allowed)
         last = self._allowed - 1
+        time.sleep(0.9 * steps * self._usual_s)  # to look for the end takes time from the workers
         self.job.wait_until(
             lambda marks: sum(m.step == last for m in commits(marks[-20:])) == self._workers,
             what=f"step {last} on {self.name}",
             limit_s=_START_S,
         )
-        self.job.freeze()
         own = [m for m in commits(self.job.marks()) if m.rank == 0 and m.step >= first + _SKIPPED]
         if own[0].generation != own[-1].generation:
             raise RuntimeError(f"{self.name} changed its group: {self.job.story()}")
-        return [later.at_s - earlier.at_s for earlier, later in pairwise(own)]
+        times_s = [later.at_s - earlier.at_s for earlier, later in pairwise(own)]
+        self._usual_s = statistics.median(times_s)
+        return times_s
 
     def close(self) -> None:
         self.job.close()
@@ -72,28 +83,49 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Step times of both sides, turn by turn."""
+    """Step times of two jobs of either side, turn by turn."""
 
     size: str
     workers: int
-    elastic_s: Sequence[Sequence[float]]
-    ddp_s: Sequence[Sequence[float]]
+    load_1min: float
+    elastic_s: tuple[Turns, Turns]
+    baseline_s: tuple[Turns, Turns]
 
     @property
     def ratio(self) -> float:
         """Of the medians over all steps."""
-        return _median(self.elastic_s) / _median(self.ddp_s)
+        return _median(self.elastic_s) / _median(self.baseline_s)
 
     @property
     def mean_ratio(self) -> float:
         """Of the means, in which rare long steps count too."""
-        return statistics.mean(_flat(self.elastic_s)) / statistics.mean(_flat(self.ddp_s))
+        return _mean(self.elastic_s) / _mean(self.baseline_s)
 
     @property
-    def turn_ratios(self) -> list[float]:
-        """Of the medians of neighbouring turns."""
-        pairs = zip(self.elastic_s, self.ddp_s, strict=True)
-        return [statistics.median(ours) / statistics.median(theirs) for ours, theirs in pairs]
+    def interval(self) -> tuple[float, float]:
+        """In which the ratio of medians lies with 95%: rounds of turns drawn again and again."""
+        draw = random.Random(0)
+        rounds = range(len(self.elastic_s[0]))
+        ratios = []
+        for _ in range(_RESAMPLES):
+            drawn = draw.choices(rounds, k=len(rounds))
+            elastic, baseline = (
+                _median([[job[r] for r in drawn] for job in jobs])
+                for jobs in (self.elastic_s, self.baseline_s)
+            )
+            ratios.append(elastic / baseline)
+        cuts = statistics.quantiles(ratios, n=40)
+        return cuts[0], cuts[-1]
+
+    @property
+    def elastic_again(self) -> float:
+        """Ratio of the medians of elastic's two jobs."""
+        return _median(self.elastic_s[1:]) / _median(self.elastic_s[:1])
+
+    @property
+    def baseline_again(self) -> float:
+        """Ratio of the medians of the baseline's two jobs."""
+        return _median(self.baseline_s[1:]) / _median(self.baseline_s[:1])
 
 
 def main() -> None:
@@ -103,7 +135,7 @@ def main() -> None:
         for size in options.sizes:
             done.append(_compare(size, workers, options))
             print(f"{size}, {workers} workers: {done[-1].ratio:.3f}", flush=True)
-    _show(done)
+    _show(done, options.baseline)
     save("overhead", {"options": vars(options), "comparisons": [_document(c) for c in done]})
 
 
@@ -113,66 +145,108 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--workers", nargs="+", type=int, default=[2, 3])
-    parser.add_argument("--turns", type=int, default=10, help="of each side (10)")
-    parser.add_argument("--turn-s", type=float, default=2.0, help="length of a turn (2 s)")
+    parser.add_argument("--turns", type=int, default=20, help="of each of the four jobs (20)")
+    parser.add_argument("--turn-s", type=float, default=1.0, help="length of a turn (1 s)")
+    parser.add_argument(
+        "--baseline",
+        choices=_BASELINES,
+        default="ddp",
+        help="ddp: in elastic's process layout; torchrun: in its own, which biases the ratio",
+    )
     return parser.parse_args()
 
 
 def _compare(size: str, workers: int, options: argparse.Namespace) -> Comparison:
-    times: dict[str, list[list[float]]] = {"elastic": [], "ddp": []}
+    names = ["elastic", options.baseline, options.baseline, "elastic"]
     with tempfile.TemporaryDirectory() as scratch:
         sides: list[Side] = []
         try:
-            sides += (Side(name, Path(scratch), size=size, workers=workers) for name in times)
+            for number, name in enumerate(names):
+                directory = Path(scratch) / str(number)
+                sides.append(Side(name, directory, size=size, workers=workers))
             usual_s = statistics.median(_flat(side.train(_WARM_UP_STEPS) for side in sides))
             steps = max(_LEAST_STEPS, round(options.turn_s / usual_s))
             for turn in range(options.turns):
-                for side in sides if turn % 2 == 0 else reversed(sides):
-                    times[side.name].append(side.train(steps))
+                for side in _order(sides, turn):
+                    side.turns.append(side.train(steps))
         finally:
             for side in sides:
                 side.close()
-    return Comparison(size=size, workers=workers, elastic_s=times["elastic"], ddp_s=times["ddp"])
+    return Comparison(
+        size=size,
+        workers=workers,
+        load_1min=os.getloadavg()[0],
+        elastic_s=(sides[0].turns, sides[3].turns),
+        baseline_s=(sides[1].turns, sides[2].turns),
+    )
 
 
-def _show(done: Sequence[Comparison]) -> None:
-    columns = ["model", "workers", "elastic ms", "DDP ms", "ratio", "of means", "by turn", "steps"]
+def _order(sides: Sequence[Side], turn: int) -> Sequence[Side]:
+    """Each job at each place in turn, and what drifts meets both sides alike."""
+    first, second, third, fourth = sides
+    orders = (
+        (first, second, third, fourth),
+        (second, first, fourth, third),
+        (fourth, third, second, first),
+        (third, fourth, first, second),
+    )
+    return orders[turn % len(orders)]
+
+
+def _show(done: Sequence[Comparison], baseline: str) -> None:
+    columns = ["model", "workers", "elastic ms", f"{baseline} ms", "ratio", "95%", "of means"]
+    columns += ["elastic again", f"{baseline} again", "steps", "load"]
     rows = []
     for c in done:
-        turns = spread(c.turn_ratios)
+        least, most = c.interval
         rows.append(
             [
                 c.size,
                 str(c.workers),
                 f"{_median(c.elastic_s) * 1000:.2f}",
-                f"{_median(c.ddp_s) * 1000:.2f}",
+                f"{_median(c.baseline_s) * 1000:.2f}",
                 f"{c.ratio:.3f}",
+                f"{least:.3f} to {most:.3f}",
                 f"{c.mean_ratio:.3f}",
-                f"{turns['median']:.3f} ({turns['min']:.3f} to {turns['max']:.3f})",
-                str(sum(map(len, c.elastic_s))),
+                f"{c.elastic_again:.3f}",
+                f"{c.baseline_again:.3f}",
+                str(len(_all(c.elastic_s))),
+                f"{c.load_1min:.1f}",
             ]
         )
     show("Step time, no failures (medians)", columns, rows)
+    print("again: the ratio of two jobs of one side, which would be 1 without noise")
 
 
 def _document(c: Comparison) -> dict[str, Any]:
     return {
         "size": c.size,
         "workers": c.workers,
+        "load_1min": c.load_1min,
         "ratio": c.ratio,
+        "interval_95": c.interval,
         "ratio_of_means": c.mean_ratio,
-        "ratio_by_turn": c.turn_ratios,
+        "elastic_again": c.elastic_again,
+        "baseline_again": c.baseline_again,
         "elastic_s": c.elastic_s,
-        "ddp_s": c.ddp_s,
+        "baseline_s": c.baseline_s,
     }
 
 
-def _median(turns: Sequence[Sequence[float]]) -> float:
-    return statistics.median(_flat(turns))
+def _median(jobs: Sequence[Turns]) -> float:
+    return statistics.median(_all(jobs))
 
 
-def _flat(turns: Iterable[Sequence[float]]) -> list[float]:
-    return [value for turn in turns for value in turn]
+def _mean(jobs: Sequence[Turns]) -> float:
+    return statistics.mean(_all(jobs))
+
+
+def _all(jobs: Sequence[Turns]) -> list[float]:
+    return _flat(_flat(jobs))
+
+
+def _flat(parts: Iterable[Sequence[T]]) -> list[T]:
+    return [value for part in parts for value in part]
 
 
 if __name__ == "__main__":

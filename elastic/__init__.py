@@ -17,13 +17,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from elastic.version import __version__
+
 if TYPE_CHECKING:
     from elastic.core.learning_rate import LinearScaling, NoScaling, SqrtScaling
     from elastic.worker.data_loader import DataLoader
     from elastic.worker.session import Session, init
     from elastic.worker.step import Step
-
-__version__ = "0.1.0"
 
 __all__ = [
     "DataLoader",
@@ -32,6 +32,7 @@ __all__ = [
     "Session",
     "SqrtScaling",
     "Step",
+    "__version__",
     "init",
 ]
 

@@ -6,6 +6,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastic.settings.tls_files import TlsFiles
+
 _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-noenc")
 
 
@@ -40,27 +42,46 @@ def make_certificates(directory: Path, *names: str) -> Certificates:
     made = Certificates(directory)
     directory.mkdir()
     subject = ("-x509", "-days", "2", "-subj", "/CN=test authority")
-    _openssl("req", *_NEW_KEY, *subject, "-keyout", _ca_key(made), "-out", made.ca)
+    openssl("req", *_NEW_KEY, *subject, "-keyout", _ca_key(made), "-out", made.ca)
     for name in names:
         sign(made, name)
     return made
 
 
-def sign(made: Certificates, name: str, *, days: int = 2) -> None:
-    """Another certificate of the same authority, or the same one again; -1 day: it has expired."""
+def sign(
+    made: Certificates,
+    name: str,
+    *,
+    days: int = 2,
+    names: str = "IP:127.0.0.1,DNS:localhost",
+    purpose: str | None = None,
+) -> None:
+    """Another certificate of the same authority, or the same one again; -1 day: it has expired.
+
+    names: its subjectAltName entries; purpose: its extended key usage, if there is to be one.
+    """
     request = made.directory / f"{name}.csr"
-    subject = ("-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost")
-    _openssl("req", *_NEW_KEY, *subject, "-keyout", made.key(name), "-out", request)
+    subject = ["-subj", f"/CN={name}", "-addext", f"subjectAltName={names}"]
+    if purpose is not None:
+        subject += ["-addext", f"extendedKeyUsage={purpose}"]
+    openssl("req", *_NEW_KEY, *subject, "-keyout", made.key(name), "-out", request)
     authority = ("-CA", made.ca, "-CAkey", _ca_key(made), "-CAcreateserial")
     how = ("-days", str(days), "-copy_extensions", "copyall")
-    _openssl("x509", "-req", "-in", request, *authority, *how, "-out", made.certificate(name))
+    openssl("x509", "-req", "-in", request, *authority, *how, "-out", made.certificate(name))
+
+
+def sign_for_job(made: Certificates, job: str, *, days: int = 2) -> TlsFiles:
+    """A certificate of the job, in files named after it."""
+    sign(made, job, days=days, names=f"DNS:{job}.job.elastic")
+    return TlsFiles(ca=made.ca, certificate=made.certificate(job), key=made.key(job))
 
 
 def _ca_key(made: Certificates) -> Path:
     return made.directory / "ca.key"
 
 
-def _openssl(*arguments: str | Path) -> None:
+def openssl(*arguments: str | Path) -> None:
+    """Run it; raises AssertionError with what it said."""
     command = ["openssl", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""A real `elastic run` as a child process: its events, its workers, its end."""
+"""A real `elastic` command as a child process: its events, its workers, its end."""
 
 from __future__ import annotations
 
@@ -10,30 +10,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 ROOT = Path(__file__).parent.parent
 DEADLINE_S = 90.0
 
 Event = dict[str, Any]
+Process = TypeVar("Process", bound="CommandProcess")
 
 
-class JobProcess:
-    """Starts the job, collects its JSON events and its workers' output as they come."""
+class CommandProcess:
+    """Any command; JSON objects on stderr are its events. Collects what it writes as it comes."""
 
     def __init__(
-        self,
-        *arguments: str | Path,
-        nproc: int = 3,
-        log_dir: Path,
-        environment: dict[str, str] | None = None,
+        self, command: Sequence[str], *, environment: Mapping[str, str] | None = None
     ) -> None:
-        command = [sys.executable, "-m", "elastic.cli", "run", "--output", "json"]
-        command += ["--nproc-per-node", str(nproc), "--log-dir", str(log_dir)]
         self.process = subprocess.Popen(
-            [*command, *map(str, arguments)],
+            command,
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -64,7 +59,7 @@ class JobProcess:
                 raise AssertionError(f"no {what} within {deadline_s} s\n{self.story()}")
             value = condition()
         if not value:
-            raise AssertionError(f"the job ended before: {what}\n{self.story()}")
+            raise AssertionError(f"it ended before: {what}\n{self.story()}")
         return value
 
     def wait_for_event(self, name: str, *, after: int = 0, **fields: Any) -> Event:
@@ -99,20 +94,6 @@ class JobProcess:
         """All events of this name so far."""
         return [e for e in self.events if e["event"] == name]
 
-    def members(self) -> list[str]:
-        """The workers of the newest generation, by rank."""
-        formed = self.named("generation_formed")
-        return list(formed[-1]["members"]) if formed else []
-
-    def pid_of(self, worker: str) -> int:
-        """A worker's process."""
-        return next(int(e["pid"]) for e in self.named("worker_started") if e["worker"] == worker)
-
-    def kill_worker(self, worker: str, number: int = signal.SIGKILL) -> None:
-        """Send a signal to one worker."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid_of(worker), number)
-
     def story(self) -> str:
         """Everything it has said, for a failing test."""
         events = "\n".join(json.dumps({**e, "traceback": "..."}) for e in self.events)
@@ -131,7 +112,7 @@ class JobProcess:
             if stream is not None:
                 stream.close()
 
-    def __enter__(self) -> JobProcess:
+    def __enter__(self: Process) -> Process:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -146,10 +127,11 @@ class JobProcess:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             with self._changed:
-                try:
-                    self.events.append(json.loads(line))
-                except ValueError:
+                event = _parsed(line)
+                if event is None:
                     self.messages.append(line.rstrip("\n"))
+                else:
+                    self.events.append(event)
                 self._changed.notify_all()
         self._notify_end()
 
@@ -166,6 +148,43 @@ class JobProcess:
         time.sleep(0)  # let the other reader finish its last line
         with self._changed:
             self._changed.notify_all()
+
+
+class JobProcess(CommandProcess):
+    """`elastic run`: also its workers."""
+
+    def __init__(
+        self,
+        *arguments: str | Path,
+        nproc: int = 3,
+        log_dir: Path,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        command = [sys.executable, "-m", "elastic.cli", "run", "--output", "json"]
+        command += ["--nproc-per-node", str(nproc), "--log-dir", str(log_dir)]
+        super().__init__([*command, *map(str, arguments)], environment=environment)
+
+    def members(self) -> list[str]:
+        """The workers of the newest generation, by rank."""
+        formed = self.named("generation_formed")
+        return list(formed[-1]["members"]) if formed else []
+
+    def pid_of(self, worker: str) -> int:
+        """A worker's process."""
+        return next(int(e["pid"]) for e in self.named("worker_started") if e["worker"] == worker)
+
+    def kill_worker(self, worker: str, number: int = signal.SIGKILL) -> None:
+        """Send a signal to one worker."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid_of(worker), number)
+
+
+def _parsed(line: str) -> Event | None:
+    with contextlib.suppress(ValueError):
+        event = json.loads(line)
+        if isinstance(event, dict) and "event" in event:
+            return event
+    return None
 
 
 def descendants(pid: int) -> Iterator[int]:

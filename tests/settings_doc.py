@@ -2,34 +2,87 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from elastic.settings.run import SettingDescription, describe_run_settings
+from elastic.settings.commands import COMMANDS, Command, options_by_name
+from elastic.settings.fields import Option
 
 TARGET = Path(__file__).parent.parent / "docs" / "SETTINGS.md"
 _HEAD = """\
-# Settings of `elastic run`
+# Settings
 
-Generated from `elastic/settings/run.py` by `python -m tests.settings_doc`.
+Generated from `elastic/settings` by `python -m tests.settings_doc`.
 
-What is given first in this list wins: an option of the command, an environment variable, the
-`[run]` table of the TOML file given with `--config` (or `ELASTIC_CONFIG`), the default. A key of
-the TOML file is the option's name with underscores: `--max-restarts` is `max_restarts`.
+What is given first in this list wins:
 
-| option | variable | default | |
-|---|---|---|---|
+1. an option of the command: `--max-restarts 5`
+2. an environment variable: `ELASTIC_MAX_RESTARTS=5`
+3. the command's own table of the TOML file given with `--config` (or `ELASTIC_CONFIG`)
+4. the table `[job]` of that file, which every command reads
+5. the default
+
+A key of the file is the option's name with underscores: `max_restarts = 5`. One file and one
+environment serve all commands: of `[job]` and of the variables each command takes what it knows.
+
+```toml
+[job]
+job = "digits"
+etcd = ["http://10.0.0.1:2379", "http://10.0.0.2:2379", "http://10.0.0.3:2379"]
+checkpoint_dir = "/shared/digits"
+
+[coordinator]
+min_workers = 2
+
+[agent]
+nproc_per_node = "gpu"
+```
+
+A yes or no is `--insecure` or `--no-insecure` on the command line, `true` or `false` elsewhere.
+Lists are separated by commas, or arrays in the file.
 """
+_COLUMNS = "| option | variable | default | |\n|---|---|---|---|\n"
+_OPERATOR = "operator commands"
+_TITLES = {"operator": f"{_OPERATOR}: `elastic status`, `nodes`, `drain`, `events`, `stop`"}
 
 
 def text() -> str:
     """The whole document."""
-    return _HEAD + "".join(_row(setting) for setting in describe_run_settings())
+    return "".join([_HEAD, *map(_command, COMMANDS), *_groups()])
 
 
-def _row(setting: SettingDescription) -> str:
-    option = "--" + setting.name.replace("_", "-")
-    default = "unset" if setting.default is None else f"`{setting.default}`"
-    return f"| `{option}` | `{setting.environment_name}` | {default} | {setting.help} |\n"
+def _command(command: Command) -> str:
+    options = options_by_name(command).values()
+    title = _TITLES.get(command.table, command.title)
+    groups = dict.fromkeys(option.group for option in options if option.group)
+    links = " and ".join(f"[{group}](#{group.lower()})" for group in groups)
+    more = f"\nBesides these, those of {links}.\n" if links else ""
+    table = f"Table `[{command.table}]`.\n{more}"
+    own = _rows(option for option in options if not option.group)
+    return f"\n## {title[0].upper() + title[1:]}\n\n{table}\n{_COLUMNS}{own}"
+
+
+def _groups() -> Iterator[str]:
+    shared: dict[str, dict[str, Option]] = {}
+    for command in COMMANDS:
+        for name, option in options_by_name(command).items():
+            if option.group:
+                shared.setdefault(option.group, {})[name] = option
+    for group, options in shared.items():
+        yield f"\n## {group}\n\n{_COLUMNS}{_rows(iter(options.values()))}"
+
+
+def _rows(options: Iterator[Option]) -> str:
+    return "".join(map(_row, options))
+
+
+def _row(option: Option) -> str:
+    flag = "" if option.secret else f"`{option.flag}`"
+    if option.required:
+        default = "required"
+    else:
+        default = "unset" if option.default is None else f"`{option.shown_default}`"
+    return f"| {flag} | `{option.variable}` | {default} | {option.help} |\n"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-_POLL_S = 0.02
+_POLL_S = 0.1  # most workers wait most of the time, and must not slow down those that train
 
 
 class Turns:

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from elastic.agent.coordinator_link import CoordinatorLink
+from elastic.agent.coordinator_link import CoordinatorLink, LeaderSource
 from elastic.agent.liveness import Liveness
 from elastic.agent.logs import LogFollower
 from elastic.agent.worker_server import WorkerServer
@@ -23,6 +23,7 @@ from elastic.core.agent import effects as fx
 from elastic.core.agent import events as ev
 from elastic.core.agent.machine import Agent, AgentSettings
 from elastic.core.membership import FailureKind
+from elastic.errors import ConfigurationError, ElasticError, ExitCode, TransientError
 from elastic.rpc.codec import (
     failure_from_pb,
     failure_to_pb,
@@ -41,7 +42,7 @@ from elastic.v1 import local_pb2 as pb
 _LIVENESS_INTERVAL_S = 0.5
 _DUMP_S = 0.3  # for a worker to write its stacks before it is killed
 _LOST_EXIT_S = 0.5  # for the zygote to report an exit that the pidfd has announced
-_MOST_LOG_LINES = 20
+_MOST_LOG_LINES, _LONGEST_LINE = 20, 2000
 _MOST_BARREN_ZYGOTES = 3  # that end before they are ready: what they import fails
 
 
@@ -57,11 +58,17 @@ class NodeOptions:
     run_directory: Path
     log_directory: Path
     environment: Mapping[str, str]
+    hello: control_pb2.AgentHello
+    """How it introduces itself to the coordinator."""
     checkpoint_dir: str = ""
     checkpoint_every: int = 0
     ledger: bool = False
     join_timeout_s: float = 10.0
     silence_s: float = 60.0
+    grace_s: float = 0.0
+    """How long workers outlive an agent that ends without a word, for another one to adopt them."""
+    hold: IO[str] | None = None
+    """A file that is kept open for as long as workers live."""
 
 
 class AgentDaemon:
@@ -70,7 +77,8 @@ class AgentDaemon:
     def __init__(
         self,
         options: NodeOptions,
-        client: ControlClient,
+        leaders: LeaderSource,
+        connect: Callable[[str], ControlClient],
         journal: Journal,
         on_output: Callable[[int | None, str, str], None],
     ) -> None:
@@ -79,9 +87,9 @@ class AgentDaemon:
         self._on_output = on_output
         self._machine = Agent(options.machine)
         self._driver: Driver[ev.Event, fx.Effect] = Driver(
-            self._machine, self._execute, ev.TimerFired(), on_error=self._crashed
+            self._machine, self._execute, ev.TimerFired(), on_error=self.crashed
         )
-        self._tasks = TaskSupervisor(self._crashed)
+        self._tasks = TaskSupervisor(self.crashed)
         self._pids: dict[str, int] = {}  # of every worker asked for; 0 while it is not forked
         self._pidfds: dict[str, int] = {}
         self._liveness = Liveness(options.silence_s)
@@ -90,47 +98,80 @@ class AgentDaemon:
             options.run_directory / "agent.sock",
             expected=lambda worker: worker in self._log_paths,
             on_message=self._worker_said,
+            report=journal.record,
+            on_error=self.crashed,
         )
         self._log_paths: dict[str, Path] = {}
         self._barren_zygotes = 0  # in a row
         self._zygote = self._new_zygote()
         self._link = CoordinatorLink(
-            client,
-            control_pb2.AgentHello(
-                node=options.machine.node, host=options.host, slots=options.machine.slots
-            ),
+            leaders,
+            connect,
+            options.hello,
             on_connected=self._report_again,
             on_message=self._coordinator_said,
             on_lost=lambda why: self._journal.record("coordinator_lost", reason=why),
+            on_refused=self.crashed,
         )
         self._view: tuple[Any, ...] = ()
+        self._leaves_because = ""
+        self._attending = False
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """The agent's exit code, once no process is left."""
 
     async def start(self) -> None:
         """Listen, attend the coordinator, warm up the zygote."""
         await self._server.start()
-        self._tasks.start(self._link.run(), "coordinator-link")
+        if not await self._zygote.open():
+            self._attend()
         self._tasks.start(self._zygote.run(), "zygote")
         self._tasks.start(self._logs.run(), "logs")
         self._tasks.start(self._watch_liveness(), "liveness")
 
-    async def close(self) -> None:
-        """End every process and close every socket."""
+    def _attend(self) -> None:
+        """Go to the coordinator: not before it is known which workers there are."""
+        if not self._attending:
+            self._attending = True
+            self._tasks.start(self._link.run(), "coordinator-link")
+
+    async def close(self, *, let_go: bool = False) -> None:
+        """End every process, or leave them to another agent; close every socket."""
         self._driver.close()
-        await self._zygote.close()
+        if let_go:
+            self._zygote.let_go()
+        else:
+            await self._zygote.close()
         self._logs.poll()
         for worker in list(self._log_paths):
             self._logs.forget(worker)
         for worker in list(self._pidfds):
             self._unwatch(worker)
         await self._server.close()
-        await self._link.close()
+        self._link.close()
         await self._tasks.close()
 
     def leave(self, exit_code: int, reason: str) -> None:
         """First signal: save, leave, end with this exit code."""
         self._driver.post(ev.LeaveRequested(exit_code=exit_code, reason=reason))
+
+    def cut_off(self, silent_s: float) -> None:
+        """Neither the coordinator nor the store has been heard of for `silent_s` seconds."""
+        self._journal.record("cut_off", silent_s=round(silent_s, 1))
+        self._driver.post(ev.CutOff(silent_s=silent_s))
+
+    @property
+    def in_contact(self) -> bool:
+        """A coordinator answers."""
+        return self._link.connected
+
+    def job_ended(self, exit_code: int) -> None:
+        """The job is over, whoever says so."""
+        self._driver.post(ev.JobEnded(exit_code=exit_code))
+
+    def end(self, exit_code: int) -> None:
+        """Return from `ended`, whatever runs."""
+        if not self.ended.done():
+            self.ended.set_result(exit_code)
 
     def stop(self, exit_code: int) -> None:
         """Second signal: end everything now."""
@@ -145,12 +186,17 @@ class AgentDaemon:
             environment=self._options.environment,
             on_event=self._zygote_said,
             on_lost=self._zygote_lost,
+            grace_s=self._options.grace_s,
+            hold=self._options.hold,
         )
 
     def _zygote_said(self, event: pb.ZygoteEvent) -> None:
         kind = event.WhichOneof("kind")
         if kind == "ready":
-            self._driver.post(ev.Started())
+            found = event.ready.workers
+            for adopted in found:
+                self._adopt(adopted)
+            self._driver.post(ev.Started(workers=tuple((w.worker, w.pid) for w in found)))
         elif kind == "spawned":
             spawned = event.spawned
             self._pids[spawned.worker] = spawned.pid
@@ -160,13 +206,22 @@ class AgentDaemon:
         elif kind == "exited":
             self._exited(event.exited.worker, event.exited.exit_code, event.exited.signal)
 
+    def _adopt(self, found: pb.Spawned) -> None:
+        """A worker of an earlier agent is alive."""
+        log = Path(found.log_path)
+        self._log_paths[found.worker] = log
+        self._pids[found.worker] = found.pid
+        self._logs.follow(found.worker, log, from_end=True)
+        self._watch(found.worker, found.pid)
+        self._journal.record("worker_adopted", worker=found.worker, pid=found.pid)
+
     def _zygote_lost(self) -> None:
         """The kernel has ended its workers with it. Begin again with a new one."""
         lost = self._zygote.exit_reason()
         self._journal.record("zygote_lost", reason=str(lost))
         self._barren_zygotes = 0 if self._zygote.was_ready else self._barren_zygotes + 1
         if self._barren_zygotes == _MOST_BARREN_ZYGOTES:
-            self._crashed(lost)
+            self.crashed(lost)
         if self.ended.done():
             return
         self._zygote = self._new_zygote()  # first: what is asked for from here on is for this one
@@ -216,7 +271,7 @@ class AgentDaemon:
             failure = dataclasses.replace(failure, log=str(self._log_paths[worker]))
             self._driver.post(ev.WorkerReportedFailure(failure=failure))
         elif kind == "progress":
-            if self._rank_of(worker) == 0:
+            if message.progress.probed or self._rank_of(worker) == 0:
                 self._link.send(progress=message.progress)
         elif kind is not None and kind != "hello":
             self._link.send(**{kind: getattr(message, kind)})
@@ -259,9 +314,19 @@ class AgentDaemon:
             self._driver.post(ev.DismissRequested())
         elif kind == "job_ended":
             self._driver.post(ev.JobEnded(exit_code=message.job_ended.exit_code))
+        elif kind == "probe":
+            self._server.broadcast(probe=pb.ProbeProgress())
+        elif kind == "drained":
+            self._driver.post(ev.Drained())
+        elif kind == "refused":
+            self.crashed(_refusal(message.refused))
 
     def _report_again(self) -> None:
+        """Whoever coordinates now may know nothing of this node."""
         self._send_view()
+        if self._leaves_because:
+            self._link.send(leave=control_pb2.LeaveRequest(reason=self._leaves_because))
+        self._server.broadcast(report_again=pb.ReportAgain())
 
     def _send_view(self) -> None:
         self._link.send(view=control_pb2.NodeView(workers=[status_to_pb(s) for s in self._view]))
@@ -327,6 +392,7 @@ class AgentDaemon:
     @_carry_out.register
     def _(self, effect: fx.ReportNode) -> None:
         self._view = effect.workers
+        self._attend()
         self._send_view()
 
     @_carry_out.register
@@ -346,6 +412,11 @@ class AgentDaemon:
         )
 
     @_carry_out.register
+    def _(self, effect: fx.AskToLeave) -> None:
+        self._leaves_because = effect.reason
+        self._link.send(leave=control_pb2.LeaveRequest(reason=effect.reason))
+
+    @_carry_out.register
     def _(self, effect: fx.SetTimer) -> None:
         self._driver.set_timer(effect.at)
 
@@ -354,10 +425,16 @@ class AgentDaemon:
         if not self.ended.done():
             self.ended.set_result(effect.exit_code)
 
-    def _crashed(self, error: BaseException) -> None:
+    def crashed(self, error: BaseException) -> None:
         """A bug here must not look like a hang."""
         if not self.ended.done():
             self.ended.set_exception(error)
+
+
+def _refusal(refused: control_pb2.Refused) -> ElasticError:
+    if refused.exit_code == ExitCode.CONFIGURATION:
+        return ConfigurationError(refused.message)
+    return TransientError(refused.message)
 
 
 def _last_lines(log: Path) -> str:
@@ -366,4 +443,4 @@ def _last_lines(log: Path) -> str:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:
         return ""
-    return "\n".join(lines[-_MOST_LOG_LINES:])
+    return "\n".join(line[:_LONGEST_LINE] for line in lines[-_MOST_LOG_LINES:])

@@ -28,9 +28,10 @@ class LogFollower:
         self._on_line = on_line
         self._followed: dict[str, _Followed] = {}
 
-    def follow(self, worker: str, path: Path) -> None:
-        """Begin with the file's first byte."""
-        self._followed[worker] = _Followed(path)
+    def follow(self, worker: str, path: Path, *, from_end: bool = False) -> None:
+        """Begin with the file's first byte, or with what is new."""
+        offset = path.stat().st_size if from_end and path.exists() else 0
+        self._followed[worker] = _Followed(path, offset)
 
     def forget(self, worker: str) -> None:
         """Hand out what is left and stop following."""

@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from elastic.rpc.framing import BadFrame, encode, read_message
+from elastic.rpc.security import Report, log_report
 from elastic.v1 import local_pb2 as pb
 
 _HELLO_TIMEOUT_S = 5.0
+_MOST_HELLO_BYTES = 4096
 
 
 class WorkerServer:
     """One connection per worker, named by its first message.
 
     expected: is this a worker that was spawned here? Others are turned away.
+    report: takes what the journal should know, as `Journal.record` does.
+    on_error: takes what `on_message` raises, except for ValueError: that is said of the message.
     """
 
     def __init__(
@@ -27,15 +31,20 @@ class WorkerServer:
         *,
         expected: Callable[[str], bool],
         on_message: Callable[[str, pb.WorkerMessage], None],
+        report: Report = log_report,
+        on_error: Callable[[Exception], None] | None = None,
     ) -> None:
         self._path = path
         self._expected = expected
         self._on_message = on_message
+        self._report = report
+        self._on_error = on_error
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
         """Listen; only this user can connect."""
+        self._path.unlink(missing_ok=True)  # of an earlier agent, which is gone
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)  # of the whole process: not across an await
         try:
@@ -65,16 +74,40 @@ class WorkerServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         worker = ""
         try:
-            first = await asyncio.wait_for(read_message(reader, pb.WorkerMessage), _HELLO_TIMEOUT_S)
-            if first is None or not self._expected(first.hello.worker):
-                return
-            worker = first.hello.worker
+            worker = await self._hello(reader)
             self._writers[worker] = writer
             while (message := await read_message(reader, pb.WorkerMessage)) is not None:
-                self._on_message(worker, message)
-        except (BadFrame, asyncio.TimeoutError, ConnectionError):
+                self._hand_on(worker, message)
+        except BadFrame as error:
+            who = f"worker {worker}" if worker else "somebody"
+            self._report("connection_refused", path=str(self._path), reason=f"{who}: {error}")
+        except ConnectionError:
             return
         finally:
             if self._writers.get(worker) is writer:
                 del self._writers[worker]
             writer.close()
+
+    async def _hello(self, reader: asyncio.StreamReader) -> str:
+        """The name of a worker that is expected; raises BadFrame."""
+        try:
+            reading = read_message(reader, pb.WorkerMessage, most_bytes=_MOST_HELLO_BYTES)
+            first = await asyncio.wait_for(reading, _HELLO_TIMEOUT_S)
+        except asyncio.TimeoutError:
+            raise BadFrame(f"did not say its name within {_HELLO_TIMEOUT_S:g} s") from None
+        if first is None:
+            raise BadFrame("left without having said its name")
+        worker = first.hello.worker
+        if not self._expected(worker):
+            raise BadFrame(f"says that it is {worker!r}, which was not started here")
+        return worker
+
+    def _hand_on(self, worker: str, message: pb.WorkerMessage) -> None:
+        try:
+            self._on_message(worker, message)
+        except ValueError as error:
+            raise BadFrame(f"a message that makes no sense: {error}") from error
+        except Exception as error:
+            if self._on_error is None:
+                raise
+            self._on_error(error)

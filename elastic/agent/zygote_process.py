@@ -1,4 +1,4 @@
-"""Starts the zygote, asks it to fork and kill, and hears of what it reaped."""
+"""Starts the zygote or finds the one of an earlier agent; asks it to fork and kill."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from elastic.errors import TransientError
 from elastic.rpc.framing import encode, read_message
@@ -20,11 +20,15 @@ from elastic.v1 import local_pb2 as pb
 
 _KEEPER = "elastic.runtime.keeper"
 _ZYGOTE = "elastic.worker.zygote"
+_SOCKET = "zygote.sock"
 _EXIT_GRACE_S = 5.0
 
 
 class ZygoteProcess:
     """One zygote. Its events go to `on_event`; its unexpected end to `on_lost`.
+
+    grace_s: how long it and its workers outlive an agent that ends without a word. hold: a file
+    that it keeps open for as long as it lives.
 
     This process's only child is its keeper. Whatever else becomes one was orphaned by its end.
     """
@@ -37,42 +41,48 @@ class ZygoteProcess:
         environment: Mapping[str, str],
         on_event: Callable[[pb.ZygoteEvent], None],
         on_lost: Callable[[], None],
+        grace_s: float = 0.0,
+        hold: IO[str] | None = None,
     ) -> None:
         self._run_directory = run_directory
         self._log = log
         self._environment = dict(environment)
         self._on_event = on_event
         self._on_lost = on_lost
-        self._process: subprocess.Popen[bytes] | None = None
+        self._grace_s = grace_s
+        self._hold = hold
+        self._keeper: subprocess.Popen[bytes] | int | None = None  # a pid, if it is not our child
+        self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._waiting: list[bytes] = []  # requests from before it was started
         self._closing = False
         self.was_ready = False
         """It has imported torch and served."""
 
+    async def open(self) -> bool:
+        """Find or start it; True if an earlier agent has left it."""
+        path = str(self._run_directory / _SOCKET)
+        try:
+            self._reader, self._writer = await asyncio.open_unix_connection(path)
+            return True
+        except OSError:
+            self._keeper = self._start(path)
+            self._reader, self._writer = await asyncio.open_unix_connection(path)
+            return False
+
     async def run(self) -> None:
-        """Start it and read its events until it ends."""
-        ours, theirs = socket.socketpair()
-        with theirs, self._log.open("ab") as log:
-            python = [sys.executable, "-m"]
-            directory = str(self._run_directory)
-            zygote = [*python, _ZYGOTE, str(theirs.fileno()), directory]
-            self._process = subprocess.Popen(
-                [*python, _KEEPER, directory, *zygote],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment,
-                start_new_session=True,  # Ctrl-C on the terminal is the agent's to handle
-            )
-        reader, self._writer = await asyncio.open_connection(sock=ours)
+        """Read its events until it ends."""
+        if self._reader is None or self._writer is None:
+            await self.open()
+        assert self._reader is not None
+        assert self._writer is not None
         self._writer.writelines(self._waiting)
-        while (event := await read_message(reader, pb.ZygoteEvent)) is not None:
-            self.was_ready = True
-            self._on_event(event)
+        with contextlib.suppress(ConnectionError):
+            while (event := await read_message(self._reader, pb.ZygoteEvent)) is not None:
+                self._note(event)
+                self._on_event(event)
         if not self._closing:
-            await self._reap(self._process)
+            await self._reap()
             await asyncio.to_thread(end_children)
             self._on_lost()
 
@@ -85,32 +95,80 @@ class ZygoteProcess:
         self._send(kill=pb.KillRequest(worker=worker, signal=number))
 
     async def close(self) -> None:
-        """Let go of it: it ends its workers, then itself."""
+        """Have it end its workers, then itself."""
+        self._closing = True
+        self._send(end=pb.EndRequest())
+        if self._writer is not None:
+            with contextlib.suppress(ConnectionError):
+                await self._writer.drain()
+            if not self.was_ready:  # it has no worker yet, and does not listen
+                self._kill_group()
+            await self._reap()
+            self._writer.close()
+
+    def let_go(self) -> None:
+        """Leave it and its workers to another agent."""
         self._closing = True
         if self._writer is not None:
             self._writer.close()
-        if self._process is None:
-            return
-        if not self.was_ready:  # it has no worker yet, and does not listen
-            self._kill_group(self._process)
-        await self._reap(self._process)
 
     def exit_reason(self) -> TransientError:
         """What its unexpected end means."""
-        code = self._process.poll() if self._process is not None else None
+        code = self._keeper.poll() if isinstance(self._keeper, subprocess.Popen) else None
         return TransientError(f"the zygote ended unexpectedly ({code}); its log: {self._log}")
 
-    async def _reap(self, process: subprocess.Popen[bytes]) -> None:
+    def _start(self, path: str) -> subprocess.Popen[bytes]:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)  # only this user can connect
         try:
-            await asyncio.to_thread(process.wait, _EXIT_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._kill_group(process)
-            await asyncio.to_thread(process.wait)
+            listener.bind(path)
+        finally:
+            os.umask(before)
+        listener.listen()
+        directory, python = str(self._run_directory), [sys.executable, "-m"]
+        zygote = [*python, _ZYGOTE, "--listener", str(listener.fileno()), "--directory", directory]
+        with listener, self._log.open("ab") as log:
+            return subprocess.Popen(
+                [*python, _KEEPER, directory, *zygote, "--grace-s", str(self._grace_s)],
+                pass_fds=[listener.fileno()],
+                stdin=self._hold if self._hold is not None else subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,  # Ctrl-C on the terminal is the agent's to handle
+            )
 
-    def _kill_group(self, process: subprocess.Popen[bytes]) -> None:
+    def _note(self, event: pb.ZygoteEvent) -> None:
+        self.was_ready = True
+        if event.HasField("ready") and self._keeper is None:
+            self._keeper = event.ready.keeper
+
+    async def _reap(self) -> None:
+        """Return when the zygote and its keeper are gone."""
+        try:
+            await asyncio.wait_for(self._ended(), _EXIT_GRACE_S)
+        except asyncio.TimeoutError:
+            self._kill_group()
+            await self._ended()
+
+    async def _ended(self) -> None:
+        keeper = self._keeper
+        if isinstance(keeper, subprocess.Popen):
+            while keeper.poll() is None:
+                await asyncio.sleep(0.01)
+        elif keeper is not None:
+            while os.path.exists(f"/proc/{keeper}"):
+                await asyncio.sleep(0.01)
+
+    def _kill_group(self) -> None:
         """The keeper and the zygote."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        keeper = self._keeper
+        pid = keeper.pid if isinstance(keeper, subprocess.Popen) else keeper
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
 
     def _send(self, **kind: Any) -> None:
         request = encode(pb.ZygoteRequest(**kind))

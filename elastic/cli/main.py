@@ -11,9 +11,17 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from elastic.cli.options import with_run_options
+from elastic.cli.options import SettingsCommand, with_options, with_run_options
 from elastic.errors import ElasticError
-from elastic.settings.sources import DeviceCounts, load_run_settings
+from elastic.settings.coordinator import CoordinatorSettings
+from elastic.settings.node import NodeSettings
+from elastic.settings.operator import OperatorSettings
+from elastic.settings.sources import (
+    DeviceCounts,
+    is_given,
+    load_run_settings,
+    load_settings,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,7 +34,16 @@ checkpoint_app = typer.Typer(no_args_is_help=True, help="Look at checkpoints.")
 app.add_typer(checkpoint_app, name="checkpoint")
 
 
-@app.command(context_settings={"allow_interspersed_args": False})
+_Config = Annotated[
+    Optional[Path],  # noqa: UP045 - read at run time by typer
+    typer.Option(
+        help="TOML file with a table of this command's name, and \\[job] for what they share.",
+        show_default="ELASTIC_CONFIG",
+    ),
+]
+
+
+@app.command(cls=SettingsCommand, context_settings={"allow_interspersed_args": False})
 @with_run_options
 def run(
     script: Annotated[Path, typer.Argument(help="The training script.", show_default=False)],
@@ -35,10 +52,7 @@ def run(
         typer.Argument(help="The script's own arguments.", show_default=False),
     ] = None,
     *,
-    config: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="TOML file with a \\[run] table.", show_default="ELASTIC_CONFIG"),
-    ] = None,
+    config: _Config = None,
     **options: Any,
 ) -> None:
     """Train SCRIPT with several workers on this machine, through lost workers.
@@ -55,20 +69,141 @@ def run(
         raise typer.Exit(run_job(Command(settings=settings, argv=argv)))
 
 
-@app.command()
-def status(
-    job: Annotated[Optional[str], typer.Option(help="Name of the job.")] = None,  # noqa: UP045
-    address: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="HOST:PORT of its coordinator, instead of looking on this machine."),
-    ] = None,
-    output: Annotated[str, typer.Option(help="table or json.")] = "table",
-) -> None:
-    """Show a running job: its group, its workers, its progress and its recoveries."""
-    from elastic.cli.status import show_status
+@app.command(cls=SettingsCommand)
+@with_options(CoordinatorSettings)
+def coordinator(*, config: _Config = None, **options: Any) -> None:
+    """Coordinate a job of many nodes: lead it, or stand by while another coordinator does.
+
+    The first Ctrl-C or SIGTERM makes way for another one; the job goes on.
+    """
+    from elastic.cli.coordinator import coordinate
 
     with _errors():
-        show_status(job=job, address=address, output=output)
+        settings = load_settings(CoordinatorSettings, options, os.environ, config)
+        raise typer.Exit(coordinate(settings))
+
+
+@app.command(cls=SettingsCommand, context_settings={"allow_interspersed_args": False})
+@with_options(NodeSettings)
+def agent(
+    script: Annotated[Path, typer.Argument(help="The training script.", show_default=False)],
+    arguments: Annotated[
+        Optional[list[str]],  # noqa: UP045 - read at run time by typer
+        typer.Argument(help="The script's own arguments.", show_default=False),
+    ] = None,
+    *,
+    config: _Config = None,
+    **options: Any,
+) -> None:
+    """Take part in a job of many nodes with this machine's workers, which run SCRIPT.
+
+    The first Ctrl-C or SIGTERM has this node leave at a step boundary; the second ends it at once.
+    SIGHUP ends the agent only: one that is started again within the grace adopts its workers.
+    """
+    from elastic.cli.agent import NodeCommand, attend
+
+    with _errors():
+        settings = load_settings(NodeSettings, options, os.environ, config, _device_counts)
+        argv = [str(script), *(arguments or [])]
+        raise typer.Exit(attend(NodeCommand(settings=settings, argv=argv)))
+
+
+_Address = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="HOST:PORT of the coordinator, instead of looking for it."),
+]
+_Output = Annotated[str, typer.Option(help="table or json.")]
+
+
+@app.command(cls=SettingsCommand)
+@with_options(OperatorSettings)
+def status(
+    *,
+    address: _Address = None,
+    output: _Output = "table",
+    config: _Config = None,
+    **options: Any,
+) -> None:
+    """Show a running job: its group, its workers, its progress and its recoveries."""
+    from elastic.cli import operator
+
+    with _errors():
+        operator.status(_target(address, config, options), output=output)
+
+
+@app.command(cls=SettingsCommand)
+@with_options(OperatorSettings)
+def nodes(
+    *,
+    clear: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Let this node, drained or in quarantine, take part again."),
+    ] = None,
+    address: _Address = None,
+    output: _Output = "table",
+    config: _Config = None,
+    **options: Any,
+) -> None:
+    """Show the nodes of a job: who takes part, who leaves, who is kept out, and why."""
+    from elastic.cli import operator
+
+    with _errors():
+        target = _target(address, config, options)
+        if clear is not None:
+            operator.clear(target, clear)
+        else:
+            operator.nodes(target, output=output)
+
+
+@app.command(cls=SettingsCommand)
+@with_options(OperatorSettings)
+def drain(
+    node: Annotated[str, typer.Argument(help="Name of the node.", show_default=False)],
+    *,
+    reason: Annotated[str, typer.Option(help="Why, for the journal.")] = "",
+    address: _Address = None,
+    config: _Config = None,
+    **options: Any,
+) -> None:
+    """Have a node leave a job at a step boundary, and keep it out until it is cleared."""
+    from elastic.cli import operator
+
+    with _errors():
+        operator.drain(_target(address, config, options), node, reason=reason)
+
+
+@app.command(cls=SettingsCommand)
+@with_options(OperatorSettings)
+def stop(
+    *,
+    reason: Annotated[str, typer.Option(help="Why, for the journal.")] = "stopped by an operator",
+    address: _Address = None,
+    config: _Config = None,
+    **options: Any,
+) -> None:
+    """Have a job saved at a step boundary and ended, with exit code 143."""
+    from elastic.cli import operator
+
+    with _errors():
+        operator.stop(_target(address, config, options), reason=reason)
+
+
+@app.command(cls=SettingsCommand)
+@with_options(OperatorSettings)
+def events(
+    *,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes.")] = False,
+    address: _Address = None,
+    output: _Output = "table",
+    config: _Config = None,
+    **options: Any,
+) -> None:
+    """Show what happened to a job: failures, changes of the group, checkpoints."""
+    from elastic.cli import operator
+
+    with _errors():
+        target = _target(address, config, options)
+        raise typer.Exit(operator.events(target, follow=follow, output=output))
 
 
 @checkpoint_app.command("ls")
@@ -113,6 +248,15 @@ def _errors() -> Iterator[None]:
         for line in str(error).splitlines():
             print(f"elastic: {line}", file=sys.stderr)
         raise typer.Exit(int(error.exit_code)) from None
+
+
+def _target(address: str | None, config: Path | None, options: dict[str, Any]) -> Any:
+    """A job in etcd if etcd is given, else one of this machine."""
+    from elastic.cli.operator import Target
+
+    if address is not None or not is_given("etcd", OperatorSettings, options, os.environ, config):
+        return Target(job=options["job"], address=address)
+    return Target(settings=load_settings(OperatorSettings, options, os.environ, config))
 
 
 def _device_counts() -> DeviceCounts:

@@ -12,22 +12,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastic.agent.coordinator_link import FixedLeader
 from elastic.agent.daemon import AgentDaemon, NodeOptions
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.cli.console import Display, JsonDisplay, LiveDisplay
-from elastic.coordinator.daemon import CoordinatorDaemon, JobOptions
+from elastic.coordinator.daemon import CoordinatorDaemon
+from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import lead
 from elastic.core.agent.machine import AgentSettings
-from elastic.core.coordinator.formation import FormationPolicy
 from elastic.core.coordinator.progress import StallPolicy
+from elastic.core.coordinator.view import FormationPolicy
 from elastic.core.restarts import Backoff
 from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.control import ControlClient, ControlServer
 from elastic.runtime.journal import Journal
+from elastic.runtime.network import interface_of
 from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.run_directory import RunDirectory
 from elastic.settings.run import OutputMode, RunSettings
 from elastic.store.memory import MemoryStore
+from elastic.v1.control_pb2 import AgentHello
 
 _LOOPBACK = "127.0.0.1"
 _SIGNALS = {
@@ -47,12 +51,12 @@ class Command:
 def run(command: Command) -> int:
     """Run the job to its end; return the exit code. Raises ConfigurationError."""
     settings = command.settings
-    _require_script(Path(command.argv[0]))
+    require_script(Path(command.argv[0]))
     checkpoints = _checkpoints(settings)
-    log_directory = _log_directory(settings)
+    logs = log_directory(settings.job, settings.log_dir)
     display = _display(settings)
     try:
-        return asyncio.run(_run(command, checkpoints, log_directory, display))
+        return asyncio.run(_run(command, checkpoints, logs, display))
     finally:
         display.close()
 
@@ -60,7 +64,7 @@ def run(command: Command) -> int:
 async def _run(
     command: Command,
     checkpoints: CheckpointDirectory | None,
-    log_directory: Path,
+    logs: Path,
     display: Display,
 ) -> int:
     settings = command.settings
@@ -73,15 +77,17 @@ async def _run(
         coordinator = CoordinatorDaemon(
             _job_options(settings, checkpoints), store, leadership, journal
         )
+        await coordinator.start()
         server = ControlServer(
             coordinator, settings.listen or f"unix:{directory.path / 'coordinator.sock'}"
         )
         address = await server.start()
         directory.announce(address)
-        journal.record("job_started", job=settings.job, pid=os.getpid(), log_dir=str(log_directory))
+        journal.record("job_started", job=settings.job, pid=os.getpid(), log_dir=str(logs))
         agent = AgentDaemon(
-            _node_options(command, directory.path, log_directory),
-            ControlClient(address),
+            _node_options(command, directory.path, logs),
+            FixedLeader(address),
+            ControlClient,
             journal,
             display.output,
         )
@@ -136,7 +142,8 @@ def _handle_signals(agent: AgentDaemon) -> None:
         loop.add_signal_handler(number, handle, number)
 
 
-def _require_script(script: Path) -> None:
+def require_script(script: Path) -> None:
+    """Raises ConfigurationError unless it is a file."""
     if not script.is_file():
         what = "is a directory" if script.is_dir() else "does not exist"
         raise ConfigurationError(
@@ -153,10 +160,11 @@ def _checkpoints(settings: RunSettings) -> CheckpointDirectory | None:
     return directory
 
 
-def _log_directory(settings: RunSettings) -> Path:
+def log_directory(job: str, parent: Path | None) -> Path:
+    """A new one for this run. Raises ConfigurationError."""
     started = time.strftime("%Y%m%d-%H%M%S")
-    root = settings.log_dir or _state_home() / "elastic" / "logs"
-    directory = root / f"{settings.job}-{started}-{os.getpid()}"
+    root = parent or _state_home() / "elastic" / "logs"
+    directory = root / f"{job}-{started}-{os.getpid()}"
     try:
         directory.mkdir(parents=True)
     except OSError as error:
@@ -198,14 +206,22 @@ def _job_options(settings: RunSettings, checkpoints: CheckpointDirectory | None)
     )
 
 
-def _node_options(command: Command, run_directory: Path, log_directory: Path) -> NodeOptions:
-    settings = command.settings
+def worker_environment(workers: int, host: str) -> dict[str, str]:
+    """This process's, and what several workers on a machine need besides, reached at `host`."""
     environment = dict(os.environ)
     # As torchrun does: several workers must not each take every core.
-    environment.setdefault(
-        "OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // settings.nproc_per_node))
-    )
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # broken sockets are no news here
+    # torch asks for the names of its peers when it first connects; a name server that has gone
+    # with the rest of the network must not hold up the group that is formed without them.
+    environment.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
+    if (interface := interface_of(host)) is not None:  # gloo would look for the host's own name
+        environment.setdefault("GLOO_SOCKET_IFNAME", interface)
+    return environment
+
+
+def _node_options(command: Command, run_directory: Path, logs: Path) -> NodeOptions:
+    settings = command.settings
     return NodeOptions(
         machine=AgentSettings(
             node="local",
@@ -215,10 +231,11 @@ def _node_options(command: Command, run_directory: Path, log_directory: Path) ->
             start_timeout_s=settings.start_timeout_s,
         ),
         host=_LOOPBACK,
+        hello=AgentHello(node="local", host=_LOOPBACK, slots=settings.nproc_per_node),
         argv=command.argv,
         run_directory=run_directory,
-        log_directory=log_directory,
-        environment=environment,
+        log_directory=logs,
+        environment=worker_environment(settings.nproc_per_node, _LOOPBACK),
         checkpoint_dir=os.path.abspath(settings.checkpoint_dir)
         if settings.checkpoint_dir is not None and "://" not in settings.checkpoint_dir
         else settings.checkpoint_dir or "",

@@ -1,30 +1,15 @@
-"""`elastic status`: a running job, asked of its coordinator."""
+"""A job's status as its coordinator tells it, for people and for programs."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
-from elastic.cli.formats import print_json, print_table, require_format
+from elastic.cli.formats import print_table
 from elastic.core.membership import WorkerPhase
-from elastic.rpc.control import ControlClient
-from elastic.runtime.run_directory import find_job
 from elastic.v1 import control_pb2 as pb
-
-_TIMEOUT_S = 5.0
-
-
-def show_status(*, job: str | None, address: str | None, output: str) -> None:
-    """Print the status of a job found by name or address. Raises ElasticError."""
-    as_json = require_format(output)
-    reply = asyncio.run(_ask(address if address is not None else find_job(job).address))
-    if as_json:
-        print_json(to_document(reply))
-    else:
-        _print(reply)
 
 
 def to_document(reply: pb.JobStatus) -> dict[str, Any]:
@@ -48,21 +33,17 @@ def _restore_numbers(document: dict[str, Any], kind: Any) -> None:
                 _restore_numbers(part, field.message_type)
 
 
-async def _ask(address: str) -> pb.JobStatus:
-    client = ControlClient(address)
-    try:
-        return await client.status(_TIMEOUT_S)
-    finally:
-        await client.close()
-
-
-def _print(reply: pb.JobStatus) -> None:
+def print_status(reply: pb.JobStatus) -> None:
+    """For people."""
     progress, generation = reply.progress, reply.generation
     figures = "".join(f", {name} {value:.4g}" for name, value in progress.reported.items())
     print(f"job {reply.job}: {reply.phase}, {len(generation.members)} workers")
     print(f"step {progress.committed}, epoch {progress.epoch}{figures}")
     print(f"{progress.samples_per_s:.0f} samples/s, {progress.step_s * 1000:.1f} ms a step")
     print(f"generation {generation.number}, restarts {reply.restarts} of {reply.max_restarts}")
+    if reply.coordinator:
+        doubt = "" if reply.in_office else " (in doubt: the store does not answer)"
+        print(f"coordinator {reply.coordinator}{doubt}")
     if reply.checkpoint_dir:
         print(f"last checkpoint: step {reply.checkpoint_step} in {reply.checkpoint_dir}")
     ranks = {member.worker: rank for rank, member in enumerate(generation.members)}

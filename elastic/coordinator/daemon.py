@@ -1,4 +1,4 @@
-"""The coordinator: feeds its machine from the agents' streams and carries out what it answers."""
+"""The coordinator in office: feeds its machine from the agents' streams and acts on its answers."""
 
 from __future__ import annotations
 
@@ -6,65 +6,62 @@ import asyncio
 import functools
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from elastic.checkpoint.directory import CheckpointDirectory
+from elastic.coordinator.attendance import Attendance, AttendingNode, name_of, node_id
 from elastic.coordinator.checkpoint_commits import CheckpointCommits
-from elastic.coordinator.leadership import Leadership, generation_key
+from elastic.coordinator.exclusions import DRAINED, QUARANTINED, Exclusions
+from elastic.coordinator.hearing import Hearing
+from elastic.coordinator.job_options import JobOptions
+from elastic.coordinator.leadership import Leadership, save_generation
 from elastic.coordinator.ledger_file import LedgerFile
+from elastic.coordinator.node_registry import NodeRegistry
 from elastic.coordinator.recoveries import Recoveries
+from elastic.coordinator.saves import Saves
 from elastic.coordinator.wording import ending
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
-from elastic.core.coordinator.formation import FormationPolicy
 from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
-from elastic.core.coordinator.progress import StallPolicy
-from elastic.core.membership import Generation, WorkerStatus
-from elastic.errors import ElasticError
-from elastic.rpc.codec import failure_from_pb, generation_to_pb, status_to_pb, statuses_from_pb
+from elastic.core.membership import Failure, Generation
+from elastic.core.quarantine import NodeFailures
+from elastic.rpc.codec import generation_to_pb, status_to_pb
 from elastic.rpc.control import AgentStream
 from elastic.runtime.driver import Driver
-from elastic.runtime.journal import Journal
+from elastic.runtime.journal import Journal, RecentEntries
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.store.interface import GuardFailed, Store
+from elastic.store.job_documents import NodeDocument
+from elastic.store.retries import until_answered
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobOptions:
-    """What the coordinator is told of the job."""
-
-    job: str
-    formation: FormationPolicy
-    stall: StallPolicy
-    max_restarts: int
-    restart_window_s: float
-    stop_grace_s: float
-    checkpoints: CheckpointDirectory | None = None
-    keep_checkpoints: int = 3
-    ledger: Path | None = None
-
-
-@dataclass(slots=True)
-class _Node:
-    stream: AgentStream
-    statuses: tuple[WorkerStatus, ...] = field(default_factory=tuple)
+_FAREWELL_S = 10.0  # for agents to end their workers after the job
 
 
 class CoordinatorDaemon:
-    """One job's coordinator; the handler of elastic.rpc.control.ControlServer."""
+    """One job's coordinator; the handler of elastic.rpc.control.ControlServer.
+
+    in_office: whether it is certain at this moment that nobody else leads. recent: the entries of
+    the journal that operators can ask for.
+    """
 
     def __init__(
-        self, options: JobOptions, store: Store, leadership: Leadership, journal: Journal
+        self,
+        options: JobOptions,
+        store: Store,
+        leadership: Leadership,
+        journal: Journal,
+        *,
+        in_office: Callable[[], bool] = lambda: True,
+        recent: RecentEntries | None = None,
     ) -> None:
         self._options = options
         self._store = store
         self._leadership = leadership
         self._journal = journal
+        self._in_office = in_office
+        self._recent = recent if recent is not None else RecentEntries()
         self._machine = Coordinator(
             CoordinatorSettings(
                 incarnation=leadership.incarnation,
@@ -74,68 +71,152 @@ class CoordinatorDaemon:
                 restart_window_s=options.restart_window_s,
                 stop_grace_s=options.stop_grace_s,
             ),
-            last_generation=leadership.last_generation,
+            last=leadership.last_generation,
+            now=time.monotonic(),
         )
         self._driver: Driver[ev.Event, fx.Effect] = Driver(
             self._machine, self._execute, ev.TimerFired(), on_error=self._crashed
         )
         self._tasks = TaskSupervisor(self._crashed)
-        self._nodes: dict[str, _Node] = {}
+        self._nodes = Attendance()
+        self._exclusions = Exclusions(store, job=options.job, guard=leadership.guard)
+        self._failures = NodeFailures(options.quarantine_after, options.quarantine_window_s)
+        self._leaving: dict[str, str] = {}  # reasons by node id
         self._recoveries = Recoveries()
-        self._progress = job_pb2.Progress()
         self._started_unix_s = time.time()
-        self._checkpoint_step = 0
-        self._commits = _commits(options)
-        self._ledger = (
-            LedgerFile(options.ledger, incarnation=leadership.incarnation)
-            if options.ledger is not None
-            else None
+        self._saves = Saves(
+            _commits(options), journal, post=self._driver.post, broadcast=self._nodes.broadcast
+        )
+        self._ledger = _ledger(options, leadership)
+        self._hearing = Hearing(
+            journal,
+            self._recoveries,
+            self._saves,
+            self._ledger,
+            post=self._driver.post,
+            broadcast=self._nodes.broadcast,
+            current=lambda: self._machine.current,
+            generation=self._machine.generation,
+            may_record=in_office,
+            on_failure=self._worker_failed,
+            on_leave=self._wants_to_leave,
+            on_stop=self.stop,
         )
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """The job's exit code, once it has one."""
+        self.deposed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Why somebody else leads, once somebody does."""
+        self.registry: NodeRegistry | None = None
+        """Where it is known which nodes there are, besides those that connect."""
+
+    async def start(self) -> None:
+        """Learn what earlier coordinators have kept; sits out outages."""
+        await until_answered(self._exclusions.load, "load the excluded nodes")
 
     async def close(self) -> None:
-        """End what still runs here."""
+        """End what still runs here, and every stream."""
         self._driver.close()
+        for node in self._nodes:
+            node.stream.close()
         await self._tasks.close()
         if self._ledger is not None:
             self._ledger.close()
+
+    async def flushed(self) -> None:
+        """Return when every agent has been told what was said to it, and has gone."""
+        ends_at = time.monotonic() + _FAREWELL_S
+        while any(True for _ in self._nodes) and time.monotonic() < ends_at:
+            await asyncio.sleep(0.05)
+
+    def leadership_confirmed(self) -> None:
+        """The election is certain again: what waited for that can be done."""
+        self._hearing.record()
 
     # ---- ControlHandler
 
     def agent_connected(self, stream: AgentStream) -> None:
         """An agent has said hello."""
-        if stream.node in self._nodes:
-            self._journal.record("node_refused", node=stream.node, reason="the name is taken")
+        refused = self._nodes.refusal(stream.hello)
+        if refused is not None:
+            self._journal.record("node_refused", node=stream.node, reason=refused.message)
+            stream.send(refused=refused)
             stream.close()
             return
-        self._nodes[stream.node] = _Node(stream)
+        before = self._nodes.arrive(stream)
+        node = node_id(stream.node, stream.hello.start_token)
+        if before is not None:
+            before.stream.close()
+            if before.node != node:
+                self._driver.post(ev.NodeLost(node=before.node))
         self._journal.record(
             "node_connected", node=stream.node, host=stream.host, slots=stream.slots
         )
+        if self.registry is not None:
+            self.registry.connected(stream.node, stream.hello.start_token)
+        excluded = self._exclusions.get(stream.node)
+        if excluded is not None:
+            self._driver.post(ev.NodeLeaving(node=node, reason=excluded.reason))
         current = self._machine.current
         if current is not None:
             stream.send(generation=generation_to_pb(current))
 
     def agent_lost(self, stream: AgentStream) -> None:
         """Its stream has ended."""
-        node = self._nodes.get(stream.node)
-        if node is None or node.stream is not stream:
+        node = self._nodes.leave(stream)
+        if node is None:
             return
-        del self._nodes[stream.node]
-        self._recoveries.sign(time.monotonic())
+        current = self._machine.current
+        if current is not None and any(m.node == node.node for m in current.members):
+            self._recoveries.sign(time.monotonic())
         if not self.ended.done():
             self._journal.record("node_lost", node=stream.node)
-        self._driver.post(ev.NodeLost(node=stream.node))
+        if self.registry is not None:
+            self.registry.disconnected(stream.node, stream.hello.start_token)
+        self._driver.post(ev.NodeLost(node=node.node))
 
     def agent_said(self, stream: AgentStream, message: pb.AgentMessage) -> None:
         """A message of one of the nodes."""
-        node = self._nodes.get(stream.node)
-        if node is None or node.stream is not stream:
-            return
-        kind = message.WhichOneof("kind")
-        if kind is not None and (heard := self._hearing().get(kind)) is not None:
-            heard(node, getattr(message, kind))
+        node = self._nodes.of(stream)
+        if node is not None:
+            self._hearing.hear(node, message)
+
+    def handling_failed(self, source: str, error: Exception) -> None:
+        """What makes no sense costs its sender the stream; anything else is a bug here."""
+        del source
+        if not isinstance(error, ValueError):
+            self._crashed(error)
+
+    def stop(self, reason: str, exit_code: int) -> None:
+        """Have the job saved and left."""
+        self._journal.record("stop_requested", reason=reason)
+        self._driver.post(ev.StopRequested(exit_code=exit_code, reason=reason))
+
+    async def drain(self, name: str, reason: str) -> str:
+        """Have a node left and kept out; say what follows. Raises TransientError."""
+        await self._exclude(name, DRAINED, reason or "drained by an operator")
+        connected = self._nodes.named(name) is not None
+        return (
+            f"the workers of {name} leave at the next step boundary"
+            if connected
+            else f"no node {name} is connected now; it will be kept out when it comes"
+        )
+
+    async def clear(self, name: str) -> str:
+        """Let a node take part again; say what follows. Raises TransientError."""
+        cleared = await self._exclusions.clear(name)
+        self._failures.forgive(name)
+        if cleared is None:
+            return f"{name} was neither drained nor in quarantine"
+        self._journal.record("node_cleared", node=name, state=cleared.state)
+        node = self._nodes.named(name)
+        if node is not None:
+            self._leaving.pop(node.node, None)
+            self._driver.post(ev.NodeWelcomed(node=node.node))
+        return f"{name} may take part again"
+
+    def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
+        """The journal as JSON lines: what is remembered, then what comes."""
+        return self._recent.follow() if follow else self._recent.remembered()
 
     def status(self) -> pb.JobStatus:
         """The job as it is now."""
@@ -144,127 +225,75 @@ class CoordinatorDaemon:
             job=self._options.job,
             phase=self._machine.phase.value,
             generation=generation_to_pb(current) if current is not None else None,
-            nodes=[
-                pb.NodeStatus(node=name, host=n.stream.host, workers=self._statuses_pb(n))
-                for name, n in sorted(self._nodes.items())
-            ],
-            progress=self._progress,
+            nodes=self._nodes_pb(),
+            progress=self._hearing.progress,
             started_unix_s=self._started_unix_s,
             restarts=self._machine.restarts_spent(time.monotonic()),
             max_restarts=self._options.max_restarts,
             recoveries_json=[json.dumps(r) for r in self._recoveries.finished],
-            checkpoint_step=self._checkpoint_step,
-            checkpoint_dir=self._commits.url if self._commits is not None else "",
+            checkpoint_step=self._saves.newest_step,
+            checkpoint_dir=self._saves.url,
+            coordinator=self._options.address,
+            in_office=self._in_office(),
         )
 
-    def stop(self, reason: str, exit_code: int) -> None:
-        """Have the job saved and left."""
-        self._journal.record("stop_requested", reason=reason)
-        self._driver.post(ev.StopRequested(exit_code=exit_code, reason=reason))
+    # ---- NodeHandler: what the store says of nodes
 
-    # ---- what agents say
+    def node_registered(self, node: str, document: NodeDocument) -> None:
+        """An agent has taken the name."""
+        del node, document  # it will connect
 
-    def _hearing(self) -> dict[str, Callable[[_Node, Any], None]]:
-        return {
-            "view": self._on_view,
-            "failure": self._on_failure,
-            "progress": self._on_progress,
-            "reformed": self._on_reformed,
-            "shard_saved": self._on_shard_saved,
-            "save_failed": self._on_save_failed,
-            "ledger": self._on_ledger,
-            "notice": self._on_notice,
-            "stop": lambda _node, stop: self.stop(stop.reason, stop.exit_code),
-        }
+    def node_vanished(self, node: str, at: float) -> None:
+        """Its registration is lost."""
+        del at
+        self._journal.record("node_vanished", node=node)
 
-    def _on_view(self, node: _Node, view: pb.NodeView) -> None:
-        node.statuses = statuses_from_pb(view.workers)
-        current = self._machine.current
-        if current is not None and any(
-            s.broken and s.generation == current.number for s in node.statuses
-        ):
-            self._recoveries.sign(time.monotonic())
-        self._driver.post(
-            ev.NodeReported(node=node.stream.node, slots=node.stream.slots, workers=node.statuses)
+    def node_gone(self, node: str, start_token: str | None) -> None:
+        """Nothing of it runs any more."""
+        ids = [node_id(node, start_token)] if start_token else self._absent_ids(node)
+        for gone in ids:
+            self._leaving.pop(gone, None)
+            self._driver.post(ev.NodeGone(node=gone))
+
+    def _absent_ids(self, name: str) -> list[str]:
+        """Every machine that is known to have had this name, but the one that has it now."""
+        members = self._machine.members_that_may_train()
+        return sorted(
+            {m.node for m in members if name_of(m.node) == name and not self._nodes.find(m.node)}
         )
 
-    def _on_failure(self, node: _Node, message: job_pb2.Failure) -> None:
-        failure = failure_from_pb(message)
-        self._recoveries.sign(time.monotonic())
-        self._journal.record(
-            "worker_failed",
-            worker=failure.worker,
-            node=node.stream.node,
-            kind=failure.kind.name.lower(),
-            message=failure.message,
-            traceback=failure.traceback,
-            log=failure.log,
-        )
-        self._driver.post(ev.WorkerFailed(node=node.stream.node, failure=failure))
+    # ---- nodes that are to go
 
-    def _on_progress(self, node: _Node, progress: job_pb2.Progress) -> None:
-        del node
-        current = self._machine.current
-        if current is None or progress.generation != current.number:
+    def _worker_failed(self, node: AttendingNode, failure: Failure) -> None:
+        if self._failures.worker_failed(node.stream.node, failure, time.monotonic()):
+            self._quarantine(node.stream.node)
+
+    def _quarantine(self, name: str) -> None:
+        others = [n for n in self._nodes if n.stream.node != name and n.node not in self._leaving]
+        if not others or self._exclusions.get(name) is not None:
             return
-        self._progress = progress
-        self._journal.record(
-            "progress",
-            step=progress.committed,
-            epoch=progress.epoch,
-            generation=progress.generation,
-            world_size=current.world_size,
-            step_s=round(progress.step_s, 6),
-            samples_per_s=round(progress.samples_per_s, 1),
-            **{name: round(value, 6) for name, value in progress.reported.items()},
-        )
-        self._driver.post(
-            ev.ProgressReported(
-                generation=progress.generation,
-                committed=progress.committed,
-                step_s=progress.step_s,
-                in_step_s=progress.in_step_s,
-            )
-        )
+        count = self._failures.failures(name, time.monotonic())
+        reason = f"{count} failures within {self._options.quarantine_window_s:g} s"
+        self._tasks.start(self._exclude(name, QUARANTINED, reason), "quarantine")
 
-    def _on_reformed(self, node: _Node, report: job_pb2.Reformed) -> None:
-        del node
-        if report.source:
-            self._journal.record("state_restored", source=report.source, committed=report.committed)
-        record = self._recoveries.reformed(report, time.monotonic())
-        if record is not None:
-            self._journal.record("recovered", **record)
+    async def _exclude(self, name: str, state: str, reason: str) -> None:
+        self._journal.record(f"node_{state}", node=name, reason=reason)
+        node = self._nodes.named(name)
+        if node is not None:
+            self._leave(node, reason)
+        try:
+            await self._exclusions.add(name, state, reason)
+        except GuardFailed:
+            return  # the next leader does not know it: the operator sees the node come back
 
-    def _on_shard_saved(self, node: _Node, report: job_pb2.ShardSaved) -> None:
-        del node
-        if self._commits is not None:
-            self._commits.reported(report)
-        self._driver.post(
-            ev.ShardReported(
-                worker=report.worker,
-                generation=report.generation,
-                step=report.step,
-                index=report.index,
-                count=report.count,
-            )
-        )
+    def _wants_to_leave(self, node: AttendingNode, reason: str) -> None:
+        if node.node not in self._leaving:
+            self._journal.record("node_leaving", node=node.stream.node, reason=reason)
+        self._leave(node, reason)
 
-    def _on_save_failed(self, node: _Node, report: job_pb2.SaveFailed) -> None:
-        del node
-        self._driver.post(
-            ev.SaveReportedFailed(
-                generation=report.generation, step=report.step, message=report.message
-            )
-        )
-
-    def _on_ledger(self, node: _Node, entries: local_pb2.LedgerEntries) -> None:
-        del node
-        if self._ledger is not None:
-            stored = self._ledger.append(entries.entries)
-            self._broadcast(ledger_stored=local_pb2.LedgerStored(committed=stored))
-
-    def _on_notice(self, node: _Node, notice: local_pb2.Notice) -> None:
-        self._journal.record(notice.name, node=node.stream.node, **dict(notice.fields))
+    def _leave(self, node: AttendingNode, reason: str) -> None:
+        self._leaving[node.node] = reason
+        self._driver.post(ev.NodeLeaving(node=node.node, reason=reason))
 
     # ---- what the machine wants
 
@@ -283,7 +312,7 @@ class CoordinatorDaemon:
     def _(self, effect: fx.AnnounceGeneration) -> None:
         generation = effect.generation
         self._recoveries.announced(generation, time.monotonic())
-        self._broadcast(generation=generation_to_pb(generation))
+        self._nodes.broadcast(generation=generation_to_pb(generation))
         self._journal.record(
             "generation_formed",
             generation=generation.number,
@@ -294,8 +323,12 @@ class CoordinatorDaemon:
         )
 
     @_carry_out.register
+    def _(self, effect: fx.SettleGeneration) -> None:
+        self._nodes.broadcast(generation=generation_to_pb(effect.generation))
+
+    @_carry_out.register
     def _(self, effect: fx.ReplaceWorker) -> None:
-        node = self._nodes.get(effect.node)
+        node = self._nodes.find(effect.node)
         if node is not None:
             kind = job_pb2.FailureKind.Name(effect.kind.value)
             node.stream.send(
@@ -305,17 +338,30 @@ class CoordinatorDaemon:
     @_carry_out.register
     def _(self, effect: fx.DismissWorkers) -> None:
         del effect
-        self._broadcast(dismiss=local_pb2.Dismiss())
+        self._nodes.broadcast(dismiss=local_pb2.Dismiss())
 
     @_carry_out.register
     def _(self, effect: fx.CommitCheckpoint) -> None:
-        self._tasks.start(self._commit(effect), "commit-checkpoint")
+        self._tasks.start(self._saves.commit(effect), "commit-checkpoint")
 
     @_carry_out.register
     def _(self, effect: fx.AbandonCheckpoint) -> None:
-        if self._commits is not None:
-            self._commits.forget(effect.step, effect.generation)
-        self._checkpoint_failed(effect.step, effect.message)
+        self._saves.abandon(effect)
+
+    @_carry_out.register
+    def _(self, effect: fx.ProbeGroup) -> None:
+        del effect
+        self._nodes.broadcast(probe=pb.Probe())
+
+    @_carry_out.register
+    def _(self, effect: fx.NodeDrained) -> None:
+        node = self._nodes.find(effect.node)
+        if node is None:
+            return
+        self._journal.record("node_left_group", node=node.stream.node)
+        excluded = self._exclusions.get(node.stream.node)
+        if excluded is None or excluded.state != QUARANTINED:
+            node.stream.send(drained=pb.Drained())
 
     @_carry_out.register
     def _(self, effect: fx.SetTimer) -> None:
@@ -326,6 +372,11 @@ class CoordinatorDaemon:
         self._recoveries.lost(effect)
 
     @_carry_out.register
+    def _(self, effect: fx.StepDown) -> None:
+        if not self.deposed.done():
+            self.deposed.set_result(effect.message)
+
+    @_carry_out.register
     def _(self, effect: fx.EndJob) -> None:
         message = ending(effect, self._options.max_restarts, self._options.restart_window_s)
         self._end(effect.exit_code, message)
@@ -334,33 +385,11 @@ class CoordinatorDaemon:
 
     async def _persist(self, generation: Generation) -> None:
         try:
-            await self._store.put(
-                generation_key(self._options.job),
-                str(generation.number).encode(),
-                guard=self._leadership.guard,
-            )
+            await save_generation(self._store, self._leadership, generation)
         except GuardFailed as error:
             self._driver.post(ev.PersistRefused(number=generation.number, detail=str(error)))
             return
         self._driver.post(ev.GenerationPersisted(number=generation.number))
-
-    async def _commit(self, effect: fx.CommitCheckpoint) -> None:
-        if self._commits is None:
-            return
-        try:
-            size_bytes = await asyncio.to_thread(
-                self._commits.commit, effect.step, effect.generation
-            )
-        except ElasticError as error:
-            self._checkpoint_failed(effect.step, str(error))
-            return
-        self._checkpoint_step = effect.step
-        self._journal.record("checkpoint_committed", step=effect.step, bytes=size_bytes)
-        self._broadcast(checkpoint=local_pb2.CheckpointCommitted(step=effect.step))
-
-    def _checkpoint_failed(self, step: int, message: str) -> None:
-        self._journal.record("checkpoint_abandoned", step=step, message=message)
-        self._broadcast(checkpoint=local_pb2.CheckpointCommitted(step=step, abandoned=True))
 
     def _end(self, exit_code: int, message: str) -> None:
         if self.ended.done():
@@ -371,7 +400,7 @@ class CoordinatorDaemon:
             committed=self._machine.committed,
             **({"message": message} if message else {}),
         )
-        self._broadcast(job_ended=pb.JobEnded(exit_code=exit_code, message=message))
+        self._nodes.broadcast(job_ended=pb.JobEnded(exit_code=exit_code, message=message))
         self.ended.set_result(exit_code)
 
     def _crashed(self, error: BaseException) -> None:
@@ -379,12 +408,41 @@ class CoordinatorDaemon:
         if not self.ended.done():
             self.ended.set_exception(error)
 
-    def _broadcast(self, **kind: Any) -> None:
-        for node in self._nodes.values():
-            node.stream.send(**kind)
+    def _nodes_pb(self) -> list[pb.NodeStatus]:
+        connected = {n.stream.node: self._node_pb(n) for n in self._nodes}
+        for name in self._exclusions.names():
+            excluded = self._exclusions.get(name)
+            if excluded is not None and name not in connected:
+                connected[name] = pb.NodeStatus(
+                    node=name,
+                    state=excluded.state,
+                    reason=excluded.reason,
+                    since_unix_s=excluded.since_unix_s,
+                )
+        return [connected[name] for name in sorted(connected)]
 
-    def _statuses_pb(self, node: _Node) -> list[job_pb2.WorkerStatus]:
-        return [status_to_pb(s) for s in node.statuses]
+    def _node_pb(self, node: AttendingNode) -> pb.NodeStatus:
+        name = node.stream.node
+        excluded = self._exclusions.get(name)
+        leaving = self._leaving.get(node.node)
+        state = excluded.state if excluded else "leaving" if leaving is not None else "ready"
+        return pb.NodeStatus(
+            node=name,
+            host=node.stream.host,
+            slots=node.stream.slots,
+            version=node.stream.hello.version,
+            workers=[status_to_pb(s) for s in node.statuses],
+            state=state,
+            reason=excluded.reason if excluded else leaving or "",
+            since_unix_s=excluded.since_unix_s if excluded else node.connected_unix_s,
+            failures=self._failures.failures(name, time.monotonic()),
+        )
+
+
+def _ledger(options: JobOptions, leadership: Leadership) -> LedgerFile | None:
+    if options.ledger is None:
+        return None
+    return LedgerFile(options.ledger, incarnation=leadership.incarnation)
 
 
 def _commits(options: JobOptions) -> CheckpointCommits | None:

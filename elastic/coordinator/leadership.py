@@ -4,33 +4,113 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic.errors import TransientError
-from elastic.store.interface import Guard, Store
+from google.protobuf.message import DecodeError
+
+from elastic.core.membership import Generation
+from elastic.errors import ConfigurationError, TransientError
+from elastic.rpc.codec import generation_from_pb, generation_to_pb
+from elastic.store.interface import Entry, Guard, Store
+from elastic.store.job_documents import LeaderDocument, to_json
+from elastic.store.job_keys import JobKeys
+from elastic.store.retries import until_answered
+from elastic.v1 import job_pb2 as pb
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stored:
+    """A generation in the store."""
+
+    generation: Generation
+    revision: int
+    """At which it was written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leadership:
     """Held while the election key is the one created at `guard.created`."""
 
+    job: str
     guard: Guard
     incarnation: str
-    last_generation: int
+    """The job's, the same under all its leaders: the running group was formed under it."""
+    last: Stored | None = None
+    """The newest generation of the leaders before; none of them can write another."""
+
+    @property
+    def last_generation(self) -> Generation | None:
+        """See `last`."""
+        return self.last.generation if self.last is not None else None
+
+    @property
+    def last_number(self) -> int:
+        """The number of the newest generation, or 0."""
+        return self.last.generation.number if self.last is not None else 0
 
 
 async def lead(store: Store, *, job: str, candidate: str) -> Leadership:
-    """Take the election key of `job`; raises TransientError if somebody else holds it."""
-    key = f"elastic/{job}/leader"
-    entry = await store.create(key, candidate.encode())
+    """Take the election key of `job` for ever; raises TransientError if somebody else holds it."""
+    document = LeaderDocument(candidate=candidate, address="")
+    entry = await store.create(JobKeys(job).leader, to_json(document))
     if entry is None:
         raise TransientError(f"another coordinator leads the job {job!r}")
-    generation = await store.get(generation_key(job))
+    return await take_office(store, job=job, candidate=candidate, elected=entry)
+
+
+async def take_office(store: Store, *, job: str, candidate: str, elected: Entry) -> Leadership:
+    """What the leader whose election key is `elected` must know; sits out outages.
+
+    The first leader's `candidate` becomes the job's incarnation. Raises ConfigurationError if what
+    is stored can not be read.
+    """
     return Leadership(
-        guard=Guard(key=key, created=entry.created),
-        incarnation=candidate,
-        last_generation=int(generation.value) if generation is not None else 0,
+        job=job,
+        guard=Guard(key=elected.key, created=elected.created),
+        incarnation=await _incarnation(store, job, candidate),
+        last=await until_answered(lambda: load_generation(store, job), "load the generation"),
     )
 
 
-def generation_key(job: str) -> str:
-    """Where the number of the newest generation is kept."""
-    return f"elastic/{job}/generation"
+async def save_generation(store: Store, leadership: Leadership, generation: Generation) -> None:
+    """Write all of it, fenced; sits out outages. Raises GuardFailed when others lead.
+
+    Written twice it is the same: nobody else writes under this guard, and a leader writes one
+    generation after the other.
+    """
+    key = JobKeys(leadership.job).generation
+    value = generation_to_pb(generation).SerializeToString(deterministic=True)
+    await until_answered(
+        lambda: store.put(key, value, guard=leadership.guard),
+        f"save generation {generation.number}",
+    )
+
+
+async def load_generation(store: Store, job: str) -> Stored | None:
+    """The newest generation, or None.
+
+    Raises TransientError, and ConfigurationError if it can not be read.
+    """
+    key = JobKeys(job).generation
+    entry = await store.get(key)
+    if entry is None:
+        return None
+    try:
+        generation = generation_from_pb(pb.Generation.FromString(entry.value))
+    except (DecodeError, ValueError) as error:
+        raise ConfigurationError(
+            f"the store's key {key!r} holds no generation that this version can read ({error}); "
+            "run the version that wrote it, or give this job another name with --job"
+        ) from error
+    return Stored(generation=generation, revision=entry.modified)
+
+
+async def _incarnation(store: Store, job: str, proposed: str) -> str:
+    key = JobKeys(job).incarnation
+
+    async def read_or_make() -> str | None:
+        entry = await store.create(key, proposed.encode()) or await store.get(key)
+        return entry.value.decode() if entry is not None else None
+
+    while True:
+        incarnation = await until_answered(read_or_make, "read the job's incarnation")
+        if incarnation is not None:
+            return incarnation

@@ -13,6 +13,7 @@ from typing import Any
 
 from elastic.errors import ConfigurationError
 from elastic.v1 import job_pb2 as pb
+from elastic.v1.local_pb2 import LedgerStored
 
 
 class LedgerFile:
@@ -31,12 +32,12 @@ class LedgerFile:
             self._file.write("\n")  # a coordinator was killed while it wrote
         self._write({"incarnation": incarnation})
 
-    def append(self, entries: Iterable[pb.LedgerEntry]) -> int:
-        """Add what is new; return the count of steps that are on storage."""
+    def append(self, entries: Iterable[pb.LedgerEntry]) -> LedgerStored:
+        """Add what is new; return what is on storage."""
         for entry in entries:
             self._append(entry)
         self._file.flush()
-        return self._next_step or 0
+        return LedgerStored(committed=self._next_step or 0, generation=self._newest_generation)
 
     def close(self) -> None:
         """Close the file."""

@@ -69,6 +69,7 @@ class ChangeReason(enum.Enum):
     BELOW_MINIMUM = 6
     STALLED = 7
     STOPPING = 8
+    MEMBER_LEAVING = 9
 
 
 class Purpose(enum.Enum):
@@ -88,9 +89,18 @@ class Generation:
     reason: ChangeReason
     leave_after: int | None = None
     """Planned: leave the previous group once this many steps are committed. None: at once."""
+    provisional: bool = False
+    """Planned, and not known yet to have been heard by all who are to leave: wait there. The
+    settled form follows under the same number; its `leave_after` may be later."""
     purpose: Purpose = Purpose.TRAIN
     save_first: bool = False
     """Save a checkpoint at the first boundary, because an earlier save was abandoned."""
+
+    def is_news_after(self, known: Generation | None) -> bool:
+        """A later decision than the newest `known`, or the settled form of it."""
+        if known is None or self.number > known.number:
+            return True
+        return self.number == known.number and known.provisional and not self.provisional
 
     @property
     def world_size(self) -> int:

@@ -36,6 +36,7 @@ def generation_to_pb(generation: Generation) -> pb.Generation:
         leave_after=generation.leave_after,
         purpose=pb.Purpose.Name(generation.purpose.value),
         save_first=generation.save_first,
+        provisional=generation.provisional,
     )
 
 
@@ -52,6 +53,7 @@ def generation_from_pb(message: pb.Generation) -> Generation:
         leave_after=message.leave_after if message.HasField("leave_after") else None,
         purpose=Purpose(message.purpose),
         save_first=message.save_first,
+        provisional=message.provisional,
     )
 
 

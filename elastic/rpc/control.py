@@ -1,37 +1,44 @@
-"""The gRPC hop: the coordinator's server, and the agent's and command line's clients."""
+"""The coordinator's gRPC server, at which agents attend and operators ask."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Any, Protocol
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import grpc.aio
 
 from elastic.errors import ConfigurationError, TransientError
+from elastic.rpc.admission import Admission, MessageRefused
+from elastic.rpc.control_client import ControlClient, CoordinatorLost
+from elastic.rpc.control_options import OPTIONS
+from elastic.rpc.security import (
+    PLAINTEXT,
+    Report,
+    Security,
+    Tls,
+    is_unix_socket,
+    log_report,
+    require_protection,
+)
+from elastic.rpc.server_certificates import server_credentials
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import control_pb2_grpc as pb_grpc
 
-_OPTIONS = [
-    ("grpc.max_receive_message_length", 64 * 2**20),
-    ("grpc.keepalive_time_ms", 1000),
-    ("grpc.keepalive_timeout_ms", 1500),
-    ("grpc.http2.ping_timeout_ms", 1500),  # keepalive_timeout_ms alone is ignored by grpc core
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_ping_interval_without_data_ms", 500),
-    ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.so_reuseport", 0),  # a port in use is an error, not a shared port
-]
+__all__ = ["AgentStream", "ControlClient", "ControlHandler", "ControlServer", "CoordinatorLost"]
+
+_HELLO_TIMEOUT_S = 5.0
+T = TypeVar("T")
 
 
 class AgentStream:
     """The coordinator's end of one agent's stream."""
 
     def __init__(self, hello: pb.AgentHello) -> None:
+        self.hello = hello
         self.node = hello.node
         self.host = hello.host
         self.slots = hello.slots
@@ -74,69 +81,213 @@ class ControlHandler(Protocol):
         """Somebody wants the job saved and left."""
         ...
 
+    async def drain(self, name: str, reason: str) -> str:
+        """Have a node left and kept out; say what follows. Raises TransientError."""
+        ...
+
+    async def clear(self, name: str) -> str:
+        """Let a node take part again; say what follows. Raises TransientError."""
+        ...
+
+    def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
+        """The journal as JSON lines: what is remembered, then what comes."""
+        ...
+
+    def handling_failed(self, source: str, error: Exception) -> None:
+        """One of the above raised `error` on what the node or method `source` said.
+
+        The caller is told, and a stream of it has ended. ValueError: what was said makes no sense.
+        """
+        ...
+
 
 class _Servicer(pb_grpc.ControlServicer):
-    def __init__(self, handler: ControlHandler) -> None:
+    def __init__(self, handler: ControlHandler, report: Report) -> None:
         self._handler = handler
+        self._report = report
 
     async def Attend(  # noqa: N802 - named by the protocol
         self,
         request_iterator: AsyncIterator[pb.AgentMessage],
         context: grpc.aio.ServicerContext[Any, Any],
-    ) -> AsyncIterator[pb.CoordinatorMessage]:
-        first = await anext(request_iterator, None)
-        if first is None or not first.HasField("hello"):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an agent says hello first")
-            return
-        stream = AgentStream(first.hello)
-        self._handler.agent_connected(stream)
-        reading = asyncio.ensure_future(self._read(stream, request_iterator))
+    ) -> None:
         try:
+            stream = AgentStream(await _hello(request_iterator))
+        except MessageRefused as error:
+            self._refused(context.peer(), error)
+            await context.abort(error.code, str(error))
+        try:
+            await self._guarded(context, stream.node, lambda: self._handler.agent_connected(stream))
+            await self._converse(stream, request_iterator, context)
+        finally:
+            self._lost(stream)
+
+    async def _converse(
+        self,
+        stream: AgentStream,
+        messages: AsyncIterator[pb.AgentMessage],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        reading = asyncio.ensure_future(self._read(stream, messages))
+        try:
+            await context.send_initial_metadata(())  # by which the agent knows that it is let in
             async for message in stream.outgoing():
-                yield message
+                await context.write(message)
+            if reading.done() and (refusal := reading.result()) is not None:
+                await context.abort(refusal.code, str(refusal))
         finally:
             reading.cancel()
-            self._handler.agent_lost(stream)
 
-    async def _read(self, stream: AgentStream, messages: AsyncIterator[pb.AgentMessage]) -> None:
+    async def _read(
+        self, stream: AgentStream, messages: AsyncIterator[pb.AgentMessage]
+    ) -> MessageRefused | None:
+        """Hands on what the agent says to its end, or to what can not be taken."""
         try:
             async for message in messages:
-                self._handler.agent_said(stream, message)
+                self._said(stream, message)
+        except MessageRefused as error:
+            self._refused(stream.node, error)
+            return error
         finally:
             stream.close()
+        return None
+
+    def _said(self, stream: AgentStream, message: pb.AgentMessage) -> None:
+        try:
+            self._handler.agent_said(stream, message)
+        except Exception as error:
+            self._handler.handling_failed(stream.node, error)
+            raise MessageRefused(_failed(error), grpc.StatusCode.INTERNAL) from error
+
+    def _lost(self, stream: AgentStream) -> None:
+        try:
+            self._handler.agent_lost(stream)
+        except Exception as error:  # noqa: BLE001 - nobody is left to whom gRPC could tell it
+            self._refused(stream.node, error)
+            self._handler.handling_failed(stream.node, error)
+
+    def _refused(self, source: str, error: Exception) -> None:
+        self._report("message_refused", source=source, reason=str(error))
 
     async def GetStatus(  # noqa: N802
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.JobStatus:
-        del request, context
-        return self._handler.status()
+        del request
+        return await self._guarded(context, "GetStatus", self._handler.status)
 
     async def Stop(  # noqa: N802
         self, request: pb.StopRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.StopReply:
-        del context
-        self._handler.stop(request.reason, request.exit_code)
+        await self._guarded(
+            context, "Stop", lambda: self._handler.stop(request.reason, request.exit_code)
+        )
         return pb.StopReply()
+
+    async def Drain(  # noqa: N802
+        self, request: pb.DrainRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.DrainReply:
+        said = self._handler.drain(request.node, request.reason)
+        return pb.DrainReply(message=await self._answered(context, "Drain", said))
+
+    async def Clear(  # noqa: N802
+        self, request: pb.ClearRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ClearReply:
+        said = self._handler.clear(request.node)
+        return pb.ClearReply(message=await self._answered(context, "Clear", said))
+
+    async def FollowEvents(  # noqa: N802
+        self, request: pb.FollowEventsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.JournalEntry]:
+        events = await self._guarded(
+            context, "FollowEvents", lambda: self._handler.follow_events(follow=request.follow)
+        )
+        async for line in events:
+            yield pb.JournalEntry(json=line)
+
+    async def _answered(
+        self, context: grpc.aio.ServicerContext[Any, Any], source: str, answer: Awaitable[T]
+    ) -> T:
+        """As `_guarded`, of what takes time."""
+        try:
+            return await answer
+        except TransientError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        except Exception as error:  # noqa: BLE001 - as in _guarded
+            self._refused(source, error)
+            self._handler.handling_failed(source, error)
+            await context.abort(grpc.StatusCode.INTERNAL, _failed(error))
+        raise AssertionError("abort raises")
+
+    async def _guarded(
+        self, context: grpc.aio.ServicerContext[Any, Any], source: str, handle: Callable[[], T]
+    ) -> T:
+        """gRPC would only log what the handler raises."""
+        try:
+            return handle()
+        except TransientError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            raise AssertionError("abort raises") from error
+        except Exception as error:
+            self._refused(source, error)
+            self._handler.handling_failed(source, error)
+            await context.abort(grpc.StatusCode.INTERNAL, _failed(error))
+            raise AssertionError("abort raises") from error
+
+
+async def _hello(messages: AsyncIterator[pb.AgentMessage]) -> pb.AgentHello:
+    """The first message, which comes soon; raises MessageRefused."""
+    try:
+        first = await asyncio.wait_for(_first(messages), _HELLO_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        first = None
+    if first is None or not first.HasField("hello"):
+        raise MessageRefused("an agent says hello first", grpc.StatusCode.INVALID_ARGUMENT)
+    return first.hello
+
+
+async def _first(messages: AsyncIterator[pb.AgentMessage]) -> pb.AgentMessage | None:
+    return await anext(messages, None)
+
+
+def _failed(error: Exception) -> str:
+    return f"the coordinator can not handle this: {type(error).__name__}: {error}"
 
 
 class ControlServer:
-    """Listens at `address`: "unix:/path" or "HOST:PORT"."""
+    """Listens at `address`: "unix:/path" or "HOST:PORT".
 
-    def __init__(self, handler: ControlHandler, address: str) -> None:
-        self._server = grpc.aio.server(options=_OPTIONS)
-        pb_grpc.add_ControlServicer_to_server(_Servicer(handler), self._server)  # type: ignore[no-untyped-call]
+    `report` takes what the journal should know: refused peers and messages, replaced certificates,
+    warnings. Raises ConfigurationError for plain text that others could reach.
+    """
+
+    def __init__(
+        self,
+        handler: ControlHandler,
+        address: str,
+        *,
+        security: Security = PLAINTEXT,
+        report: Report = log_report,
+    ) -> None:
+        require_protection(address, security, report)
+        self._server = grpc.aio.server(options=OPTIONS, interceptors=[Admission(security, report)])
+        pb_grpc.add_ControlServicer_to_server(_Servicer(handler, report), self._server)  # type: ignore[no-untyped-call]
         self._address = address
+        self._security = security
+        self._report = report
 
     async def start(self) -> str:
-        """Listen; return the address, with the port that was chosen if it was 0."""
+        """Listen; return the address, with the port that was chosen if it was 0.
+
+        Raises ConfigurationError: the address can not be had, or a certificate can not be used.
+        """
         try:
-            port = self._server.add_insecure_port(self._address)
+            port = self._add_port()
         except RuntimeError as error:
             raise _not_listening(self._address) from error
-        if port == 0 and not self._address.startswith("unix:"):
+        if port == 0 and not is_unix_socket(self._address):
             raise _not_listening(self._address)
         await self._server.start()
-        if self._address.startswith("unix:"):
+        if is_unix_socket(self._address):
             return self._address
         return f"{self._address.rpartition(':')[0]}:{port}"
 
@@ -144,52 +295,28 @@ class ControlServer:
         """Close; streams get `grace_s` seconds to end."""
         await self._server.stop(grace_s)
 
+    def _add_port(self) -> int:
+        with _only_this_user():
+            if isinstance(self._security, Tls):
+                credentials = server_credentials(self._security, self._report)
+                port: int = self._server.add_secure_port(self._address, credentials)
+            else:
+                port = self._server.add_insecure_port(self._address)
+        return port
+
+
+@contextlib.contextmanager
+def _only_this_user() -> Iterator[None]:
+    """A Unix socket made here is this user's alone; of the whole process: not across an await."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
 
 def _not_listening(address: str) -> ConfigurationError:
     return ConfigurationError(
         f"can not listen at {address}: the port is in use, or the host is not this machine's; "
         "choose another with --listen HOST:PORT, or leave the option out"
     )
-
-
-class CoordinatorLost(TransientError):
-    """The stream to the coordinator has ended."""
-
-
-class ControlClient:
-    """A channel to the coordinator at `address`."""
-
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
-        self._stub: Any = pb_grpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
-
-    async def attend(
-        self, outgoing: AsyncIterator[pb.AgentMessage]
-    ) -> AsyncIterator[pb.CoordinatorMessage]:
-        """Send `outgoing`, yield what comes back; raises CoordinatorLost when it ends."""
-        call = self._stub.Attend(outgoing)
-        try:
-            async for message in call:
-                yield message
-        except grpc.aio.AioRpcError as error:
-            raise CoordinatorLost(f"{self._address}: {error.details()}") from error
-        raise CoordinatorLost(f"{self._address}: the coordinator closed the stream")
-
-    async def status(self, timeout_s: float) -> pb.JobStatus:
-        """The job's status; raises TransientError."""
-        try:
-            reply: pb.JobStatus = await self._stub.GetStatus(
-                pb.GetStatusRequest(), timeout=timeout_s
-            )
-        except grpc.aio.AioRpcError as error:
-            raise TransientError(
-                f"the coordinator at {self._address} does not answer: {error.details()}; is the "
-                "job still running?"
-            ) from error
-        return reply
-
-    async def close(self) -> None:
-        """Close the channel."""
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._channel.close()

@@ -11,7 +11,8 @@ from google.protobuf.message import DecodeError, Message
 
 from elastic.errors import ElasticError
 
-MAX_FRAME_BYTES = 64 * 2**20
+MAX_FRAME_BYTES = 32 * 2**20
+"""Less than a message to the coordinator may have: what a worker says can be passed on."""
 _LENGTH = struct.Struct("!I")
 
 M = TypeVar("M", bound=Message)
@@ -46,7 +47,7 @@ class FrameDecoder:
         if len(self._buffer) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer)
-        _check_length(length)
+        _check_length(length, MAX_FRAME_BYTES)
         end = _LENGTH.size + length
         if len(self._buffer) < end:
             return None
@@ -55,19 +56,24 @@ class FrameDecoder:
         return _parse(self._kind, payload)
 
 
-async def read_message(reader: asyncio.StreamReader, kind: type[M]) -> M | None:
-    """The next message, or None at the end of the stream. Raises BadFrame."""
+async def read_message(
+    reader: asyncio.StreamReader, kind: type[M], *, most_bytes: int | None = None
+) -> M | None:
+    """The next message, or None at the end of the stream. Raises BadFrame.
+
+    most_bytes: of the message; unset: MAX_FRAME_BYTES.
+    """
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        _check_length(length)
+        _check_length(length, MAX_FRAME_BYTES if most_bytes is None else most_bytes)
         return _parse(kind, await reader.readexactly(length))
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
 
 
-def _check_length(length: int) -> None:
-    if length > MAX_FRAME_BYTES:
-        raise BadFrame(f"frame of {length} bytes announced, at most {MAX_FRAME_BYTES} allowed")
+def _check_length(length: int, most_bytes: int) -> None:
+    if length > most_bytes:
+        raise BadFrame(f"frame of {length} bytes announced, at most {most_bytes} allowed")
 
 
 def _parse(kind: type[M], payload: bytes) -> M:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -24,6 +26,9 @@ class Entry:
 
 Listener = Callable[[Entry], None]
 
+_FREQUENT = frozenset({"progress"})
+_MOST_BEHIND = 10_000
+
 
 class Journal:
     """Distributes entries to listeners, in order."""
@@ -36,6 +41,42 @@ class Journal:
         entry = Entry(unix_s=time.time(), name=name, fields=fields)
         for listener in self._listeners:
             listener(entry)
+
+
+class RecentEntries:
+    """Remembers the newest entries but progress, and hands new ones to whoever follows."""
+
+    def __init__(self, most: int = 1000) -> None:
+        self._recent: deque[str] = deque(maxlen=most)
+        self._followers: set[asyncio.Queue[str]] = set()
+
+    def __call__(self, entry: Entry) -> None:
+        """Take an entry of the journal."""
+        line = entry.to_json()
+        if entry.name not in _FREQUENT:
+            self._recent.append(line)
+        for follower in self._followers:
+            if (
+                follower.qsize() < _MOST_BEHIND
+            ):  # whoever does not read loses entries, not we memory
+                follower.put_nowait(line)
+
+    async def remembered(self) -> AsyncIterator[str]:
+        """The newest entries, oldest first."""
+        for line in list(self._recent):
+            yield line
+
+    async def follow(self) -> AsyncIterator[str]:
+        """The same, and then each entry as it comes."""
+        queue: asyncio.Queue[str] = asyncio.Queue()
+        for line in self._recent:
+            queue.put_nowait(line)
+        self._followers.add(queue)
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            self._followers.discard(queue)
 
 
 class JsonLines:

@@ -19,6 +19,7 @@ from elastic.errors import ConfigurationError, TransientError
 _MOST_SOCKET_PATH = 107  # bytes in sockaddr_un (unix(7)), less the terminating one
 _LONGEST_SOCKET = "coordinator.sock"
 _JOB_FILE = "job.json"
+_AGENT_LOCK = "agent.lock"
 _LAST_RESORT = "/tmp"
 
 
@@ -54,6 +55,43 @@ class RunDirectory:
         self._lock.close()
 
 
+class NodeDirectory:
+    """What an agent leaves to the next one of its node: sockets, living workers, its token.
+
+    One agent at a time has it. `hold` is given to the processes that outlive an agent: while any
+    of them lives the directory is not swept.
+    """
+
+    def __init__(self, job: str, node: str, parent: Path | None = None) -> None:
+        """Raises ConfigurationError: it is taken, or can not be made."""
+        name = f"{job}-{node}"
+        self.path = _choose(name) if parent is None else parent / name
+        _require_short(self.path)
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock: IO[str] = (self.path / _AGENT_LOCK).open("w", encoding="utf-8")
+            self.hold: IO[str] = (self.path / _JOB_FILE).open("a", encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(
+                f"can not use the agent's directory {self.path}: {error.strerror}; choose another "
+                "parent with --state-dir"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"another agent of the node {node!r} of the job {job!r} runs on this machine; stop "
+                "it, or give this one another name with --node-name"
+            ) from None
+        with contextlib.suppress(BlockingIOError):  # held by the workers of an earlier agent
+            fcntl.flock(self.hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def close(self) -> None:
+        """Leave it to the next agent, or to be swept."""
+        self._lock.close()
+        self.hold.close()
+
+
 def find_job(job: str | None) -> RunningJob:
     """The job of this name, or the only one.
 
@@ -73,11 +111,23 @@ def _choose(name: str) -> Path:
     """The first place in which the sockets' paths are not too long."""
     for base in _bases():
         path = base / name
-        if len(os.fsencode(path / _LONGEST_SOCKET)) <= _MOST_SOCKET_PATH:
+        if _is_short(path):
             return path
     raise ConfigurationError(
         "no directory for the run's sockets: set TMPDIR to a short path that you can write to"
     )
+
+
+def _is_short(path: Path) -> bool:
+    return len(os.fsencode(path / _LONGEST_SOCKET)) <= _MOST_SOCKET_PATH
+
+
+def _require_short(path: Path) -> None:
+    if not _is_short(path):
+        raise ConfigurationError(
+            f"the agent's directory {path} is too long a path for its sockets; choose a shorter "
+            "one with --state-dir, or a shorter --node-name"
+        )
 
 
 def _bases() -> Iterator[Path]:

@@ -59,6 +59,11 @@ class LeaseKeeper:
         """The newest one granted, or 0."""
         return self._lease
 
+    @property
+    def renewed_at_s(self) -> float:
+        """When the last request that was answered was sent, by the keeper's clock."""
+        return self._sent_at
+
     def held(self) -> bool:
         """Is the lease certainly alive at this moment?"""
         return self._state is LeaseState.HELD and not self._is_late()

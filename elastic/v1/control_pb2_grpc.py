@@ -49,6 +49,21 @@ class ControlStub(object):
                 request_serializer=elastic_dot_v1_dot_control__pb2.StopRequest.SerializeToString,
                 response_deserializer=elastic_dot_v1_dot_control__pb2.StopReply.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/elastic.v1.Control/Drain',
+                request_serializer=elastic_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
+                response_deserializer=elastic_dot_v1_dot_control__pb2.DrainReply.FromString,
+                _registered_method=True)
+        self.Clear = channel.unary_unary(
+                '/elastic.v1.Control/Clear',
+                request_serializer=elastic_dot_v1_dot_control__pb2.ClearRequest.SerializeToString,
+                response_deserializer=elastic_dot_v1_dot_control__pb2.ClearReply.FromString,
+                _registered_method=True)
+        self.FollowEvents = channel.unary_stream(
+                '/elastic.v1.Control/FollowEvents',
+                request_serializer=elastic_dot_v1_dot_control__pb2.FollowEventsRequest.SerializeToString,
+                response_deserializer=elastic_dot_v1_dot_control__pb2.JournalEntry.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -73,6 +88,28 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Have a node's workers leave at a step boundary and its agent end; it may not come back until
+        it is cleared.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Clear(self, request, context):
+        """Let a drained or quarantined node take part again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FollowEvents(self, request, context):
+        """The journal: what is remembered of it, then each entry as it comes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -90,6 +127,21 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Stop,
                     request_deserializer=elastic_dot_v1_dot_control__pb2.StopRequest.FromString,
                     response_serializer=elastic_dot_v1_dot_control__pb2.StopReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=elastic_dot_v1_dot_control__pb2.DrainRequest.FromString,
+                    response_serializer=elastic_dot_v1_dot_control__pb2.DrainReply.SerializeToString,
+            ),
+            'Clear': grpc.unary_unary_rpc_method_handler(
+                    servicer.Clear,
+                    request_deserializer=elastic_dot_v1_dot_control__pb2.ClearRequest.FromString,
+                    response_serializer=elastic_dot_v1_dot_control__pb2.ClearReply.SerializeToString,
+            ),
+            'FollowEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.FollowEvents,
+                    request_deserializer=elastic_dot_v1_dot_control__pb2.FollowEventsRequest.FromString,
+                    response_serializer=elastic_dot_v1_dot_control__pb2.JournalEntry.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -173,6 +225,87 @@ class Control(object):
             '/elastic.v1.Control/Stop',
             elastic_dot_v1_dot_control__pb2.StopRequest.SerializeToString,
             elastic_dot_v1_dot_control__pb2.StopReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastic.v1.Control/Drain',
+            elastic_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
+            elastic_dot_v1_dot_control__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Clear(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastic.v1.Control/Clear',
+            elastic_dot_v1_dot_control__pb2.ClearRequest.SerializeToString,
+            elastic_dot_v1_dot_control__pb2.ClearReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FollowEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/elastic.v1.Control/FollowEvents',
+            elastic_dot_v1_dot_control__pb2.FollowEventsRequest.SerializeToString,
+            elastic_dot_v1_dot_control__pb2.JournalEntry.FromString,
             options,
             channel_credentials,
             insecure,

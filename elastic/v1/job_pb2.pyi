@@ -18,6 +18,7 @@ class ChangeReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CHANGE_REASON_BELOW_MINIMUM: _ClassVar[ChangeReason]
     CHANGE_REASON_STALLED: _ClassVar[ChangeReason]
     CHANGE_REASON_STOPPING: _ClassVar[ChangeReason]
+    CHANGE_REASON_MEMBER_LEAVING: _ClassVar[ChangeReason]
 
 class Purpose(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -53,6 +54,7 @@ CHANGE_REASON_JOIN_TIMED_OUT: ChangeReason
 CHANGE_REASON_BELOW_MINIMUM: ChangeReason
 CHANGE_REASON_STALLED: ChangeReason
 CHANGE_REASON_STOPPING: ChangeReason
+CHANGE_REASON_MEMBER_LEAVING: ChangeReason
 PURPOSE_UNSPECIFIED: Purpose
 PURPOSE_TRAIN: Purpose
 PURPOSE_SAVE_AND_LEAVE: Purpose
@@ -84,7 +86,7 @@ class Member(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., node: _Optional[str] = ..., slot: _Optional[int] = ..., endpoint: _Optional[str] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("number", "incarnation", "members", "reason", "leave_after", "purpose", "save_first")
+    __slots__ = ("number", "incarnation", "members", "reason", "leave_after", "purpose", "save_first", "provisional")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +94,7 @@ class Generation(_message.Message):
     LEAVE_AFTER_FIELD_NUMBER: _ClassVar[int]
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIRST_FIELD_NUMBER: _ClassVar[int]
+    PROVISIONAL_FIELD_NUMBER: _ClassVar[int]
     number: int
     incarnation: str
     members: _containers.RepeatedCompositeFieldContainer[Member]
@@ -99,7 +102,8 @@ class Generation(_message.Message):
     leave_after: int
     purpose: Purpose
     save_first: bool
-    def __init__(self, number: _Optional[int] = ..., incarnation: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[_Union[ChangeReason, str]] = ..., leave_after: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., save_first: bool = ...) -> None: ...
+    provisional: bool
+    def __init__(self, number: _Optional[int] = ..., incarnation: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[_Union[ChangeReason, str]] = ..., leave_after: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., save_first: bool = ..., provisional: bool = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("worker", "phase", "slot", "generation", "broken", "detail", "committed", "endpoint", "pid", "took_part", "in_run", "heard")
@@ -194,7 +198,7 @@ class SaveFailed(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., step: _Optional[int] = ..., generation: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("worker", "generation", "committed", "epoch", "step_s", "samples_per_s", "in_step_s", "reported")
+    __slots__ = ("worker", "generation", "committed", "epoch", "step_s", "samples_per_s", "in_step_s", "reported", "probed")
     class ReportedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +214,7 @@ class Progress(_message.Message):
     SAMPLES_PER_S_FIELD_NUMBER: _ClassVar[int]
     IN_STEP_S_FIELD_NUMBER: _ClassVar[int]
     REPORTED_FIELD_NUMBER: _ClassVar[int]
+    PROBED_FIELD_NUMBER: _ClassVar[int]
     worker: str
     generation: int
     committed: int
@@ -218,7 +223,8 @@ class Progress(_message.Message):
     samples_per_s: float
     in_step_s: float
     reported: _containers.ScalarMap[str, float]
-    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., epoch: _Optional[int] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., in_step_s: _Optional[float] = ..., reported: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    probed: bool
+    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., epoch: _Optional[int] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., in_step_s: _Optional[float] = ..., reported: _Optional[_Mapping[str, float]] = ..., probed: bool = ...) -> None: ...
 
 class Reformed(_message.Message):
     __slots__ = ("worker", "generation", "committed", "abort_s", "join_s", "sync_s", "first_step_s", "bytes_received", "recomputed", "source")

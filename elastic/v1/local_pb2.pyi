@@ -85,28 +85,42 @@ class CheckpointCommitted(_message.Message):
     def __init__(self, step: _Optional[int] = ..., abandoned: bool = ...) -> None: ...
 
 class LedgerStored(_message.Message):
-    __slots__ = ("committed",)
+    __slots__ = ("committed", "generation")
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     committed: int
-    def __init__(self, committed: _Optional[int] = ...) -> None: ...
+    generation: int
+    def __init__(self, committed: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Dismiss(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ReportAgain(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ProbeProgress(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class WorkerCommand(_message.Message):
-    __slots__ = ("assignment", "generation", "checkpoint", "ledger_stored", "dismiss")
+    __slots__ = ("assignment", "generation", "checkpoint", "ledger_stored", "dismiss", "report_again", "probe")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     LEDGER_STORED_FIELD_NUMBER: _ClassVar[int]
     DISMISS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_AGAIN_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     assignment: Assignment
     generation: _job_pb2.Generation
     checkpoint: CheckpointCommitted
     ledger_stored: LedgerStored
     dismiss: Dismiss
-    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointCommitted, _Mapping]] = ..., ledger_stored: _Optional[_Union[LedgerStored, _Mapping]] = ..., dismiss: _Optional[_Union[Dismiss, _Mapping]] = ...) -> None: ...
+    report_again: ReportAgain
+    probe: ProbeProgress
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointCommitted, _Mapping]] = ..., ledger_stored: _Optional[_Union[LedgerStored, _Mapping]] = ..., dismiss: _Optional[_Union[Dismiss, _Mapping]] = ..., report_again: _Optional[_Union[ReportAgain, _Mapping]] = ..., probe: _Optional[_Union[ProbeProgress, _Mapping]] = ...) -> None: ...
 
 class SpawnRequest(_message.Message):
     __slots__ = ("worker", "socket_path", "log_path", "argv", "environment")
@@ -137,21 +151,29 @@ class KillRequest(_message.Message):
     signal: int
     def __init__(self, worker: _Optional[str] = ..., signal: _Optional[int] = ...) -> None: ...
 
+class EndRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ZygoteRequest(_message.Message):
-    __slots__ = ("spawn", "kill")
+    __slots__ = ("spawn", "kill", "end")
     SPAWN_FIELD_NUMBER: _ClassVar[int]
     KILL_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
     spawn: SpawnRequest
     kill: KillRequest
-    def __init__(self, spawn: _Optional[_Union[SpawnRequest, _Mapping]] = ..., kill: _Optional[_Union[KillRequest, _Mapping]] = ...) -> None: ...
+    end: EndRequest
+    def __init__(self, spawn: _Optional[_Union[SpawnRequest, _Mapping]] = ..., kill: _Optional[_Union[KillRequest, _Mapping]] = ..., end: _Optional[_Union[EndRequest, _Mapping]] = ...) -> None: ...
 
 class Spawned(_message.Message):
-    __slots__ = ("worker", "pid")
+    __slots__ = ("worker", "pid", "log_path")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    LOG_PATH_FIELD_NUMBER: _ClassVar[int]
     worker: str
     pid: int
-    def __init__(self, worker: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+    log_path: str
+    def __init__(self, worker: _Optional[str] = ..., pid: _Optional[int] = ..., log_path: _Optional[str] = ...) -> None: ...
 
 class Exited(_message.Message):
     __slots__ = ("worker", "pid", "exit_code", "signal")
@@ -166,8 +188,12 @@ class Exited(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., pid: _Optional[int] = ..., exit_code: _Optional[int] = ..., signal: _Optional[int] = ...) -> None: ...
 
 class ZygoteReady(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("workers", "keeper")
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    KEEPER_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[Spawned]
+    keeper: int
+    def __init__(self, workers: _Optional[_Iterable[_Union[Spawned, _Mapping]]] = ..., keeper: _Optional[int] = ...) -> None: ...
 
 class ZygoteEvent(_message.Message):
     __slots__ = ("ready", "spawned", "exited")

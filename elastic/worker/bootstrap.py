@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
 import traceback
@@ -11,14 +10,13 @@ from pathlib import Path
 from elastic.core.membership import Failure, FailureKind
 from elastic.errors import ConfigurationError, ElasticError, ExitCode
 from elastic.rpc.codec import failure_to_pb
-from elastic.v1 import local_pb2 as pb
 from elastic.worker import session as sessions
 from elastic.worker.link import Link
 
 
 def run_script(link: Link, argv: list[str]) -> int:
     """Run `argv[0]` as `__main__`, as `python` would; return the exit code."""
-    link.send(hello=pb.Hello(worker=link.worker, pid=os.getpid()))
+    link.hello()
     sys.argv = list(argv)
     sys.path[0] = str(Path(argv[0]).resolve().parent)
     try:

@@ -92,6 +92,11 @@ class Checkpointing:
         if self._saver is not None:
             self._saver.settle(step, committed=committed)
 
+    def report_again(self) -> None:
+        """Tell a coordinator that may be new what it has not settled."""
+        if self._saver is not None:
+            self._saver.report_again()
+
     def wait_idle(self) -> None:
         """Wait until nothing is being written."""
         if self._saver is not None:

@@ -125,7 +125,7 @@ class AgentControl:
         )
         self._pulse = Pulse(link, self.membership)
         keep_from_children(self._descriptors)
-        link.start(self._command)
+        link.start(self._command, self._report_again)
         self.membership.attach()
         self._pulse.start()
         self._assigned.wait()
@@ -192,9 +192,20 @@ class AgentControl:
             settled = command.checkpoint
             self.checkpoints.settle(settled.step, committed=not settled.abandoned)
         elif kind == "ledger_stored":
-            self._pulse.ledger_stored(command.ledger_stored.committed)
+            stored = command.ledger_stored
+            self._pulse.ledger_stored(stored.committed, stored.generation)
         elif kind == "dismiss":
             self._dismissed.set()
+        elif kind == "report_again":
+            self._report_again()
+        elif kind == "probe":
+            self._pulse.answer_probe()
+
+    def _report_again(self) -> None:
+        """To an agent or a coordinator that knows nothing of this worker."""
+        self.membership.report_again()
+        self._pulse.report_again()
+        self.checkpoints.report_again()
 
     def _report_status(self, status: WorkerStatus) -> None:
         self._link.send(status=status_to_pb(status))

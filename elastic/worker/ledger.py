@@ -31,10 +31,15 @@ class LedgerBacklog:
         with self._lock:
             self._records.append(record)
 
-    def stored(self, committed: int) -> None:
-        """Records of steps below `committed` are on storage."""
+    def stored(self, committed: int, generation: int) -> None:
+        """Records of steps below `committed` are on storage, as of a generation.
+
+        A member of a later one may have computed the last of them again, with other samples.
+        """
         with self._lock:
-            self._records = [r for r in self._records if r.step >= committed]
+            self._records = [
+                r for r in self._records if r.step >= committed or r.generation > generation
+            ]
 
     def since(self, step: int) -> list[LedgerRecord]:
         """The records of steps from `step` on."""

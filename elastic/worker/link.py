@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from elastic.rpc.framing import FrameDecoder, encode
 from elastic.v1 import local_pb2 as pb
 
+_RETRY_S = 0.1
+
 
 class Link:
-    """Sends from any thread; once started, a thread of its own hands out what the agent says."""
+    """Sends from any thread; once started, a thread of its own hands out what the agent says.
+
+    An agent that ends may be followed by another at the same path; how long to hope for that is
+    the zygote's decision, which ends the worker. Until then training goes on.
+    """
 
     def __init__(self, worker: str, path: str) -> None:
         self.worker = worker
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect(path)
+        self._path = path
+        self._socket = self._connect()
         self._sending = threading.Lock()
 
     def fileno(self) -> int:
@@ -25,7 +33,7 @@ class Link:
         return self._socket.fileno()
 
     def send(self, **kind: Any) -> None:
-        """Send `WorkerMessage(**kind)`; an agent that is gone is not this thread's problem."""
+        """Send `WorkerMessage(**kind)`; what an agent that is gone misses is asked for again."""
         frame = encode(pb.WorkerMessage(**kind))
         with self._sending:
             try:
@@ -33,19 +41,47 @@ class Link:
             except OSError:
                 return
 
-    def start(self, on_command: Callable[[pb.WorkerCommand], None]) -> None:
-        """Read commands until the agent closes, on a thread of its own.
-
-        What follows from an agent's end is the zygote's decision, not the worker's.
-        """
+    def start(
+        self, on_command: Callable[[pb.WorkerCommand], None], on_new_agent: Callable[[], None]
+    ) -> None:
+        """Read commands on a thread of its own; `on_new_agent` is called when another agent has
+        been told who this is."""
 
         def read() -> None:
-            decoder = FrameDecoder(pb.WorkerCommand)
-            while data := self._receive():
-                for command in decoder.feed(data):
-                    on_command(command)  # type: ignore[arg-type]
+            while True:
+                decoder = FrameDecoder(pb.WorkerCommand)
+                while data := self._receive():
+                    for command in decoder.feed(data):
+                        on_command(command)  # type: ignore[arg-type]
+                self._reconnect()
+                on_new_agent()
 
         threading.Thread(target=read, name="elastic-link", daemon=True).start()
+
+    def hello(self) -> None:
+        """Say who this is: the first message on every connection."""
+        self.send(hello=pb.Hello(worker=self.worker, pid=os.getpid()))
+
+    def _reconnect(self) -> None:
+        while True:
+            try:
+                fresh = self._connect()
+            except OSError:
+                time.sleep(_RETRY_S)
+                continue
+            with self._sending:
+                self._socket.close()
+                self._socket = fresh
+            return self.hello()
+
+    def _connect(self) -> socket.socket:
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connected.connect(self._path)
+        except OSError:
+            connected.close()
+            raise
+        return connected
 
     def _receive(self) -> bytes:
         try:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from elastic.core.membership import Generation, WorkerStatus
-from elastic.core.worker.machine import AbortGroup, Effect, Worker
+from elastic.core.worker.machine import HOLD_S, AbortGroup, Effect, Worker
 from elastic.errors import GroupLost
 from elastic.worker.group import Backend, Group, StoreHost, first_line, is_group_loss
 
@@ -33,6 +33,7 @@ class Membership:
 
     report: sends a status to the agent; called under the lock, must not block for long.
     committed: the count of committed steps, for reports.
+    hold_s: how long to wait at the boundary of a planned change that is not settled yet.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class Membership:
         report: Callable[[WorkerStatus], None],
         committed: Callable[[], int],
         join_timeout_s: float = 10.0,
+        hold_s: float = HOLD_S,
     ) -> None:
         self._machine = machine
         self._report = report
         self._committed = committed
         self.join_timeout_s = join_timeout_s
+        self._hold_s = hold_s
         self._changed = threading.Condition()
         self._group: Group | None = None
         self.durations = Durations()
@@ -68,6 +71,11 @@ class Membership:
         with self._changed:
             self._execute(self._machine.generation_announced(generation))
             self._changed.notify_all()
+
+    def report_again(self) -> None:
+        """Send the status to whoever may not know it."""
+        with self._changed:
+            self._report(self._machine.status)
 
     # ---- on the script's thread
 
@@ -117,6 +125,20 @@ class Membership:
     def must_leave(self) -> bool:
         """At a step boundary: has the group been superseded?"""
         return self._machine.must_leave(self._committed())
+
+    def leaves_here(self) -> bool:
+        """At a step boundary: is the group to be left now? Waits while that is being settled."""
+        if self._machine.following is None:
+            return False
+        committed = self._committed()
+        deadline = time.monotonic() + self._hold_s
+        with self._changed:
+            while self._machine.holds(committed):
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0.0:
+                    return True
+                self._changed.wait(remaining_s)
+        return self._machine.must_leave(committed)
 
     def leave(self) -> None:
         """At a step boundary: leave the group, as planned or because it was superseded."""

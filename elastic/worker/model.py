@@ -71,9 +71,11 @@ class DistributedModel(nn.Module):
         A static graph is learnt in the first step, in which DDP can not go without: the result is
         the same, since what was reduced before is the same everywhere.
         """
+        wanted = reduce or self._learning
         for ddp in self._hidden:
-            ddp.require_backward_grad_sync = reduce or self._learning
-        if reduce:
+            if ddp.require_backward_grad_sync != wanted:  # setting it costs microseconds
+                ddp.require_backward_grad_sync = wanted
+        if reduce and self._learning:
             self._learning = False
 
     def save_buffers(self) -> None:

@@ -61,10 +61,10 @@ class Participation:
 
     def at_boundary(self) -> None:
         """Between two steps: change the group if it was superseded, join if there is none."""
-        if self.group is not None and self._membership.must_leave():
-            self._drop()
-            self._membership.leave()
-        if self.group is None:
+        while self.group is None or self._membership.leaves_here():
+            if self.group is not None:
+                self._drop()
+                self._membership.leave()
             self.enter()
 
     def enter(self) -> None:

@@ -86,10 +86,20 @@ class Pulse:
 
     # ---- on the link's thread
 
-    def ledger_stored(self, committed: int) -> None:
-        """Entries of steps below `committed` are on storage."""
+    def ledger_stored(self, committed: int, generation: int) -> None:
+        """Entries of steps below `committed`, of no later generation, are on storage."""
         if self._state is not None:
-            self._state.ledger.stored(committed)
+            self._state.ledger.stored(committed, generation)
+
+    def answer_probe(self) -> None:
+        """Send where this member is, at once and without the script's figures."""
+        progress = self._progress(self._membership.group)
+        progress.probed = True
+        self._link.send(progress=progress)
+
+    def report_again(self) -> None:
+        """Whoever is to store the ledger may be new: send all that is not stored."""
+        self._ledger_sent = 0
 
     # ---- on its own thread
 
@@ -112,18 +122,20 @@ class Pulse:
                 self._reformed = None
 
     def _send_progress(self, group: Group | None) -> None:
+        progress = self._progress(group)
+        progress.reported.update(_numbers(dict(self._reported)))
+        self._link.send(progress=progress)
+
+    def _progress(self, group: Group | None) -> pb.Progress:
         state = self._state
-        self._link.send(
-            progress=pb.Progress(
-                worker=self._link.worker,
-                generation=group.generation.number if group is not None else 0,
-                committed=state.committed if state is not None else 0,
-                epoch=state.position.epoch if state is not None else 0,
-                step_s=self._clock.step_s,
-                samples_per_s=self._clock.samples_per_s,
-                in_step_s=self._clock.in_step_s(),
-                reported=_numbers(dict(self._reported)),
-            )
+        return pb.Progress(
+            worker=self._link.worker,
+            generation=group.generation.number if group is not None else 0,
+            committed=state.committed if state is not None else 0,
+            epoch=state.position.epoch if state is not None else 0,
+            step_s=self._clock.step_s,
+            samples_per_s=self._clock.samples_per_s,
+            in_step_s=self._clock.in_step_s(),
         )
 
     def _send_ledger(self) -> None:

@@ -44,6 +44,7 @@ class Saver:
         self._share: HostShare | None = None
         self._changed = threading.Condition()
         self._settled: dict[int, bool] = {}
+        self._reports: dict[int, dict[str, Any]] = {}  # not settled, by step
         self._last_step = 0
 
     def is_due(self, committed: int) -> bool:
@@ -63,6 +64,7 @@ class Saver:
         self._last_step = step
         with self._changed:
             self._settled.pop(step, None)
+            self._reports.pop(step, None)
         self._writing = threading.Thread(
             target=self._write,
             args=(step, place, self._share, structure, _positions(state)),
@@ -74,9 +76,17 @@ class Saver:
         """The coordinator has committed or abandoned the checkpoint of `step`."""
         with self._changed:
             self._settled[step] = committed
+            self._reports = {at: sent for at, sent in self._reports.items() if at > step}
             for old in sorted(self._settled)[:-8]:
                 del self._settled[old]
             self._changed.notify_all()
+
+    def report_again(self) -> None:
+        """Send once more what was reported and not settled."""
+        with self._changed:
+            reports = list(self._reports.values())
+        for report in reports:
+            self._send(**report)
 
     def is_settled(self, step: int, timeout_s: float) -> bool:
         """Wait up to `timeout_s` until the checkpoint of `step` is committed or abandoned."""
@@ -110,29 +120,29 @@ class Saver:
                 self._directory, step, index, count, share, structure if index == 0 else None
             )
         except (ElasticError, OSError) as error:
-            self._send(
-                save_failed=pb.SaveFailed(
-                    worker=self._worker,
-                    step=step,
-                    generation=place.generation,
-                    message=str(error),
-                )
+            failed = pb.SaveFailed(
+                worker=self._worker, step=step, generation=place.generation, message=str(error)
             )
+            self._report(step, save_failed=failed)
             return
         digests = [
             pb.FileDigest(name=f.name, size_bytes=f.size_bytes, xxh3_128=f.xxh3_128) for f in files
         ]
-        self._send(
-            shard_saved=pb.ShardSaved(
-                worker=self._worker,
-                step=step,
-                generation=place.generation,
-                index=index,
-                count=count,
-                files=digests,
-                **positions,
-            )
+        saved = pb.ShardSaved(
+            worker=self._worker,
+            step=step,
+            generation=place.generation,
+            index=index,
+            count=count,
+            files=digests,
+            **positions,
         )
+        self._report(step, shard_saved=saved)
+
+    def _report(self, step: int, **report: Any) -> None:
+        with self._changed:
+            self._reports[step] = report
+        self._send(**report)
 
 
 def _positions(state: JobState) -> dict[str, Any]:

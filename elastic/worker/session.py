@@ -125,9 +125,12 @@ class Session:
             raise ConfigurationError(f"session.steps: epochs={epochs} is negative")
         self._require_tracked()
         self._data, self._epochs = data, epochs
+        if self._dealer is not None:  # the script left an earlier loop
+            self._deal(self._group("steps"))
         while True:
             self._part.at_boundary()
-            step = self._next_step(data)
+            dealer = self._dealer
+            step = self._next_step()
             if step is None:
                 break
             self._control.checkpoints.save_if_due(self._state, self._group("steps"))
@@ -136,6 +139,11 @@ class Session:
                 raise StepMisused(
                     "a step was not used: write `for step in session.steps(...):` and directly "
                     "below it `with step:`"
+                )
+            if not step.committed and self._dealer is dealer:
+                raise StepMisused(
+                    f"step {step.index} was left by an exception that the script then caught: its "
+                    "samples would be lost; catch it inside of `with step:`, or not at all"
                 )
         self._end_steps()
 
@@ -231,13 +239,7 @@ class Session:
             ratio = data.batch_ratio(group.world_size, rule.reference_world)
             ramp = self._state.ramps.get(str(number))
             self._state.ramps[str(number)] = retarget(ramp, rule, ratio, self._state.committed)
-        self._dealer = Dealer(
-            data,
-            self._state.position,
-            rank=group.rank,
-            world_size=group.world_size,
-            epochs=self._epochs,
-        )
+        self._deal(group)
 
     def tear_down(self) -> None:
         """Unwrap the models, drop what was loaded for this group."""
@@ -281,12 +283,22 @@ class Session:
                 "begin with other weights; call session.track(model=model, optimizer=optimizer)"
             )
 
-    def _next_step(self, data: DataLoader) -> Step | None:
-        group, dealer = self._group("steps"), self._dealer
-        samples = data.next_range(self._state.position, group.world_size)
-        if samples.epoch >= self._epochs or dealer is None:
+    def _deal(self, group: Group) -> None:
+        self._close_dealer()
+        if self._data is not None:
+            self._dealer = Dealer(
+                self._data,
+                self._state.position,
+                rank=group.rank,
+                world_size=group.world_size,
+                epochs=self._epochs,
+            )
+
+    def _next_step(self) -> Step | None:
+        dealer = self._dealer
+        if dealer is None or (deal := dealer.deal()) is None:
             return None
-        return Step(self, samples, dealer.deal(samples), dealer.fetch)
+        return Step(self, deal.samples, deal.micro_batches, dealer.fetch)
 
     def _end_steps(self) -> None:
         """Meet at the end, since a member that is a step behind still needs another's state; and

@@ -1,19 +1,18 @@
 """Imports torch once, then forks workers that need not; the parent and the end of them all.
 
 Each worker is the subreaper of what it starts, and the zygote of the workers: whatever a worker
-leaves behind becomes the zygote's child when the worker ends, and is ended. When its agent or its
-keeper is gone it ends every worker and itself. When it is killed, the kernel ends the workers, and
-its keeper what they leave.
+leaves behind becomes the zygote's child when the worker ends, and is ended. When its keeper is
+gone, or its agent for longer than the grace, it ends every worker and itself. When it is killed,
+the kernel ends the workers, and its keeper what they leave.
 """
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import contextlib
-import faulthandler
 import gc
 import os
-import random
 import selectors
 import signal
 import socket
@@ -35,36 +34,48 @@ from elastic.runtime.keeper import KEEPER_GONE
 from elastic.runtime.orphans import adopt_orphans, children, end_children, signal_group
 from elastic.runtime.run_directory import remove_if_left
 from elastic.v1 import local_pb2 as pb
-from elastic.worker import session
-from elastic.worker.bootstrap import run_script
-from elastic.worker.link import Link
-from elastic.worker.process import die_with_parent
+from elastic.worker.forked import become_worker
 
 _EXIT_GRACE_S = 5.0  # for processes that a finished worker left behind
-STACK_DUMP_SIGNAL = signal.SIGUSR2
+_FIRST_AGENT_S = 5.0  # for the agent that has started this zygote to connect
 
 
 def main(argv: list[str]) -> int:
-    """Serve the agent on the inherited socket `argv[1]`; its run's directory is `argv[2]`."""
-    agent = socket.socket(fileno=int(argv[1]))
-    zygote = _Zygote(agent)
+    """Serve agents, one at a time."""
+    options = _parse(argv[1:])
+    listener = socket.socket(fileno=options.listener)
+    listener.set_inheritable(False)
+    zygote = _Zygote(listener, grace_s=options.grace_s)
     adopt_orphans()
     gc.collect()
     gc.freeze()  # keeps the pages of what was imported shared after a fork
     task = zygote.serve()
     if task is not None:  # in a forked worker
         return task()
-    remove_if_left(Path(argv[2]))
+    remove_if_left(options.directory)
     return 0
 
 
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--listener", type=int, help="descriptor of a listening Unix socket")
+    parser.add_argument("--directory", type=Path, help="the run's; removed if the run is over")
+    parser.add_argument("--grace-s", type=float, help="how long to wait for another agent")
+    return parser.parse_args(argv)
+
+
 class _Zygote:
-    def __init__(self, agent: socket.socket) -> None:
-        self._agent = agent
+    def __init__(self, listener: socket.socket, *, grace_s: float) -> None:
+        self._listener = listener
+        self._grace_s = grace_s
+        self._agent: socket.socket | None = None
+        self._alone_until: float = time.monotonic() + max(grace_s, _FIRST_AGENT_S)
+        self._untold: list[pb.ZygoteEvent] = []  # what happened while there was no agent
         self._keeper = os.getppid()
-        self._workers: dict[int, str] = {}
+        self._workers: dict[int, pb.Spawned] = {}
         self._orphans_until: dict[int, float] = {}
         self._decoder = FrameDecoder(pb.ZygoteRequest)
+        self._ending = False
 
     def serve(self) -> Callable[[], int] | None:
         """Fork and reap until it is to end (None), or return a forked worker's task."""
@@ -73,33 +84,88 @@ class _Zygote:
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         with selectors.DefaultSelector() as selector:
-            selector.register(self._agent, selectors.EVENT_READ)
+            selector.register(self._listener, selectors.EVENT_READ)
             selector.register(wake_read, selectors.EVENT_READ)
-            self._send(ready=pb.ZygoteReady())
-            while True:
-                ready = {key.fd for key, _ in selector.select(self._timeout_s())}
+            while not self._is_to_end():
+                ready = {key.fileobj for key, _ in selector.select(self._timeout_s())}
                 if wake_read in ready:
                     os.read(wake_read, 4096)
                 self._reap()
                 self._end_orphans()
-                data = self._receive() if self._agent.fileno() in ready else None
-                if data == b"" or os.getppid() != self._keeper:
-                    end_children()  # nobody could use them, nobody else would end them
-                    return None
-                if data is None:
-                    continue
-                for request in self._decoder.feed(data):
-                    task = self._carry_out(request)
+                if self._listener in ready:
+                    self._accept(selector)
+                elif self._agent in ready:
+                    task = self._serve_agent(selector)
                     if task is not None:
                         os.close(wake_write)
                         os.close(wake_read)
                         return task
+        end_children()  # nobody could use them, nobody else would end them
+        return None
+
+    def _is_to_end(self) -> bool:
+        abandoned = self._agent is None and time.monotonic() >= self._alone_until
+        return self._ending or abandoned or os.getppid() != self._keeper
+
+    # ---- the agent
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        """The newest agent is the one that lives: it holds the lock of the run's directory."""
+        connection, _ = self._listener.accept()
+        if self._agent is not None:
+            self._drop_agent(selector)
+        self._agent = connection
+        self._decoder = FrameDecoder(pb.ZygoteRequest)
+        selector.register(connection, selectors.EVENT_READ)
+        ready = pb.ZygoteReady(workers=self._workers.values(), keeper=self._keeper)
+        self._send(pb.ZygoteEvent(ready=ready))
+        untold, self._untold = self._untold, []
+        for event in untold:
+            self._send(event)
+
+    def _drop_agent(self, selector: selectors.BaseSelector) -> None:
+        if self._agent is not None:
+            selector.unregister(self._agent)
+            self._agent.close()
+            self._agent = None
+            self._alone_until = time.monotonic() + self._grace_s
+
+    def _serve_agent(self, selector: selectors.BaseSelector) -> Callable[[], int] | None:
+        data = self._receive()
+        if not data:
+            self._drop_agent(selector)
+        for request in self._decoder.feed(data):
+            task = self._carry_out(request)
+            if task is not None:
+                return task
+        return None
 
     def _carry_out(self, request: Any) -> Callable[[], int] | None:
-        if request.HasField("kill"):
+        if request.HasField("end"):
+            self._ending = True
+        elif request.HasField("kill"):
             self._kill(request.kill.worker, request.kill.signal)
-            return None
-        return self._fork(request.spawn)
+        elif request.HasField("spawn"):
+            return self._fork(request.spawn)
+        return None
+
+    def _receive(self) -> bytes:
+        try:
+            return self._agent.recv(65536) if self._agent is not None else b""
+        except OSError:
+            return b""
+
+    def _send(self, event: pb.ZygoteEvent) -> None:
+        """What an agent that is gone misses is told the next one."""
+        try:
+            if self._agent is None:
+                raise BrokenPipeError
+            self._agent.sendall(encode(event))
+        except OSError:
+            if event.HasField("exited"):
+                self._untold.append(event)
+
+    # ---- workers
 
     def _fork(self, request: pb.SpawnRequest) -> Callable[[], int] | None:
         parent = os.getpid()
@@ -108,17 +174,20 @@ class _Zygote:
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, KEEPER_GONE):
                 signal.signal(number, signal.SIG_DFL)
-            self._agent.close()
-            return lambda: _become_worker(request, parent)
+            self._listener.close()
+            if self._agent is not None:
+                self._agent.close()
+            return lambda: become_worker(request, parent)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.setpgid(pid, pid)  # also here: a kill must not come before the child's own call
-        self._workers[pid] = request.worker
-        self._send(spawned=pb.Spawned(worker=request.worker, pid=pid))
+        spawned = pb.Spawned(worker=request.worker, pid=pid, log_path=request.log_path)
+        self._workers[pid] = spawned
+        self._send(pb.ZygoteEvent(spawned=spawned))
         return None
 
     def _kill(self, worker: str, number: int) -> None:
-        for pid, name in self._workers.items():
-            if name == worker:
+        for pid, spawned in self._workers.items():
+            if spawned.worker == worker:
                 signal_group(pid, number)
 
     def _reap(self) -> None:
@@ -132,10 +201,11 @@ class _Zygote:
                 self._adopt_rest_of(pid, kindly=False)
             os.waitpid(pid, 0)
             self._orphans_until.pop(pid, None)
-            if (worker := self._workers.pop(pid, None)) is not None:
+            if (spawned := self._workers.pop(pid, None)) is not None:
                 code = 0 if signalled else status.si_status
                 number = status.si_status if signalled else 0
-                self._send(exited=pb.Exited(worker=worker, pid=pid, exit_code=code, signal=number))
+                exited = pb.Exited(worker=spawned.worker, pid=pid, exit_code=code, signal=number)
+                self._send(pb.ZygoteEvent(exited=exited))
 
     def _adopt_rest_of(self, pid: int, *, kindly: bool) -> None:
         """What a worker leaves behind: time to end by itself if the worker ended well.
@@ -157,17 +227,11 @@ class _Zygote:
                     os.kill(orphan, signal.SIGKILL)
 
     def _timeout_s(self) -> float | None:
-        return 0.1 if self._orphans_until else None
-
-    def _receive(self) -> bytes:
-        try:
-            return self._agent.recv(65536)
-        except OSError:
-            return b""
-
-    def _send(self, **kind: Any) -> None:
-        with contextlib.suppress(OSError):  # the agent is gone: the next read says so
-            self._agent.sendall(encode(pb.ZygoteEvent(**kind)))
+        if self._orphans_until:
+            return 0.1
+        if self._agent is None:
+            return max(0.0, self._alone_until - time.monotonic())
+        return None
 
 
 def _next_dead() -> Any:
@@ -175,20 +239,6 @@ def _next_dead() -> Any:
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return None
-
-
-def _become_worker(request: pb.SpawnRequest, parent: int) -> int:
-    """In the forked child: cut the ties to the zygote, then run the script."""
-    os.setpgid(0, 0)
-    die_with_parent(parent)
-    adopt_orphans()  # so that it is known whose daemons they are that outlive it
-    _redirect_output(request.log_path)
-    os.environ.update(request.environment)
-    _reseed()
-    faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True)
-    link = Link(request.worker, request.socket_path)
-    session.use_link(link)
-    return run_script(link, list(request.argv))
 
 
 def _end_process(code: int) -> NoReturn:
@@ -199,25 +249,6 @@ def _end_process(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _redirect_output(path: str) -> None:
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-    os.close(null)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-
-
-def _reseed() -> None:
-    """Forks share the zygote's generators; a fresh interpreter would have seeded its own."""
-    random.seed()
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
 
 
 if __name__ == "__main__":

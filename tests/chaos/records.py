@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,29 @@ def check_equal_weights(records: dict[str, list[Record]]) -> int:
     return compared
 
 
-def check_nothing_lost(records: dict[str, list[Record]], changes: int) -> None:
-    """P2 on every process: commits are consecutive, and a change of group costs at most one step
-    computed again (a planned one usually none, if the news of it comes in time)."""
+def check_nothing_lost(records: dict[str, list[Record]], formed: list[Record]) -> None:
+    """P2 on every process: commits are consecutive, an unplanned change costs at most one step
+    computed again, and a planned one none.
+
+    formed: the job's events `generation_formed`.
+    """
+    unplanned = [e["generation"] for e in formed if e["after_step"] is None][1:]
     for process, rows in records.items():
         commits = [r["step"] for r in rows if r["kind"] == "commit"]
         first = commits[0] if commits else 0
         assert commits == list(range(first, first + len(commits))), (process, commits)
-        attempts = [r["step"] for r in rows if r["kind"] == "attempt"]
-        again = len(attempts) - len(set(attempts))
-        assert again <= changes, (process, again)
+        again = list(_attempted_again([r for r in rows if r["kind"] == "attempt"]))
+        for step, before, after in again:
+            at_fault = [g for g in unplanned if before < g <= after]
+            assert at_fault, (process, f"step {step} again in generation {after}, as planned")
+        assert len(again) <= len(unplanned), (process, again, unplanned)
+
+
+def _attempted_again(attempts: list[Record]) -> Iterator[tuple[int, int, int]]:
+    """(step, generation before, generation after) of each step that was begun twice."""
+    last: dict[int, int] = {}
+    for row in attempts:
+        step, generation = row["step"], row["generation"]
+        if step in last:
+            yield step, last[step], generation
+        last[step] = generation

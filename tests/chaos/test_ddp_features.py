@@ -27,7 +27,7 @@ def test_every_feature_survives_a_change_of_group(tmp_path: Path) -> None:
     problem.check_every_sample_once(steps, epochs=6)
     found = records.read(tmp_path)
     assert records.check_equal_weights(found) > len(steps)
-    records.check_nothing_lost(found, changes=len(job.named("generation_formed")))
+    records.check_nothing_lost(found, job.named("generation_formed"))
     scheduled = {
         (r["step"], r["scheduled"]) for rows in found.values() for r in rows if "scheduled" in r
     }

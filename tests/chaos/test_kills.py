@@ -19,7 +19,7 @@ def check_outcome(job: JobProcess, out: Path, epochs: int) -> None:
     problem.check_every_sample_once(steps, epochs)
     found = records.read(out)
     assert records.check_equal_weights(found) > len(steps)
-    records.check_nothing_lost(found, changes=len(job.named("generation_formed")))
+    records.check_nothing_lost(found, job.named("generation_formed"))
     finals = [torch.load(p, weights_only=True) for p in out.glob("final-*.pt")]
     (initial,) = [
         torch.load(p, weights_only=True)

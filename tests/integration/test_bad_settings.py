@@ -47,6 +47,15 @@ def test_an_unknown_setting_in_the_file(place: Place, tmp_path: Path) -> None:
     assert all(name in result.stderr for name in ("spare ", str(file), "spares")), result.stderr
 
 
+def test_a_setting_of_another_command_in_the_file(place: Place, tmp_path: Path) -> None:
+    file = tmp_path / "elastic.toml"
+    file.write_text('[job]\netcd = "shared by others"\n[run]\nmax_workers = 2\n')
+    result = place.elastic("run", "--config", file, STEADY)
+    assert result.returncode == CONFIGURATION
+    (line,) = result.stderr.splitlines()
+    assert all(name in line for name in ("max_workers ", str(file), "`elastic coordinator`"))
+
+
 def test_a_misspelt_variable(place: Place) -> None:
     result = place.elastic("run", STEADY, ELASTIC_CHEKPOINT_DIR="/tmp/x")
     assert result.returncode == CONFIGURATION

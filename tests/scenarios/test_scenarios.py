@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from elastic.core.agent.machine import AgentSettings
-from elastic.core.coordinator.formation import FormationPolicy
 from elastic.core.coordinator.machine import CoordinatorSettings
+from elastic.core.coordinator.view import FormationPolicy
 from tests.scenarios.transcript import transcript
 from tests.sim.plan import Action, Fault, Pace, Plan
 from tests.sim.replica import Job

@@ -73,7 +73,8 @@ def _generation(generation: Generation) -> str:
     members = ", ".join(m.worker for m in generation.members)
     after = "" if generation.leave_after is None else f" after step {generation.leave_after}"
     purpose = f"{generation.purpose.name} {generation.reason.name}"
-    return f"{generation.number} {purpose} [{members}]{after}"
+    form = " provisional" if generation.provisional else ""
+    return f"{generation.number}{form} {purpose} [{members}]{after}"
 
 
 def _status(status: WorkerStatus) -> str:

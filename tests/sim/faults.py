@@ -25,6 +25,9 @@ _FATAL = (
     Action.FREEZE_SCRIPT,
     Action.FREEZE_PROCESS,
 )
+# With these a member can not hear of a planned change in time, or its group breaks before it. After
+# any other the change does not take place at all: the members that are left form another group.
+_DISTURBING = (Action.FREEZE_PROCESS, Action.BREAK_LINK, Action.CUT_OFF_NODE)
 
 
 class Faults:
@@ -75,6 +78,8 @@ class Faults:
             return
         self.last_at = max(self.last_at, world.clock.now)
         world.journal.note(world.clock.now, "fault", fault.action.name, whom)
+        if fault.action in _DISTURBING:
+            world.journal.disturbed_at.append(world.clock.now)
 
     def _strike(self, fault: Fault, process: Process) -> None:
         self._record(fault, process.name)

@@ -50,8 +50,10 @@ class Agreed(NamedTuple):
 class Journal:
     """One history."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, *, news_s: float = 0.0) -> None:
         self.job = job
+        self.news_s = news_s
+        """The longest that a message between coordinator and agent takes."""
         self.trace: list[tuple[Any, ...]] = []
         self.generations: list[Generation] = []
         self.commits: list[Commit] = []
@@ -62,6 +64,8 @@ class Journal:
         self.left_behind: list[str] = []
         self.outcome: tuple[str, int | None, str] = ("running", None, "")
         """Phase of the job, its exit code, message."""
+        self.disturbed_at: list[float] = []
+        """Instants of faults that excuse a planned change at which a step is begun again."""
         self.stopped_at: float | None = None
         self.best_at_end: Replica | None = None
         """The most advanced replica in any responsive process when the job ended."""

@@ -53,7 +53,10 @@ class Leader:
         match effect:
             case fx.PersistGeneration(generation=generation):
                 self._store.send(self._persisted, generation)
-            case fx.AnnounceGeneration(generation=generation):
+            case (
+                fx.AnnounceGeneration(generation=generation)
+                | fx.SettleGeneration(generation=generation)
+            ):
                 for node in self._nodes.values():
                     node.hear(agent_events.GenerationAnnounced(generation=generation))
             case fx.ReplaceWorker(node=name, worker=worker, kind=kind, message=message):

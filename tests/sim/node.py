@@ -43,7 +43,7 @@ class Node:
         """Open a stream and send the whole view."""
         if not self.alive or self.exit_code is not None:
             return
-        self._up, self._down = (Link(self.clock, 0.0002, 0.005) for _ in range(2))
+        self._up, self._down = (Link(self.clock, 0.0002, self.world.news_s) for _ in range(2))
         self.connected = True
         self._up.send(self.world.leader.connected, self)
         self._send_view()

@@ -7,9 +7,9 @@ import random
 from dataclasses import dataclass, field
 
 from elastic.core.agent.machine import AgentSettings
-from elastic.core.coordinator.formation import FormationPolicy
 from elastic.core.coordinator.machine import CoordinatorSettings
 from elastic.core.coordinator.progress import StallPolicy
+from elastic.core.coordinator.view import FormationPolicy
 from elastic.core.restarts import Backoff
 from tests.sim.replica import Job
 
@@ -70,6 +70,8 @@ class Pace:
     start_s: tuple[float, float] = (0.3, 1.5)
     prepare_s: tuple[float, float] = (0.05, 0.8)
     step_s: tuple[float, float] = (0.02, 0.1)
+    reported_step_s: float = 0.06
+    """What reports of progress say: the farther off, the worse planned changes are timed."""
     evaluates: float = 0.5
     """Probability of an evaluation at the end of an epoch."""
     evaluation_s: float = 1.0
@@ -85,6 +87,8 @@ class Plan:
     job: Job
     pace: Pace = field(default_factory=Pace)
     faults: tuple[Fault, ...] = ()
+    news_s: float = 0.005
+    """The longest that a message between coordinator and agent takes."""
 
 
 def plan(seed: int) -> Plan:
@@ -104,13 +108,17 @@ def plan(seed: int) -> Plan:
     faults = tuple(_fault(rng, len(nodes)) for _ in range(rng.choice((0, 1, 1, 2, 3, 4, 6))))
     if not any(f.action is Action.STOP for f in faults) and rng.random() < 0.15:
         faults += (Fault(action=Action.STOP, at_s=rng.uniform(0.5, 6.0)),)
+    news = random.Random(f"news {seed}")
     return Plan(
         seed=seed,
         nodes=nodes,
         coordinator=_coordinator(rng, minimum, maximum),
         job=job,
-        pace=Pace(evaluation_s=rng.choice((0.5, 1.0, 5.0))),
+        pace=Pace(
+            evaluation_s=rng.choice((0.5, 1.0, 5.0)), reported_step_s=news.choice((0.06, 0.3))
+        ),
         faults=tuple(f for n, f in enumerate(faults) if not _ends_the_job(f, faults[:n])),
+        news_s=news.choice((0.005, 0.03, 0.12, 0.12, 0.7)),
     )
 
 

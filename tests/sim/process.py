@@ -200,7 +200,7 @@ class Process:
             ProgressReported(
                 generation=generation.number,
                 committed=self.committed,
-                step_s=0.06,
+                step_s=self.world.pace.reported_step_s,
                 in_step_s=self.clock.now - since if since is not None else 0.0,
             ),
         )

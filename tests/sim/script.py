@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from elastic.core.data_order import SampleRange
 from elastic.core.membership import Generation, Purpose
 from elastic.core.recovery import Declaration, RecoveryPlan, plan_recovery
+from elastic.core.worker.machine import HOLD_S
 from tests.sim.group import RENDEZVOUS, Group, GroupLost
 from tests.sim.replica import Replica
 from tests.sim.thread import Body, Wait
@@ -129,13 +130,25 @@ class Script:
             if save or replica.committed % self.job.save_every == 0:
                 process.save(generation)
                 save = False
-            if process.worker.must_leave(replica.committed):
+            if (yield from self._leaves_here(replica.committed)):
                 return
             samples = self.job.samples_after(replica.position, generation.world_size)
             if samples is None:
                 process.done = True
             else:
                 yield from self._step(group, generation, samples)
+
+    def _leaves_here(self, committed: int) -> Body:
+        """At a step boundary, as Membership.leaves_here does it."""
+        worker, until = self.process.worker, self.clock.now + HOLD_S
+        if worker.holds(committed):
+            self.process.note("holds", committed)
+            self.clock.at(until, self.process.thread.nudge)
+        while worker.holds(committed):
+            if self.clock.now >= until:
+                return True
+            yield Wait.NEWS
+        return worker.must_leave(committed)
 
     def _step(self, group: Group, generation: Generation, samples: SampleRange) -> Body:
         process = self.process

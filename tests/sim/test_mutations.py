@@ -28,6 +28,35 @@ class ReusesNumbers(Coordinator):
         return effects
 
 
+class SettlesWithoutWaiting(Coordinator):
+    """Never mind who has heard of a planned change."""
+
+    def _settle_planned(self) -> list[fx.Effect]:
+        planned = self._current
+        if planned is None or not planned.provisional:
+            return []
+        settled = replace(planned, provisional=False)
+        self._make_current(settled)
+        return [fx.SettleGeneration(generation=settled)]
+
+
+class KeepsTheFirstEstimate(Coordinator):
+    """Never mind how far those were who have heard of it."""
+
+    def _settle_planned(self) -> list[fx.Effect]:
+        planned, effects = self._current, super()._settle_planned()
+        if planned is None or not effects:
+            return effects
+        settled = replace(planned, provisional=False)
+        self._make_current(settled)
+        return [fx.SettleGeneration(generation=settled)]
+
+
+class NeverHolds(Worker):
+    def generation_announced(self, generation: Generation) -> list[Effect]:
+        return super().generation_announced(replace(generation, provisional=False))
+
+
 class NeverRestarts(Agent):
     def _spawn_missing(self, now: float) -> Iterator[Any]:
         return iter(()) if self._spawned else super()._spawn_missing(now)
@@ -75,6 +104,9 @@ class LeavesWithoutSaving(Script):
     ("parts", "checker", "seeds"),
     [
         (Parts(coordinator=ReusesNumbers), "one_lineage", range(200)),
+        (Parts(coordinator=SettlesWithoutWaiting), "planned_changes", range(200)),
+        (Parts(coordinator=KeepsTheFirstEstimate), "planned_changes", range(200)),
+        (Parts(worker=NeverHolds), "planned_changes", range(200)),
         (Parts(agent=NeverRestarts), "liveness", range(200)),
         (Parts(worker=IgnoresAborts), "liveness", range(200)),
         (Parts(script=CommitsAlone), "one_lineage", range(200)),

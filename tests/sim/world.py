@@ -51,9 +51,9 @@ class World:
         observer: Observer | None = None,
     ) -> None:
         self.parts = parts or Parts()
-        self.job, self.pace = plan.job, plan.pace
+        self.job, self.pace, self.news_s = plan.job, plan.pace, plan.news_s
         self.clock = clock or Clock(plan.seed)
-        self.journal = Journal(plan.job)
+        self.journal = Journal(plan.job, news_s=plan.news_s)
         self.storage = Storage()
         self.nodes: list[Node] = []
         self.leader = Leader(self, plan.coordinator)
@@ -156,12 +156,14 @@ class World:
             self.journal.reduced.append(Reduced(self.clock.now, generation, name[1]))
 
     def best_survivor(self, *, finished: bool = False) -> Replica | None:
+        """Members at the end of the job are not asked for their state any more."""
         held = [
             p.replica
             for node in self.nodes
             if node.alive and node.connected
             for p in node.processes.values()
-            if p.responsive and p.replica is not None and (finished or not p.done)
+            if p.responsive and p.replica is not None
+            if finished or not (p.done or p.replica.complete(self.job))
         ]
         return _best(*held)
 

@@ -76,6 +76,13 @@ class AskToStop:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AskToLeave:
+    """Ask the coordinator to have this node's workers leave the group; the job goes on."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SetTimer:
     """Send TimerFired at this instant; replaces the one before. None: no timer."""
 
@@ -98,6 +105,7 @@ Effect = (
     | ReportNode
     | ReportFailure
     | AskToStop
+    | AskToLeave
     | SetTimer
     | ExitAgent
 )

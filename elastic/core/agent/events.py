@@ -9,7 +9,10 @@ from elastic.core.membership import Failure, FailureKind, Generation, WorkerId, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Started:
-    """The zygote is ready to fork."""
+    """The zygote is ready to fork, and has these workers already: those of an earlier agent."""
+
+    workers: tuple[tuple[WorkerId, int], ...] = ()
+    """Names and process ids."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +83,19 @@ class JobEnded:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Drained:
+    """No worker of this node is in the group any more, and none will be."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CutOff:
+    """Neither the coordinator nor the store has been heard of for so long that the others may have
+    given this node up for dead and gone on without its group."""
+
+    silent_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LeaveRequested:
     """First signal: leave at a step boundary after saving."""
 
@@ -110,6 +126,8 @@ Event = (
     | ReplaceRequested
     | DismissRequested
     | JobEnded
+    | Drained
+    | CutOff
     | LeaveRequested
     | StopRequested
     | TimerFired

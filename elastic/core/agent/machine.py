@@ -21,6 +21,8 @@ from elastic.core.membership import (
 )
 from elastic.core.restarts import Backoff
 
+_ADOPTION_S = 10.0  # for a worker to report to an agent that has found it alive
+
 
 class AgentPhase(enum.Enum):
     """What the agent is doing."""
@@ -36,12 +38,17 @@ class AgentSettings:
 
     node: NodeId
     slots: int
+    start: str = ""
+    """Differs from start to start of the node's agent, so that no worker's name comes again."""
     spares: int = 1
     backoff: Backoff = field(default_factory=Backoff)
     start_timeout_s: float = 600.0
     """A worker that has a slot must ask for a group within this."""
     exit_grace_s: float = 5.0
     """Workers that were dismissed get this long to end by themselves."""
+    leave_timeout_s: float | None = None
+    """Asked to leave, only this node does, and ends after this long at the latest. None: the job
+    is this node's, and is saved and stopped."""
 
 
 @dataclass(slots=True)
@@ -49,6 +56,8 @@ class _Process:
     status: WorkerStatus
     deadline: float | None = None
     """When it must have asked for a group."""
+    adopted: bool = False
+    """Found alive, left by an earlier agent, and not heard of since: it may have a slot."""
     ending: Failure | None = None
     """Why it was told to end, if it was."""
     reported: Failure | None = None
@@ -75,11 +84,12 @@ class Agent:
         self._dismissed = False
         self._exit_code: int | None = None
         self._kill_at: float | None = None
+        self._leave_by: float | None = None
         self.phase = AgentPhase.WARMING
 
     @property
     def generation(self) -> Generation | None:
-        """The newest generation announced."""
+        """The newest generation announced, in its newest form."""
         return self._generation
 
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
@@ -87,8 +97,9 @@ class Agent:
         before = self._view()
         effects = self._apply(event, now)
         effects += self._tend(now)
-        if self._view() != before or isinstance(event, ev.Started):
-            effects.append(fx.ReportNode(workers=self._view()))
+        after = self._view()
+        if after is not None and (after != before or isinstance(event, ev.Started)):
+            effects.append(fx.ReportNode(workers=after))
         return effects
 
     # ---- events
@@ -99,9 +110,12 @@ class Agent:
 
     @_apply.register
     def _(self, event: ev.Started, now: float) -> list[fx.Effect]:
-        del event, now
         if self.phase is AgentPhase.WARMING:
             self.phase = AgentPhase.SERVING
+        for worker, pid in event.workers:
+            status = WorkerStatus(worker=worker, pid=pid)
+            deadline = now + _ADOPTION_S
+            self._processes[worker] = _Process(status=status, deadline=deadline, adopted=True)
         return []
 
     @_apply.register
@@ -113,12 +127,14 @@ class Agent:
 
     @_apply.register
     def _(self, event: ev.WorkerReported, now: float) -> list[fx.Effect]:
-        del now
         process = self._processes.get(event.status.worker)
         if process is None:
             return []
         self._script_is_elastic = True
         slot = process.status.slot  # given here: a report sent before it must not undo it
+        if process.adopted:
+            process.adopted, slot = False, event.status.slot
+            process.deadline = now + self._settings.start_timeout_s
         process.status = replace(event.status, slot=slot, pid=process.status.pid)
         if process.status.phase not in (WorkerPhase.SPARE, WorkerPhase.PREPARING):
             process.deadline = None
@@ -157,8 +173,7 @@ class Agent:
     @_apply.register
     def _(self, event: ev.GenerationAnnounced, now: float) -> list[fx.Effect]:
         del now
-        newest = self._generation
-        if newest is not None and event.generation.number <= newest.number:
+        if not event.generation.is_news_after(self._generation):
             return []
         self._generation = event.generation
         return [
@@ -185,19 +200,39 @@ class Agent:
 
     @_apply.register
     def _(self, event: ev.LeaveRequested, now: float) -> list[fx.Effect]:
-        del now
         if self.phase is AgentPhase.WARMING or not self._processes:
             self.phase = AgentPhase.ENDING
             self._exit_code = event.exit_code
             return []
-        return [fx.AskToStop(exit_code=event.exit_code, reason=event.reason)]
+        timeout_s = self._settings.leave_timeout_s
+        if timeout_s is None:
+            return [fx.AskToStop(exit_code=event.exit_code, reason=event.reason)]
+        if self._leave_by is None:
+            self._leave_by = now + timeout_s
+            self._exit_code = event.exit_code
+        return [fx.AskToLeave(reason=event.reason)]
+
+    @_apply.register
+    def _(self, event: ev.Drained, now: float) -> list[fx.Effect]:
+        del event
+        return self._end_all(now)
+
+    @_apply.register
+    def _(self, event: ev.CutOff, now: float) -> list[fx.Effect]:
+        message = (
+            f"was cut off from the coordinator and the store for {event.silent_s:.0f} s: the job "
+            "may have gone on without it"
+        )
+        return [
+            effect
+            for name in list(self._processes)
+            for effect in self._replace(name, FailureKind.LEFT_OUT, message, now)
+        ]
 
     @_apply.register
     def _(self, event: ev.StopRequested, now: float) -> list[fx.Effect]:
-        self.phase = AgentPhase.ENDING
         self._exit_code = event.exit_code
-        self._kill_at = now
-        return []
+        return self._end_all(now)
 
     @_apply.register
     def _(self, event: ev.TimerFired, now: float) -> list[fx.Effect]:
@@ -208,11 +243,15 @@ class Agent:
 
     def _tend(self, now: float) -> list[fx.Effect]:
         """Level-triggered: whatever happened, bring the node to where it should be."""
+        if self._leave_by is not None and now >= self._leave_by:
+            self._end_all(now)
         if self.phase is AgentPhase.ENDING:
             return self._wind_up(now)
         if self.phase is AgentPhase.WARMING:
             return []
-        effects = [*self._expire(now), *self._fill_slots(now), *self._spawn_missing(now)]
+        effects = [*self._expire(now)]
+        if not self._adopting():
+            effects += [*self._fill_slots(now), *self._spawn_missing(now)]
         return [*effects, fx.SetTimer(at=self._next_instant(now))]
 
     def _fill_slots(self, now: float) -> Iterator[fx.Effect]:
@@ -233,7 +272,8 @@ class Agent:
         spares = self._settings.spares if self._script_is_elastic else 0
         for _ in range(self._settings.slots + spares - len(self._processes)):
             self._spawned += 1
-            worker = f"{self._settings.node}-{self._spawned}"
+            start = f"-{self._settings.start}" if self._settings.start else ""
+            worker = f"{self._settings.node}{start}-{self._spawned}"
             status = WorkerStatus(worker=worker)
             deadline = now + self._settings.start_timeout_s
             self._processes[worker] = _Process(status=status, deadline=deadline)
@@ -245,7 +285,9 @@ class Agent:
             if process.deadline is None or waiting or now < process.deadline:
                 continue
             message = (
-                f"did not call session.steps() or session.run() within "
+                f"did not report within {_ADOPTION_S:g} s of the return of its agent"
+                if process.adopted
+                else f"did not call session.steps() or session.run() within "
                 f"{self._settings.start_timeout_s:g} s of its start"
             )
             yield from self._replace(process.status.worker, FailureKind.START_TIMEOUT, message, now)
@@ -272,6 +314,8 @@ class Agent:
         ]
         if self._spawn_not_before > now:
             instants.append(self._spawn_not_before)
+        if self._leave_by is not None:
+            instants.append(self._leave_by)
         return min(instants) if instants else None
 
     # ---- parts
@@ -296,6 +340,11 @@ class Agent:
         if process.status.heard >= newest.number:
             return []
         return [fx.ForwardGeneration(worker=process.status.worker, generation=newest)]
+
+    def _end_all(self, now: float) -> list[fx.Effect]:
+        self.phase = AgentPhase.ENDING
+        self._kill_at = now
+        return []
 
     def _note_progress(self, committed: int) -> None:
         if committed > self._most_committed:
@@ -327,8 +376,13 @@ class Agent:
         clean = exited.exit_code == 0 and exited.signal == 0
         return clean and process.status.phase is WorkerPhase.FINISHED
 
-    def _view(self) -> tuple[WorkerStatus, ...]:
-        return tuple(p.status for p in self._processes.values())
+    def _adopting(self) -> bool:
+        return any(p.adopted for p in self._processes.values())
+
+    def _view(self) -> tuple[WorkerStatus, ...] | None:
+        """None while it is not known what the workers that were found do: to report them as
+        starting would have them left out of the group they train in."""
+        return None if self._adopting() else tuple(p.status for p in self._processes.values())
 
 
 def _hears_generations(process: _Process) -> bool:

@@ -30,6 +30,13 @@ class AnnounceGeneration:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SettleGeneration:
+    """Tell every agent the settled form of the planned generation that was announced last."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ReplaceWorker:
     """Have the node's agent end this worker and start another."""
 
@@ -62,6 +69,25 @@ class AbandonCheckpoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ProbeGroup:
+    """Ask the members in contact for their progress at this moment."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeDrained:
+    """No worker of the leaving node is in the group any more."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepDown:
+    """Another coordinator decides now."""
+
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SetTimer:
     """Send TimerFired at this instant; replaces the one before. None: no timer."""
 
@@ -90,10 +116,14 @@ class EndJob:
 Effect = (
     PersistGeneration
     | AnnounceGeneration
+    | SettleGeneration
     | ReplaceWorker
     | DismissWorkers
     | CommitCheckpoint
     | AbandonCheckpoint
+    | ProbeGroup
+    | NodeDrained
+    | StepDown
     | SetTimer
     | Lost
     | EndJob

@@ -18,7 +18,29 @@ class NodeReported:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeLost:
-    """The node's stream has ended."""
+    """The node's stream has ended; its processes may live on."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeGone:
+    """Nothing of the node runs any more, for certain."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeLeaving:
+    """The node is to take no part any more: its workers leave at a step boundary."""
+
+    node: NodeId
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeWelcomed:
+    """The node may take part again."""
 
     node: NodeId
 
@@ -33,12 +55,14 @@ class WorkerFailed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgressReported:
-    """Rank 0's report: steps committed, their usual duration, and that of the one under way."""
+    """Steps committed, their usual duration, and that of the one under way, as rank 0 says; or,
+    asked for, any member."""
 
     generation: int
     committed: int
     step_s: float
     in_step_s: float
+    probed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +116,9 @@ class TimerFired:
 Event = (
     NodeReported
     | NodeLost
+    | NodeGone
+    | NodeLeaving
+    | NodeWelcomed
     | WorkerFailed
     | ProgressReported
     | ShardReported

@@ -7,12 +7,11 @@ report that was missed costs nothing. No effects and no memory; the machine owns
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from elastic.core.coordinator.view import FormationPolicy, GroupView, Sighting, enough
 from elastic.core.membership import (
     ChangeReason,
-    Generation,
     Member,
     NodeId,
     Purpose,
@@ -25,65 +24,6 @@ _IN_GROUP = (WorkerPhase.JOINING, WorkerPhase.TRAINING)
 _COMING = (WorkerPhase.STARTING, WorkerPhase.PREPARING)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FormationPolicy:
-    """Sizes of the group and the patience of each decision, in seconds."""
-
-    min_workers: int = 1
-    max_workers: int = 1
-    gather_timeout_s: float = 30.0
-    """Wait this long for the rest once `min_workers` are ready and no group exists."""
-    join_timeout_s: float = 10.0
-    """A member that has not even acknowledged a generation by then is left out."""
-    busy_timeout_s: float = 300.0
-    """The same for one that has, but whose script does not get to its next step boundary."""
-    broken_grace_s: float = 0.25
-    """Wait this long for news of a death after a member reported a broken group."""
-    join_debounce_s: float = 0.1
-    """Newcomers that arrive within this of each other join together."""
-    planned_interval_s: float = 0.5
-    """Least time between two planned changes."""
-    max_fruitless_breaks: int = 5
-    """A group that breaks this often with nobody dead and no step committed never will commit."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sighting:
-    """A worker and the node it was reported by."""
-
-    node: NodeId
-    status: WorkerStatus
-
-    def as_member(self) -> Member:
-        """This worker as a member of a generation."""
-        s = self.status
-        return Member(worker=s.worker, node=self.node, slot=s.slot or 0, endpoint=s.endpoint)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GroupView:
-    """Everything the decision depends on. Instants are seconds on the coordinator's clock."""
-
-    current: Generation | None
-    workers: Mapping[WorkerId, Sighting]
-    """Workers alive now."""
-    slots: int
-    """Slots on all connected nodes: how many workers to expect while gathering."""
-    formed_at: float = 0.0
-    """When `current` was announced."""
-    assembling_since: float | None = None
-    """Since when members leave for `current`: announced, or the first arrival if planned."""
-    enough_since: float | None = None
-    """Since when `min_workers` are ready and no group exists."""
-    broken_since: float | None = None
-    """Since when a member of `current` has reported it broken."""
-    newcomers_since: float | None = None
-    """Since when a worker that is not in `current` is ready."""
-    fruitless_breaks: int = 0
-    stalled: bool = False
-    """The step under way lasts suspiciously long."""
-
-
 class WaitReason(enum.Enum):
     """Why the group stays as it is."""
 
@@ -93,6 +33,8 @@ class WaitReason(enum.Enum):
     ASSEMBLING = 4
     LISTENING_FOR_A_DEATH = 5
     COLLECTING_NEWCOMERS = 6
+    OUT_OF_CONTACT = 7
+    ANOTHER_GROUP_MAY_TRAIN = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,9 +84,10 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
     Members that were in the middle of `session.run` finish that first, among themselves, even if
     they are too few to train: a newcomer can not take part in it.
     """
-    ready = [w for w in view.workers.values() if w.status.phase is WorkerPhase.READY]
+    staying = [w for w in view.workers.values() if not w.leaving]
+    ready = [w for w in staying if w.status.phase is WorkerPhase.READY]
     finished = [w for w in view.workers.values() if w.status.phase is WorkerPhase.FINISHED]
-    coming = [w for w in view.workers.values() if w.status.phase in _COMING]
+    coming = [w for w in staying if w.status.phase in _COMING]
     returning = [w for w in view.workers.values() if w.status.phase in _IN_GROUP]
     if finished and not ready and not coming and not returning:
         return Complete()
@@ -165,13 +108,6 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
             return Wait(reason=WaitReason.GATHERING, until=deadline)
     chosen = sorted(ready, key=_seniority)[: policy.max_workers]
     return Form(members=_members(chosen), reason=ChangeReason.STARTED)
-
-
-def enough(workers: Mapping[WorkerId, Sighting], policy: FormationPolicy) -> bool:
-    """Can a group be formed? Members that have finished are no reason to wait for others."""
-    ready = sum(w.status.phase is WorkerPhase.READY for w in workers.values())
-    finished = sum(w.status.phase is WorkerPhase.FINISHED for w in workers.values())
-    return ready > 0 and ready + finished >= policy.min_workers
 
 
 def _nothing_left_to_do(finished: list[Sighting], others: list[Sighting]) -> bool:
@@ -213,6 +149,12 @@ def _members(workers: list[Sighting]) -> tuple[Member, ...]:
     return tuple(w.as_member() for w in workers)
 
 
+def _without_leaving(workers: list[Sighting]) -> list[Sighting]:
+    """Those that stay, unless the state would go with the others."""
+    staying = [w for w in workers if not w.leaving]
+    return staying if any(w.status.took_part for w in staying) else workers
+
+
 class _Formed:
     """The decision while a group exists, split by question; built anew each time."""
 
@@ -225,6 +167,7 @@ class _Formed:
             view.workers[m.worker] for m in self._current.members if m.worker in view.workers
         ]
         self._lost = len(present) < self._current.world_size
+        self._silent = [w for w in present if w.silent_since is not None]
         self._finished = [w for w in present if w.status.phase is WorkerPhase.FINISHED]
         self._active = [w for w in present if w.status.phase is not WorkerPhase.FINISHED]
         self._broken = [w for w in self._active if self._is_broken(w.status)]
@@ -232,7 +175,9 @@ class _Formed:
         self._newcomers = [
             w
             for w in view.workers.values()
-            if w.status.phase is WorkerPhase.READY and w.status.worker not in members
+            if w.status.phase is WorkerPhase.READY
+            and w.status.worker not in members
+            and not w.leaving
         ]
 
     def _is_broken(self, s: WorkerStatus) -> bool:
@@ -245,6 +190,8 @@ class _Formed:
             return Complete()
         if self._lost or (self._broken and self._finished) or self._is_stranded():
             return self._form(self._active, ChangeReason.MEMBER_LOST)
+        if self._silent:
+            return self._await_silent()
         if self._broken:
             return self._mend()
         if self._view.stalled:
@@ -264,13 +211,32 @@ class _Formed:
             w.status.took_part and self._has_started_to_join(w) for w in self._active
         )
 
+    def _await_silent(self) -> Decision:
+        """Members out of contact train on as long as the group does: their agent may come back.
+
+        If all are, it is the coordinator that is cut off, or new in office.
+        """
+        if len(self._silent) == len(self._active):
+            return Wait(reason=WaitReason.OUT_OF_CONTACT)
+        given_up = self._broken or self._view.stuck or self._view.stalled
+        arrived = all(self._has_arrived(w) for w in self._active)
+        since = min(w.silent_since for w in self._silent if w.silent_since is not None)
+        until = since + self._policy.agent_grace_s
+        if given_up or not arrived or self._now >= until:
+            return self._form(self._active, ChangeReason.MEMBER_LOST)
+        probe_at = self._now + self._policy.probe_interval_s
+        return Wait(reason=WaitReason.OUT_OF_CONTACT, until=min(until, probe_at))
+
     def _form(self, workers: list[Sighting], reason: ChangeReason) -> Form:
         """An unplanned change, now; or nobody trains, while too few are left.
+
+        Members out of contact can not be told, and those that leave need not be.
 
         Newcomers are not asked: they join at a step boundary, which members that are in the
         middle of `session.run` have not reached. Members that never took part are in the middle of
         nothing, and one of the newcomers may hold the state: it was cut off and has come back.
         """
+        workers = _without_leaving([w for w in workers if w.silent_since is None])
         if not any(w.status.took_part for w in workers):
             workers = sorted(workers + self._newcomers, key=_seniority)
         finished = [
@@ -335,6 +301,8 @@ class _Formed:
 
     def _admit(self) -> Decision:
         """The group runs: newcomers join by a planned change, several at once if they can."""
+        if any(w.leaving for w in self._active):
+            return self._see_off()
         room = self._policy.max_workers - len(self._active)
         if not self._newcomers or room <= 0:
             return Wait(reason=WaitReason.STEADY)
@@ -347,3 +315,19 @@ class _Formed:
             return Wait(reason=WaitReason.COLLECTING_NEWCOMERS, until=until)
         workers = self._active + sorted(self._newcomers, key=_seniority)[:room]
         return Form(members=_members(workers), reason=ChangeReason.MEMBER_JOINED, planned=True)
+
+    def _see_off(self) -> Decision:
+        """Members leave with their nodes, at a step boundary; newcomers take their places.
+
+        While only those that leave hold the state, one of them stays for newcomers to get it.
+        """
+        staying = [w for w in self._active if not w.leaving]
+        if not any(w.status.took_part for w in staying):
+            if not self._newcomers:
+                return Wait(reason=WaitReason.STEADY)
+            staying = [*staying, *(w for w in self._active if w.leaving)][-1:]
+        room = max(0, self._policy.max_workers - len(staying))
+        workers = staying + sorted(self._newcomers, key=_seniority)[:room]
+        enough_left = len(workers) + len(self._finished) >= self._policy.min_workers
+        members = _members(workers) if enough_left else ()
+        return Form(members=members, reason=ChangeReason.MEMBER_LEAVING, planned=True)

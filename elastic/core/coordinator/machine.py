@@ -3,43 +3,45 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.checkpoints import CheckpointTracker
+from elastic.core.coordinator.clocks import Clocks
+from elastic.core.coordinator.departures import Departures
 from elastic.core.coordinator.formation import (
-    Complete,
     Decision,
     Form,
-    FormationPolicy,
     GiveUp,
-    GroupView,
-    Sighting,
     Wait,
     WaitReason,
     decide,
-    enough,
 )
+from elastic.core.coordinator.lineage import Lineage
+from elastic.core.coordinator.nodes import Nodes
 from elastic.core.coordinator.phases import TERMINAL, TRANSITIONS, JobPhase
+from elastic.core.coordinator.planned import settle
 from elastic.core.coordinator.progress import ProgressWatch, StallPolicy
 from elastic.core.coordinator.stopping import End, Stop, decide_stop
+from elastic.core.coordinator.view import FormationPolicy, GroupView
 from elastic.core.invariants import check_succession, require
 from elastic.core.membership import (
     ChangeReason,
     FailureKind,
     Generation,
+    Member,
     NodeId,
     Purpose,
     WorkerId,
-    WorkerPhase,
-    WorkerStatus,
 )
 from elastic.core.ranks import assign_ranks
 from elastic.core.restarts import RestartPolicy, Verdict
 
 _REMEMBERED_GENERATIONS = 16
+_EXIT_LEFT = 143  # as after SIGTERM: the job is not done
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,49 +59,50 @@ class CoordinatorSettings:
     stop_grace_s: float = 30.0
 
 
-@dataclass(slots=True)
-class _Node:
-    slots: int = 0
-    workers: dict[WorkerId, WorkerStatus] = field(default_factory=dict)
-    gone: set[WorkerId] = field(default_factory=set)
-    """Failed, and not yet missing from the node's view; a name may come back after a restart."""
-
-
-@dataclass(slots=True)
-class _Since:
-    """Instants at which conditions of the view began to hold."""
-
-    enough: float | None = None
-    broken: float | None = None
-    newcomers: float | None = None
-    assembling: float | None = None
-
-
 class Coordinator:
     """One job's coordinator. `handle` is the only way in, its result the only way out."""
 
-    def __init__(self, settings: CoordinatorSettings, *, last_generation: int = 0) -> None:
+    def __init__(
+        self, settings: CoordinatorSettings, *, last: Generation | None = None, now: float = 0.0
+    ) -> None:
+        """`last`: the newest generation of the coordinators before, whose group may train on."""
         self._settings = settings
-        self._number = last_generation
-        self._nodes: dict[NodeId, _Node] = {}
+        self._number = 0
+        self._nodes = Nodes()
+        self._lineage = Lineage()
+        self._departures = Departures()
+        self._probed_at = -math.inf
         self._generations: dict[int, Generation] = {}
         self._current: Generation | None = None
+        self._leaving: Generation | None = None
+        """The group that trains until a planned change takes effect."""
         self._persisting: Generation | None = None
         self._formed_at = 0.0
-        self._since = _Since()
-        self._breaks_at_step: tuple[int, int] = (0, -1)
+        self._since = Clocks()
         self._restarts = RestartPolicy(settings.max_restarts, settings.restart_window_s)
         self._checkpoints = CheckpointTracker()
         self._progress = ProgressWatch(settings.stall)
         self._stop: Stop | None = None
-        self._waiting = WaitReason.BELOW_MINIMUM
+        self._deposed = False
         self.phase = JobPhase.GATHERING
+        if last is not None:
+            self._adopt(last, now)
+
+    def _adopt(self, last: Generation, now: float) -> None:
+        """Its members train, for all that is known, until they or their nodes say otherwise."""
+        self._number = last.number
+        self._make_current(last)
+        self._formed_at = now
+        self._since = Clocks(assembling=now)
+        self._lineage.exists(last)
+        self._nodes.presumed(last, now)
+        self.phase = JobPhase.RUNNING if last.members else JobPhase.WAITING
 
     # ---- what others may read
 
     @property
     def current(self) -> Generation | None:
-        """The newest generation that exists."""
+        """The newest generation that exists, in its newest form."""
         return self._current
 
     @property
@@ -107,14 +110,13 @@ class Coordinator:
         """Steps committed, as far as reported."""
         return self._progress.committed
 
-    @property
-    def waiting_for(self) -> WaitReason:
-        """Why the group stays as it is."""
-        return self._waiting
-
     def restarts_spent(self, now: float) -> int:
         """Restarts counted against the budget at `now`."""
         return self._restarts.spent(now)
+
+    def members_that_may_train(self) -> list[Member]:
+        """Those of every group that is not known to have stopped."""
+        return self._lineage.members()
 
     def generation(self, number: int) -> Generation | None:
         """A generation that is not long past."""
@@ -124,10 +126,10 @@ class Coordinator:
 
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """Take one event; return what is to be done, in order. `now`: monotonic seconds."""
-        if self.phase in TERMINAL:
+        if self.phase in TERMINAL or self._deposed:
             return []
         effects = self._apply(event, now)
-        if self.phase not in TERMINAL:
+        if self.phase not in TERMINAL and not self._deposed:
             effects += self._consider(now)
         return effects
 
@@ -137,41 +139,59 @@ class Coordinator:
 
     @_apply.register
     def _(self, event: ev.NodeReported, now: float) -> list[fx.Effect]:
-        node = self._nodes.setdefault(event.node, _Node())
-        before = node.workers
-        node.slots = event.slots
-        node.gone.intersection_update(s.worker for s in event.workers)
-        node.workers = {s.worker: s for s in event.workers if s.worker not in node.gone}
-        for status in node.workers.values():
+        lost = self._nodes.reported(event.node, event.slots, event.workers)
+        self._lineage.ended(lost)
+        for status in self._nodes.workers_of(event.node):
             if status.took_part:
                 self._progress.advance(status.committed, now)
-        return self._note_lost(set(before) - set(node.workers), now)
+        return self._note_lost(lost)
 
     @_apply.register
     def _(self, event: ev.NodeLost, now: float) -> list[fx.Effect]:
-        node = self._nodes.pop(event.node, _Node())
-        return self._note_lost(set(node.workers), now)
+        if self._settings.formation.agent_grace_s > 0.0 and self._is_in_group(event.node):
+            self._nodes.fell_silent(event.node, now)
+            return []
+        return self._note_lost(self._nodes.lost(event.node))
+
+    @_apply.register
+    def _(self, event: ev.NodeGone, now: float) -> list[fx.Effect]:
+        del now
+        self._lineage.node_gone(event.node)
+        self._nodes.welcomed(event.node)
+        return self._note_lost(self._nodes.lost(event.node))
+
+    @_apply.register
+    def _(self, event: ev.NodeLeaving, now: float) -> list[fx.Effect]:
+        self._nodes.left(event.node)
+        if self._stop is None and self._nodes.all_leave():
+            self._begin_stop(_EXIT_LEFT, f"every node leaves: {event.reason}", now)
+        return []
+
+    @_apply.register
+    def _(self, event: ev.NodeWelcomed, now: float) -> list[fx.Effect]:
+        del now
+        self._nodes.welcomed(event.node)
+        self._departures.forget(event.node)
+        return []
 
     @_apply.register
     def _(self, event: ev.WorkerFailed, now: float) -> list[fx.Effect]:
-        running = frozenset(w for n in self._nodes.values() for w in n.workers)
-        worker = event.failure.worker
+        running = frozenset(self._nodes.workers())
         verdict = self._restarts.judge(
             event.failure, now=now, committed=self.committed, running=running
         )
-        node = self._nodes.get(event.node)
-        lost: set[WorkerId] = set()
-        if node is not None:
-            node.gone.add(worker)
-            if node.workers.pop(worker, None) is not None:
-                lost.add(worker)
+        lost = self._nodes.failed(event.node, event.failure.worker)
+        self._lineage.ended((event.failure.worker,))
         if verdict is not Verdict.RESTART:
             return self._fail(verdict, event)
-        return self._note_lost(lost, now)
+        return self._note_lost(lost)
 
     @_apply.register
     def _(self, event: ev.ProgressReported, now: float) -> list[fx.Effect]:
-        if self._reports_current_step(event.generation):
+        if event.probed:
+            if self._current is not None and event.generation == self._current.number:
+                self._progress.probed(step_s=event.step_s, in_step_s=event.in_step_s)
+        elif self._reports_current_step(event.generation):
             self._progress.observe(
                 event.committed, now, step_s=event.step_s, in_step_s=event.in_step_s
             )
@@ -185,7 +205,7 @@ class Coordinator:
             return []
         if self._checkpoints.written(generation, event.step, event.index, event.count):
             return [fx.CommitCheckpoint(generation=event.generation, step=event.step)]
-        alive = self._workers()
+        alive = self._nodes.workers()
         dead = [m.worker for m in generation.members if m.worker not in alive]
         return [effect for worker in dead for effect in self._abandon(worker)]
 
@@ -206,25 +226,25 @@ class Coordinator:
             return []
         generation, self._persisting = self._persisting, None
         check_succession(self._current, generation)
-        self._current = generation
-        self._remember(generation)
+        self._lineage.exists(generation)
+        planned = generation.leave_after is not None
+        self._leaving = self._current if planned else None
+        self._make_current(generation)
         self._formed_at = now
-        self._since = _Since(assembling=now if generation.leave_after is None else None)
+        self._since = Clocks(assembling=None if planned else now)
         self._progress.regroup()
         return [fx.AnnounceGeneration(generation=generation)]
 
     @_apply.register
     def _(self, event: ev.PersistRefused, now: float) -> list[fx.Effect]:
         del now
-        self._enter(JobPhase.FAILED)
-        return [fx.EndJob(exit_code=75, message=event.detail)]
+        self._deposed = True
+        return [fx.StepDown(message=event.detail)]
 
     @_apply.register
     def _(self, event: ev.StopRequested, now: float) -> list[fx.Effect]:
         if self._stop is None:
-            deadline = now + self._settings.stop_grace_s
-            self._stop = Stop(exit_code=event.exit_code, reason=event.reason, deadline=deadline)
-            self._enter(JobPhase.DRAINING)
+            self._begin_stop(event.exit_code, event.reason, now)
         return []
 
     @_apply.register
@@ -237,12 +257,33 @@ class Coordinator:
     def _consider(self, now: float) -> list[fx.Effect]:
         if self._persisting is not None:
             return []  # decided again when it is known to exist
-        self._update_since(now)
+        workers = self._nodes.workers()
+        self._since.update(self._current, workers, self._settings.formation, now)
+        self._lineage.seen(workers)
+        gone = self._departures.completed(self._nodes, self._current)
+        effects = [*self._settle_planned(), *(fx.NodeDrained(node=node) for node in gone)]
         decision = self._decide(now)
+        if isinstance(decision, Form) and not self._lineage.allows(
+            [m.worker for m in decision.members]
+        ):
+            decision = Wait(reason=WaitReason.ANOTHER_GROUP_MAY_TRAIN)
+        return [*effects, *self._follow(decision, now)]
+
+    def _settle_planned(self) -> list[fx.Effect]:
+        planned, leaving = self._current, self._leaving
+        if planned is None or not planned.provisional or leaving is None:
+            return []
+        settled = settle(planned, leaving, self._nodes.workers())
+        if settled is None:
+            return []
+        self._make_current(settled)
+        return [fx.SettleGeneration(generation=settled)]
+
+    def _follow(self, decision: Decision | End, now: float) -> list[fx.Effect]:
         if isinstance(decision, Wait):
-            self._waiting = decision.reason
-            self._settle(decision)
-            return [fx.SetTimer(at=self._next_look(decision.until, now))]
+            self._run_if_formed(decision)
+            timer = fx.SetTimer(at=self._next_look(decision.until, now))
+            return [timer, *self._probe(decision, now)]
         if isinstance(decision, Form):
             return self._form(decision, now)
         if isinstance(decision, End):
@@ -254,10 +295,22 @@ class Coordinator:
                 f"committed; a member reported: {decision.detail}"
             )
             return [fx.EndJob(exit_code=1, message=message)]
-        return self._complete(decision)
+        return self._complete()
 
-    def _complete(self, decision: Complete) -> list[fx.Effect]:
-        del decision
+    def _probe(self, decision: Wait, now: float) -> list[fx.Effect]:
+        if decision.reason is not WaitReason.OUT_OF_CONTACT:
+            return []
+        if now < self._probed_at + self._settings.formation.probe_interval_s:
+            return []
+        self._probed_at = now
+        return [fx.ProbeGroup()]
+
+    def _begin_stop(self, exit_code: int, reason: str, now: float) -> None:
+        deadline = now + self._settings.stop_grace_s
+        self._stop = Stop(exit_code=exit_code, reason=reason, deadline=deadline)
+        self._enter(JobPhase.DRAINING)
+
+    def _complete(self) -> list[fx.Effect]:
         self._enter(JobPhase.FINISHED)
         exit_code = self._stop.exit_code if self._stop is not None else 0
         return [fx.DismissWorkers(), fx.EndJob(exit_code=exit_code)]
@@ -281,14 +334,15 @@ class Coordinator:
         return [fx.EndJob(exit_code=stop.exit_code, message=message)]
 
     def _form(self, decision: Form, now: float) -> list[fx.Effect]:
-        previous, alive = self._current, self._workers()
+        abandoned = [] if decision.planned else self._note_lost(self._nodes.silent_lost())
+        previous, alive = self._current, self._nodes.workers()
         lost = tuple(
             m.worker
             for m in (previous.members if previous else ())
             if m.worker not in alive or m.worker in decision.left_out
         )
         if not decision.planned and decision.reason is ChangeReason.GROUP_BROKEN:
-            self._count_break()
+            self._progress.count_break()
         self._number += 1
         generation = Generation(
             number=self._number,
@@ -298,28 +352,28 @@ class Coordinator:
             leave_after=self._progress.step_after(self._settings.planned_notice_s, now)
             if decision.planned
             else None,
+            provisional=decision.planned,
             purpose=Purpose.TRAIN if self._stop is None else Purpose.SAVE_AND_LEAVE,
             save_first=self._checkpoints.abandoned,
         )
         self._persisting = generation
         if self._stop is None:
             self._enter(JobPhase.FORMING if generation.members else JobPhase.WAITING)
-        effects: list[fx.Effect] = [self._replacement(w) for w in sorted(decision.left_out)]
+        effects = [*abandoned, *(self._replacement(w) for w in sorted(decision.left_out))]
         if lost or decision.reason is ChangeReason.GROUP_BROKEN:
             effects.append(fx.Lost(workers=lost, reason=decision.reason, at=now))
         return [*effects, fx.PersistGeneration(generation=generation)]
 
-    def _ranked(self, decision: Form) -> tuple[Any, ...]:
+    def _ranked(self, decision: Form) -> tuple[Member, ...]:
         last = next((g.members for g in reversed(self._generations.values()) if g.members), ())
-        workers = self._workers()
+        workers = self._nodes.workers()
         holders = frozenset(w for w, s in workers.items() if s.status.took_part)
         return assign_ranks([m.worker for m in last], decision.members, holders)
 
     def _replacement(self, worker: WorkerId) -> fx.Effect:
-        node = next(n for n, view in self._nodes.items() if worker in view.workers)
         number = self._current.number if self._current else 0
         return fx.ReplaceWorker(
-            node=node,
+            node=self._nodes.home_of(worker),
             worker=worker,
             kind=FailureKind.LEFT_OUT,
             message=f"did not arrive in generation {number} in time",
@@ -344,47 +398,23 @@ class Coordinator:
     def _view(self) -> GroupView:
         return GroupView(
             current=self._current,
-            workers=self._workers(),
-            slots=sum(n.slots for n in self._nodes.values()),
+            workers=self._nodes.workers(),
+            slots=self._nodes.slots,
             formed_at=self._formed_at,
             enough_since=self._since.enough,
             broken_since=self._since.broken,
             newcomers_since=self._since.newcomers,
             assembling_since=self._since.assembling,
-            fruitless_breaks=self._fruitless_breaks(),
+            fruitless_breaks=self._progress.fruitless_breaks,
             stalled=self._progress.stalled,
+            stuck=self._progress.stuck,
         )
 
-    def _workers(self) -> dict[WorkerId, Sighting]:
-        return {
-            s.worker: Sighting(node=name, status=s)
-            for name, node in self._nodes.items()
-            for s in node.workers.values()
-        }
+    def _is_in_group(self, node: NodeId) -> bool:
+        groups = [g for g in (self._current, self._leaving) if g is not None]
+        return any(m.node == node for g in groups for m in g.members)
 
-    def _update_since(self, now: float) -> None:
-        """Start or clear the clocks of the conditions that the decision is patient with."""
-        current = self._current
-        number = current.number if current else 0
-        members = current.worker_ids if current else frozenset()
-        statuses = [s.status for s in self._workers().values()]
-        ready = [s for s in statuses if s.phase is WorkerPhase.READY]
-        since = self._since
-        can_form = not members and enough(self._workers(), self._settings.formation)
-        broken = any(s.broken and s.generation == number and s.worker in members for s in statuses)
-        newcomers = any(s.worker not in members for s in ready)
-        arrived = any(
-            s.generation == number and s.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING)
-            for s in statuses
-        )
-        since.enough = _start_or_clear(since.enough, can_form, now)
-        since.broken = _start_or_clear(since.broken, broken, now)
-        since.newcomers = _start_or_clear(since.newcomers, newcomers, now)
-        if since.assembling is None and arrived:
-            since.assembling = now
-
-    def _note_lost(self, workers: set[WorkerId], now: float) -> list[fx.Effect]:
-        del now
+    def _note_lost(self, workers: frozenset[WorkerId]) -> list[fx.Effect]:
         return [effect for worker in sorted(workers) for effect in self._abandon(worker)]
 
     def _abandon(self, worker: WorkerId) -> list[fx.Effect]:
@@ -395,19 +425,13 @@ class Coordinator:
             for step, generation in self._checkpoints.lost(worker)
         ]
 
-    def _remember(self, generation: Generation) -> None:
+    def _make_current(self, generation: Generation) -> None:
+        self._current = generation
         self._generations[generation.number] = generation
         for number in list(self._generations)[:-_REMEMBERED_GENERATIONS]:
             del self._generations[number]
 
-    def _count_break(self) -> None:
-        self._breaks_at_step = (self._fruitless_breaks() + 1, self.committed)
-
-    def _fruitless_breaks(self) -> int:
-        count, at_step = self._breaks_at_step
-        return count if self.committed <= at_step else 0
-
-    def _settle(self, decision: Wait) -> None:
+    def _run_if_formed(self, decision: Wait) -> None:
         if self.phase is JobPhase.FORMING and decision.reason in (
             WaitReason.STEADY,
             WaitReason.COLLECTING_NEWCOMERS,
@@ -424,9 +448,3 @@ class Coordinator:
             return
         require(phase in TRANSITIONS[self.phase], f"{self.phase.value} to {phase.value}")
         self.phase = phase
-
-
-def _start_or_clear(since: float | None, holds: bool, now: float) -> float | None:
-    if not holds:
-        return None
-    return now if since is None else since

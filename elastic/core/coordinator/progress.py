@@ -1,10 +1,11 @@
-"""How far the job is, how long a step usually takes, and when a long step means a stall."""
+"""How far the job is, how long a step usually takes, and what shows that it gets no further."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
+_STUCK_FLOOR_S, _STUCK_FACTOR, _STUCK_MARGIN_S = 0.5, 1.25, 0.3
 _MOST_STEPS_AHEAD = 20  # more would only wait: steps this short cost little if news comes late
 
 
@@ -25,7 +26,10 @@ class ProgressWatch:
         self._step_s = 0.0
         self._in_step_s = 0.0
         self._advanced_at: float | None = None
+        self._breaks_at_step: tuple[int, int] = (0, -1)
         self.committed = 0
+        self.stuck = False
+        """The last member that was asked waits in its step for longer than usual."""
 
     def observe(
         self, committed: int, now: float, *, step_s: float = 0.0, in_step_s: float = 0.0
@@ -37,8 +41,7 @@ class ProgressWatch:
         between steps, where a script may evaluate for as long as it likes.
         """
         self._in_step_s = in_step_s
-        if step_s > 0.0:
-            self._step_s = step_s
+        self._note_usual(step_s)
         if committed < self.committed:
             self.committed = committed
         self.advance(committed, now)
@@ -49,9 +52,30 @@ class ProgressWatch:
             self.committed = max(committed, self.committed)
             self._advanced_at = now
 
+    def probed(self, *, step_s: float, in_step_s: float) -> None:
+        """A member was asked, since another may be lost. One that waits for it waits inside a
+        step for longer than steps usually last."""
+        self._note_usual(step_s)
+        self.stuck = in_step_s > max(_STUCK_FLOOR_S, _STUCK_FACTOR * self._step_s + _STUCK_MARGIN_S)
+
     def regroup(self) -> None:
         """A new group has not begun a step."""
         self._in_step_s = 0.0
+        self.stuck = False
+
+    def _note_usual(self, step_s: float) -> None:
+        if step_s > 0.0:
+            self._step_s = step_s
+
+    def count_break(self) -> None:
+        """The group broke although no member was lost."""
+        self._breaks_at_step = (self.fruitless_breaks + 1, self.committed)
+
+    @property
+    def fruitless_breaks(self) -> int:
+        """How often in a row the group broke without a step committed since."""
+        count, at_step = self._breaks_at_step
+        return count if self.committed <= at_step else 0
 
     def step_after(self, notice_s: float, now: float) -> int:
         """The first count of committed steps expected to be reached later than `notice_s` ahead.

@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 from elastic.core.coordinator.formation import (
     Decision,
     Form,
-    FormationPolicy,
-    GroupView,
-    Sighting,
     Wait,
     WaitReason,
     decide,
 )
+from elastic.core.coordinator.view import FormationPolicy, GroupView, Sighting
 from elastic.core.membership import ChangeReason, Generation, Purpose, WorkerPhase
 
 

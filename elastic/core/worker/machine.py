@@ -1,8 +1,11 @@
 """One worker's place in the job: from its fork to its dismissal.
 
 Two threads of the process feed it, under one lock: the link (what the agent says) and the
-script's own thread (where it is). It never blocks; the script's thread asks `joinable` and
-`must_leave`, and waits outside when there is nothing to do.
+script's own thread (where it is). It never blocks; the script's thread asks `joinable`,
+`must_leave` and `holds`, and waits outside when there is nothing to do.
+
+Without the lock the script's thread sets only what no event of the link touches: the count of
+committed steps and whether it is inside `session.run`.
 """
 
 from __future__ import annotations
@@ -12,6 +15,10 @@ from dataclasses import dataclass, replace
 
 from elastic.core.invariants import require
 from elastic.core.membership import Generation, WorkerId, WorkerPhase, WorkerStatus
+
+HOLD_S = 0.5
+"""A member waits this long at the boundary of a planned change that is not settled. Then it leaves:
+the coordinator may be gone, and what it costs is a partly computed step."""
 
 # From each phase to those that may follow it; the diagram in docs/ARCHITECTURE.md is drawn from it.
 TRANSITIONS: Mapping[WorkerPhase, frozenset[WorkerPhase]] = {
@@ -47,20 +54,27 @@ class Worker:
 
     def __init__(self, worker: WorkerId, *, pid: int = 0) -> None:
         self._status = WorkerStatus(worker=worker, pid=pid)
+        self._committed = 0
+        self._in_run = False
         self._announced: Generation | None = None
-        self._joined: Generation | None = None
+        self._following: Generation | None = None
 
     # ---- what the script's thread asks
 
     @property
     def status(self) -> WorkerStatus:
-        """What was last reported."""
-        return self._status
+        """What there is to report."""
+        return replace(self._status, committed=self._committed, in_run=self._in_run)
 
     @property
     def announced(self) -> Generation | None:
-        """The newest generation heard of."""
+        """The newest generation heard of, in its newest form."""
         return self._announced
+
+    @property
+    def following(self) -> Generation | None:
+        """The newest generation heard of, if it comes after the one that is joined or being so."""
+        return self._following
 
     def joinable(self) -> Generation | None:
         """The generation to join now, or None: wait."""
@@ -73,10 +87,18 @@ class Worker:
 
     def must_leave(self, committed: int) -> bool:
         """At a step boundary: has the group been superseded?"""
-        if self._announced is self._joined or self._announced is None:
+        following = self._following
+        if following is None:
             return False
-        leave_after = self._announced.leave_after
-        return leave_after is None or committed >= leave_after
+        leave_after = following.leave_after
+        return leave_after is None or (not following.provisional and committed >= leave_after)
+
+    def holds(self, committed: int) -> bool:
+        """At a step boundary: is it to be settled here whether the group is left?"""
+        following = self._following
+        if following is None or following.leave_after is None:
+            return False
+        return following.provisional and committed >= following.leave_after
 
     # ---- events
 
@@ -94,73 +116,80 @@ class Worker:
 
     def generation_announced(self, generation: Generation) -> list[Effect]:
         """The coordinator decided. Older news than the newest known is refused."""
-        if self._announced is not None and generation.number <= self._announced.number:
+        if not generation.is_news_after(self._announced):
             return []
         self._announced = generation
+        if generation.number > self._status.generation:
+            self._following = generation
+        if generation.number == self._status.heard:
+            return []
+        # The report reads the count of steps only now: the script's thread, which counts a step
+        # and then looks for news, can not have looked in vain after a step that is not reported.
         self._status = replace(self._status, heard=generation.number)
         # Reported first: the thread that the abort frees reports too, and must not be overtaken.
-        effects: list[Effect] = [ReportStatus(status=self._status)]
+        effects: list[Effect] = [ReportStatus(status=self.status)]
         if self._in_group() and generation.leave_after is None:
             effects.append(AbortGroup(generation=self._status.generation))
         return effects
 
     def join_began(self, generation: Generation) -> list[Effect]:
         """The script's thread builds the group of `generation`."""
+        if self._following is not None and self._following.number == generation.number:
+            self._following = None
         return self._become(
             WorkerPhase.JOINING, generation=generation.number, broken=False, detail=""
         )
 
     def joined(self, generation: Generation, committed: int) -> list[Effect]:
         """The group stands and has agreed on the last committed step."""
-        self._joined = generation
-        return self._become(WorkerPhase.TRAINING, committed=committed, took_part=True)
+        del generation
+        return self._become(WorkerPhase.TRAINING, committed, took_part=True)
 
     def superseded(self) -> bool:
         """A newer generation is to be joined at once instead of the present one."""
-        newest = self._announced
-        return (
-            newest is not None
-            and newest.number > self._status.generation
-            and newest.leave_after is None
-        )
+        return self._following is not None and self._following.leave_after is None
 
     def state_dropped(self) -> list[Effect]:
         """The state of a member that is ahead begins to overwrite its own, which is whole again,
         and worth being asked for, only when it has joined."""
         self._status = replace(self._status, took_part=False)
-        return [ReportStatus(status=self._status)]
+        return [ReportStatus(status=self.status)]
 
     def group_left(self, committed: int) -> list[Effect]:
         """Left at a step boundary, as planned, or the group was superseded."""
-        return self._become(WorkerPhase.READY, committed=committed)
+        return self._become(WorkerPhase.READY, committed)
 
     def group_broke(self, committed: int, detail: str) -> list[Effect]:
         """A collective, or the building of the group, failed."""
-        return self._become(WorkerPhase.READY, committed=committed, broken=True, detail=detail)
+        return self._become(WorkerPhase.READY, committed, broken=True, detail=detail)
 
     def run_entered(self) -> None:
         """The script is inside `session.run`: reported if the group is lost there."""
-        self._status = replace(self._status, in_run=True)
+        self._in_run = True
 
     def run_left(self) -> None:
         """`session.run` has returned."""
-        self._status = replace(self._status, in_run=False)
+        self._in_run = False
 
     def committed(self, committed: int) -> None:
         """A step was committed: reported with the next progress, not by itself."""
-        self._status = replace(self._status, committed=committed)
+        self._committed = committed
 
     def finished(self, committed: int) -> list[Effect]:
         """The script has ended well."""
-        return self._become(WorkerPhase.FINISHED, committed=committed)
+        return self._become(WorkerPhase.FINISHED, committed)
 
     # ---- inside
 
     def _in_group(self) -> bool:
         return self._status.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING)
 
-    def _become(self, phase: WorkerPhase, **changes: object) -> list[Effect]:
+    def _become(
+        self, phase: WorkerPhase, committed: int | None = None, **changes: object
+    ) -> list[Effect]:
         before = self._status.phase
         require(phase in TRANSITIONS[before], f"worker: {before.name} to {phase.name}")
         self._status = replace(self._status, phase=phase, **changes)  # type: ignore[arg-type]
-        return [ReportStatus(status=self._status)]
+        if committed is not None:
+            self._committed = committed
+        return [ReportStatus(status=self.status)]

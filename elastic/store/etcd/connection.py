@@ -9,9 +9,9 @@ import grpc
 import grpc.aio
 
 from elastic.errors import ConfigurationError
+from elastic.settings.tls_files import TlsFiles
 from elastic.store.etcd.endpoints import Endpoint
 from elastic.store.etcd.methods import Method, RequestT, ResponseT
-from elastic.store.etcd.options import TlsFiles
 from elastic.store.etcd.refusals import Refusal, Refused, Said, status_said
 from elastic.store.etcd.tls import Fingerprint, credentials, fingerprint
 
@@ -157,13 +157,20 @@ class Stream(Generic[RequestT, ResponseT]):
 
     async def send(self, request: RequestT, *, timeout_s: float) -> None:
         """Raises Refused."""
+        # Not with wait_for: before Python 3.12 it may swallow a cancellation.
+        writing = asyncio.ensure_future(self._call.write(request))
+        writing.add_done_callback(_look_at)
         try:
-            return await asyncio.wait_for(self._call.write(request), timeout_s)
-        except asyncio.TimeoutError:
-            said = Said(Refusal.UNREACHABLE, "it takes no requests")
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            said = await self._ended()
-        raise Refused(said)
+            done, _ = await asyncio.wait({writing}, timeout=timeout_s)
+        finally:
+            writing.cancel()
+        if not done:
+            raise Refused(Said(Refusal.UNREACHABLE, "it takes no requests"))
+        error = writing.exception()
+        if isinstance(error, (grpc.aio.AioRpcError, asyncio.InvalidStateError)):
+            raise Refused(await self._ended())
+        if error is not None:
+            raise error
 
     async def receive(self, *, timeout_s: float) -> ResponseT | None:
         """The next message, or None if nothing came in time; raises Refused."""

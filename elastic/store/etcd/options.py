@@ -6,16 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastic.errors import ConfigurationError
+from elastic.settings.tls_files import TlsFiles
 from elastic.store.etcd.endpoints import Endpoint, parse_endpoints
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TlsFiles:
-    """PEM files; those of None are not used (`ca`: the system's authorities are)."""
-
-    ca: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

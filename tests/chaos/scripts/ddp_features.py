@@ -63,7 +63,8 @@ def main() -> None:
     record = (options.out / f"steps-{os.getpid()}.jsonl").open("w", buffering=1)
 
     for step in session.steps(data, epochs=options.epochs):
-        record.write(json.dumps({"kind": "attempt", "step": step.index}) + "\n")
+        attempt = {"kind": "attempt", "step": step.index, "generation": session.generation}
+        record.write(json.dumps(attempt) + "\n")
         with step:
             time.sleep(0.02)
             for inputs, targets in step.batches():

@@ -8,6 +8,7 @@ from tests.sim.checkers.every_sample_once import every_sample_once
 from tests.sim.checkers.liveness import liveness
 from tests.sim.checkers.no_step_lost import no_step_lost
 from tests.sim.checkers.one_lineage import one_lineage
+from tests.sim.checkers.planned_changes import planned_changes
 from tests.sim.checkers.same_state import same_state
 from tests.sim.checkers.stopping import stopping
 from tests.sim.journal import Journal
@@ -19,6 +20,7 @@ CHECKERS: tuple[Checker, ...] = (
     one_lineage,
     same_state,
     no_step_lost,
+    planned_changes,
     every_sample_once,
     stopping,
 )

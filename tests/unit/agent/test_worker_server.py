@@ -26,11 +26,25 @@ class Place:
         self.path = path
         self._peers: list[Peer] = []
         self.heard: asyncio.Queue[tuple[str, str | None]] = asyncio.Queue()
+        self.reports: asyncio.Queue[str] = asyncio.Queue()
+        self.errors: asyncio.Queue[Exception] = asyncio.Queue()
+        self.raises: Exception | None = None
         self.server = WorkerServer(
             path,
             expected=lambda worker: worker in ("a", "b"),
-            on_message=lambda w, m: self.heard.put_nowait((w, m.WhichOneof("kind"))),
+            on_message=self._hear,
+            report=self._report,
+            on_error=self.errors.put_nowait,
         )
+
+    def _hear(self, worker: str, message: pb.WorkerMessage) -> None:
+        if self.raises is not None:
+            raise self.raises
+        self.heard.put_nowait((worker, message.WhichOneof("kind")))
+
+    def _report(self, name: str, /, *, path: str, reason: str) -> None:
+        assert (name, path) == ("connection_refused", str(self.path))
+        self.reports.put_nowait(reason)
 
     async def connect(self, *, hello: str | None = None) -> Peer:
         peer = Peer(*await asyncio.open_unix_connection(self.path))
@@ -109,17 +123,23 @@ def test_workers_are_heard_and_told(tmp_path: Path) -> None:
     with_place(tmp_path, check)
 
 
+LONG_NAME = encode(pb.WorkerMessage(hello=pb.Hello(worker="a" * 100_000)))
+
+
 @pytest.mark.parametrize(
-    "frame",
+    ("frame", "why"),
     [
-        encode(pb.WorkerMessage(hello=pb.Hello(worker="stranger"))),
-        encode(pb.WorkerMessage(status=STATUS)),
-        struct.pack("!I", MAX_FRAME_BYTES + 1),
-        struct.pack("!I", 4) + b"\xff\xff\xff\xff",
+        (encode(pb.WorkerMessage(hello=pb.Hello(worker="stranger"))), "says that it is 'stranger'"),
+        (encode(pb.WorkerMessage(status=STATUS)), "says that it is ''"),
+        (struct.pack("!I", MAX_FRAME_BYTES + 1), f"frame of {MAX_FRAME_BYTES + 1} bytes"),
+        (LONG_NAME, "at most 4096 allowed"),
+        (struct.pack("!I", 4) + b"\xff\xff\xff\xff", "not a WorkerMessage"),
+        (b"GET / HTTP/1.1\r\n\r\n", "frame of 1195725856 bytes"),
+        (b"\x16\x03\x01\x02\x00\x01", "frame of 369295618 bytes"),
     ],
-    ids=["stranger", "no hello", "oversized", "garbage"],
+    ids=["stranger", "no hello", "oversized", "long name", "garbage", "http", "tls"],
 )
-def test_others_are_turned_away_and_nobody_minds(tmp_path: Path, frame: bytes) -> None:
+def test_others_are_turned_away_and_nobody_minds(tmp_path: Path, frame: bytes, why: str) -> None:
     async def check(place: Place) -> None:
         a = await place.connect(hello="a")
         bad = await place.connect()
@@ -129,6 +149,9 @@ def test_others_are_turned_away_and_nobody_minds(tmp_path: Path, frame: bytes) -
         a.send(status=STATUS)
         assert await place.heard.get() == ("a", "status")
         assert place.heard.empty()
+        reason = await place.reports.get()
+        assert reason.startswith("somebody: ")
+        assert why in reason
 
     with_place(tmp_path, check)
 
@@ -138,6 +161,7 @@ def test_garbage_of_a_worker_closes_its_connection(tmp_path: Path) -> None:
         a = await place.connect(hello="a")
         a.writer.write(struct.pack("!I", MAX_FRAME_BYTES + 1))
         assert await a.receive() is None
+        assert (await place.reports.get()).startswith("worker a: frame of ")
         again = await place.connect(hello="a")
         again.send(status=STATUS)
         assert await place.heard.get() == ("a", "status")
@@ -151,8 +175,73 @@ def test_whoever_says_nothing_is_turned_away(
     monkeypatch.setattr(worker_server, "_HELLO_TIMEOUT_S", 0.02)
 
     async def check(place: Place) -> None:
-        silent = await place.connect()
-        assert await silent.receive() is None
+        for said in (b"", struct.pack("!I", 20) + b"half"):
+            silent = await place.connect()
+            silent.writer.write(said)
+            assert await silent.receive() is None
+            assert "did not say its name within 0.02 s" in await place.reports.get()
+
+    with_place(tmp_path, check)
+
+
+@pytest.mark.parametrize("said", [b"", b"\0\0", struct.pack("!I", 20) + b"half"])
+def test_whoever_leaves_at_once_leaves_nothing_behind(tmp_path: Path, said: bytes) -> None:
+    async def check(place: Place) -> None:
+        a = await place.connect(hello="a")
+        gone = await place.connect()
+        gone.writer.write(said)
+        gone.writer.close()
+        assert "left without" in await place.reports.get()
+        a.send(status=STATUS)
+        assert await place.heard.get() == ("a", "status")
+
+    with_place(tmp_path, check)
+
+
+def test_many_that_say_nothing(tmp_path: Path) -> None:
+    async def check(place: Place) -> None:
+        for _ in range(200):
+            await place.connect()
+        a = await place.connect(hello="a")
+        a.send(status=STATUS)
+        assert await place.heard.get() == ("a", "status")
+
+    with_place(tmp_path, check)
+
+
+def test_a_worker_that_stops_in_the_middle_of_a_frame_holds_up_nobody(tmp_path: Path) -> None:
+    async def check(place: Place) -> None:
+        a, b = await place.connect(hello="a"), await place.connect(hello="b")
+        a.writer.write(struct.pack("!I", MAX_FRAME_BYTES) + b"half")
+        b.send(status=STATUS)
+        assert await place.heard.get() == ("b", "status")
+        a.writer.close()
+        assert await a.receive() is None
+        assert place.reports.empty()  # it has died, as workers do
+
+    with_place(tmp_path, check)
+
+
+def test_a_message_that_makes_no_sense_costs_its_worker_the_connection(tmp_path: Path) -> None:
+    async def check(place: Place) -> None:
+        a = await place.connect(hello="a")
+        place.raises = ValueError("17 is not a valid phase")
+        a.send(status=STATUS)
+        assert await a.receive() is None
+        assert await place.reports.get() == (
+            "worker a: a message that makes no sense: 17 is not a valid phase"
+        )
+        assert place.errors.empty()
+
+    with_place(tmp_path, check)
+
+
+def test_an_error_of_the_agent_itself_is_not_lost(tmp_path: Path) -> None:
+    async def check(place: Place) -> None:
+        a = await place.connect(hello="a")
+        place.raises = KeyError("a bug")
+        a.send(status=STATUS)
+        assert await place.errors.get() is place.raises
 
     with_place(tmp_path, check)
 

@@ -1,8 +1,9 @@
-"""Every setting of a run is an option of the command, with its default in the help."""
+"""Every setting of a command is an option of it, with its default in the help."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from typing import Any
 
 import pytest
@@ -10,10 +11,52 @@ import typer
 from typer.testing import CliRunner
 
 from elastic.cli.main import app
-from elastic.cli.options import with_run_options
-from elastic.settings.run import Option, run_options
+from elastic.cli.options import SettingsCommand, with_options, with_run_options
+from elastic.settings.coordinator import CoordinatorSettings
+from elastic.settings.fields import Option, options_of
+from elastic.settings.node import NodeSettings
+from elastic.settings.operator import OperatorSettings
+from elastic.settings.run import RunSettings
 
-OPTIONS = list(run_options())
+RUN = list(options_of(RunSettings))
+CLASSES = {
+    "coordinator": CoordinatorSettings,
+    "agent": NodeSettings,
+    "status": OperatorSettings,
+}
+ALL = [
+    pytest.param(name, option, id=f"{name}-{option.name}")
+    for name, settings in CLASSES.items()
+    for option in options_of(settings)
+    if not option.secret
+]
+every_option = pytest.mark.parametrize(("name", "option"), ALL)
+received: dict[str, Any] = {}
+
+
+def application() -> typer.Typer:
+    """Commands that only note what they were given."""
+    made = typer.Typer()
+    for name, settings in CLASSES.items():
+
+        def command(**options: Any) -> None:
+            received.clear()
+            received.update(options)
+
+        made.command(name, cls=SettingsCommand)(with_options(settings)(command))
+    return made
+
+
+APPLICATION = application()
+
+
+def invoke(*arguments: str, app: typer.Typer = APPLICATION) -> Any:
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "400", "TERM": "dumb"})
+
+
+def words(output: str) -> str:
+    """Without the frame around messages."""
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", output).split())
 
 
 @pytest.fixture(scope="module")
@@ -25,20 +68,21 @@ def parameters() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def help_lines() -> list[str]:
-    result = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "300", "TERM": "dumb"})
+    result = invoke("run", "--help", app=app)
     assert result.exit_code == 0
-    return result.output.splitlines()
+    lines: list[str] = result.output.splitlines()
+    return lines
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda o: o.name)
-def test_every_setting_has_an_option(parameters: dict[str, Any], option: Option) -> None:
+@pytest.mark.parametrize("option", RUN, ids=lambda o: o.name)
+def test_every_setting_of_a_run_has_an_option(parameters: dict[str, Any], option: Option) -> None:
     found = parameters[option.name]
     assert found.opts == [option.flag]
     assert found.help == option.help
     assert found.default is None, "other sources could not fill it in"
 
 
-@pytest.mark.parametrize("option", OPTIONS, ids=lambda o: o.name)
+@pytest.mark.parametrize("option", RUN, ids=lambda o: o.name)
 def test_the_help_shows_the_default(help_lines: list[str], option: Option) -> None:
     shown = "unset" if option.default is None else option.default
     (line,) = [line for line in help_lines if f"{option.flag} " in line[:40]]
@@ -46,7 +90,7 @@ def test_the_help_shows_the_default(help_lines: list[str], option: Option) -> No
 
 
 def test_there_are_no_other_options(parameters: dict[str, Any]) -> None:
-    assert set(parameters) == {"script", "arguments", "config", *(o.name for o in OPTIONS)}
+    assert set(parameters) == {"script", "arguments", "config", *(o.name for o in RUN)}
 
 
 def test_what_is_decorated_receives_them_by_name() -> None:
@@ -56,5 +100,63 @@ def test_what_is_decorated_receives_them_by_name() -> None:
         return options
 
     made = list(inspect.signature(command).parameters.values())
-    assert [p.name for p in made] == ["script", "config", *(o.name for o in OPTIONS)]
+    assert [p.name for p in made] == ["script", "config", *(o.name for o in RUN)]
     assert command("s", job="digits") == {"job": "digits"}
+
+
+# Any settings class
+
+
+@every_option
+def test_every_setting_has_an_option(name: str, option: Option) -> None:
+    """It is read from the command line alone, not also from the environment by typer."""
+    value = [] if option.is_switch else ["value"]
+    assert invoke(name, option.flag, *value).exit_code == 0
+    given = {key: value for key, value in received.items() if value is not None}
+    assert given == {option.name: True if option.is_switch else "value"}
+
+
+@every_option
+def test_the_help_has_its_line(name: str, option: Option) -> None:
+    lines = invoke(name, "--help").output.splitlines()
+    (line,) = [line for line in lines if re.search(rf"{option.flag}[ ,]", line[:70])]
+    shown = "required" if option.required else option.shown_default
+    assert f"{option.help} [default: ({shown})]" in line
+
+
+def test_groups_have_a_panel_of_their_own() -> None:
+    output = invoke("agent", "--help").output
+    panels = re.findall(r"─ (\S.*?\S) ─", output)
+    assert panels == ["Options", "Settings (also ELASTIC_* variables and --config)", "TLS", "etcd"]
+
+
+@pytest.mark.parametrize(("flag", "value"), [("--insecure", True), ("--no-insecure", False)])
+def test_a_yes_or_no(flag: str, value: bool) -> None:
+    assert invoke("agent", flag).exit_code == 0
+    assert received["insecure"] is value
+    assert invoke("agent").exit_code == 0
+    assert received["insecure"] is None
+
+
+def test_a_setting_of_another_command() -> None:
+    result = invoke("agent", "--ledger", "/l")
+    assert result.exit_code == 2
+    assert words(result.output).endswith(
+        "--ledger is a setting of `elastic run` and `elastic coordinator`, not of `root agent`"
+    )
+    result = invoke("coordinator", "--no-record-samples")
+    assert "--no-record-samples is a setting of `elastic agent`, not of" in words(result.output)
+
+
+def test_a_password_on_the_command_line() -> None:
+    result = invoke("agent", "--etcd-password=hunter2")
+    assert result.exit_code == 2
+    assert "--etcd-password-file, or ELASTIC_ETCD_PASSWORD" in words(result.output)
+    assert "hunter2" not in result.output
+    assert "etcd_password" not in received
+
+
+def test_an_option_of_nobody_is_told_as_ever() -> None:
+    result = invoke("agent", "--xyzzy", "1")
+    assert result.exit_code == 2
+    assert "No such option: --xyzzy" in words(result.output)

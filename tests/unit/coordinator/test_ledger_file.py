@@ -46,7 +46,7 @@ def story(path: Path) -> list[object]:
 
 
 def test_a_line_says_which_samples_a_step_used(ledger: LedgerFile, path: Path) -> None:
-    assert ledger.append(entries([0, 1])) == 2
+    assert ledger.append(entries([0, 1])).committed == 2
     assert lines(path)[0] == {"incarnation": "first"}
     assert lines(path)[-1] == {
         "step": 1,
@@ -59,21 +59,21 @@ def test_a_line_says_which_samples_a_step_used(ledger: LedgerFile, path: Path) -
 
 
 def test_nothing_reported_is_nothing_stored(ledger: LedgerFile) -> None:
-    assert ledger.append([]) == 0
+    assert ledger.append([]).committed == 0
 
 
 def test_what_is_reported_again_is_skipped(ledger: LedgerFile, path: Path) -> None:
     ledger.append(entries([0, 1, 2]))
     before = path.read_text()
-    assert ledger.append(entries([1, 2])) == 3
+    assert ledger.append(entries([1, 2])).committed == 3
     assert path.read_text() == before
-    assert ledger.append([*entries([2]), *entries([3]), *entries([4], generation=2)]) == 5
+    assert ledger.append([*entries([2]), *entries([3]), *entries([4], generation=2)]).committed == 5
     assert story(path)[-3:] == [(2, 1), (3, 1), (4, 2)]
 
 
 def test_steps_that_were_lost_are_taken_back(ledger: LedgerFile, path: Path) -> None:
     ledger.append(entries(range(6)))
-    assert ledger.append([*entries([2]), *entries([3, 4], generation=2)]) == 5
+    assert ledger.append([*entries([2]), *entries([3, 4], generation=2)]).committed == 5
     assert story(path)[-3:] == [("resume", 3), (3, 2), (4, 2)]
 
 
@@ -83,7 +83,7 @@ def test_a_late_report_of_a_lineage_that_was_given_up_is_refused(
     ledger.append(entries(range(4)))
     ledger.append(entries([2], generation=3))
     before = path.read_text()
-    assert ledger.append(entries([3, 4], generation=1)) == 3
+    assert ledger.append(entries([3, 4], generation=1)).committed == 3
     assert path.read_text() == before
 
 
@@ -107,7 +107,7 @@ def test_a_job_that_goes_on_from_a_checkpoint(path: Path) -> None:
 def test_what_append_has_counted_is_in_the_file(ledger: LedgerFile, path: Path) -> None:
     """Not in a buffer: members forget what they are told is stored."""
     stored = ledger.append(entries(range(3)))
-    assert lines(path)[-1]["step"] == stored - 1
+    assert lines(path)[-1]["step"] == stored.committed - 1
 
 
 def test_a_path_that_can_not_be_written(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic.core.coordinator.formation import FormationPolicy, GroupView, Sighting
+from elastic.core.coordinator.view import FormationPolicy, GroupView, Sighting
 from elastic.core.membership import ChangeReason, Generation, Member, WorkerPhase, WorkerStatus
 
 READY, TRAINING, JOINING = WorkerPhase.READY, WorkerPhase.TRAINING, WorkerPhase.JOINING

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from elastic.core.agent import effects as fx
 from elastic.core.agent import events as ev
 from elastic.core.agent.machine import Agent, AgentSettings
@@ -90,6 +92,19 @@ def test_generations_go_to_workers_with_a_slot_and_later_to_the_others() -> None
     assert not of(fx.ForwardGeneration, agent.handle(ev.GenerationAnnounced(generation=first), 3.0))
     effects = agent.handle(reported("a-3", WorkerPhase.PREPARING), 4.0)
     assert [e.worker for e in of(fx.ForwardGeneration, effects)] == ["a-3"]
+
+
+def test_the_settled_form_of_a_generation_is_forwarded_once() -> None:
+    agent, settled = full(), generation(2, "a0", leave_after=7)
+    provisional = replace(settled, provisional=True)
+    for announced, forwarded in ((provisional, 2), (settled, 2), (settled, 0), (provisional, 0)):
+        effects = agent.handle(ev.GenerationAnnounced(generation=announced), 3.0)
+        assert len(of(fx.ForwardGeneration, effects)) == forwarded
+    assert agent.generation == settled
+    (caught_up,) = of(
+        fx.ForwardGeneration, agent.handle(reported("a-3", WorkerPhase.PREPARING), 4.0)
+    )
+    assert caught_up.generation == settled
 
 
 def test_a_worker_that_never_asks_for_a_group_is_replaced() -> None:

@@ -6,10 +6,10 @@ import pytest
 
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
-from elastic.core.coordinator.formation import FormationPolicy
 from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
 from elastic.core.coordinator.phases import JobPhase
 from elastic.core.coordinator.progress import StallPolicy
+from elastic.core.coordinator.view import FormationPolicy
 from elastic.core.membership import Failure, FailureKind, Purpose, WorkerStatus
 from elastic.core.restarts import Verdict
 from tests.unit.core.cluster_views import FINISHED, READY, STARTING, TRAINING, status
@@ -104,6 +104,39 @@ def test_a_newcomer_joins_after_the_steps_expected_within_the_notice() -> None:
     machine.handle(report("b", status("b0", READY)), 1.0)
     generation = persisted(machine.handle(ev.TimerFired(), 1.2)).generation
     assert generation.leave_after == 40 + 1 + round((0.2 + 0.35) / 0.05)
+
+
+def planned() -> Coordinator:
+    """Generation 2 of a0, a1 and b0 is announced, to be joined after step 1."""
+    machine = running()
+    machine.handle(report("b", status("b0", READY)), 1.0)
+    machine.handle(ev.TimerFired(), 1.2)
+    (announced,) = of(fx.AnnounceGeneration, machine.handle(ev.GenerationPersisted(number=2), 1.3))
+    assert (announced.generation.leave_after, announced.generation.provisional) == (1, True)
+    return machine
+
+
+def hearing(worker: str, committed: int) -> WorkerStatus:
+    return status(worker, TRAINING, 1, heard=2, committed=committed)
+
+
+def test_a_planned_change_is_settled_when_all_who_leave_have_heard_of_it() -> None:
+    machine = planned()
+    effects = machine.handle(report("a", hearing("a0", 0), status("a1", TRAINING, 1)), 1.4)
+    assert not of(fx.SettleGeneration, effects)
+    effects = machine.handle(report("a", hearing("a0", 0), hearing("a1", 3)), 1.5)
+    (settled,) = of(fx.SettleGeneration, effects)
+    assert (settled.generation.number, settled.generation.leave_after) == (2, 4)
+    assert machine.current == machine.generation(2) == settled.generation
+    effects = machine.handle(report("a", hearing("a0", 0), hearing("a1", 4)), 1.6)
+    assert not of(fx.SettleGeneration, effects)
+
+
+def test_a_member_lost_before_a_planned_change_is_settled_makes_it_an_unplanned_one() -> None:
+    effects = planned().handle(killed("a1"), 1.4)
+    assert not of(fx.SettleGeneration, effects)
+    generation = persisted(effects).generation
+    assert (generation.leave_after, generation.provisional) == (None, False)
 
 
 def test_a_step_that_lasts_too_long_gets_a_new_group_also_before_a_planned_change() -> None:

@@ -9,12 +9,12 @@ from elastic.core.coordinator.formation import (
     Decision,
     Form,
     GiveUp,
-    GroupView,
     Wait,
     WaitReason,
     decide,
 )
 from elastic.core.coordinator.stopping import End, Stop, decide_stop
+from elastic.core.coordinator.view import GroupView
 from elastic.core.membership import ChangeReason, Purpose
 from tests.unit.core.cluster_views import (
     FINISHED,

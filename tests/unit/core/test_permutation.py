@@ -100,17 +100,18 @@ def test_epoch_keys_are_distinct_64_bit_numbers() -> None:
 @given(
     length=st.integers(0, 5000) | st.integers(2**31, 2**40),
     key=st.integers(0, 2**64 - 1),
-    start=st.integers(0, 2**40),
-    count=st.integers(0, 200),
+    spans=st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 200)), max_size=5),
 )
-def test_taking_many_is_taking_one_by_one(length: int, key: int, start: int, count: int) -> None:
+def test_taking_many_is_taking_one_by_one(
+    length: int, key: int, spans: list[tuple[int, int]]
+) -> None:
     permutation = Permutation(length, key=key)
-    start = min(start, length)
-    stop = min(start + count, length)
-    assert permutation.take(start, stop) == [permutation[i] for i in range(start, stop)]
+    inside = [range(min(start, length), min(start + size, length)) for start, size in spans]
+    assert permutation.take(inside) == [[permutation[i] for i in span] for span in inside]
 
 
-def test_taking_beyond_the_end_is_an_error() -> None:
-    for start, stop in ((0, 101), (90, 140), (-40, 10)):
+@pytest.mark.parametrize("beside", [[], [range(0, 60)]])
+def test_taking_beyond_the_end_is_an_error(beside: list[range]) -> None:
+    for span in (range(0, 101), range(90, 140), range(-40, 10), range(95, 101)):
         with pytest.raises(IndexError):
-            Permutation(100, key=1).take(start, stop)
+            Permutation(100, key=1).take([*beside, span])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from elastic.core.invariants import InvariantBroken
@@ -13,6 +15,7 @@ FIRST = generation(1, "a0", "b0")
 WITHOUT_IT = generation(2, "b0")
 AT_ONCE = generation(2, "a0")
 PLANNED = generation(2, "a0", "b0", "c0", leave_after=7)
+PROVISIONAL = replace(PLANNED, provisional=True)
 
 
 def ready() -> Worker:
@@ -68,6 +71,49 @@ def test_leaving(announced: Generation, aborts: bool, leaves_at: int | None) -> 
     assert (AbortGroup(generation=1) in effects) == aborts
     boundaries = [step for step in range(5, 10) if worker.must_leave(step)]
     assert (boundaries[0] if boundaries else None) == leaves_at
+
+
+@pytest.mark.parametrize(
+    ("settled_after", "holds", "leaves"),
+    [(None, [7, 8], []), (7, [], [7, 8]), (8, [], [8])],
+)
+def test_holding(settled_after: int | None, holds: list[int], leaves: list[int]) -> None:
+    worker = training(5)
+    assert not worker.holds(5)
+    assert [type(e) for e in worker.generation_announced(PROVISIONAL)] == [ReportStatus]
+    if settled_after is not None:
+        assert worker.generation_announced(replace(PLANNED, leave_after=settled_after)) == []
+    assert [step for step in range(5, 9) if worker.holds(step)] == holds
+    assert [step for step in range(5, 9) if worker.must_leave(step)] == leaves
+
+
+def test_nothing_holds_up_a_change_at_once() -> None:
+    worker = training(5)
+    worker.generation_announced(PROVISIONAL)
+    effects = worker.generation_announced(generation(3, "a0"))
+    assert AbortGroup(generation=1) in effects
+    assert worker.must_leave(7)
+    assert not worker.holds(7)
+
+
+def test_a_group_is_not_left_for_the_settled_form_of_its_own_generation() -> None:
+    worker = training(7)
+    worker.generation_announced(PROVISIONAL)
+    worker.group_left(7)
+    worker.join_began(PROVISIONAL)
+    worker.generation_announced(PLANNED)
+    worker.joined(PROVISIONAL, 7)
+    assert worker.following is None
+    assert not worker.must_leave(7)
+
+
+def test_what_it_acknowledges_with_is_what_it_has_committed_by_then() -> None:
+    worker = training(5)
+    worker.committed(6)
+    worker.run_entered()
+    (report,) = worker.generation_announced(PROVISIONAL)
+    assert isinstance(report, ReportStatus)
+    assert (report.status.heard, report.status.committed, report.status.in_run) == (2, 6, True)
 
 
 def test_it_reports_before_its_script_is_freed() -> None:

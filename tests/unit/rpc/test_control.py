@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import grpc
@@ -12,60 +12,11 @@ import grpc.aio
 import pytest
 
 from elastic.errors import ConfigurationError, TransientError
-from elastic.rpc.control import AgentStream, ControlClient, ControlServer, CoordinatorLost
+from elastic.rpc.control import ControlClient, ControlServer, CoordinatorLost
+from elastic.rpc.security import Plaintext
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import control_pb2_grpc as pb_grpc
-
-HELLO = pb.AgentMessage(hello=pb.AgentHello(node="n1", host="10.0.0.1", slots=2))
-
-
-class Recorder:
-    """A handler; `heard` is what it was told, `streams` the agents that are connected."""
-
-    def __init__(self) -> None:
-        self.heard: asyncio.Queue[tuple[str, object]] = asyncio.Queue()
-        self.streams: list[AgentStream] = []
-
-    def agent_connected(self, stream: AgentStream) -> None:
-        self.streams.append(stream)
-        self.heard.put_nowait(("connected", (stream.node, stream.host, stream.slots)))
-
-    def agent_said(self, stream: AgentStream, message: pb.AgentMessage) -> None:
-        assert stream in self.streams
-        self.heard.put_nowait(("said", message.WhichOneof("kind")))
-
-    def agent_lost(self, stream: AgentStream) -> None:
-        self.streams.remove(stream)
-        self.heard.put_nowait(("lost", stream.node))
-
-    def status(self) -> pb.JobStatus:
-        return pb.JobStatus(job="digits", restarts=3)
-
-    def stop(self, reason: str, exit_code: int) -> None:
-        self.heard.put_nowait(("stop", (reason, exit_code)))
-
-
-class Conversation:
-    """An agent's side: what it sends, and what it has received."""
-
-    def __init__(self, client: ControlClient, *first: pb.AgentMessage) -> None:
-        self._sent: asyncio.Queue[pb.AgentMessage | None] = asyncio.Queue()
-        for message in first:
-            self.send(message)
-        self.received: asyncio.Queue[pb.CoordinatorMessage] = asyncio.Queue()
-        self.ended = asyncio.ensure_future(self._attend(client))
-
-    def send(self, message: pb.AgentMessage | None) -> None:
-        self._sent.put_nowait(message)
-
-    async def _attend(self, client: ControlClient) -> None:
-        async for message in client.attend(self._outgoing()):
-            self.received.put_nowait(message)
-
-    async def _outgoing(self) -> AsyncIterator[pb.AgentMessage]:
-        while (message := await self._sent.get()) is not None:
-            yield message
-
+from tests.unit.rpc.conversation import HELLO, Conversation, Recorder, Reports
 
 Check = Callable[[Recorder, ControlClient, ControlServer], Awaitable[None]]
 
@@ -195,7 +146,9 @@ def test_the_port_that_was_chosen_is_told() -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "192.0.2.1"], ids=["in use", "not ours"])
 def test_an_address_that_can_not_be_had(host: str) -> None:
     async def check(port: int) -> None:
-        server = ControlServer(Recorder(), f"{host}:{port}")
+        server = ControlServer(
+            Recorder(), f"{host}:{port}", security=Plaintext(insecure=True), report=Reports()
+        )
         with pytest.raises(ConfigurationError, match=f"{host}:{port}.*--listen"):
             await server.start()
 

@@ -1,4 +1,4 @@
-"""Where settings come from, which source wins, and what a user reads when one is wrong."""
+"""Where the settings of a run come from, which source wins, and what users read of a wrong one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from elastic.errors import ConfigurationError
-from elastic.settings.run import Console, OutputMode, RunSettings, describe_run_settings
+from elastic.settings.fields import options_of
+from elastic.settings.limits import NodeRange
+from elastic.settings.run import Console, OutputMode, RunSettings
 from elastic.settings.sources import DeviceCounts, load_run_settings
 
 
@@ -73,8 +75,8 @@ def test_a_value_that_lost_is_not_judged() -> None:
 
 
 def test_the_environment_of_this_process_does_not_leak_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    for row in describe_run_settings():
-        monkeypatch.setenv(row.environment_name, "7")
+    for option in options_of(RunSettings):
+        monkeypatch.setenv(option.variable, "7")
     monkeypatch.setenv("ELASTIC_CONFIG", "/nowhere")
     monkeypatch.setenv("ELASTIC_TYPO", "7")
     assert load() == RunSettings()
@@ -103,7 +105,7 @@ def test_every_type_from_text() -> None:
     )
     assert settings == RunSettings(
         nproc_per_node=2,
-        nnodes_max=4,
+        nnodes=NodeRange(1, 4),
         hang_factor=2.5,
         checkpoint_dir="s3://bucket/run",
         ledger=Path("ledger.jsonl"),
@@ -126,7 +128,7 @@ def test_checkpoint_every_without_a_directory_is_fine() -> None:
 @pytest.mark.parametrize(("text", "nodes"), [("1:4", (1, 4)), ("3", (3, 3)), (2, (2, 2))])
 def test_nodes_as_torchrun_writes_them(text: object, nodes: tuple[int, int]) -> None:
     settings = load({"nnodes": text})
-    assert (settings.nnodes_min, settings.nnodes_max) == nodes
+    assert settings.nnodes == nodes
 
 
 @pytest.mark.parametrize(
@@ -251,6 +253,28 @@ def test_a_misspelt_variable_is_told_the_nearest() -> None:
 def test_a_variable_of_another_program_is_none_of_ours() -> None:
     """Kubernetes and other programs set ELASTIC_ variables too."""
     load(None, {"ELASTIC_PASSWORD": "hunter2", "ELASTIC_SERVICE_HOST": "10.0.0.1"})
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "ELASTIC_USER",
+        "ELASTIC_USERNAME",
+        "ELASTIC_HOST",
+        "ELASTIC_URL",
+        "ELASTIC_API_KEY",
+        "ELASTIC_COORDINATOR_SERVICE_HOST",
+        "ELASTIC_COORDINATOR_PORT",
+        "ELASTIC_COORDINATOR_PORT_29400_TCP_ADDR",
+        "ELASTIC_SERVICE_PORT_GRPC",
+        "ELASTIC_JOBS_SERVICE_HOST",
+        "ELASTIC_PORT",
+        "ELASTIC_WORKER_SPARES",
+    ],
+)
+def test_names_that_others_use_are_not_taken_for_misspelt(variable: str) -> None:
+    """Of Elasticsearch's clients, of Kubernetes, and of our own processes."""
+    assert load(None, {variable: "hunter2"}) == RunSettings()
 
 
 def test_a_misspelt_variable_keeps_its_value_to_itself() -> None:

@@ -45,15 +45,17 @@ def fetched(
     dealer = Dealer(loader, position, rank=rank, world_size=world_size, epochs=epochs)
     steps = []
     try:
-        while (samples := loader.next_range(position, world_size)).epoch < epochs:
+        while (deal := dealer.deal()) is not None:
+            assert deal.samples == loader.next_range(position, world_size)
             batches = []
-            for micro_batch in dealer.deal(samples):
+            for micro_batch in deal.micro_batches:
                 indices = [round(square**0.5) for square in dealer.fetch().tolist()]
                 assert len(indices) == len(micro_batch)
                 if micro_batch.weighted:
                     batches.append(indices)
             steps.append((position, batches))
-            position = advance(position, samples)
+            position = advance(position, deal.samples)
+        assert loader.next_range(position, world_size).epoch == epochs
         with pytest.raises(StopIteration):
             dealer.fetch()
     finally:
@@ -67,8 +69,11 @@ def flat(steps: list[tuple[DataPosition, list[list[int]]]]) -> list[int]:
 
 @pytest.mark.parametrize("options", [{"accumulate": 2}, {"global_batch": 10}])
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_all_ranks_together_fetch_the_permutation(options: dict[str, int], world_size: int) -> None:
-    loader = DataLoader(Squares(), batch_size=2, seed=5, **options)
+@pytest.mark.parametrize("length", [LENGTH, 700])  # an order is evaluated for 256 samples at once
+def test_all_ranks_together_fetch_the_permutation(
+    options: dict[str, int], world_size: int, length: int
+) -> None:
+    loader = DataLoader(Squares(length), batch_size=2, seed=5, **options)
     by_rank = [
         fetched(loader, rank=rank, world_size=world_size, epochs=2) for rank in range(world_size)
     ]
@@ -79,10 +84,10 @@ def test_all_ranks_together_fetch_the_permutation(options: dict[str, int], world
         for batch in batches
         for index in batch
     ]
-    expected = [loader.position_to_index(e)[i] for e in range(2) for i in range(LENGTH)]
+    expected = [loader.position_to_index(e)[i] for e in range(2) for i in range(length)]
     assert in_order == expected
-    assert sorted(in_order[:LENGTH]) == list(range(LENGTH))
-    assert in_order[:LENGTH] != in_order[LENGTH:]
+    assert sorted(in_order[:length]) == list(range(length))
+    assert in_order[:length] != in_order[length:]
 
 
 def test_without_shuffling_the_order_is_the_datasets() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from elastic.worker.ledger import LedgerBacklog, LedgerRecord
 
 
-def record(step: int) -> LedgerRecord:
-    return LedgerRecord(step=step, epoch=0, generation=1, world_size=2, start=step, stop=step + 1)
+def record(step: int, generation: int = 1) -> LedgerRecord:
+    return LedgerRecord(
+        step=step, epoch=0, generation=generation, world_size=2, start=step, stop=step + 1
+    )
 
 
 def test_what_is_stored_is_dropped() -> None:
@@ -15,10 +17,18 @@ def test_what_is_stored_is_dropped() -> None:
     backlog.append(record(2))
     assert backlog.since(0) == [record(0), record(1), record(2)]
     assert backlog.since(2) == [record(2)]
-    backlog.stored(1)
+    backlog.stored(1, 1)
     assert backlog.since(0) == [record(1), record(2)]
-    backlog.stored(0)
-    backlog.stored(3)
+    backlog.stored(0, 1)
+    backlog.stored(3, 1)
+    assert backlog.since(0) == []
+
+
+def test_a_step_computed_again_is_not_what_was_stored_of_it() -> None:
+    backlog = LedgerBacklog([record(0), record(1, generation=2)])
+    backlog.stored(2, 1)
+    assert backlog.since(0) == [record(1, generation=2)]
+    backlog.stored(2, 2)
     assert backlog.since(0) == []
 
 

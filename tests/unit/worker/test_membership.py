@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from tests.unit.worker.together import GLOO, Seat, meet, run_together
 class Place:
     """A membership that is ready for a group, and what it has reported."""
 
-    def __init__(self, worker: str, host: StoreHost) -> None:
+    def __init__(self, worker: str, host: StoreHost, *, hold_s: float = 60.0) -> None:
         self.worker, self.host = worker, host
         self.reports: list[WorkerStatus] = []
         self.membership = Membership(
@@ -26,6 +27,7 @@ class Place:
             report=self.reports.append,
             committed=lambda: 7,
             join_timeout_s=5.0,
+            hold_s=hold_s,
         )
         self.membership.attach()
         self.membership.assign(0)
@@ -63,6 +65,42 @@ def test_the_way_through_a_group_alone() -> None:
         durations = place.membership.durations
         assert durations.join_s > 0.0
         assert durations.since_ready_s() < 1.0
+
+    run_together(go)
+
+
+@pytest.mark.parametrize(("settled", "leaves"), [({}, True), ({"leave_after": 9}, False)])
+def test_a_planned_change_is_awaited_at_its_boundary(settled: dict[str, int], leaves: bool) -> None:
+    def go(seat: Seat) -> None:
+        place = Place("w0", seat.host)
+        place.membership.announce(seat.generation(1))
+        group = place.enter()
+        assert not place.membership.leaves_here()
+        planned = seat.generation(2, leave_after=7)
+        place.membership.announce(replace(planned, provisional=True))
+        assert not place.membership.must_leave()
+        threading.Timer(0.1, place.membership.announce, [replace(planned, **settled)]).start()
+        began = time.monotonic()
+        assert place.membership.leaves_here() is leaves
+        assert time.monotonic() - began >= 0.1
+        assert not group.aborted
+
+    run_together(go)
+
+
+def test_nothing_is_awaited_when_the_change_is_at_once_or_the_answer_never_comes() -> None:
+    def go(seat: Seat) -> None:
+        provisional = replace(seat.generation(2, leave_after=7), provisional=True)
+        patient, impatient = Place("w0", seat.host), Place("w0", seat.host, hold_s=0.2)
+        for place in (patient, impatient):
+            place.membership.announce(seat.generation(1))
+            place.enter()
+            place.membership.announce(provisional)
+            if place is patient:
+                threading.Timer(0.1, place.membership.announce, [seat.generation(3)]).start()
+            assert place.membership.leaves_here()
+            place.membership.leave()
+        assert impatient.enter().generation == provisional
 
     run_together(go)
 

@@ -1,0 +1,140 @@
+"""`elastic coordinator`: one candidate for the lead of a job of many nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from typing import TextIO
+
+from elastic.checkpoint.directory import CheckpointDirectory, open_directory
+from elastic.cli.etcd import address_towards, open_store
+from elastic.coordinator.job_options import JobOptions
+from elastic.coordinator.office import Office
+from elastic.core.coordinator.progress import StallPolicy
+from elastic.core.coordinator.view import FormationPolicy
+from elastic.errors import ConfigurationError, ExitCode
+from elastic.rpc.control import ControlServer
+from elastic.rpc.security import choose_security
+from elastic.runtime.journal import Journal, JsonLines, RecentEntries
+from elastic.settings.coordinator import CoordinatorSettings
+
+_NO_LIMIT = 1 << 20
+_SIGNALS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
+_STOP_GRACE_S = 0.5
+
+
+def coordinate(settings: CoordinatorSettings) -> int:
+    """Follow and lead until the job ends or a signal comes; the exit code.
+
+    Raises ConfigurationError.
+    """
+    checkpoints = _checkpoints(settings)
+    with _events(settings) as stream:
+        return asyncio.run(_coordinate(settings, checkpoints, stream))
+
+
+async def _coordinate(
+    settings: CoordinatorSettings, checkpoints: CheckpointDirectory | None, stream: TextIO
+) -> int:
+    recent = RecentEntries()
+    journal = Journal(JsonLines(stream, quiet=frozenset({"progress"})), recent)
+    security = choose_security(settings.job, settings.security)
+    async with open_store(settings.store) as store:
+        address = _advertised(settings)
+        office = Office(
+            _job_options(settings, checkpoints, address),
+            store,
+            journal,
+            recent,
+            isolation_timeout_s=settings.isolation_timeout_s,
+            leader_ttl_s=settings.leader_ttl_s,
+        )
+        server = ControlServer(office, settings.listen, security=security, report=journal.record)
+        await server.start()
+        journal.record("coordinator_started", job=settings.job, address=address)
+        try:
+            return await _until_signalled(office, journal)
+        finally:
+            await server.stop(_STOP_GRACE_S)
+
+
+async def _until_signalled(office: Office, journal: Journal) -> int:
+    """A signal makes way for another coordinator; the job goes on."""
+    loop = asyncio.get_running_loop()
+    working = asyncio.ensure_future(office.run())
+    codes: list[ExitCode] = []
+
+    def leave(number: signal.Signals) -> None:
+        codes.append(_SIGNALS[number])
+        journal.record("leaving", reason=number.name)
+        working.cancel()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, leave, number)
+    try:
+        return await working
+    except asyncio.CancelledError:
+        if not codes:
+            raise
+        return int(codes[0])
+
+
+def _advertised(settings: CoordinatorSettings) -> str:
+    if settings.advertised is not None:
+        return settings.advertised
+    host, port = address_towards(settings.store), settings.listen.rpartition(":")[2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _checkpoints(settings: CoordinatorSettings) -> CheckpointDirectory | None:
+    if settings.checkpoint_dir is None:
+        return None
+    directory = open_directory(settings.checkpoint_dir)
+    directory.probe()
+    return directory
+
+
+@contextlib.contextmanager
+def _events(settings: CoordinatorSettings) -> Iterator[TextIO]:
+    if settings.events_file is None:
+        yield sys.stdout
+        return
+    try:
+        stream = settings.events_file.open("a", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            f"can not write the events file {settings.events_file}: {error.strerror}; choose "
+            "another with --events-file"
+        ) from error
+    with stream:
+        yield stream
+
+
+def _job_options(
+    settings: CoordinatorSettings, checkpoints: CheckpointDirectory | None, address: str
+) -> JobOptions:
+    return JobOptions(
+        job=settings.job,
+        formation=FormationPolicy(
+            min_workers=settings.min_workers,
+            max_workers=settings.max_workers or _NO_LIMIT,
+            gather_timeout_s=settings.gather_timeout_s,
+            join_timeout_s=settings.join_timeout_s,
+            agent_grace_s=settings.agent_grace_s,
+            planned_interval_s=settings.planned_interval_s,
+            join_debounce_s=settings.join_debounce_s,
+        ),
+        stall=StallPolicy(floor_s=settings.hang_timeout_s, factor=settings.hang_factor),
+        max_restarts=settings.max_restarts,
+        restart_window_s=settings.restart_window_s,
+        stop_grace_s=settings.stop_grace_s,
+        checkpoints=checkpoints,
+        keep_checkpoints=settings.keep_checkpoints,
+        ledger=settings.ledger,
+        quarantine_after=settings.quarantine_after,
+        quarantine_window_s=settings.quarantine_window_s,
+        address=address,
+    )

@@ -1,0 +1,161 @@
+"""The commands with which operators look at a running job and act on it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from elastic.cli.etcd import open_store
+from elastic.cli.formats import print_json, print_table, require_format
+from elastic.cli.status import print_status, to_document
+from elastic.core.membership import WorkerPhase
+from elastic.errors import ExitCode, TransientError
+from elastic.rpc.control import ControlClient
+from elastic.rpc.security import PLAINTEXT, Plaintext, choose_security
+from elastic.runtime.run_directory import find_job
+from elastic.settings.operator import OperatorSettings
+from elastic.store.leader_watch import find_leader
+from elastic.v1 import control_pb2 as pb
+
+T = TypeVar("T")
+_LOCAL_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """Which job: one of this machine by name or address, or one in etcd by `settings`."""
+
+    job: str | None = None
+    address: str | None = None
+    settings: OperatorSettings | None = None
+
+    @property
+    def timeout_s(self) -> float:
+        """How long to wait for an answer."""
+        return self.settings.timeout_s if self.settings is not None else _LOCAL_TIMEOUT_S
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[ControlClient]:
+        """To the coordinator that leads. Raises ElasticError."""
+        client = await self._find()
+        try:
+            yield client
+        finally:
+            await client.close()
+
+    async def _find(self) -> ControlClient:
+        settings = self.settings
+        if settings is None:
+            address = self.address or find_job(self.job).address
+            plain = Plaintext(insecure=True) if self.address else PLAINTEXT
+            return ControlClient(address, security=plain, report=_quiet)
+        security = choose_security(settings.job, settings.security)
+        async with open_store(settings.store) as store:
+            leader = await asyncio.wait_for(
+                find_leader(store, job=settings.job), settings.timeout_s
+            )
+        if leader is None:
+            raise TransientError(f"no coordinator leads the job {settings.job!r} now")
+        return ControlClient(leader.address, security=security, report=_quiet)
+
+
+def status(target: Target, *, output: str) -> None:
+    """Print the job's status."""
+    as_json = require_format(output)
+    reply = _run(target, lambda client: client.status(target.timeout_s))
+    if as_json:
+        print_json(to_document(reply))
+    else:
+        print_status(reply)
+
+
+def nodes(target: Target, *, output: str) -> None:
+    """Print the nodes: who takes part, who is leaving, drained or in quarantine, and why."""
+    as_json = require_format(output)
+    reply = _run(target, lambda client: client.status(target.timeout_s))
+    if as_json:
+        print_json(to_document(reply)["nodes"])
+    else:
+        columns = ("node", "state", "host", "slots", "training", "failures", "since", "reason")
+        print_table(columns, [_row(node) for node in reply.nodes])
+
+
+def clear(target: Target, node: str) -> None:
+    """Let a drained or quarantined node take part again."""
+    print(_run(target, lambda client: client.clear(node, target.timeout_s)))
+
+
+def drain(target: Target, node: str, *, reason: str) -> None:
+    """Have a node's workers leave at a step boundary, and keep the node out."""
+    print(_run(target, lambda client: client.drain(node, reason, target.timeout_s)))
+
+
+def stop(target: Target, *, reason: str) -> None:
+    """Have the job saved and left."""
+    _run(target, lambda client: client.stop(reason, int(ExitCode.TERMINATED), target.timeout_s))
+    print("the job saves at the next step boundary and ends")
+
+
+def events(target: Target, *, follow: bool, output: str) -> int:
+    """Print the journal; with `follow` each entry as it comes, through changes of the leader."""
+    as_json = require_format(output)
+    try:
+        asyncio.run(_events(target, follow=follow, show=print if as_json else _show_event))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    return 0
+
+
+async def _events(target: Target, *, follow: bool, show: Callable[[str], None]) -> None:
+    newest = 0.0  # what a new leader remembers too is not shown twice
+    while True:
+        async with target.client() as client:
+            async for line in client.events(follow=follow):
+                at = float(json.loads(line)["time"])
+                if at > newest:
+                    show(line)
+                    newest = at
+        if not follow:
+            return
+
+
+def _show_event(line: str) -> None:
+    entry = json.loads(line)
+    at, name = entry.pop("time"), entry.pop("event")
+    clock = time.strftime("%H:%M:%S", time.localtime(at))
+    facts = " ".join(f"{key}={value}" for key, value in entry.items() if value not in ("", None))
+    print(f"{clock} {name} {facts}".rstrip(), flush=True)
+
+
+def _row(node: pb.NodeStatus) -> tuple[object, ...]:
+    training = sum(w.phase == WorkerPhase.TRAINING.value for w in node.workers)
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(node.since_unix_s))
+    return (
+        node.node,
+        node.state,
+        node.host or "-",
+        node.slots,
+        training,
+        node.failures,
+        since,
+        node.reason,
+    )
+
+
+def _run(target: Target, ask: Callable[[ControlClient], Coroutine[Any, Any, T]]) -> T:
+    async def asked() -> T:
+        async with target.client() as client:
+            return await ask(client)
+
+    return asyncio.run(asked())
+
+
+def _quiet(name: str, /, **fields: Any) -> None:
+    """Warnings are for those who keep a connection."""
+    del name, fields

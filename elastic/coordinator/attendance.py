@@ -1,0 +1,103 @@
+"""The nodes whose agents are connected: who is let in, and who is who."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastic.core.membership import NodeId, WorkerStatus
+from elastic.errors import ExitCode
+from elastic.rpc.control import AgentStream
+from elastic.v1 import control_pb2 as pb
+from elastic.version import __version__
+
+_TOKEN_LENGTH = 8
+
+
+@dataclass(slots=True)
+class AttendingNode:
+    """A connected node."""
+
+    stream: AgentStream
+    node: NodeId
+    """Its name and, where several machines may come to bear that one after the other, a mark."""
+    connected_unix_s: float = field(default_factory=time.time)
+    statuses: tuple[WorkerStatus, ...] = ()
+
+
+def node_id(name: str, start_token: str) -> NodeId:
+    """Tells a node from another one that had or will have its name."""
+    return f"{name}@{start_token[:_TOKEN_LENGTH]}" if start_token else name
+
+
+def name_of(node: NodeId) -> str:
+    """The name people know it by."""
+    return node.partition("@")[0]
+
+
+class Attendance:
+    """One agent for each name: the newest, since the store gives a name to one at a time."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, AttendingNode] = {}
+
+    def __iter__(self) -> Iterator[AttendingNode]:
+        return iter(list(self._nodes.values()))
+
+    def refusal(self, hello: pb.AgentHello) -> pb.Refused | None:
+        """Why this agent can not take part beside the others; None if it can."""
+        present = self._nodes.get(hello.node)
+        if present is not None and not hello.start_token:
+            return _refused(f"the node name {hello.node!r} is taken; choose another")
+        if hello.version and hello.version != __version__:
+            return _refused(
+                f"the agent of node {hello.node!r} has version {hello.version}, this coordinator "
+                f"{__version__}; install the same one"
+            )
+        for other in self._nodes.values():
+            theirs = other.stream.hello
+            if theirs.node != hello.node and theirs.command_digest != hello.command_digest:
+                return _refused(
+                    f"the agent of node {hello.node!r} runs another command than that of "
+                    f"{theirs.node!r}: {hello.command!r}, not {theirs.command!r}; the nodes of a "
+                    "job run the same script with the same arguments and checkpoint options"
+                )
+        return None
+
+    def arrive(self, stream: AgentStream) -> AttendingNode | None:
+        """Let the agent in; the node that it takes the place of, if there was one."""
+        before = self._nodes.get(stream.node)
+        node = node_id(stream.node, stream.hello.start_token)
+        self._nodes[stream.node] = AttendingNode(stream=stream, node=node)
+        return before
+
+    def leave(self, stream: AgentStream) -> AttendingNode | None:
+        """Its stream has ended; None if it was not, or is no longer, the node's."""
+        if self.of(stream) is None:
+            return None
+        return self._nodes.pop(stream.node)
+
+    def of(self, stream: AgentStream) -> AttendingNode | None:
+        """The node of a stream that was let in."""
+        node = self._nodes.get(stream.node)
+        return node if node is not None and node.stream is stream else None
+
+    def find(self, node: NodeId) -> AttendingNode | None:
+        """A connected node."""
+        found = self._nodes.get(name_of(node))
+        return found if found is not None and found.node == node else None
+
+    def named(self, name: str) -> AttendingNode | None:
+        """The connected node of this name."""
+        return self._nodes.get(name)
+
+    def broadcast(self, **kind: Any) -> None:
+        """Send `CoordinatorMessage(**kind)` to all."""
+        for node in self._nodes.values():
+            node.stream.send(**kind)
+
+
+def _refused(message: str) -> pb.Refused:
+    return pb.Refused(message=message, exit_code=ExitCode.CONFIGURATION)

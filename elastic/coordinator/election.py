@@ -1,0 +1,116 @@
+"""Becoming the leader of a job when there is none, and hearing when one is it no longer."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from contextlib import aclosing
+
+from elastic.coordinator.leadership import Leadership, take_office
+from elastic.store.claim import Claim
+from elastic.store.follow import follow_key
+from elastic.store.interface import Entry, Store
+from elastic.store.job_documents import LeaderDocument, to_json
+from elastic.store.job_keys import JobKeys
+from elastic.store.lease_keeper import LeaseState, boot_time_s
+
+LEADER_TTL_S = 3.0
+
+
+class Election:
+    """One candidate: `campaign` until elected, `hold` until deposed, campaign again.
+
+    `on_change` is told of the leadership that `campaign` returned. SUSPECT: others may lead soon;
+    lead on, since every write is fenced. HELD: still the leader after all. GONE: step down; told
+    once, and `hold` returns.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        job: str,
+        address: str,
+        on_change: Callable[[LeaseState], None],
+        ttl_s: float = LEADER_TTL_S,
+        clock: Callable[[], float] = boot_time_s,
+    ) -> None:
+        """`address`: host:port where agents and operators find this candidate."""
+        self._store = store
+        self._job = job
+        self._key = JobKeys(job).leader
+        self._candidate = uuid.uuid4().hex
+        self._value = to_json(LeaderDocument(candidate=self._candidate, address=address))
+        self._on_change = on_change
+        self._in_office = False
+        self._claim = Claim(
+            store, key=self._key, ttl_s=ttl_s, on_change=self._claim_changed, clock=clock
+        )
+
+    def held(self) -> bool:
+        """Is it certain that nobody else leads at this moment?"""
+        return self._in_office and self._claim.held()
+
+    async def campaign(self) -> Leadership:
+        """Wait until nobody leads, and lead. Sits out outages; raises ConfigurationError."""
+        while True:
+            await self._until_vacant()
+            elected = await self._claim.take(self._value)
+            if elected is None:
+                continue
+            try:
+                leadership = await self._take_office(elected)
+            except BaseException:
+                await self._claim.release()
+                raise
+            if leadership is not None:
+                return leadership
+
+    async def hold(self) -> None:
+        """Return when deposed, or after `resign`. Raises ConfigurationError if the store does."""
+        await self._claim.hold()
+        self._in_office = False
+
+    async def resign(self) -> None:
+        """Make way for the next leader at once, if the store answers. Tells no change.
+
+        Cancel `campaign` before, or it goes on.
+        """
+        self._in_office = False
+        await self._claim.release()
+
+    async def _take_office(self, elected: Entry) -> Leadership | None:
+        """None if deposed meanwhile."""
+        deposed = asyncio.ensure_future(self._claim.hold())
+        reading = asyncio.ensure_future(
+            take_office(self._store, job=self._job, candidate=self._candidate, elected=elected)
+        )
+        try:
+            await asyncio.wait({deposed, reading}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (deposed, reading):
+                task.cancel()
+            await asyncio.gather(deposed, reading, return_exceptions=True)
+        if reading.cancelled():
+            deposed.result()
+            return None
+        return self._in_office_with(reading.result())
+
+    def _in_office_with(self, leadership: Leadership) -> Leadership | None:
+        if self._claim.entry is None:
+            return None
+        self._in_office = True
+        if not self._claim.held():
+            self._on_change(LeaseState.SUSPECT)
+        return leadership
+
+    async def _until_vacant(self) -> None:
+        async with aclosing(follow_key(self._store, self._key)) as entries:
+            async for entry in entries:
+                if entry is None:
+                    return
+
+    def _claim_changed(self, state: LeaseState) -> None:
+        if self._in_office:
+            self._on_change(state)

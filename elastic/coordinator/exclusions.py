@@ -1,0 +1,68 @@
+"""Nodes that are not to take part: drained by an operator, or quarantined. Kept in the store."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+
+from elastic.store.interface import Guard, Store
+from elastic.store.job_keys import JobKeys, node_of
+
+DRAINED, QUARANTINED = "drained", "quarantined"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exclusion:
+    """Why a node is out, and since when."""
+
+    state: str
+    reason: str
+    since_unix_s: float
+
+
+class Exclusions:
+    """By node name. What the store does not take raises as its `put` does."""
+
+    def __init__(self, store: Store, *, job: str, guard: Guard) -> None:
+        self._store = store
+        self._keys = JobKeys(job)
+        self._guard = guard
+        self._excluded: dict[str, Exclusion] = {}
+
+    async def load(self) -> None:
+        """Those of the coordinators before. Raises TransientError."""
+        folders = {DRAINED: self._keys.draining, QUARANTINED: self._keys.quarantined}
+        for state, folder in folders.items():
+            for entry in await self._store.list(folder):
+                document = json.loads(entry.value)
+                self._excluded[node_of(entry.key)] = Exclusion(
+                    state=state, reason=document["reason"], since_unix_s=document["since_unix_s"]
+                )
+
+    def get(self, name: str) -> Exclusion | None:
+        """Why the node is out; None if it is not."""
+        return self._excluded.get(name)
+
+    def names(self) -> list[str]:
+        """All that are out."""
+        return sorted(self._excluded)
+
+    async def add(self, name: str, state: str, reason: str) -> None:
+        """It is to take no part until cleared."""
+        exclusion = Exclusion(state=state, reason=reason, since_unix_s=time.time())
+        self._excluded[name] = exclusion
+        document = {"reason": reason, "since_unix_s": exclusion.since_unix_s}
+        await self._store.put(
+            self._key(name, state), json.dumps(document).encode(), guard=self._guard
+        )
+
+    async def clear(self, name: str) -> Exclusion | None:
+        """It may take part again; what it was out for."""
+        exclusion = self._excluded.pop(name, None)
+        if exclusion is not None:
+            await self._store.delete(self._key(name, exclusion.state), guard=self._guard)
+        return exclusion
+
+    def _key(self, name: str, state: str) -> str:
+        return self._keys.drain(name) if state == DRAINED else self._keys.quarantine(name)

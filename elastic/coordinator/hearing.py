@@ -1,0 +1,154 @@
+"""What agents say, as events for the machine and entries of the journal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from elastic.coordinator.attendance import AttendingNode, name_of
+from elastic.coordinator.ledger_file import LedgerFile
+from elastic.coordinator.recoveries import Recoveries
+from elastic.coordinator.saves import Saves
+from elastic.core.coordinator import events as ev
+from elastic.core.membership import Failure, Generation
+from elastic.rpc.codec import failure_from_pb, statuses_from_pb
+from elastic.runtime.journal import Journal
+from elastic.v1 import control_pb2 as pb
+from elastic.v1 import job_pb2, local_pb2
+
+
+class Hearing:
+    """Understands every kind of AgentMessage but the hello.
+
+    current: the newest generation; generation: one that is not long past. may_record: whether the ledger is ours to write now.
+    on_failure: told of each worker that failed, on_leave of a node that asks to leave.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        recoveries: Recoveries,
+        saves: Saves,
+        ledger: LedgerFile | None,
+        *,
+        post: Callable[[ev.Event], None],
+        broadcast: Callable[..., None],
+        current: Callable[[], Generation | None],
+        generation: Callable[[int], Generation | None],
+        may_record: Callable[[], bool],
+        on_failure: Callable[[AttendingNode, Failure], None],
+        on_leave: Callable[[AttendingNode, str], None],
+        on_stop: Callable[[str, int], None],
+    ) -> None:
+        self._journal = journal
+        self._recoveries = recoveries
+        self._saves = saves
+        self._ledger = ledger
+        self._post = post
+        self._broadcast = broadcast
+        self._current = current
+        self._generation = generation
+        self._may_record = may_record
+        self._on_failure = on_failure
+        self._unrecorded: list[job_pb2.LedgerEntry] = []
+        self.progress = job_pb2.Progress()
+        """The newest of rank 0."""
+        self._kinds: dict[str, Callable[[AttendingNode, Any], None]] = {
+            "view": self._view,
+            "failure": self._failure,
+            "progress": self._progressed,
+            "reformed": self._reformed,
+            "shard_saved": lambda node, report: saves.saved(node.stream, report),
+            "save_failed": lambda node, report: saves.failed(node.stream, report),
+            "ledger": self._steps_recorded,
+            "notice": self._notice,
+            "leave": lambda node, leave: on_leave(node, leave.reason),
+            "stop": lambda _node, stop: on_stop(stop.reason, stop.exit_code),
+        }
+
+    def hear(self, node: AttendingNode, message: pb.AgentMessage) -> None:
+        """Take one message; what a newer version may say beyond is passed over."""
+        kind = message.WhichOneof("kind")
+        if kind is not None and (heard := self._kinds.get(kind)) is not None:
+            heard(node, getattr(message, kind))
+
+    def _view(self, node: AttendingNode, view: pb.NodeView) -> None:
+        node.statuses = statuses_from_pb(view.workers)
+        current = self._current()
+        if current is not None and any(
+            s.broken and s.generation == current.number for s in node.statuses
+        ):
+            self._recoveries.sign(time.monotonic())
+        self._post(ev.NodeReported(node=node.node, slots=node.stream.slots, workers=node.statuses))
+
+    def _failure(self, node: AttendingNode, message: job_pb2.Failure) -> None:
+        failure = failure_from_pb(message)
+        self._recoveries.sign(time.monotonic())
+        self._journal.record(
+            "worker_failed",
+            worker=failure.worker,
+            node=name_of(node.node),
+            kind=failure.kind.name.lower(),
+            message=failure.message,
+            traceback=failure.traceback,
+            log=failure.log,
+        )
+        self._post(ev.WorkerFailed(node=node.node, failure=failure))
+        self._on_failure(node, failure)
+
+    def _progressed(self, node: AttendingNode, progress: job_pb2.Progress) -> None:
+        del node
+        group, current = self._generation(progress.generation), self._current()
+        if group is None or current is None:
+            return
+        if group is not current and current.leave_after is None:
+            return  # left at once: what it says of itself is past
+        if not progress.probed:
+            self.progress = progress
+            self._record_progress(progress, group)
+        self._post(
+            ev.ProgressReported(
+                generation=progress.generation,
+                committed=progress.committed,
+                step_s=progress.step_s,
+                in_step_s=progress.in_step_s,
+                probed=progress.probed,
+            )
+        )
+
+    def _record_progress(self, progress: job_pb2.Progress, group: Generation) -> None:
+        self._journal.record(
+            "progress",
+            step=progress.committed,
+            epoch=progress.epoch,
+            generation=progress.generation,
+            world_size=group.world_size,
+            step_s=round(progress.step_s, 6),
+            samples_per_s=round(progress.samples_per_s, 1),
+            **{name: round(value, 6) for name, value in progress.reported.items()},
+        )
+
+    def _reformed(self, node: AttendingNode, report: job_pb2.Reformed) -> None:
+        del node
+        if report.source:
+            self._journal.record("state_restored", source=report.source, committed=report.committed)
+        record = self._recoveries.reformed(report, time.monotonic())
+        if record is not None:
+            self._journal.record("recovered", **record)
+
+    def record(self) -> None:
+        """Write to the ledger what may be written now."""
+        if self._ledger is not None and self._unrecorded and self._may_record():
+            entries, self._unrecorded = self._unrecorded, []
+            self._broadcast(ledger_stored=self._ledger.append(entries))
+
+    def _steps_recorded(self, node: AttendingNode, entries: local_pb2.LedgerEntries) -> None:
+        """Members keep what they are not told is stored, for the next coordinator if need be."""
+        del node
+        if self._ledger is not None:
+            self._unrecorded += entries.entries
+            self.record()
+
+    def _notice(self, node: AttendingNode, notice: local_pb2.Notice) -> None:
+        self._journal.record(notice.name, node=name_of(node.node), **dict(notice.fields))

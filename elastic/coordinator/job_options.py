@@ -1,0 +1,29 @@
+"""What the coordinator is told of the job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from elastic.checkpoint.directory import CheckpointDirectory
+from elastic.core.coordinator.progress import StallPolicy
+from elastic.core.coordinator.view import FormationPolicy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobOptions:
+    """One job, as the operator wants it."""
+
+    job: str
+    formation: FormationPolicy
+    stall: StallPolicy
+    max_restarts: int
+    restart_window_s: float
+    stop_grace_s: float
+    checkpoints: CheckpointDirectory | None = None
+    keep_checkpoints: int = 3
+    ledger: Path | None = None
+    quarantine_after: int = 0
+    quarantine_window_s: float = 600.0
+    address: str = ""
+    """Where it is reached, for people."""

@@ -1,0 +1,204 @@
+"""One candidate's life: follow while another leads, lead when elected, step down when deposed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from elastic.coordinator.attendance import name_of
+from elastic.coordinator.daemon import CoordinatorDaemon
+from elastic.coordinator.election import LEADER_TTL_S, Election
+from elastic.coordinator.job_options import JobOptions
+from elastic.coordinator.leadership import Leadership
+from elastic.coordinator.node_registry import NodeRegistry
+from elastic.errors import TransientError
+from elastic.rpc.control import AgentStream
+from elastic.runtime.journal import Journal, RecentEntries
+from elastic.store.interface import GuardFailed, Store
+from elastic.store.job_end import JobEnds, announce_end
+from elastic.store.lease_keeper import LeaseState
+from elastic.v1 import control_pb2 as pb
+
+
+class NotLeading(TransientError):
+    """Another coordinator leads, or none yet."""
+
+
+class Office:
+    """Handles what agents and operators say while in office, and turns them away while not."""
+
+    def __init__(
+        self,
+        options: JobOptions,
+        store: Store,
+        journal: Journal,
+        recent: RecentEntries,
+        *,
+        isolation_timeout_s: float,
+        leader_ttl_s: float = LEADER_TTL_S,
+    ) -> None:
+        self._options = options
+        self._store = store
+        self._journal = journal
+        self._recent = recent
+        self._isolation_timeout_s = isolation_timeout_s
+        self._daemon: CoordinatorDaemon | None = None
+        self._suspect = False
+        self._election = Election(
+            store,
+            job=options.job,
+            address=options.address,
+            on_change=self._leadership_changed,
+            ttl_s=leader_ttl_s,
+        )
+
+    async def run(self) -> int:
+        """Campaign and lead until the job ends, under whichever coordinator; its exit code.
+
+        Cancelled, it makes way for another one at once.
+        """
+        ends = JobEnds(self._store, job=self._options.job)
+        await ends.start()
+        elsewhere = asyncio.ensure_future(ends.next_end())
+        try:
+            while True:
+                here = asyncio.ensure_future(self._lead_once())
+                try:
+                    await asyncio.wait({here, elsewhere}, return_when=asyncio.FIRST_COMPLETED)
+                    if here.done() and (exit_code := here.result()) is not None:
+                        return exit_code
+                    if elsewhere.done():
+                        return elsewhere.result()
+                finally:
+                    here.cancel()
+                    await asyncio.gather(here, return_exceptions=True)
+        finally:
+            elsewhere.cancel()
+            await asyncio.gather(elsewhere, return_exceptions=True)
+            await self._election.resign()
+
+    async def _lead_once(self) -> int | None:
+        """One term of office; the job's exit code if it ended with it."""
+        self._journal.record("campaigning", address=self._options.address)
+        leadership = await self._election.campaign()
+        self._suspect = False
+        daemon = CoordinatorDaemon(
+            self._options,
+            self._store,
+            leadership,
+            self._journal,
+            in_office=self._election.held,
+            recent=self._recent,
+        )
+        last = leadership.last_generation
+        self._journal.record(
+            "elected",
+            address=self._options.address,
+            generation=leadership.last_number,
+            members=[m.worker for m in last.members] if last is not None else [],
+        )
+        registry = asyncio.ensure_future(self._registry(leadership, daemon).run())
+        holding = asyncio.ensure_future(self._election.hold())
+        try:
+            await daemon.start()
+            self._daemon = daemon
+            ends: set[asyncio.Future[Any]] = {daemon.ended, daemon.deposed, registry, holding}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if daemon.ended.done():
+                return await self._conclude(leadership, daemon)
+            if registry.done():
+                registry.result()
+            reason = daemon.deposed.result() if daemon.deposed.done() else "the lease was lost"
+            self._journal.record("deposed", reason=reason)
+            return None
+        finally:
+            self._daemon = None
+            for task in (registry, holding):
+                task.cancel()
+            await asyncio.gather(registry, holding, return_exceptions=True)
+            await daemon.close()
+            await self._election.resign()
+
+    async def _conclude(self, leadership: Leadership, daemon: CoordinatorDaemon) -> int:
+        """The job has ended: tell whoever is not connected, and forget what it was."""
+        exit_code = daemon.ended.result()
+        with contextlib.suppress(GuardFailed, TransientError):
+            await announce_end(
+                self._store, job=self._options.job, guard=leadership.guard, exit_code=exit_code
+            )
+        await daemon.flushed()
+        return exit_code
+
+    def _registry(self, leadership: Leadership, daemon: CoordinatorDaemon) -> NodeRegistry:
+        last = leadership.last
+        registry = NodeRegistry(
+            self._store,
+            daemon,
+            job=self._options.job,
+            isolation_timeout_s=self._isolation_timeout_s,
+            expected={name_of(m.node) for m in last.generation.members} if last else (),
+            as_of=last.revision if last is not None else 0,
+        )
+        daemon.registry = registry
+        return registry
+
+    def _leadership_changed(self, state: LeaseState) -> None:
+        if state is LeaseState.SUSPECT and not self._suspect:
+            self._suspect = True
+            self._journal.record("leadership_in_doubt", reason="the store does not answer")
+        if state is LeaseState.HELD and self._suspect:
+            self._suspect = False
+            self._journal.record("leadership_confirmed")
+            if self._daemon is not None:
+                self._daemon.leadership_confirmed()
+
+    # ---- ControlHandler
+
+    def agent_connected(self, stream: AgentStream) -> None:
+        """An agent has said hello."""
+        if self._daemon is None:
+            stream.close()  # it looks again for the leader
+        else:
+            self._daemon.agent_connected(stream)
+
+    def agent_said(self, stream: AgentStream, message: pb.AgentMessage) -> None:
+        """It says something else."""
+        if self._daemon is not None:
+            self._daemon.agent_said(stream, message)
+
+    def agent_lost(self, stream: AgentStream) -> None:
+        """Its stream has ended."""
+        if self._daemon is not None:
+            self._daemon.agent_lost(stream)
+
+    def status(self) -> pb.JobStatus:
+        """The job's status; raises NotLeading."""
+        return self._in_office().status()
+
+    def stop(self, reason: str, exit_code: int) -> None:
+        """Have the job saved and left; raises NotLeading."""
+        self._in_office().stop(reason, exit_code)
+
+    async def drain(self, name: str, reason: str) -> str:
+        """Have a node left and kept out; raises NotLeading."""
+        return await self._in_office().drain(name, reason)
+
+    async def clear(self, name: str) -> str:
+        """Let a node take part again; raises NotLeading."""
+        return await self._in_office().clear(name)
+
+    def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
+        """The journal of this coordinator, in office or not."""
+        return self._recent.follow() if follow else self._recent.remembered()
+
+    def handling_failed(self, source: str, error: Exception) -> None:
+        """See CoordinatorDaemon."""
+        if self._daemon is not None:
+            self._daemon.handling_failed(source, error)
+
+    def _in_office(self) -> CoordinatorDaemon:
+        if self._daemon is None:
+            raise NotLeading(f"the coordinator at {self._options.address} does not lead now")
+        return self._daemon

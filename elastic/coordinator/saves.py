@@ -1,0 +1,106 @@
+"""The coordinator's part in checkpoints: takes the members' reports, commits, says what became."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from elastic.coordinator.checkpoint_commits import CheckpointCommits
+from elastic.core.coordinator import effects as fx
+from elastic.core.coordinator import events as ev
+from elastic.errors import ElasticError
+from elastic.rpc.control import AgentStream
+from elastic.runtime.journal import Journal
+from elastic.v1 import job_pb2, local_pb2
+
+_REMEMBERED = 8
+
+
+class Saves:
+    """`post` takes events for the machine, `broadcast` messages for every agent."""
+
+    def __init__(
+        self,
+        commits: CheckpointCommits | None,
+        journal: Journal,
+        *,
+        post: Callable[[ev.Event], None],
+        broadcast: Callable[..., None],
+    ) -> None:
+        self._commits = commits
+        self._journal = journal
+        self._post = post
+        self._broadcast = broadcast
+        self._settled: dict[int, local_pb2.CheckpointCommitted] = {}
+        self.newest_step = 0
+        """The last one committed in this office."""
+
+    @property
+    def url(self) -> str:
+        """Where checkpoints go; empty for a job without."""
+        return self._commits.url if self._commits is not None else ""
+
+    def saved(self, stream: AgentStream, report: job_pb2.ShardSaved) -> None:
+        """A member's part is on storage."""
+        if self._is_old_news(stream, report.step):
+            return
+        if self._commits is not None:
+            self._commits.reported(report)
+        self._post(
+            ev.ShardReported(
+                worker=report.worker,
+                generation=report.generation,
+                step=report.step,
+                index=report.index,
+                count=report.count,
+            )
+        )
+
+    def failed(self, stream: AgentStream, report: job_pb2.SaveFailed) -> None:
+        """A member could not write its part."""
+        if self._is_old_news(stream, report.step):
+            return
+        self._post(
+            ev.SaveReportedFailed(
+                generation=report.generation, step=report.step, message=report.message
+            )
+        )
+
+    async def commit(self, effect: fx.CommitCheckpoint) -> None:
+        """Write the manifest."""
+        if self._commits is None:
+            return
+        try:
+            size_bytes = await asyncio.to_thread(
+                self._commits.commit, effect.step, effect.generation
+            )
+        except ElasticError as error:
+            self._give_up(effect.step, str(error))
+            return
+        self.newest_step = effect.step
+        self._journal.record("checkpoint_committed", step=effect.step, bytes=size_bytes)
+        self._settle(local_pb2.CheckpointCommitted(step=effect.step))
+
+    def abandon(self, effect: fx.AbandonCheckpoint) -> None:
+        """It will never be whole."""
+        if self._commits is not None:
+            self._commits.forget(effect.step, effect.generation)
+        self._give_up(effect.step, effect.message)
+
+    def _give_up(self, step: int, message: str) -> None:
+        self._journal.record("checkpoint_abandoned", step=step, message=message)
+        self._settle(local_pb2.CheckpointCommitted(step=step, abandoned=True))
+
+    def _settle(self, news: local_pb2.CheckpointCommitted) -> None:
+        self._settled[news.step] = news
+        for step in sorted(self._settled)[:-_REMEMBERED]:
+            del self._settled[step]
+        self._broadcast(checkpoint=news)
+
+    def _is_old_news(self, stream: AgentStream, step: int) -> bool:
+        """A member that has missed what became of its save reports it again."""
+        settled = self._settled.get(step)
+        if settled is None or settled.abandoned:  # it may be saved again by another group
+            return False
+        stream.send(checkpoint=settled)
+        return True

@@ -1,0 +1,48 @@
+"""Since when the conditions hold that the decision about the group is patient with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from elastic.core.coordinator.view import FormationPolicy, Sighting, enough
+from elastic.core.membership import Generation, WorkerId, WorkerPhase
+
+_ARRIVED = (WorkerPhase.JOINING, WorkerPhase.TRAINING)
+
+
+@dataclass(slots=True)
+class Clocks:
+    """Instants at which conditions of the view began to hold; None where one does not."""
+
+    enough: float | None = None
+    broken: float | None = None
+    newcomers: float | None = None
+    assembling: float | None = None
+
+    def update(
+        self,
+        current: Generation | None,
+        workers: Mapping[WorkerId, Sighting],
+        policy: FormationPolicy,
+        now: float,
+    ) -> None:
+        """Start or stop each clock by what is known now."""
+        number = current.number if current else 0
+        members = current.worker_ids if current else frozenset()
+        statuses = [w.status for w in workers.values()]
+        present = [s for s in statuses if s.generation == number]
+        broken = any(s.broken and s.worker in members for s in present)
+        newcomers = any(s.phase is WorkerPhase.READY and s.worker not in members for s in statuses)
+        can_form = not members and enough(workers, policy)
+        self.enough = _start_or_stop(self.enough, can_form, now)
+        self.broken = _start_or_stop(self.broken, broken, now)
+        self.newcomers = _start_or_stop(self.newcomers, newcomers, now)
+        if self.assembling is None and any(s.phase in _ARRIVED for s in present):
+            self.assembling = now
+
+
+def _start_or_stop(since: float | None, holds: bool, now: float) -> float | None:
+    if not holds:
+        return None
+    return now if since is None else since

@@ -1,0 +1,127 @@
+"""What the nodes have reported of their workers, and which of these are known to be gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from elastic.core.coordinator.view import Sighting
+from elastic.core.membership import Generation, NodeId, WorkerId, WorkerPhase, WorkerStatus
+
+
+@dataclass(slots=True)
+class _Node:
+    slots: int = 0
+    workers: dict[WorkerId, WorkerStatus] = field(default_factory=dict)
+    gone: set[WorkerId] = field(default_factory=set)
+    """Failed, and not yet missing from the node's view; a name may come back after a restart."""
+    silent_since: float | None = None
+
+
+class Nodes:
+    """The nodes. Methods named in the past tense return the workers lost by them."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[NodeId, _Node] = {}
+        self._leaving: set[NodeId] = set()
+
+    @property
+    def slots(self) -> int:
+        """Slots on all nodes that are to take part."""
+        return sum(n.slots for name, n in self._nodes.items() if name not in self._leaving)
+
+    @property
+    def leaving(self) -> frozenset[NodeId]:
+        """Nodes that are to take no part any more."""
+        return frozenset(self._leaving)
+
+    def all_leave(self) -> bool:
+        """There are nodes, and none that stays is known."""
+        return bool(self._leaving) and self._leaving.issuperset(self._nodes)
+
+    def workers(self) -> dict[WorkerId, Sighting]:
+        """The workers that are alive, as far as reported."""
+        return {
+            s.worker: Sighting(
+                node=name,
+                status=s,
+                silent_since=node.silent_since,
+                leaving=name in self._leaving,
+            )
+            for name, node in self._nodes.items()
+            for s in node.workers.values()
+        }
+
+    def workers_of(self, name: NodeId) -> tuple[WorkerStatus, ...]:
+        """Those of one node."""
+        node = self._nodes.get(name)
+        return tuple(node.workers.values()) if node is not None else ()
+
+    def home_of(self, worker: WorkerId) -> NodeId:
+        """The node of a worker that is alive."""
+        return next(n for n, view in self._nodes.items() if worker in view.workers)
+
+    def is_silent(self, name: NodeId) -> bool:
+        """It is out of contact."""
+        node = self._nodes.get(name)
+        return node is None or node.silent_since is not None
+
+    # ---- what becomes known
+
+    def presumed(self, generation: Generation, now: float) -> None:
+        """A new coordinator takes the members for training until their nodes report."""
+        for member in generation.members:
+            node = self._nodes.setdefault(member.node, _Node(silent_since=now))
+            node.slots += 1
+            node.workers[member.worker] = WorkerStatus(
+                worker=member.worker,
+                phase=WorkerPhase.TRAINING,
+                slot=member.slot,
+                generation=generation.number,
+                heard=generation.number,
+                endpoint=member.endpoint,
+                took_part=True,
+            )
+
+    def reported(
+        self, name: NodeId, slots: int, workers: Iterable[WorkerStatus]
+    ) -> frozenset[WorkerId]:
+        """A node's whole view, which replaces the one before."""
+        node = self._nodes.setdefault(name, _Node())
+        seen = {s.worker: s for s in workers}
+        before = frozenset(node.workers)
+        node.slots, node.silent_since = slots, None
+        node.gone.intersection_update(seen)
+        node.workers = {worker: s for worker, s in seen.items() if worker not in node.gone}
+        return before.difference(node.workers)
+
+    def fell_silent(self, name: NodeId, now: float) -> None:
+        """The node's stream has ended; its workers may be well."""
+        node = self._nodes.get(name)
+        if node is not None and node.silent_since is None:
+            node.silent_since = now
+
+    def lost(self, name: NodeId) -> frozenset[WorkerId]:
+        """The node, and all that ran there."""
+        return frozenset(self._nodes.pop(name, _Node()).workers)
+
+    def silent_lost(self) -> frozenset[WorkerId]:
+        """Nodes out of contact are waited for no longer."""
+        silent = [name for name, node in self._nodes.items() if node.silent_since is not None]
+        return frozenset(worker for name in silent for worker in self.lost(name))
+
+    def failed(self, name: NodeId, worker: WorkerId) -> frozenset[WorkerId]:
+        """A worker ended, which the node's next view may not know yet."""
+        node = self._nodes.get(name)
+        if node is None:
+            return frozenset()
+        node.gone.add(worker)
+        return frozenset((worker,)) if node.workers.pop(worker, None) else frozenset()
+
+    def left(self, name: NodeId) -> None:
+        """The node is to take no part any more."""
+        self._leaving.add(name)
+
+    def welcomed(self, name: NodeId) -> None:
+        """The node may take part."""
+        self._leaving.discard(name)

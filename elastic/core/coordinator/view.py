@@ -1,0 +1,92 @@
+"""What the decision about the group depends on: the policy, the workers, what is known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from elastic.core.membership import (
+    Generation,
+    Member,
+    NodeId,
+    WorkerId,
+    WorkerPhase,
+    WorkerStatus,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FormationPolicy:
+    """Sizes of the group and the patience of each decision, in seconds."""
+
+    min_workers: int = 1
+    max_workers: int = 1
+    gather_timeout_s: float = 30.0
+    """Wait this long for the rest once `min_workers` are ready and no group exists."""
+    join_timeout_s: float = 10.0
+    """A member that has not even acknowledged a generation by then is left out."""
+    busy_timeout_s: float = 300.0
+    """The same for one that has, but whose script does not get to its next step boundary."""
+    broken_grace_s: float = 0.25
+    """Wait this long for news of a death after a member reported a broken group."""
+    agent_grace_s: float = 0.0
+    """A node whose stream has ended keeps its place this long while its group trains on: its agent
+    may come back. 0: it is lost at once."""
+    probe_interval_s: float = 0.2
+    """How often members are asked meanwhile whether the group still works."""
+    join_debounce_s: float = 0.1
+    """Newcomers that arrive within this of each other join together."""
+    planned_interval_s: float = 0.5
+    """Least time between two planned changes."""
+    max_fruitless_breaks: int = 5
+    """A group that breaks this often with nobody dead and no step committed never will commit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sighting:
+    """A worker and the node it was reported by."""
+
+    node: NodeId
+    status: WorkerStatus
+    silent_since: float | None = None
+    """Since when its node has been out of contact; None: it is in contact."""
+    leaving: bool = False
+    """Its node is to take no part any more."""
+
+    def as_member(self) -> Member:
+        """This worker as a member of a generation."""
+        s = self.status
+        return Member(worker=s.worker, node=self.node, slot=s.slot or 0, endpoint=s.endpoint)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupView:
+    """Everything the decision depends on. Instants are seconds on the coordinator's clock."""
+
+    current: Generation | None
+    workers: Mapping[WorkerId, Sighting]
+    """Workers alive now."""
+    slots: int
+    """Slots on all connected nodes: how many workers to expect while gathering."""
+    formed_at: float = 0.0
+    """When `current` was announced."""
+    assembling_since: float | None = None
+    """Since when members leave for `current`: announced, or the first arrival if planned."""
+    enough_since: float | None = None
+    """Since when `min_workers` are ready and no group exists."""
+    broken_since: float | None = None
+    """Since when a member of `current` has reported it broken."""
+    newcomers_since: float | None = None
+    """Since when a worker that is not in `current` is ready."""
+    fruitless_breaks: int = 0
+    stalled: bool = False
+    """The step under way lasts suspiciously long."""
+    stuck: bool = False
+    """Asked since a node fell silent, a member said that its step lasts longer than usual."""
+
+
+def enough(workers: Mapping[WorkerId, Sighting], policy: FormationPolicy) -> bool:
+    """Can a group be formed? Members that have finished are no reason to wait for others."""
+    ready = sum(w.status.phase is WorkerPhase.READY for w in workers.values())
+    finished = sum(w.status.phase is WorkerPhase.FINISHED for w in workers.values())
+    return ready > 0 and ready + finished >= policy.min_workers

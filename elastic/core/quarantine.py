@@ -1,0 +1,46 @@
+"""Which nodes fail so often that they do more harm than good."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass, field
+
+from elastic.core.membership import Failure, FailureKind
+
+_SCRIPTS_OWN = (FailureKind.EXCEPTION, FailureKind.EXIT_CODE)
+"""Every node would fail so: the job's restart budget is for these."""
+
+
+@dataclass(slots=True)
+class NodeFailures:
+    """Counts failures that may be the node's own, each for `window_s` seconds.
+
+    after: so many put the node into quarantine; 0: none does.
+    """
+
+    after: int
+    window_s: float
+    _failed_at: dict[str, deque[float]] = field(default_factory=lambda: defaultdict(deque))
+
+    def worker_failed(self, node: str, failure: Failure, now: float) -> bool:
+        """A worker ended badly; True if that was once too often."""
+        return failure.kind not in _SCRIPTS_OWN and self._count(node, now)
+
+    def node_lost(self, node: str, now: float) -> bool:
+        """The node has been lost; True if that was once too often."""
+        return self._count(node, now)
+
+    def failures(self, node: str, now: float) -> int:
+        """How many count now."""
+        times = self._failed_at[node]
+        while times and times[0] <= now - self.window_s:
+            times.popleft()
+        return len(times)
+
+    def forgive(self, node: str) -> None:
+        """Begin anew."""
+        self._failed_at.pop(node, None)
+
+    def _count(self, node: str, now: float) -> bool:
+        self._failed_at[node].append(now)
+        return 0 < self.after <= self.failures(node, now)

@@ -1,0 +1,144 @@
+"""What a call must satisfy before the server's own code sees it: the job's identity, and limits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from elastic.errors import ElasticError
+from elastic.rpc.identity import job_identity, peer_names
+from elastic.rpc.security import Report, Security, Tls
+
+MOST_BYTES = 40 * 2**20
+"""Of one message to the coordinator: what a worker may send to its agent, with room to spare."""
+
+
+class MessageRefused(ElasticError):
+    """A message that is too large or none at all; `code` is for the peer."""
+
+    def __init__(self, text: str, code: grpc.StatusCode) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Around every method, so that none can be forgotten."""
+
+    def __init__(self, security: Security, report: Report) -> None:
+        self._expected = job_identity(security.job) if isinstance(security, Tls) else None
+        self._job = security.job if isinstance(security, Tls) else ""
+        self._report = report
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        """The same method behind the checks."""
+        handler = await continuation(handler_call_details)
+        if handler is None:  # gRPC answers that there is no such method
+            return handler
+        method = handler_call_details.method
+        serializers = {
+            "request_deserializer": _bounded(handler.request_deserializer),
+            "response_serializer": handler.response_serializer,
+        }
+        if handler.request_streaming:
+            assert handler.response_streaming, f"{method}: a kind of method that nobody guards"
+            attend = self._streaming(method, handler.stream_stream)
+            return grpc.stream_stream_rpc_method_handler(attend, **serializers)
+        if handler.response_streaming:
+            follow = self._following(method, handler.unary_stream)
+            return grpc.unary_stream_rpc_method_handler(follow, **serializers)
+        ask = self._asking(method, handler.unary_unary)
+        return grpc.unary_unary_rpc_method_handler(ask, **serializers)
+
+    def _streaming(self, method: str, behavior: Any) -> Any:
+        async def admitted(
+            requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]
+        ) -> None:
+            await self._admit(method, context)
+            await _stream(behavior(_unwrapped(requests), context), context)
+
+        return admitted
+
+    def _following(self, method: str, behavior: Any) -> Any:
+        async def admitted(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            await self._admit(method, context)
+            await self._require_message(request, context)
+            await _stream(behavior(request, context), context)
+
+        return admitted
+
+    def _asking(self, method: str, behavior: Any) -> Any:
+        async def admitted(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            await self._admit(method, context)
+            await self._require_message(request, context)
+            return await behavior(request, context)
+
+        return admitted
+
+    async def _require_message(
+        self, request: Any, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        if isinstance(request, MessageRefused):
+            self._report("message_refused", source=context.peer(), reason=str(request))
+            await context.abort(request.code, str(request))
+
+    async def _admit(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        if self._expected is None:
+            return
+        names = peer_names(context.auth_context())
+        if self._expected in names:
+            return
+        found = ", ".join(names) or "no DNS name"
+        self._report(
+            "peer_refused",
+            peer=context.peer(),
+            method=method.rpartition("/")[2],
+            expected=self._expected,
+            found=found,
+        )
+        await context.abort(
+            grpc.StatusCode.PERMISSION_DENIED,
+            f"this is the coordinator of job {self._job!r}, for certificates of {self._expected}; "
+            f"the one shown names {found}",
+        )
+
+
+def _bounded(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
+    """Hands on what is wrong with a message in its place: here gRPC would only log an error."""
+
+    def bounded(data: bytes) -> Any:
+        if len(data) > MOST_BYTES:
+            text = f"a message of {len(data)} bytes; at most {MOST_BYTES} are taken"
+            return MessageRefused(text, grpc.StatusCode.RESOURCE_EXHAUSTED)
+        try:
+            return data if deserialize is None else deserialize(data)
+        except Exception as error:  # noqa: BLE001 - whatever a decoder makes of garbage
+            text = f"a message that can not be read: {error}"
+            return MessageRefused(text, grpc.StatusCode.INVALID_ARGUMENT)
+
+    return bounded
+
+
+async def _stream(behavior: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Both ways in which gRPC lets a method respond: it yields, or it writes to the context."""
+    if not isinstance(behavior, AsyncIterator):
+        await behavior
+        return
+    async with contextlib.aclosing(behavior) as responses:  # type: ignore[type-var]
+        async for response in responses:
+            await context.write(response)
+
+
+async def _unwrapped(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """Raises MessageRefused where one stands."""
+    async for request in requests:
+        if isinstance(request, MessageRefused):
+            raise request
+        yield request

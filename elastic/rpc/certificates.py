@@ -1,0 +1,164 @@
+"""This process's own certificate: what it says, and whether a peer can accept it.
+
+The standard library decodes only certificates that it has verified. So the certificate is shown to
+itself, in a handshake in memory in which it is its own authority and no clock is looked at.
+"""
+
+from __future__ import annotations
+
+import enum
+import ssl
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from elastic.errors import ConfigurationError
+from elastic.rpc.identity import job_identity
+from elastic.settings.tls_files import TlsContents, TlsFiles, read_tls_files, usable_tls_files
+
+WHOSE = "TLS"
+_NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which `ssl` does not name
+_MOST_ROUND_TRIPS = 10
+
+
+class Role(enum.Enum):
+    """At which end of a connection a certificate is shown."""
+
+    SERVER = "server"
+    CLIENT = "client"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnCertificate:
+    """One that was found good; times in Unix seconds."""
+
+    contents: TlsContents
+    dns_names: tuple[str, ...]
+    not_before_s: float
+    not_after_s: float
+
+
+def load_certificate(files: TlsFiles, job: str, role: Role) -> OwnCertificate:
+    """The certificate of `files`, which must be valid now and one of `job`.
+
+    Raises ConfigurationError that names the file, what is wrong and what to do.
+    """
+    assert files.ca is not None, "mutual TLS needs an authority"
+    assert files.certificate is not None, "and a certificate"
+    contents = usable_tls_files(files, WHOSE)
+    said = _said(files, role)
+    if read_tls_files(files, WHOSE) != contents:
+        raise ConfigurationError(f"the certificate {files.certificate} is just being replaced")
+    certificate = OwnCertificate(
+        contents=contents,
+        dns_names=tuple(name for kind, name in said.get("subjectAltName", ()) if kind == "DNS"),
+        not_before_s=ssl.cert_time_to_seconds(said["notBefore"]),
+        not_after_s=ssl.cert_time_to_seconds(said["notAfter"]),
+    )
+    _check_time(files.certificate, certificate)
+    _check_job(files.certificate, certificate, job)
+    return certificate
+
+
+def readable_by_others(key: Path) -> bool:
+    """Whether more than its owner may read it, or write it."""
+    return bool(stat.S_IMODE(key.stat().st_mode) & 0o077)
+
+
+def at(unix_s: float) -> str:
+    """A time for people."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(unix_s))
+
+
+def verification_problem(files: TlsFiles, role: Role) -> str:
+    """Why the authority of `files` does not vouch for the certificate; empty: nothing found."""
+    assert files.ca is not None
+    try:
+        _shown_to_itself(files, role, trusted=files.ca, flags=0)
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message
+    except (OSError, ValueError):
+        return ""  # just being replaced
+    return ""
+
+
+def _check_time(path: Path, certificate: OwnCertificate) -> None:
+    now_s = time.time()
+    if now_s >= certificate.not_after_s:
+        raise ConfigurationError(
+            f"the certificate {path} expired at {at(certificate.not_after_s)}; it is now "
+            f"{at(now_s)}; replace it, or set the clock"
+        )
+    if now_s < certificate.not_before_s:
+        raise ConfigurationError(
+            f"the certificate {path} is not valid before {at(certificate.not_before_s)}; it is "
+            f"now {at(now_s)}; replace it, or set the clock"
+        )
+
+
+def _check_job(path: Path, certificate: OwnCertificate, job: str) -> None:
+    expected = job_identity(job)
+    if expected not in certificate.dns_names:
+        names = ", ".join(certificate.dns_names) or "no DNS name"
+        raise ConfigurationError(
+            f"the certificate {path} is not one of job {job!r}: it names {names}; expected "
+            f"{expected} among its subjectAltName entries (a wildcard does not count)"
+        )
+
+
+def _said(files: TlsFiles, role: Role) -> dict[str, Any]:
+    assert files.certificate is not None
+    try:
+        flags = ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
+        return _shown_to_itself(files, role, trusted=files.certificate, flags=flags)
+    except OSError as error:  # of which ssl.SSLError is one
+        why = getattr(error, "verify_message", "") or str(error)
+        raise ConfigurationError(
+            f"the certificate {files.certificate} can not be used as a {role.value}'s: {why}; "
+            "replace it with one for both serverAuth and clientAuth"
+        ) from error
+
+
+def _shown_to_itself(files: TlsFiles, role: Role, *, trusted: Path, flags: int) -> dict[str, Any]:
+    """What the certificate says when its peer trusts `trusted`; raises ssl.SSLError."""
+    assert files.certificate is not None
+    contexts = {}
+    for end in Role:
+        protocol = ssl.PROTOCOL_TLS_CLIENT if end is Role.CLIENT else ssl.PROTOCOL_TLS_SERVER
+        context = contexts[end] = ssl.SSLContext(protocol)
+        context.check_hostname = False
+        context.load_cert_chain(files.certificate, files.key)
+        if end is role:
+            context.verify_mode = ssl.CERT_NONE
+        else:
+            context.load_verify_locations(cafile=trusted)
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.verify_flags |= flags
+    ends = _handshake(contexts[Role.CLIENT], contexts[Role.SERVER])
+    return dict(ends[Role.SERVER if role is Role.CLIENT else Role.CLIENT].getpeercert() or {})
+
+
+def _handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[Role, ssl.SSLObject]:
+    """Both ends of a connection in memory; raises ssl.SSLError."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = {
+        Role.CLIENT: client.wrap_bio(to_client, to_server),
+        Role.SERVER: server.wrap_bio(to_server, to_client, server_side=True),
+    }
+    waiting = set(ends)
+    for _ in range(_MOST_ROUND_TRIPS):
+        waiting = {end for end in Role if end in waiting and not _proceeds(ends[end])}
+        if not waiting:
+            return ends
+    raise AssertionError("a handshake in memory does not end")
+
+
+def _proceeds(end: ssl.SSLObject) -> bool:
+    """Whether this end has finished."""
+    try:
+        end.do_handshake()
+    except ssl.SSLWantReadError:
+        return False
+    return True

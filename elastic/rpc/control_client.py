@@ -1,0 +1,162 @@
+"""The agent's and the command line's end of the gRPC hop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from elastic.errors import ConfigurationError, TransientError
+from elastic.rpc.admission import MOST_BYTES
+from elastic.rpc.channels import Channels
+from elastic.rpc.control_options import OPTIONS
+from elastic.rpc.handshake_probe import explain
+from elastic.rpc.security import PLAINTEXT, Report, Security, log_report
+from elastic.v1 import control_pb2 as pb
+from elastic.v1 import control_pb2_grpc as pb_grpc
+
+
+class CoordinatorLost(TransientError):
+    """The stream to the coordinator has ended."""
+
+
+class CoordinatorRefused(ConfigurationError):
+    """The first connection failed for a reason that stays, such as the certificates."""
+
+
+class ControlClient:
+    """Speaks to the coordinator at `address`, at each connection with the newest certificate.
+
+    `report` takes what the journal should know. Raises ConfigurationError for plain text to another
+    machine.
+    """
+
+    def __init__(
+        self, address: str, *, security: Security = PLAINTEXT, report: Report = log_report
+    ) -> None:
+        self._address = address
+        self._security = security
+        self._report = report
+        self._channels = Channels(address, security, report, OPTIONS)
+        self._let_in = False  # once: from then on everything may become well again by itself
+
+    async def attend(
+        self, outgoing: AsyncIterator[pb.AgentMessage]
+    ) -> AsyncIterator[pb.CoordinatorMessage]:
+        """Send `outgoing`, yield what comes back; raises CoordinatorLost when it ends.
+
+        Raises ConfigurationError if the first connection can not succeed as things are.
+        """
+        async with self._channels.channel() as channel:
+            call = _stub(channel).Attend(_Sendable(outgoing, self._report))
+            try:
+                await call.initial_metadata()
+                if not call.done():
+                    self._let_in = True
+                async for message in call:
+                    yield message
+            except grpc.aio.AioRpcError as error:
+                text = f"{self._address}: {await self._why(error)}"
+                raise CoordinatorLost(text) from error
+            finally:
+                call.cancel()
+        raise CoordinatorLost(f"{self._address}: the coordinator closed the stream")
+
+    async def status(self, timeout_s: float) -> pb.JobStatus:
+        """The job's status; raises TransientError, or ConfigurationError as `attend` does."""
+        reply: pb.JobStatus = await self._ask("GetStatus", pb.GetStatusRequest(), timeout_s)
+        return reply
+
+    async def stop(self, reason: str, exit_code: int, timeout_s: float) -> None:
+        """Have the job saved and left. Raises as `status`."""
+        request = pb.StopRequest(reason=reason, exit_code=exit_code)
+        await self._ask("Stop", request, timeout_s)
+
+    async def drain(self, node: str, reason: str, timeout_s: float) -> str:
+        """Have a node left and kept out; what follows, in words. Raises as `status`."""
+        reply = await self._ask("Drain", pb.DrainRequest(node=node, reason=reason), timeout_s)
+        return str(reply.message)
+
+    async def clear(self, node: str, timeout_s: float) -> str:
+        """Let a node take part again; what follows, in words. Raises as `status`."""
+        reply = await self._ask("Clear", pb.ClearRequest(node=node), timeout_s)
+        return str(reply.message)
+
+    async def events(self, *, follow: bool) -> AsyncIterator[str]:
+        """The journal as JSON lines. Raises as `status`, also when the stream breaks."""
+        async with self._channels.channel() as channel:
+            call = _stub(channel).FollowEvents(pb.FollowEventsRequest(follow=follow))
+            try:
+                async for entry in call:
+                    self._let_in = True
+                    yield entry.json
+            except grpc.aio.AioRpcError as error:
+                raise await self._no_answer(error) from error
+            finally:
+                call.cancel()
+
+    async def _ask(self, method: str, request: Any, timeout_s: float) -> Any:
+        async with self._channels.channel() as channel:
+            try:
+                reply = await getattr(_stub(channel), method)(request, timeout=timeout_s)
+            except grpc.aio.AioRpcError as error:
+                raise await self._no_answer(error) from error
+        self._let_in = True
+        return reply
+
+    async def _no_answer(self, error: grpc.aio.AioRpcError) -> TransientError:
+        return TransientError(
+            f"the coordinator at {self._address} does not answer: {await self._why(error)}; is the "
+            "job still running?"
+        )
+
+    async def close(self) -> None:
+        """Close the channel."""
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._channels.close()
+
+    async def _why(self, error: grpc.aio.AioRpcError) -> str:
+        """In words; raises CoordinatorRefused where only a change of configuration helps."""
+        said = str(error.details())
+        if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+            lasting = said
+        elif error.code() is grpc.StatusCode.UNAVAILABLE and not _nobody_there(said):
+            lasting = await explain(self._address, self._security)
+        else:
+            return said
+        if lasting and not self._let_in:
+            raise CoordinatorRefused(f"{self._address}: {lasting}") from error
+        return lasting or said
+
+
+class _Sendable(AsyncIterator[pb.AgentMessage]):
+    """One message too many bytes long must not cost the stream, and with it the node.
+
+    No generator: gRPC may still wait in it when the call is let go.
+    """
+
+    def __init__(self, outgoing: AsyncIterator[pb.AgentMessage], report: Report) -> None:
+        self._outgoing = outgoing
+        self._report = report
+
+    async def __anext__(self) -> pb.AgentMessage:
+        while True:
+            message = await self._outgoing.__anext__()
+            if (size_bytes := message.ByteSize()) <= MOST_BYTES:
+                return message
+            kind = message.WhichOneof("kind")
+            reason = f"{kind} of {size_bytes} bytes; at most {MOST_BYTES} can be sent"
+            self._report("message_dropped", reason=reason)
+
+
+def _stub(channel: grpc.aio.Channel) -> Any:
+    return pb_grpc.ControlStub(channel)  # type: ignore[no-untyped-call]
+
+
+def _nobody_there(details: str) -> bool:
+    """Nobody listens: the commonest of failures, in which there is nothing to look into."""
+    return "Connection refused" in details or "No such file" in details

@@ -1,0 +1,108 @@
+"""Why a connection to the coordinator can not be made, found by trying it with the `ssl` module.
+
+gRPC says "Socket closed" for most of what can be wrong with certificates. The probe speaks no
+HTTP/2: it looks at how the handshake ends, and whether the server then says anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+from elastic.rpc.certificates import Role, verification_problem
+from elastic.rpc.identity import job_identity
+from elastic.rpc.security import Security, Tls, is_unix_socket
+
+_HANDSHAKE_S = 3.0
+_FIRST_WORD_S = 1.0  # an HTTP/2 server speaks at once
+
+
+async def explain(address: str, security: Security) -> str:
+    """What must be mended, or nothing: then it may work the next time."""
+    if isinstance(security, Tls):
+        return await _explain_tls(address, security)
+    return await _explain_plain_text(address)
+
+
+async def _explain_tls(address: str, tls: Tls) -> str:
+    try:
+        context = _context(tls)
+    except (OSError, ValueError):
+        return ""  # just being replaced: what is wrong is said where they are loaded
+    try:
+        name = job_identity(tls.job)
+        reader, writer = await asyncio.wait_for(_connect(address, context, name), _HANDSHAKE_S)
+    except ssl.SSLCertVerificationError as error:
+        return f"the coordinator's certificate is refused: {error.verify_message}; " + _advice(
+            error.verify_message, tls
+        )
+    except ssl.SSLError as error:
+        return f"whoever listens there speaks no TLS that fits ({error.reason}); " + (
+            "is it the coordinator, and was it started with --tls-ca, --tls-cert and --tls-key?"
+        )
+    except (OSError, asyncio.TimeoutError):
+        return ""
+    try:
+        heard = await asyncio.wait_for(reader.read(1), _FIRST_WORD_S)
+    except asyncio.TimeoutError:
+        return ""
+    except OSError:
+        heard = b""
+    finally:
+        writer.close()
+    return "" if heard else _not_accepted(tls)
+
+
+async def _explain_plain_text(address: str) -> str:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        _, writer = await asyncio.wait_for(_connect(address, context, "elastic"), _HANDSHAKE_S)
+    except (OSError, asyncio.TimeoutError):
+        return ""
+    writer.close()
+    return "the coordinator expects TLS: give --tls-ca, --tls-cert and --tls-key"
+
+
+def _context(tls: Tls) -> ssl.SSLContext:
+    files = tls.files
+    context = ssl.create_default_context(cafile=files.ca)
+    assert files.certificate is not None
+    context.load_cert_chain(files.certificate, files.key)
+    context.set_alpn_protocols(["h2"])  # without it gRPC refuses
+    return context
+
+
+async def _connect(
+    address: str, context: ssl.SSLContext, name: str
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if is_unix_socket(address):
+        path = address.partition(":")[2]
+        return await asyncio.open_unix_connection(path, ssl=context, server_hostname=name)
+    host, _, port = address.rpartition(":")
+    return await asyncio.open_connection(
+        host.strip("[]"), int(port), ssl=context, server_hostname=name
+    )
+
+
+def _advice(why: str, tls: Tls) -> str:
+    if "expired" in why or "not yet valid" in why:
+        return "replace it there, or set the clock here"
+    if "mismatch" in why:
+        return (
+            f"expected one of {job_identity(tls.job)}: is the address that of another job's "
+            "coordinator?"
+        )
+    return f"expected one signed by an authority in {tls.files.ca}"
+
+
+def _not_accepted(tls: Tls) -> str:
+    """It has completed the handshake and closed: so it refused what it was shown."""
+    problem = verification_problem(tls.files, Role.CLIENT)
+    hint = f" ({tls.files.ca} says of it: {problem})" if problem else ""
+    return (
+        f"the coordinator does not accept the certificate {tls.files.certificate}{hint}; "
+        "expected one that is valid by its clock and signed by an authority in its --tls-ca"
+    )

@@ -1,0 +1,64 @@
+"""The newest certificate that can be used; files that can not be change nothing but are told of."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from elastic.errors import ConfigurationError
+from elastic.rpc.certificates import OwnCertificate, Role, at, load_certificate
+from elastic.rpc.security import Report, Tls
+from elastic.settings.tls_files import read_tls_files
+
+
+class NewestCertificate:
+    """Looks at the files whenever it is asked, on any thread; `report` is called there."""
+
+    def __init__(self, tls: Tls, role: Role, report: Report) -> None:
+        self._tls = tls
+        self._role = role
+        self._report = report
+        self._lock = threading.Lock()
+        self._current: OwnCertificate | None = None
+        self._told: object = None  # the state of the files that was complained of
+
+    def get(self) -> OwnCertificate:
+        """The same object as long as the files are the same, or no better.
+
+        Raises ConfigurationError as long as there has been none that can be used.
+        """
+        with self._lock:
+            return self._get()
+
+    def _get(self) -> OwnCertificate:
+        state: object = None
+        try:
+            state = read_tls_files(self._tls.files, "TLS")
+            if self._current is not None and state == self._current.contents:
+                self._look_at_expiry(self._current)
+                return self._current
+            found = load_certificate(self._tls.files, self._tls.job, self._role)
+        except ConfigurationError as error:
+            if self._current is None:
+                raise
+            self._complain(state or str(error), f"{error}; those before are kept")
+            return self._current
+        if self._current is not None:
+            path, expires = str(self._tls.files.certificate), at(found.not_after_s)
+            self._report("certificates_reloaded", certificate=path, expires=expires)
+        self._current, self._told = found, None
+        return found
+
+    def _look_at_expiry(self, current: OwnCertificate) -> None:
+        if time.time() >= current.not_after_s:
+            self._complain(
+                current.contents,
+                f"the certificate {self._tls.files.certificate} expired at "
+                f"{at(current.not_after_s)}; replace it: no restart is needed",
+            )
+
+    def _complain(self, state: object, reason: str) -> None:
+        """Once for each state of the files: connections are tried often."""
+        if state != self._told:
+            self._told = state
+            self._report("certificates_refused", reason=reason)

@@ -1,0 +1,108 @@
+"""Mutual TLS or plain text on the gRPC hop: the choice, and the rule where plain text may be."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from elastic.errors import ConfigurationError
+from elastic.rpc.certificates import readable_by_others
+from elastic.settings.security import SecuritySettings, security_problems
+from elastic.settings.tls_files import TlsFiles
+
+_UNIX = "unix:"
+
+
+class Report(Protocol):
+    """Takes an event with its fields, as `Journal.record` does."""
+
+    def __call__(self, name: str, /, **fields: Any) -> None: ...  # noqa: D102
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plaintext:
+    """No encryption and no identity; `insecure`: also beyond this machine."""
+
+    insecure: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tls:
+    """Both ends show a certificate of `job`; files replaced are used for new connections."""
+
+    job: str
+    files: TlsFiles
+
+
+Security = Plaintext | Tls
+PLAINTEXT = Plaintext()
+
+
+def choose_security(job: str, settings: SecuritySettings) -> Security:
+    """What the settings ask for; raises ConfigurationError for what does not fit together."""
+    if problems := list(security_problems(settings)):
+        raise ConfigurationError("\n".join(problems))
+    if settings.tls_ca is None:
+        return Plaintext(insecure=settings.insecure)
+    files = TlsFiles(ca=settings.tls_ca, certificate=settings.tls_cert, key=settings.tls_key)
+    return Tls(job=job, files=files)
+
+
+def require_protection(address: str, security: Security, report: Report) -> None:
+    """Plain text stays on this machine unless it was asked for; then it is warned of.
+
+    Raises ConfigurationError. A key that others can read is warned of too.
+    """
+    if isinstance(security, Tls):
+        _warn_of_key(security, report)
+        return
+    if stays_here(address):
+        return
+    if not security.insecure:
+        raise ConfigurationError(
+            f"{address} is reached from other machines, and there is no certificate: whoever "
+            "reaches the port would control the job; give --tls-ca, --tls-cert and --tls-key, or "
+            "--insecure on a network where you trust everybody"
+        )
+    report(
+        "security_warning",
+        message=f"{address} is used in plain text (--insecure): whoever reaches it controls the "
+        "job, and whoever listens reads what is said",
+    )
+
+
+def stays_here(address: str) -> bool:
+    """Whether only this machine is reached: a Unix socket, or a loopback address."""
+    if is_unix_socket(address):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name can mean any machine, tomorrow another one
+
+
+def is_unix_socket(address: str) -> bool:
+    """Whether the address is "unix:/path"."""
+    return address.startswith(_UNIX)
+
+
+def _warn_of_key(tls: Tls, report: Report) -> None:
+    key = tls.files.key
+    assert key is not None
+    try:
+        exposed = readable_by_others(key)
+    except OSError:
+        return  # whoever needs the file will say so
+    if exposed:
+        report("security_warning", message=f"others can read the key {key}; do: chmod 600 {key}")
+
+
+def log_report(name: str, /, **fields: Any) -> None:
+    """For whoever has no journal."""
+    text = ", ".join(f"{key}={value}" for key, value in fields.items())
+    logging.getLogger("elastic").warning("%s: %s", name, text)

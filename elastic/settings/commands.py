@@ -1,0 +1,72 @@
+"""Which commands there are, and which of them has which setting."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from elastic.settings.coordinator import CoordinatorSettings
+from elastic.settings.fields import Option, options_of
+from elastic.settings.node import NodeSettings
+from elastic.settings.operator import OperatorSettings
+from elastic.settings.run import RunSettings
+
+SHARED_TABLE = "job"
+"""The table of the TOML file that every command reads."""
+
+
+class Command(NamedTuple):
+    """A command, or several with the same settings; `table` is its own in the TOML file."""
+
+    table: str
+    settings: type
+    title: str
+    help: str
+    """The words that list its settings."""
+
+
+COMMANDS = (
+    Command("run", RunSettings, "`elastic run`", "elastic run --help"),
+    Command(
+        "coordinator", CoordinatorSettings, "`elastic coordinator`", "elastic coordinator --help"
+    ),
+    Command("agent", NodeSettings, "`elastic agent`", "elastic agent --help"),
+    Command("operator", OperatorSettings, "the operator commands", "elastic status --help"),
+)
+TABLES = (SHARED_TABLE, *(command.table for command in COMMANDS))
+
+
+def command_of(settings: type) -> Command:
+    """The command with these settings."""
+    (command,) = (one for one in COMMANDS if one.settings is settings)
+    return command
+
+
+@functools.cache
+def options_by_name(command: Command) -> Mapping[str, Option]:
+    """The command's settings, in the order of the help."""
+    return {option.name: option for option in options_of(command.settings)}
+
+
+@functools.cache
+def every_option() -> Mapping[str, Option]:
+    """The settings of all commands; of the same name the first, since they accept the same."""
+    found: dict[str, Option] = {}
+    for command in COMMANDS:
+        for name, option in options_by_name(command).items():
+            found.setdefault(name, option)
+    return found
+
+
+def owners(name: str) -> list[Command]:
+    """The commands that have a setting of this name."""
+    return [command for command in COMMANDS if name in options_by_name(command)]
+
+
+def belongs_elsewhere(name: str, title: str) -> str | None:
+    """Whose setting this is, if it is any; `title` is the command that does not have it."""
+    titles = [command.title for command in owners(name)]
+    if not titles:
+        return None
+    return f"is a setting of {' and '.join(titles)}, not of {title}"

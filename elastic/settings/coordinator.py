@@ -1,0 +1,127 @@
+"""What `elastic coordinator` can be told: names, defaults, limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from elastic.settings import shared
+from elastic.settings.fields import Naming, Relation, about, group
+from elastic.settings.limits import (
+    ADDRESS,
+    DURATION,
+    DURATION_OR_ZERO,
+    FILE,
+    LEASE,
+    REACHABLE_ADDRESS,
+    is_wildcard,
+    whole,
+)
+from elastic.settings.security import SecuritySettings
+from elastic.settings.store import StoreSettings
+
+DEFAULT_LISTEN = "0.0.0.0:29400"
+"""Every interface, since agents come from other machines; the port that torchrun uses too."""
+
+
+def _most_and_least(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
+    if values["max_workers"] is not None and values["min_workers"] > values["max_workers"]:
+        yield (
+            f"{naming.mention('min_workers')} can never be reached with "
+            f"{naming.mention('max_workers')}; lower the first or raise the second"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CoordinatorSettings:
+    """Validated settings of one `elastic coordinator`; `load_settings` builds it."""
+
+    relations: ClassVar = (Relation(("min_workers", "max_workers"), _most_and_least),)
+
+    job: str = field(default="job", metadata=shared.JOB)
+    listen: str = field(
+        default=DEFAULT_LISTEN,
+        metadata=about("HOST:PORT on which agents and operators are answered.", ADDRESS),
+    )
+    advertise: str | None = field(
+        default=None,
+        metadata=about(
+            "HOST:PORT at which other machines reach it; unset: --listen, with this machine's "
+            "address for a wildcard.",
+            REACHABLE_ADDRESS,
+        ),
+    )
+    min_workers: int = field(
+        default=1, metadata=about("Train only with at least this many workers.", whole(1))
+    )
+    max_workers: int | None = field(
+        default=None,
+        metadata=about("Train with at most this many workers; unset: no limit.", whole(1)),
+    )
+    checkpoint_dir: str | None = field(default=None, metadata=shared.SHARED_CHECKPOINT_DIR)
+    keep_checkpoints: int = field(default=3, metadata=shared.KEEP_CHECKPOINTS)
+    ledger: Path | None = field(
+        default=None,
+        metadata=about(
+            "Record which samples each committed step used in this file; the nodes need "
+            "--record-samples.",
+            FILE,
+        ),
+    )
+    max_restarts: int = field(default=100, metadata=shared.MAX_RESTARTS)
+    restart_window_s: float = field(default=3600.0, metadata=shared.RESTART_WINDOW_S)
+    gather_timeout_s: float = field(default=30.0, metadata=shared.GATHER_TIMEOUT_S)
+    join_timeout_s: float = field(default=10.0, metadata=shared.JOIN_TIMEOUT_S)
+    hang_timeout_s: float = field(default=60.0, metadata=shared.HANG_TIMEOUT_S)
+    hang_factor: float = field(default=10.0, metadata=shared.HANG_FACTOR)
+    stop_grace_s: float = field(default=30.0, metadata=shared.STOP_GRACE_S)
+    leader_ttl_s: float = field(
+        default=3.0,
+        metadata=about(
+            "Seconds after which another coordinator leads in place of one that is silent.", LEASE
+        ),
+    )
+    isolation_timeout_s: float = field(default=120.0, metadata=shared.ISOLATION_TIMEOUT_S)
+    agent_grace_s: float = field(
+        default=30.0,
+        metadata=about(
+            "Seconds to wait for a node whose agent has gone while its workers train.",
+            DURATION_OR_ZERO,
+        ),
+    )
+    planned_interval_s: float = field(
+        default=0.5,
+        metadata=about("Shortest time between two planned changes of the group.", DURATION_OR_ZERO),
+    )
+    join_debounce_s: float = field(
+        default=0.1,
+        metadata=about(
+            "Seconds to wait for more newcomers before the first is taken in.", DURATION_OR_ZERO
+        ),
+    )
+    quarantine_after: int = field(
+        default=3,
+        metadata=about(
+            "Failures within the quarantine window after which a node is left out; 0: never.",
+            whole(0),
+        ),
+    )
+    quarantine_window_s: float = field(
+        default=600.0,
+        metadata=about("Seconds for which a failure counts against its node.", DURATION),
+    )
+    events_file: Path | None = field(
+        default=None,
+        metadata=about(
+            "Append what happens to this file as JSON lines; unset: standard output.", FILE
+        ),
+    )
+    security: SecuritySettings = field(default_factory=SecuritySettings, metadata=group("TLS"))
+    store: StoreSettings = field(metadata=group("etcd"))
+
+    @property
+    def advertised(self) -> str | None:
+        """HOST:PORT for others, or None if it must be this machine's address, yet to be found."""
+        return self.advertise or (None if is_wildcard(self.listen) else self.listen)

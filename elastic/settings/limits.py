@@ -1,0 +1,169 @@
+"""What values may be: each limit as a phrase for people and as a check."""
+
+from __future__ import annotations
+
+import enum
+import ipaddress
+import re
+import shlex
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
+
+from elastic.settings.fields import Limits
+
+JOB_NAME_MAX_LENGTH = 40
+NODE_NAME_MAX_LENGTH = 253
+SHORTEST_LEASE_S = 2
+"""etcd grants none shorter with its default election timeout."""
+
+_HOST = r"(\[[^\s\[\]]+\]|[^\s:/\[\],@?#]+)"
+_HOST_AND_PORT = re.compile(rf"{_HOST}:([0-9]{{1,5}})")
+_ENDPOINT = re.compile(rf"(?:https?://)?{_HOST}(?::([0-9]{{1,5}}))?/?")
+_NAME = r"[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?"
+_HOST_NAME = re.compile(_NAME)
+_NODE_RANGE = re.compile(r"([0-9]+)(?::([0-9]+))?")
+
+
+class NodeRange(NamedTuple):
+    """How many nodes there may be; written as torchrun's `--nnodes`: "N" or "MIN:MAX"."""
+
+    minimum: int
+    maximum: int
+
+    def __str__(self) -> str:
+        return f"{self.minimum}:{self.maximum}"
+
+
+def whole(at_least: int) -> Limits:
+    """A whole number."""
+    return Limits(f"a whole number, at least {at_least}", {"ge": at_least})
+
+
+def number(at_least: int) -> Limits:
+    """A finite number."""
+    return Limits(f"a number, at least {at_least}", {"ge": at_least, "allow_inf_nan": False})
+
+
+def one_of(choices: type[enum.Enum]) -> Limits:
+    """The values of an enumeration."""
+    return Limits("one of " + ", ".join(choice.value for choice in choices))
+
+
+def is_wildcard(address: str) -> bool:
+    """Whether HOST:PORT means every address of a machine, at which nobody can be reached."""
+    found = _ip_address(address.rpartition(":")[0].strip("[]"))
+    return found is not None and found.is_unspecified
+
+
+def _check_address(value: str) -> str:
+    match = _HOST_AND_PORT.fullmatch(value)
+    if not match or int(match[2]) > 65535:
+        raise ValueError
+    return value
+
+
+def _check_reachable(value: str) -> str:
+    if is_wildcard(_check_address(value)) or int(value.rpartition(":")[2]) == 0:
+        raise ValueError
+    return value
+
+
+def _check_host(value: str) -> str:
+    """A name or a bare address, as sockets want it: IPv6 without brackets."""
+    address = _ip_address(value)
+    if not _HOST_NAME.fullmatch(value) if address is None else address.is_unspecified:
+        raise ValueError
+    return value
+
+
+def _ip_address(value: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(value)
+    except ValueError:
+        return None
+
+
+def _check_endpoint(value: str) -> str:
+    match = _ENDPOINT.fullmatch(value)
+    if not match or int(match[2] or 0) > 65535:
+        raise ValueError
+    return value
+
+
+def _parse_node_range(value: object) -> NodeRange:
+    if isinstance(value, NodeRange):
+        return value
+    match = _NODE_RANGE.fullmatch(str(value))
+    if not match:
+        raise ValueError
+    minimum = int(match[1])
+    nodes = NodeRange(minimum, int(match[2]) if match[2] else minimum)
+    if not 1 <= nodes.minimum <= nodes.maximum:
+        raise ValueError
+    return nodes
+
+
+def _split_commas(value: object) -> object:
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+def _split_words(value: object) -> object:
+    return shlex.split(value) if isinstance(value, str) else value
+
+
+def _several(item: Any, split: Any) -> Any:
+    """One text, or a TOML array of texts, as a tuple that is not empty."""
+    return Annotated[tuple[item, ...], BeforeValidator(split), Field(min_length=1)]
+
+
+_TEXT = Annotated[str, Field(min_length=1)]
+
+DURATION = Limits("a number of seconds above 0", {"gt": 0, "allow_inf_nan": False})
+DURATION_OR_ZERO = Limits("a number of seconds, at least 0", {"ge": 0, "allow_inf_nan": False})
+LEASE = Limits(
+    f"a number of seconds, at least {SHORTEST_LEASE_S}",
+    {"ge": SHORTEST_LEASE_S, "allow_inf_nan": False},
+)
+YES_OR_NO = Limits("true or false")
+FILE = Limits("a file")
+PEM_FILE = Limits("a PEM file")
+DIRECTORY = Limits("a directory, not empty text")
+TEXT = Limits("text that is not empty")
+NODES = Limits(
+    "N or MIN:MAX nodes, with MIN at least 1 and at most MAX",
+    accepts=Annotated[NodeRange, PlainValidator(_parse_node_range)],
+)
+PROCESSES = Limits(
+    "a whole number, at least 1, or one of auto, gpu, cpu",
+    accepts=Annotated[int, Field(ge=1)] | Literal["auto", "gpu", "cpu"],
+)
+ADDRESS = Limits(
+    "HOST:PORT with a port of at most 65535, an IPv6 host in brackets",
+    accepts=Annotated[str, AfterValidator(_check_address)],
+)
+REACHABLE_ADDRESS = Limits(
+    "HOST:PORT of this machine, an IPv6 host in brackets, the host not a wildcard such as 0.0.0.0, "
+    "the port from 1 to 65535",
+    accepts=Annotated[str, AfterValidator(_check_reachable)],
+)
+HOST = Limits(
+    "a name or an address of this machine without a port, not a wildcard such as 0.0.0.0",
+    accepts=Annotated[str, AfterValidator(_check_host)],
+)
+ENDPOINTS = Limits(
+    "HOST:PORT, http://HOST:PORT or https://HOST:PORT, several separated by commas",
+    accepts=_several(Annotated[str, AfterValidator(_check_endpoint)], _split_commas),
+)
+COMMAND = Limits(
+    "a command and its arguments, quoted as for a shell",
+    accepts=_several(_TEXT, _split_words),
+)
+JOB_NAME = Limits(
+    f"at most {JOB_NAME_MAX_LENGTH} lower-case letters, digits and inner hyphens",
+    {"pattern": r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "max_length": JOB_NAME_MAX_LENGTH},
+)
+NODE_NAME = Limits(
+    f"at most {NODE_NAME_MAX_LENGTH} letters, digits and inner hyphens, dots and underscores",
+    {"pattern": rf"^{_NAME}$", "max_length": NODE_NAME_MAX_LENGTH},
+)

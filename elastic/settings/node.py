@@ -1,0 +1,131 @@
+"""What `elastic agent` can be told besides script and arguments: names, defaults, limits."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from elastic.settings import shared
+from elastic.settings.fields import Naming, Relation, about, group
+from elastic.settings.limits import (
+    COMMAND,
+    DIRECTORY,
+    DURATION,
+    DURATION_OR_ZERO,
+    FILE,
+    HOST,
+    LEASE,
+    NODE_NAME,
+    YES_OR_NO,
+    one_of,
+)
+from elastic.settings.security import SecuritySettings
+from elastic.settings.shared import Console
+from elastic.settings.store import StoreSettings
+
+
+class Launch(enum.Enum):
+    """How the script is started: as one that calls `elastic.init()`, as torchrun would, or as fits.
+
+    A script that never calls it is restarted as a whole when the group changes.
+    """
+
+    AUTO = "auto"
+    ELASTIC = "elastic"
+    TORCHRUN = "torchrun"
+
+
+def _renewed_in_time(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
+    if values["isolation_timeout_s"] < values["node_ttl_s"]:
+        yield (
+            f"{naming.mention('isolation_timeout_s')} is less than "
+            f"{naming.mention('node_ttl_s')}: the node would stop its workers between two renewals "
+            "of its lease; raise the first or lower the second"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeSettings:
+    """Validated settings of one `elastic agent`; `load_settings` builds it."""
+
+    relations: ClassVar = (Relation(("isolation_timeout_s", "node_ttl_s"), _renewed_in_time),)
+
+    job: str = field(default="job", metadata=shared.JOB)
+    node_name: str | None = field(
+        default=None,
+        metadata=about("Name of this node, its own in the job; unset: the host name.", NODE_NAME),
+    )
+    node_host: str | None = field(
+        default=None,
+        metadata=about(
+            "Name or address at which other nodes reach the workers of this one; unset: the "
+            "address from which this machine reaches etcd.",
+            HOST,
+        ),
+    )
+    nproc_per_node: int = field(default=1, metadata=shared.NPROC_PER_NODE)
+    spares: int = field(default=1, metadata=shared.SPARES)
+    checkpoint_dir: str | None = field(default=None, metadata=shared.SHARED_CHECKPOINT_DIR)
+    checkpoint_every: int = field(default=100, metadata=shared.CHECKPOINT_EVERY)
+    record_samples: bool = field(
+        default=False,
+        metadata=about("Tell the coordinator which samples were used, for its ledger.", YES_OR_NO),
+    )
+    log_dir: Path | None = field(default=None, metadata=shared.LOG_DIR)
+    state_dir: Path | None = field(
+        default=None,
+        metadata=about(
+            "Directory for this node's sockets and tokens; unset: one among the user's run-time "
+            "files.",
+            DIRECTORY,
+        ),
+    )
+    console: Console = field(default=Console.RANK0, metadata=shared.CONSOLE)
+    seed: int = field(default=0, metadata=shared.SEED)
+    start_timeout_s: float = field(default=600.0, metadata=shared.START_TIMEOUT_S)
+    join_timeout_s: float = field(default=10.0, metadata=shared.JOIN_TIMEOUT_S)
+    hang_timeout_s: float = field(default=60.0, metadata=shared.HANG_TIMEOUT_S)
+    grace_s: float = field(
+        default=30.0,
+        metadata=about(
+            "Seconds for which workers outlive an agent that ends without a word.", DURATION_OR_ZERO
+        ),
+    )
+    drain_timeout_s: float = field(
+        default=15.0,
+        metadata=about(
+            "Seconds for the workers of a drained or preempted node to leave at a step boundary.",
+            DURATION_OR_ZERO,
+        ),
+    )
+    preemption_file: Path | None = field(
+        default=None,
+        metadata=about("The node is about to be taken away once this file exists.", FILE),
+    )
+    preemption_command: tuple[str, ...] | None = field(
+        default=None,
+        metadata=about(
+            "The node is about to be taken away once this command ends with exit code 0.", COMMAND
+        ),
+    )
+    preemption_interval_s: float = field(
+        default=5.0,
+        metadata=about("Seconds between two looks for a notice of preemption.", DURATION),
+    )
+    node_ttl_s: float = field(
+        default=10.0,
+        metadata=about("Seconds after which a silent node is taken for gone by etcd.", LEASE),
+    )
+    isolation_timeout_s: float = field(default=120.0, metadata=shared.ISOLATION_TIMEOUT_S)
+    launch: Launch = field(
+        default=Launch.AUTO,
+        metadata=about(
+            "How the script is started: elastic (it calls elastic.init), torchrun, or auto.",
+            one_of(Launch),
+        ),
+    )
+    security: SecuritySettings = field(default_factory=SecuritySettings, metadata=group("TLS"))
+    store: StoreSettings = field(metadata=group("etcd"))

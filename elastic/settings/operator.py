@@ -1,0 +1,24 @@
+"""What the operator commands (`elastic status` and others) can be told of the way to a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from elastic.settings import shared
+from elastic.settings.fields import about, group
+from elastic.settings.limits import DURATION
+from elastic.settings.security import SecuritySettings
+from elastic.settings.store import StoreSettings
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperatorSettings:
+    """Validated settings of one operator command; `load_settings` builds it."""
+
+    job: str = field(default="job", metadata=shared.JOB)
+    timeout_s: float = field(
+        default=10.0,
+        metadata=about("Seconds in which etcd and the coordinator must answer.", DURATION),
+    )
+    security: SecuritySettings = field(default_factory=SecuritySettings, metadata=group("TLS"))
+    store: StoreSettings = field(metadata=group("etcd"))

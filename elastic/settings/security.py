@@ -1,0 +1,59 @@
+"""How the connections of a job are protected: options, names and limits for every command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from elastic.settings.fields import Naming, Relation, about, flag_of
+from elastic.settings.limits import PEM_FILE, YES_OR_NO
+
+_FILES = ("tls_ca", "tls_cert", "tls_key")
+
+
+def _fits_together(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
+    return security_problems(SecuritySettings(**values), naming.name)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SecuritySettings:
+    """Mutual TLS with three files, or plain text; `security_problems` says what does not fit."""
+
+    relations: ClassVar = (Relation((*_FILES, "insecure"), _fits_together),)
+
+    tls_ca: Path | None = field(
+        default=None,
+        metadata=about(
+            "PEM file of the authorities that sign the certificates of the job.", PEM_FILE
+        ),
+    )
+    tls_cert: Path | None = field(
+        default=None,
+        metadata=about(
+            "PEM file of the certificate to show, which names JOB.job.elastic.", PEM_FILE
+        ),
+    )
+    tls_key: Path | None = field(
+        default=None, metadata=about("PEM file of its key, without a passphrase.", PEM_FILE)
+    )
+    insecure: bool = field(
+        default=False,
+        metadata=about(
+            "Allow plain text beyond this machine: whoever reaches the port controls the job.",
+            YES_OR_NO,
+        ),
+    )
+
+
+def security_problems(
+    settings: SecuritySettings, name: Callable[[str], str] = flag_of
+) -> Iterator[str]:
+    """A line for each thing that does not fit together; `name` says how users call a setting."""
+    missing = [one for one in _FILES if getattr(settings, one) is None]
+    given = ", ".join(name(one) for one in _FILES if one not in missing)
+    if given and missing:
+        yield f"{given}: mutual TLS needs also {', '.join(map(name, missing))}"
+    if given and settings.insecure:
+        yield f"{given} and {name('insecure')} exclude each other; leave one out"

@@ -1,0 +1,68 @@
+"""Settings that several commands have: the same words and limits for each of them."""
+
+from __future__ import annotations
+
+import enum
+
+from elastic.settings.fields import about
+from elastic.settings.limits import (
+    DIRECTORY,
+    DURATION,
+    DURATION_OR_ZERO,
+    FILE,
+    JOB_NAME,
+    PROCESSES,
+    number,
+    one_of,
+    whole,
+)
+
+
+class Console(enum.Enum):
+    """Whose output reaches the terminal."""
+
+    RANK0 = "rank0"
+    ALL = "all"
+    NONE = "none"
+
+
+JOB = about("Name of the job.", JOB_NAME)
+NPROC_PER_NODE = about(
+    "Workers on each node; auto is the GPUs, or the CPUs where there are none.", PROCESSES
+)
+SPARES = about("Warm processes kept ready on each node.", whole(0))
+MAX_RESTARTS = about("Unplanned worker restarts allowed within the restart window.", whole(0))
+RESTART_WINDOW_S = about("Seconds for which a restart counts against --max-restarts.", DURATION)
+CHECKPOINT_DIR = about(
+    "Where checkpoints go, a path or an fsspec URL; unset: none are kept.", DIRECTORY
+)
+SHARED_CHECKPOINT_DIR = about(
+    "Where checkpoints go, a path or an fsspec URL that is the same place for the coordinators and "
+    "all nodes; unset: none are kept.",
+    DIRECTORY,
+)
+CHECKPOINT_EVERY = about("Steps between checkpoints; 0: only when leaving.", whole(0))
+KEEP_CHECKPOINTS = about("Newest checkpoints kept.", whole(1))
+LEDGER = about("Record which samples each committed step used in this file.", FILE)
+LOG_DIR = about(
+    "Directory for the workers' logs; unset: elastic/logs in ~/.local/state.", DIRECTORY
+)
+CONSOLE = about("Whose output is shown: rank0, all or none.", one_of(Console))
+SEED = about("Seed of the jitter between restarts.", whole(0))
+START_TIMEOUT_S = about("Seconds in which a started worker must reach its first step.", DURATION)
+JOIN_TIMEOUT_S = about(
+    "Seconds in which members must answer and connect when a group forms.", DURATION
+)
+GATHER_TIMEOUT_S = about(
+    "Seconds to wait for all workers before starting with fewer.", DURATION_OR_ZERO
+)
+HANG_TIMEOUT_S = about(
+    "Shortest time in one step that counts as a hang; 0: never.", DURATION_OR_ZERO
+)
+HANG_FACTOR = about("A step this many times longer than usual counts as a hang.", number(1))
+STOP_GRACE_S = about("Seconds for saving after the first signal to stop.", DURATION_OR_ZERO)
+ISOLATION_TIMEOUT_S = about(
+    "Seconds for which a node that reaches neither etcd nor the leader may train on; must be the "
+    "same for the coordinators and all nodes.",
+    DURATION,
+)

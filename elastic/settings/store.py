@@ -1,0 +1,94 @@
+"""Where the job's etcd is and how it lets us in: options, names and limits for every command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from elastic.errors import ConfigurationError
+from elastic.settings.fields import Naming, Relation, about, flag_of
+from elastic.settings.limits import ENDPOINTS, FILE, PEM_FILE, TEXT
+
+
+def _certificate_and_key(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
+    given = [name for name, value in values.items() if value is not None]
+    if len(given) == 1:
+        (missing,) = values.keys() - given
+        yield f"{naming.name(given[0])} needs also {naming.name(missing)}"
+
+
+def _user_and_password(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
+    user, *sources = values
+    given = [naming.name(source) for source in sources if values[source] is not None]
+    if len(given) == 2:
+        yield f"{given[0]} and {given[1]} exclude each other; leave one out"
+    elif given and values[user] is None:
+        yield f"{given[0]} needs also {naming.name(user)}"
+    elif values[user] is not None and not given:
+        yield f"{naming.name(user)} needs also {' or '.join(map(naming.name, sources))}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreSettings:
+    """The way to etcd; `etcd_password` gives the password from wherever it is."""
+
+    relations: ClassVar = (
+        Relation(("etcd_cert", "etcd_key"), _certificate_and_key),
+        Relation(("etcd_user", "etcd_password_file", "etcd_password"), _user_and_password),
+    )
+
+    etcd: tuple[str, ...] = field(
+        metadata=about(
+            "Members of the etcd cluster as HOST:PORT or URL, separated by commas.", ENDPOINTS
+        )
+    )
+    etcd_ca: Path | None = field(
+        default=None,
+        metadata=about(
+            "PEM file of the authorities that sign etcd's certificates; unset: the system's.",
+            PEM_FILE,
+        ),
+    )
+    etcd_cert: Path | None = field(
+        default=None, metadata=about("PEM file of the certificate to show to etcd.", PEM_FILE)
+    )
+    etcd_key: Path | None = field(
+        default=None, metadata=about("PEM file of its key, without a passphrase.", PEM_FILE)
+    )
+    etcd_user: str | None = field(default=None, metadata=about("User of etcd.", TEXT))
+    etcd_password_file: Path | None = field(
+        default=None, metadata=about("File with that user's password.", FILE)
+    )
+    etcd_password: str | None = field(
+        default=None,
+        repr=False,
+        metadata=about("That user's password, instead of the file.", TEXT, secret=True),
+    )
+
+
+def etcd_password(settings: StoreSettings) -> str | None:
+    """The password, from its file without the newline at the end.
+
+    Raises ConfigurationError naming the file if it can not be read or has no password.
+    """
+    file = settings.etcd_password_file
+    if file is None:
+        return settings.etcd_password
+    try:
+        password = file.read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        # What a decoding error says shows a part of the password.
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise _unusable(file, reason) from None
+    if not password:
+        raise _unusable(file, "it is empty")
+    return password
+
+
+def _unusable(file: Path, reason: object) -> ConfigurationError:
+    return ConfigurationError(
+        f"the password file {file} ({flag_of('etcd_password_file')}) can not be used: {reason}; "
+        "expected a file with the password as its only line"
+    )

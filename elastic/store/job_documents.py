@@ -1,0 +1,91 @@
+"""What coordinators and agents tell each other of themselves through the store, as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+_END_OF_TIME_UNIX_S = 253402300800  # the year 10000, of which the calendar knows nothing
+
+
+class Unreadable(ValueError):
+    """Not a document of this kind; another version's, or somebody else's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaderDocument:
+    """The value of the election key."""
+
+    candidate: str
+    """Tells competitors apart, also two at one address."""
+    address: str
+    """host:port where agents and operators find it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeDocument:
+    """The value of a node's key."""
+
+    start_token: str
+    """Tells agents apart; one that is started again on the same files keeps it."""
+    host: str
+    slots: int
+    version: str
+    command_digest: str
+    started_unix_s: float
+    left: bool = False
+    """Nothing that it started runs any more; the key is about to go."""
+
+
+def to_json(document: LeaderDocument | NodeDocument) -> bytes:
+    """A document's bytes in the store."""
+    return json.dumps(dataclasses.asdict(document), sort_keys=True).encode()
+
+
+def leader_from_json(value: bytes) -> LeaderDocument:
+    """Raises Unreadable."""
+    fields = _fields(value)
+    return LeaderDocument(
+        candidate=_field(fields, "candidate", str), address=_field(fields, "address", str)
+    )
+
+
+def node_from_json(value: bytes) -> NodeDocument:
+    """Raises Unreadable."""
+    fields = _fields(value)
+    return NodeDocument(
+        start_token=_field(fields, "start_token", str),
+        host=_field(fields, "host", str),
+        slots=_field(fields, "slots", int),
+        version=_field(fields, "version", str),
+        command_digest=_field(fields, "command_digest", str),
+        started_unix_s=_instant(fields, "started_unix_s"),
+        left=_field(fields, "left", bool),
+    )
+
+
+def _fields(value: bytes) -> dict[str, Any]:
+    """Those that a newer version has added are no harm."""
+    try:
+        fields = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise Unreadable(f"no JSON: {value[:80]!r}") from error
+    if not isinstance(fields, dict):
+        raise Unreadable(f"no JSON object: {value[:80]!r}")
+    return fields
+
+
+def _field(fields: dict[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
+    found = fields.get(name)
+    if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
+        raise Unreadable(f"its {name} is {found!r}")
+    return found
+
+
+def _instant(fields: dict[str, Any], name: str) -> float:
+    unix_s: float = _field(fields, name, (int, float))
+    if not 0 <= unix_s < _END_OF_TIME_UNIX_S:
+        raise Unreadable(f"its {name} is {unix_s}")
+    return float(unix_s)

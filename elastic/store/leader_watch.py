@@ -1,0 +1,83 @@
+"""Where a job's leader is: found in the store, and followed when it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from elastic.store.follow import follow_key
+from elastic.store.interface import Entry, Store
+from elastic.store.job_documents import Unreadable, leader_from_json
+from elastic.store.job_keys import JobKeys
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leader:
+    """Who was elected. A later leader has a greater `term`, at the same address too."""
+
+    address: str
+    """host:port"""
+    term: int
+
+
+class LeaderWatch:
+    """Start `run` once; any number of others read, wait and follow.
+
+    While nobody leads, or the store does not answer, the last known leader stays: it is usually
+    alive when the store is not.
+    """
+
+    def __init__(self, store: Store, *, job: str) -> None:
+        self._store = store
+        self._key = JobKeys(job).leader
+        self._changed = asyncio.Event()
+        self.leader: Leader | None = None
+        """The last one known."""
+        self.vacant = False
+        """The store has said that nobody leads now."""
+
+    async def run(self) -> None:
+        """Follow until cancelled. Raises ConfigurationError if the store does."""
+        async with aclosing(follow_key(self._store, self._key)) as entries:
+            async for entry in entries:
+                self.vacant = entry is None
+                found = leader_from(entry)
+                if found is not None and found != self.leader:
+                    self.leader = found
+                    self._changed.set()
+                    self._changed = asyncio.Event()
+
+    async def newer(self, than: Leader | None = None) -> Leader:
+        """The first leader known that is not `than`; waits for it."""
+        while self.leader is None or self.leader == than:
+            await self._changed.wait()
+        return self.leader
+
+    async def leaders(self) -> AsyncGenerator[Leader, None]:
+        """The leader known now and each later one; those in between may be left out."""
+        leader = None
+        while True:
+            leader = await self.newer(leader)
+            yield leader
+
+
+async def find_leader(store: Store, *, job: str) -> Leader | None:
+    """Ask the store once; None if nobody leads. Raises TransientError."""
+    return leader_from(await store.get(JobKeys(job).leader))
+
+
+def leader_from(entry: Entry | None) -> Leader | None:
+    """Who holds the election key; None if nobody does, or nobody that can be read."""
+    if entry is None:
+        return None
+    try:
+        document = leader_from_json(entry.value)
+    except Unreadable as error:
+        _LOG.warning("who holds %s can not be read: %s", entry.key, error)
+        return None
+    return Leader(address=document.address, term=entry.created)

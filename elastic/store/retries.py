@@ -1,0 +1,35 @@
+"""Asking the store again until it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from elastic.errors import TransientError
+from elastic.store.interface import GuardFailed, LeaseLost
+
+AnswerT = TypeVar("AnswerT")
+
+_LOG = logging.getLogger(__name__)
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 0.5
+
+
+async def until_answered(ask: Callable[[], Awaitable[AnswerT]], what: str) -> AnswerT:
+    """`ask()` until it raises no TransientError, for ever if need be.
+
+    Doing it twice must do no harm: one that failed may have been carried out. GuardFailed and
+    LeaseLost are answers; they are raised.
+    """
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            return await ask()
+        except (GuardFailed, LeaseLost):
+            raise
+        except TransientError as error:
+            _LOG.warning("%s: trying again: %s", what, error)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -1,0 +1,3 @@
+"""The version of this package, which the agents and coordinators of a job must share."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,149 @@
+"""Following keys: what is there now, then what changes, and nothing that is history."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from elastic.store.follow import Listing, follow, follow_key
+from elastic.store.interface import Change, Entry, Store
+from elastic.store.job_documents import LeaderDocument, to_json
+from elastic.store.job_keys import JobKeys
+from elastic.store.leader_watch import Leader, LeaderWatch, find_leader
+from tests.contract.conftest import Adapter, within_deadline
+
+
+async def _come_and_gone(store: Store, *keys: str) -> int:
+    """The revision of the last removal, after which the store looks as before."""
+    for key in keys:
+        await store.put(key, b"history")
+        await store.delete(key)
+    return (await store.put("elsewhere", b"")).modified - 1
+
+
+def test_what_is_there_then_what_changes(adapter: Adapter) -> None:
+    async def check() -> None:
+        store = adapter.make()
+        first = await store.put("job/a", b"1")
+        async with aclosing(follow(store, "job/")) as news:
+            assert await anext(news) == Listing((first,))
+            again = await store.put("job/a", b"2")
+            second = await store.put("job/b", b"1")
+            await store.delete("job/a")
+            told = [await anext(news) for _ in range(3)]
+        assert told == [
+            Change(key="job/a", revision=again.modified, entry=again),
+            Change(key="job/b", revision=second.modified, entry=second),
+            Change(key="job/a", revision=second.modified + 1, entry=None),
+        ]
+
+    within_deadline(check())
+
+
+def test_keys_that_came_and_went_before_are_not_told(adapter: Adapter) -> None:
+    async def check() -> None:
+        store = adapter.make()
+        await _come_and_gone(store, "job/a", "job/b", "job/a")
+        async with aclosing(follow(store, "job/")) as news:
+            assert await anext(news) == Listing(())
+            now = await store.put("job/a", b"now")
+            await store.delete("job/a")
+            other = await store.put("job/b", b"now")
+            told = await _until(news, other)
+        # The first of them may have gone before it could be told from history.
+        assert told[-1:] == [Change(key="job/b", revision=other.modified, entry=other)]
+        assert all(change.revision >= now.modified for change in told)
+
+    within_deadline(check())
+
+
+async def _until(news: AsyncGenerator[Listing | Change, None], last: Entry) -> list[Change]:
+    told: list[Change] = []
+    async for item in news:
+        assert isinstance(item, Change)
+        told.append(item)
+        if item.entry == last:
+            break
+    return told
+
+
+def test_a_history_that_is_forgotten_is_listed_again(adapter: Adapter) -> None:
+    async def check() -> None:
+        store = adapter.make()
+        kept = await store.put("job/kept", b"1")
+        revision = await _come_and_gone(store, "job/a", "job/b")
+        await adapter.compact(store, revision)
+        async with aclosing(follow(store, "job/")) as news:
+            assert await anext(news) == Listing((kept,))
+            assert await anext(news) == Listing((kept,))
+            new = await store.put("job/new", b"1")
+            assert await anext(news) == Change(key="job/new", revision=new.modified, entry=new)
+
+    within_deadline(check())
+
+
+def test_one_key_and_not_its_neighbours(adapter: Adapter) -> None:
+    async def check() -> None:
+        store = adapter.make()
+        await store.put("nodes/n10", b"1")
+        async with aclosing(follow_key(store, "nodes/n1")) as entries:
+            assert await anext(entries) is None
+            await store.put("nodes/n11", b"1")
+            mine = await store.put("nodes/n1", b"1")
+            assert await anext(entries) == mine
+            await store.delete("nodes/n10")
+            await store.delete("nodes/n1")
+            assert await anext(entries) is None
+
+    within_deadline(check())
+
+
+def test_a_leader_is_found_and_followed_by_all_who_ask(adapter: Adapter) -> None:
+    async def check() -> None:
+        store = adapter.make()
+        watch = LeaderWatch(store, job="job")
+        running = asyncio.create_task(watch.run())
+        asking = [asyncio.create_task(watch.newer()) for _ in range(3)]
+        assert await find_leader(store, job="job") is None
+        one = await _elect(store, "one:1")
+        assert await asyncio.gather(*asking) == [one] * 3
+        assert await find_leader(store, job="job") == one
+        async with aclosing(watch.leaders()) as leaders:
+            assert await anext(leaders) == one
+            asking = [asyncio.create_task(watch.newer(one)) for _ in range(3)]
+            await store.delete(JobKeys("job").leader)
+            again = await _elect(store, "one:1")
+            assert again.term > one.term
+            assert await anext(leaders) == again
+        assert await asyncio.gather(*asking) == [again] * 3
+        running.cancel()
+
+    within_deadline(check())
+
+
+def test_the_last_leader_stays_known_while_nobody_leads_or_can_be_read(adapter: Adapter) -> None:
+    async def check() -> None:
+        store = adapter.make()
+        watch = LeaderWatch(store, job="job")
+        running = asyncio.create_task(watch.run())
+        one = await _elect(store, "one:1")
+        assert await watch.newer() == one
+        assert not watch.vacant
+        await store.delete(JobKeys("job").leader)
+        while not watch.vacant:
+            await asyncio.sleep(0.01)
+        assert watch.leader == one
+        await store.put(JobKeys("job").leader, b"of another version")
+        while watch.vacant:
+            await asyncio.sleep(0.01)
+        assert watch.leader == one
+        running.cancel()
+
+    within_deadline(check())
+
+
+async def _elect(store: Store, address: str) -> Leader:
+    document = LeaderDocument(candidate=address, address=address)
+    entry = await store.put(JobKeys("job").leader, to_json(document))
+    return Leader(address=address, term=entry.created)

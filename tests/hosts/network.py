@@ -1,0 +1,116 @@
+"""A network of hosts in miniature: a router in a namespace of its own, and a cable to each host.
+
+Everything is done by `ip` inside of namespaces that nobody else knows, so two networks may have the
+same addresses, and nothing of the machine's own network changes. The router forwards between the
+hosts' subnets. To lose packets from one host to another it has a rule of the type "blackhole": it
+drops them and says nothing, neither ICMP nor reset. A cut is a batch of such rules, so all of it
+happens within about a millisecond. Neighbours (MAC addresses) are fixed, because otherwise a host
+whose cable is cut would notice after four seconds that nobody answers its ARP requests.
+
+The kernel needs namespaces, veth and policy routing; `tc` with its netem or actions, iptables and
+bridges are not needed. So there are no delays: not every kernel can do them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tests.hosts.host import Host
+from tests.hosts.namespaces import FILES, Namespace, ip, new_run_name, sweep
+
+_NAME = r"(?!lo$)[a-z0-9-]{1,15}"  # also that of an interface of the router
+
+
+class Network:
+    """Hosts by name, in the order given."""
+
+    def __init__(self, run: str, names: Iterable[str]) -> None:
+        self.files = FILES / run
+        self.router = Namespace(f"{run}-router")
+        self._hosts = {
+            name: Host(self, name, number, Namespace(f"{run}-host-{name}"))
+            for number, name in enumerate(names, 1)
+        }
+        assert all(re.fullmatch(_NAME, name) for name in self._hosts), names
+        self._dropped: set[tuple[Host, Host]] = set()
+
+    @property
+    def hosts(self) -> list[Host]:
+        return list(self._hosts.values())
+
+    def host(self, name: str) -> Host:
+        return self._hosts[name]
+
+    # ---- faults
+
+    def cut(self, *group: Host) -> None:
+        """Lose all packets between these hosts and the others, both ways. Silent.
+
+        Within the group, and among the others, nothing changes.
+        """
+        others = [host for host in self.hosts if host not in group]
+        inside_out = {(host, other) for host in group for other in others}
+        self.drop(inside_out | {(other, host) for host, other in inside_out})
+
+    def drop(self, pairs: Iterable[tuple[Host, Host]]) -> None:
+        """Lose packets from the first to the second of each. Silent."""
+        self._set_dropped(self._dropped | set(pairs))
+
+    def heal(self, *hosts: Host) -> None:
+        """Undo whatever was done to the network of these, or of all: cuts, drops, links down."""
+        healed = hosts or self.hosts
+        for host in healed:
+            if host.is_on:
+                host.interface_up()
+                host.link_up()
+        self._set_dropped({pair for pair in self._dropped if not set(pair) & set(healed)})
+
+    def _set_dropped(self, pairs: set[tuple[Host, Host]]) -> None:
+        added = [f"rule add {_rule(*pair)}" for pair in pairs - self._dropped]
+        removed = [f"rule delete {_rule(*pair)}" for pair in self._dropped - pairs]
+        ip(self.router, *added, *removed)
+        self._dropped = pairs
+
+    # ---- from the beginning to the end
+
+    def make(self) -> None:
+        self.files.mkdir()
+        self.router.make()
+        # What has no route is dropped in silence: the subnet of a host whose link is down.
+        ip(self.router, "link set dev lo up", "route add blackhole default")
+        forward = Path("/proc/sys/net/ipv4/ip_forward")
+        self.router.inside(lambda: forward.write_text("1"))
+        for host in self.hosts:
+            host.files.mkdir(mode=0o700)
+            host.power_on()
+
+    def close(self) -> None:
+        """Nothing is left of it, also if one part of this fails."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(shutil.rmtree, self.files, ignore_errors=True)
+            stack.callback(self.router.delete)
+            for host in self.hosts:
+                stack.callback(host.close)
+
+
+@contextlib.contextmanager
+def network(*names: str) -> Iterator[Network]:
+    """A running network, whose hosts have these names; raises Unavailable if that can not be.
+
+    Nothing is left of it afterwards. If this process is killed, the next network sweeps it up.
+    """
+    sweep()
+    made = Network(new_run_name(), names)
+    try:
+        made.make()
+        yield made
+    finally:
+        made.close()
+
+
+def _rule(source: Host, destination: Host) -> str:
+    return f"blackhole iif {source.name} to {destination.subnet}"

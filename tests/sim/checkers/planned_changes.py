@@ -1,0 +1,42 @@
+"""A planned change costs nothing: no step that was begun before it is begun again after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from elastic.core.worker.machine import HOLD_S
+from tests.sim.journal import Agreed, Journal
+
+# How long a fault can have consequences: a node is cut off for 3 s at most.
+_AFTERMATH_S = 5.0
+# The news, its acknowledgement and the answer take their time while a member holds.
+_WAYS = 3
+_OTHER_DELAYS_S = 0.05
+
+
+def planned_changes(journal: Journal) -> Iterator[str]:
+    if _WAYS * journal.news_s + _OTHER_DELAYS_S > HOLD_S:
+        return
+    planned = {g.number for g in journal.generations if g.leave_after is not None}
+    began = _first_agreed(journal)
+    ends = {c.generation for c in journal.commits if c.replica.complete(journal.job)}
+    for agreed in journal.agreed:
+        again = agreed.begun - agreed.replica.committed
+        if again <= 0 or agreed.generation not in planned:
+            continue
+        before = max((g for g in began if g < agreed.generation), default=0)
+        # Members that have come to the end of the job wait for nobody, and break the group.
+        if before not in ends and not _disturbed(journal, began.get(before, 0.0), agreed):
+            yield f"{agreed.worker} begins {again} steps again in {agreed.generation}"
+
+
+def _first_agreed(journal: Journal) -> dict[int, float]:
+    began: dict[int, float] = {}
+    for agreed in journal.agreed:
+        began.setdefault(agreed.generation, agreed.at)
+    return began
+
+
+def _disturbed(journal: Journal, formed_at: float, agreed: Agreed) -> bool:
+    """A fault struck the group formed at `formed_at`, or could still be felt then."""
+    return any(formed_at - _AFTERMATH_S <= at <= agreed.at for at in journal.disturbed_at)

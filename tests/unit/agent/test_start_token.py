@@ -1,0 +1,39 @@
+"""An agent is recognised when it is started again in its directory."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from elastic.agent.start_token import start_token
+from elastic.errors import ConfigurationError
+
+
+def test_it_is_kept_and_private(tmp_path: Path) -> None:
+    token = start_token(tmp_path)
+    assert start_token(tmp_path) == token
+    (file,) = tmp_path.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_directories_have_their_own(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    assert start_token(tmp_path / "a") != start_token(tmp_path / "b")
+
+
+@pytest.mark.parametrize("damage", [b"", b"00", b"\xff\xfe", b"not hexadecimal"])
+def test_a_damaged_one_is_made_anew(tmp_path: Path, damage: bytes) -> None:
+    before = start_token(tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(damage)
+    after = start_token(tmp_path)
+    assert after != before
+    assert start_token(tmp_path) == after
+
+
+def test_a_directory_that_is_none_must_be_mended(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"nowhere/start-token: No such file"):
+        start_token(tmp_path / "nowhere")

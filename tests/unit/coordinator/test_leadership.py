@@ -1,0 +1,141 @@
+"""What a leader writes and finds in the store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from elastic.coordinator.leadership import (
+    Stored,
+    lead,
+    load_generation,
+    save_generation,
+)
+from elastic.core.membership import ChangeReason, Generation, Member, Purpose
+from elastic.errors import ConfigurationError, TransientError
+from elastic.store.interface import GuardFailed
+from elastic.store.job_keys import JobKeys
+from elastic.store.memory import MemoryStore
+from tests.contract.conftest import within_deadline
+from tests.unit.store.failing_store import Clock, FailingStore
+
+KEYS = JobKeys("job")
+GENERATION = Generation(
+    number=7,
+    incarnation="first",
+    members=(
+        Member(worker="a", node="n1", slot=0, endpoint="n1:1"),
+        Member(worker="b", node="n2", slot=3, endpoint="n2:1"),
+    ),
+    reason=ChangeReason.MEMBER_JOINED,
+    leave_after=12,
+    purpose=Purpose.SAVE_AND_LEAVE,
+    save_first=True,
+)
+
+
+def test_the_first_leader_makes_the_incarnation_and_later_ones_keep_it() -> None:
+    async def check() -> None:
+        store = MemoryStore()
+        first = await lead(store, job="job", candidate="first")
+        assert (first.incarnation, first.last, first.last_number) == ("first", None, 0)
+        with pytest.raises(TransientError, match="another coordinator leads the job 'job'"):
+            await lead(store, job="job", candidate="second")
+        await save_generation(store, first, GENERATION)
+        await store.delete(KEYS.leader)
+        second = await lead(store, job="job", candidate="second")
+        assert second.incarnation == "first"
+        assert second.last_generation == GENERATION
+        assert second.last_number == 7
+        other = await lead(store, job="other", candidate="third")
+        assert (other.incarnation, other.last) == ("third", None)
+
+    within_deadline(check())
+
+
+def test_all_of_a_generation_is_kept() -> None:
+    async def check() -> None:
+        store = MemoryStore()
+        leadership = await lead(store, job="job", candidate="c")
+        assert await load_generation(store, "job") is None
+        await save_generation(store, leadership, GENERATION)
+        entry = await store.get(KEYS.generation)
+        assert entry is not None
+        assert await load_generation(store, "job") == Stored(
+            generation=GENERATION, revision=entry.modified
+        )
+
+    within_deadline(check())
+
+
+def test_a_deposed_leader_writes_nothing() -> None:
+    async def check() -> None:
+        store = MemoryStore()
+        deposed = await lead(store, job="job", candidate="first")
+        await store.delete(KEYS.leader)
+        with pytest.raises(GuardFailed):
+            await save_generation(store, deposed, GENERATION)
+        await lead(store, job="job", candidate="second")
+        with pytest.raises(GuardFailed):
+            await save_generation(store, deposed, GENERATION)
+        assert await load_generation(store, "job") is None
+
+    within_deadline(check())
+
+
+@pytest.mark.parametrize("way", ["refuses", "loses"])
+def test_an_outage_is_sat_out(way: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def check() -> None:
+        store = FailingStore(Clock())
+        leadership = await lead(store, job="job", candidate="c")
+        getattr(store, way)["put"] = 3
+        await save_generation(store, leadership, GENERATION)
+        stored = await load_generation(store, "job")
+        assert stored is not None
+        assert stored.generation == GENERATION
+        assert getattr(store, way)["put"] == 0
+
+    with caplog.at_level(logging.WARNING):
+        within_deadline(check())
+    assert caplog.messages == ["save generation 7: trying again: etcd did not answer"] * 3
+
+
+def test_a_save_under_way_can_be_cancelled() -> None:
+    async def check() -> None:
+        store = FailingStore(Clock())
+        leadership = await lead(store, job="job", candidate="c")
+        store.refuses["put"] = 10**9
+        saving = asyncio.create_task(save_generation(store, leadership, GENERATION))
+        while store.refuses["put"] == 10**9:
+            await asyncio.sleep(0)
+        saving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await saving
+
+    within_deadline(check())
+
+
+def test_what_is_found_in_an_outage_is_what_is_there() -> None:
+    async def check() -> None:
+        store = FailingStore(Clock())
+        leadership = await lead(store, job="job", candidate="first")
+        await save_generation(store, leadership, GENERATION)
+        await store.delete(KEYS.leader)
+        store.refuses["get"] = 3
+        later = await lead(store, job="job", candidate="second")
+        assert (later.incarnation, later.last_generation) == ("first", GENERATION)
+
+    within_deadline(check())
+
+
+@pytest.mark.parametrize("value", [b"12", b"\x20\x63"], ids=["no message", "a reason unknown"])
+def test_what_can_not_be_read_must_be_mended(value: bytes) -> None:
+    async def check() -> None:
+        store = MemoryStore()
+        await store.put(KEYS.generation, value)
+        with pytest.raises(ConfigurationError, match="'elastic/job/generation' holds no gener"):
+            await lead(store, job="job", candidate="c")
+
+    within_deadline(check())

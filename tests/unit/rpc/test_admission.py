@@ -1,0 +1,109 @@
+"""Every kind of method works behind the checks as it would without them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import grpc
+import grpc.aio
+import pytest
+
+from elastic.rpc import admission
+from elastic.rpc.admission import Admission
+from elastic.rpc.security import PLAINTEXT
+from tests.unit.rpc.conversation import DEADLINE_S, Reports
+
+
+class Methods:
+    """One of each kind; `ended` tells when one that never ends by itself has been left."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+
+    async def ask(self, request: bytes, _: object) -> bytes:
+        return request * 2
+
+    async def yields(self, request: bytes, _: object) -> AsyncIterator[bytes]:
+        for _count in range(3):
+            yield request
+
+    async def writes(self, request: bytes, context: grpc.aio.ServicerContext) -> None:
+        for _count in range(3):
+            await context.write(request)
+
+    async def forever(self, request: bytes, _: object) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                yield request
+                await asyncio.sleep(0)
+        finally:
+            self.ended.set()
+
+    async def echo(self, requests: AsyncIterator[bytes], _: object) -> AsyncIterator[bytes]:
+        async for request in requests:
+            yield request
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        handlers = {
+            "ask": grpc.unary_unary_rpc_method_handler(self.ask),
+            "yields": grpc.unary_stream_rpc_method_handler(self.yields),
+            "writes": grpc.unary_stream_rpc_method_handler(self.writes),
+            "forever": grpc.unary_stream_rpc_method_handler(self.forever),
+            "echo": grpc.stream_stream_rpc_method_handler(self.echo),
+        }
+        return grpc.method_handlers_generic_handler("t", handlers)
+
+
+Check = Callable[[Methods, grpc.aio.Channel, Reports], Awaitable[None]]
+
+
+def with_methods(check: Check) -> None:
+    async def main() -> None:
+        methods, reports = Methods(), Reports()
+        server = grpc.aio.server(interceptors=[Admission(PLAINTEXT, reports)])
+        server.add_generic_rpc_handlers((methods.handler(),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            await asyncio.wait_for(check(methods, channel, reports), DEADLINE_S)
+        await server.stop(0)
+
+    asyncio.run(main())
+
+
+def test_each_kind() -> None:
+    async def check(_: Methods, channel: grpc.aio.Channel, reports: Reports) -> None:
+        assert await channel.unary_unary("/t/ask")(b"a") == b"aa"
+        for name in ("yields", "writes"):
+            assert [r async for r in channel.unary_stream(f"/t/{name}")(b"a")] == [b"a"] * 3
+        echo = channel.stream_stream("/t/echo")(iter([b"a", b"b"]))
+        assert [r async for r in echo] == [b"a", b"b"]
+        assert reports.all == []
+
+    with_methods(check)
+
+
+def test_a_stream_that_the_client_leaves_is_ended() -> None:
+    async def check(methods: Methods, channel: grpc.aio.Channel, _: Reports) -> None:
+        call = channel.unary_stream("/t/forever")(b"a")
+        assert await call.read() == b"a"
+        call.cancel()
+        await methods.ended.wait()
+
+    with_methods(check)
+
+
+def test_a_request_too_large_reaches_no_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "MOST_BYTES", 10)
+
+    async def check(_: Methods, channel: grpc.aio.Channel, reports: Reports) -> None:
+        with pytest.raises(grpc.aio.AioRpcError, match="11 bytes; at most 10"):
+            await channel.unary_unary("/t/ask")(b"a" * 11)
+        for name in ("yields", "writes"):
+            with pytest.raises(grpc.aio.AioRpcError, match="11 bytes; at most 10") as error:
+                await channel.unary_stream(f"/t/{name}")(b"a" * 11).read()
+            assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert len(reports.named("message_refused")) == 3
+
+    with_methods(check)

@@ -1,0 +1,282 @@
+"""Whatever is sent to the gRPC port, agents notice nothing; what can be told is told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import stat
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from elastic.errors import TransientError
+from elastic.rpc import admission, control, control_client, control_options
+from elastic.rpc.control import CoordinatorLost
+from elastic.rpc.security import PLAINTEXT, Security, Tls
+from elastic.v1 import control_pb2 as pb
+from elastic.v1 import control_pb2_grpc as pb_grpc
+from tests.certificates import make_certificates, sign_for_job
+from tests.unit.rpc.conversation import HELLO, Conversation, Place, with_place
+
+VIEW = pb.AgentMessage(view=pb.NodeView())
+NOISE = {
+    "bytes": random.Random(1).randbytes(4096),
+    "http/1": b"GET / HTTP/1.1\r\nHost: elastic\r\n\r\n",
+    "tls hello": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)),
+    "http/2 and then bytes": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + random.Random(2).randbytes(4096),
+    "zeros": bytes(100_000),
+    "ssh": b"SSH-2.0-OpenSSH_9.6\r\n",
+}
+
+
+@pytest.fixture(scope="module", params=["plain text", "tls"])
+def security(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Security:
+    if request.param == "plain text":
+        return PLAINTEXT
+    made = make_certificates(tmp_path_factory.mktemp("tls") / "made")
+    return Tls(job="digits", files=sign_for_job(made, "digits"))
+
+
+def check_at(security: Security, check: Callable[[Place], Awaitable[None]]) -> None:
+    with_place("127.0.0.1:0", check, security)
+
+
+@asynccontextmanager
+async def connection(place: Place):
+    host, _, port = place.address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_noise(security: Security, noise: str) -> None:
+    async def check(place: Place) -> None:
+        agent = await place.agent()
+        async with connection(place) as (_, writer):
+            writer.write(NOISE[noise])
+            await place.still_works(agent)
+            await place.agent(node="later")
+
+    check_at(security, check)
+
+
+def test_many_that_say_nothing(security: Security) -> None:
+    async def check(place: Place) -> None:
+        agent = await place.agent()
+        async with AsyncExitStack() as stack:
+            for _ in range(200):
+                await stack.enter_async_context(connection(place))
+            await place.still_works(agent)
+            await place.agent(node="later")
+
+    check_at(security, check)
+
+
+def test_whoever_says_nothing_is_left_after_a_while(
+    security: Security, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "grpc.server_handshake_timeout_ms"
+    shorter = [option for option in control_options.OPTIONS if option[0] != name]
+    assert len(shorter) < len(control_options.OPTIONS)
+    monkeypatch.setattr(control, "OPTIONS", [*shorter, (name, 50)])
+
+    async def check(place: Place) -> None:
+        async with connection(place) as (reader, _):
+            await reader.read()
+
+    check_at(security, check)
+
+
+# ---- messages
+
+
+def test_a_message_too_large_costs_its_sender_the_stream(
+    security: Security, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "MOST_BYTES", 1000)
+
+    async def check(place: Place) -> None:
+        other = await place.agent(node="other")
+        agent = await place.agent()
+        agent.send(pb.AgentMessage(stop=pb.StopRequest(reason="x" * 2000)))
+        with pytest.raises(CoordinatorLost, match=r"a message of 20\d\d bytes; at most 1000"):
+            await agent.ended
+        (report,) = place.reports.named("message_refused")
+        assert report["source"] == "n1"
+        assert "at most 1000 are taken" in str(report["reason"])
+        assert await place.recorder.heard.get() == ("lost", "n1")
+        await place.still_works(other)
+        await place.agent()
+
+    check_at(security, check)
+
+
+def test_a_question_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "MOST_BYTES", 1000)
+
+    async def check(place: Place) -> None:
+        async with grpc.aio.insecure_channel(place.address) as channel:
+            with pytest.raises(grpc.aio.AioRpcError, match="at most 1000") as error:
+                await pb_grpc.ControlStub(channel).Stop(pb.StopRequest(reason="x" * 2000))
+        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert place.reports.named("message_refused")
+        assert place.recorder.heard.empty()
+
+    check_at(PLAINTEXT, check)
+
+
+def test_a_message_that_grpc_itself_does_not_take(
+    security: Security, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not read into memory; the coordinator sees no more than the end of the stream."""
+    name = "grpc.max_receive_message_length"
+    others = [option for option in control_options.OPTIONS if option[0] != name]
+    monkeypatch.setattr(control, "OPTIONS", [*others, (name, 1000)])
+
+    async def check(place: Place) -> None:
+        other = await place.agent(node="other")
+        agent = await place.agent()
+        agent.send(pb.AgentMessage(stop=pb.StopRequest(reason="x" * 2000)))
+        with pytest.raises(CoordinatorLost, match=r"Received message larger than max \(20\d\d vs"):
+            await agent.ended
+        assert await place.recorder.heard.get() == ("lost", "n1")
+        await place.still_works(other)
+
+    check_at(security, check)
+
+
+def test_grpc_takes_what_the_coordinator_takes() -> None:
+    limits = dict(control_options.OPTIONS)
+    assert limits["grpc.max_receive_message_length"] > admission.MOST_BYTES
+
+
+def test_an_agent_does_not_lose_its_stream_by_one_message_too_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(control_client, "MOST_BYTES", 1000)
+
+    async def check(place: Place) -> None:
+        agent = await place.agent()
+        agent.send(pb.AgentMessage(stop=pb.StopRequest(reason="x" * 2000)))
+        await place.still_works(agent)
+        (report,) = place.reports.named("message_dropped")
+        assert str(report["reason"]).startswith("stop of 20")
+
+    check_at(PLAINTEXT, check)
+
+
+def test_bytes_that_are_no_message() -> None:
+    async def check(place: Place) -> None:
+        other = await place.agent(node="other")
+        for first in ([], [HELLO.SerializeToString()]):
+            async with grpc.aio.insecure_channel(place.address) as channel:
+                attend = channel.stream_stream("/elastic.v1.Control/Attend")
+                with pytest.raises(grpc.aio.AioRpcError, match="can not be read") as error:
+                    async for _ in attend(iter([*first, b"\xff\xff\xff"])):
+                        pass
+            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert len(place.reports.named("message_refused")) == 2
+        await place.still_works(other)
+
+    check_at(PLAINTEXT, check)
+
+
+def test_a_stream_on_which_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "_HELLO_TIMEOUT_S", 0.05)
+
+    async def check(place: Place) -> None:
+        other = await place.agent(node="other")
+        with pytest.raises(CoordinatorLost, match="says hello first"):
+            await Conversation(place.client()).ended
+        assert str(place.reports.named("message_refused")[0]["source"]).startswith("ipv4:")
+        await place.still_works(other)
+
+    check_at(PLAINTEXT, check)
+
+
+def test_a_method_that_does_not_exist() -> None:
+    async def check(place: Place) -> None:
+        async with grpc.aio.insecure_channel(place.address) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await channel.unary_unary("/elastic.v1.Control/Shutdown")(b"")
+        assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+    check_at(PLAINTEXT, check)
+
+
+# ---- errors of the coordinator itself
+
+
+@pytest.mark.parametrize("method", ["agent_connected", "agent_said", "agent_lost"])
+def test_what_the_handler_raises_on_a_stream_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    bug = KeyError("a bug")
+
+    async def check(place: Place) -> None:
+        other = await place.agent(node="other")
+
+        def fail(*_: object) -> None:
+            raise bug
+
+        with monkeypatch.context() as patch:
+            patch.setattr(place.recorder, method, fail)
+            agent = Conversation(place.client(), HELLO, VIEW)
+            if method == "agent_lost":
+                agent.send(None)
+            with pytest.raises(CoordinatorLost) as lost:
+                await agent.ended
+            assert ("KeyError: 'a bug'" in str(lost.value)) == (method != "agent_lost")
+            while (heard := await place.recorder.heard.get())[0] != "failed":
+                pass
+        assert heard == ("failed", ("n1", bug))
+        assert place.reports.named("message_refused")[0]["source"] == "n1"
+        await place.still_works(other)
+
+    check_at(PLAINTEXT, check)
+
+
+def test_what_the_handler_raises_on_a_question_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bug = KeyError("a bug")
+
+    async def check(place: Place) -> None:
+        def fail(*_: object) -> pb.JobStatus:
+            raise bug
+
+        monkeypatch.setattr(place.recorder, "status", fail)
+        with pytest.raises(TransientError, match="KeyError: 'a bug'"):
+            await place.client().status(30.0)
+        assert await place.recorder.heard.get() == ("failed", ("GetStatus", bug))
+
+    check_at(PLAINTEXT, check)
+
+
+# ---- the socket file
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_only_this_user_can_connect_to_the_unix_socket(
+    security: Security, tmp_path: Path, umask: int
+) -> None:
+    async def check(place: Place) -> None:
+        mode = Path(place.address.removeprefix("unix:")).stat().st_mode
+        assert stat.S_ISSOCK(mode)
+        assert stat.S_IMODE(mode) == 0o600
+        await place.still_works(await place.agent())
+
+    before = os.umask(umask)
+    try:
+        with_place(f"unix:{tmp_path}/c.sock", check, security)
+        assert os.umask(umask) == umask
+    finally:
+        os.umask(before)

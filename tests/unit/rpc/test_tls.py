@@ -1,0 +1,404 @@
+"""Mutual TLS on real connections: who is let in, who is told why not, and files that change."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from elastic.errors import ConfigurationError
+from elastic.rpc.control import ControlClient, CoordinatorLost
+from elastic.rpc.control_client import CoordinatorRefused
+from elastic.rpc.handshake_probe import explain
+from elastic.rpc.security import PLAINTEXT, Plaintext, Security, Tls
+from elastic.settings.tls_files import TlsFiles
+from elastic.v1 import control_pb2 as pb
+from tests.certificates import Certificates, make_certificates, sign, sign_for_job
+from tests.unit.rpc.conversation import DEADLINE_S, HELLO, Conversation, Place, place_at, with_place
+
+ANY_PORT = "127.0.0.1:0"
+STATUS_S = 30.0
+METHODS = pb.DESCRIPTOR.services_by_name["Control"].methods
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """With certificates of the jobs digits and letters, and an expired one of digits."""
+    made = make_certificates(tmp_path_factory.mktemp("tls") / "made")
+    sign_for_job(made, "letters")
+    sign_for_job(made, "digits")
+    sign(made, "expired", names="DNS:digits.job.elastic", days=-1)
+    return made
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Another authority, which has signed for the same job."""
+    others = make_certificates(tmp_path_factory.mktemp("tls") / "others")
+    sign_for_job(others, "digits")
+    return others
+
+
+def tls(made: Certificates, name: str = "digits", *, job: str = "digits") -> Tls:
+    files = TlsFiles(ca=made.ca, certificate=made.certificate(name), key=made.key(name))
+    return Tls(job=job, files=files)
+
+
+def with_ca(security: Tls, made: Certificates) -> Tls:
+    return Tls(job=security.job, files=dataclasses.replace(security.files, ca=made.ca))
+
+
+def check_at(security: Security, check: Callable[[Place], Awaitable[None]]) -> None:
+    with_place(ANY_PORT, check, security)
+
+
+@pytest.mark.parametrize("address", [ANY_PORT, "unix"])
+def test_both_ends_show_a_certificate_of_the_job(
+    made: Certificates, tmp_path: Path, address: str
+) -> None:
+    async def check(place: Place) -> None:
+        agent = await place.agent()
+        await place.still_works(agent)
+        assert (await place.client().status(STATUS_S)).job == "digits"
+        assert place.reports.all == []
+
+    address = f"unix:{tmp_path}/c.sock" if address == "unix" else address
+    with_place(address, check, tls(made))
+
+
+@pytest.mark.parametrize("protected", [True, False])
+def test_nothing_is_explained_where_nothing_is_wrong(made: Certificates, protected: bool) -> None:
+    security = tls(made) if protected else PLAINTEXT
+
+    async def check(place: Place) -> None:
+        assert await explain(place.address, security) == ""
+        assert await explain("127.0.0.1:1", security) == ""
+
+    check_at(security, check)
+
+
+# ---- who is not let in, and what they are told
+
+
+async def refused(place: Place, security: Security, why: str) -> None:
+    """By both methods; another agent is not disturbed."""
+    other = await place.agent(node="other")
+    with pytest.raises(ConfigurationError, match=why):
+        await place.client(security).status(STATUS_S)
+    agent = Conversation(place.client(security), HELLO)
+    with pytest.raises(ConfigurationError, match=why):
+        await agent.ended
+    await place.still_works(other)
+
+
+def test_an_agent_of_another_job_does_not_trust_this_coordinator(made: Certificates) -> None:
+    why = r"certificate is refused: Hostname mismatch.*expected one of letters\.job\.elastic"
+    check_at(tls(made), lambda place: refused(place, tls(made, "letters", job="letters"), why))
+
+
+def test_a_certificate_of_another_job_is_not_even_shown(made: Certificates) -> None:
+    why = r"letters\.pem is not one of job 'digits': it names letters\.job\.elastic"
+    check_at(tls(made), lambda place: refused(place, tls(made, "letters"), why))
+
+
+def test_an_expired_certificate_is_not_even_shown(made: Certificates) -> None:
+    check_at(tls(made), lambda place: refused(place, tls(made, "expired"), r"expired\.pem expired"))
+
+
+def test_a_certificate_of_another_authority(made: Certificates, others: Certificates) -> None:
+    why = r"does not accept the certificate .*digits\.pem \(.*issuer.*--tls-ca"
+    check_at(tls(made), lambda place: refused(place, with_ca(tls(others), made), why))
+
+
+def test_a_coordinator_of_another_authority(made: Certificates, others: Certificates) -> None:
+    why = "certificate is refused: .*issuer.*signed by an authority in .*others/ca.pem"
+    check_at(tls(made), lambda place: refused(place, with_ca(tls(made), others), why))
+
+
+def test_plain_text_where_tls_is_expected(made: Certificates) -> None:
+    check_at(tls(made), lambda place: refused(place, PLAINTEXT, "expects TLS: give --tls-ca"))
+
+
+def test_tls_where_plain_text_is_spoken(made: Certificates) -> None:
+    check_at(PLAINTEXT, lambda place: refused(place, tls(made), "speaks no TLS that fits"))
+
+
+def test_a_coordinator_whose_certificate_has_expired(made: Certificates) -> None:
+    """One that did not look at its own."""
+
+    async def check() -> None:
+        pair = made.key("expired").read_bytes(), made.certificate("expired").read_bytes()
+        credentials = grpc.ssl_server_credentials([pair])
+        server = grpc.aio.server()
+        port = server.add_secure_port(ANY_PORT, credentials)
+        await server.start()
+        client = ControlClient(f"127.0.0.1:{port}", security=tls(made))
+        with pytest.raises(CoordinatorRefused, match=r"certificate has expired.*the clock"):
+            await client.status(STATUS_S)
+        await client.close()
+        await server.stop(0)
+
+    asyncio.run(asyncio.wait_for(check(), 60))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("expired", "expired at"), ("letters", "not one of job")]
+)
+def test_a_coordinator_does_not_start_with_a_certificate_that_nobody_can_accept(
+    made: Certificates, name: str, why: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        check_at(tls(made, name), never)
+
+
+async def never(place: Place) -> None:
+    raise AssertionError(f"listens at {place.address}")
+
+
+# ---- peers that do not look at their own certificate
+
+
+class Stranger:
+    """A client that shows what it likes."""
+
+    def __init__(self, place: Place, made: Certificates, shown: tuple[Certificates, str] | None):
+        pair = {}
+        if shown is not None:
+            pair["private_key"] = shown[0].key(shown[1]).read_bytes()
+            pair["certificate_chain"] = shown[0].certificate(shown[1]).read_bytes()
+        self.channel = grpc.aio.secure_channel(
+            place.address,
+            grpc.ssl_channel_credentials(root_certificates=made.ca.read_bytes(), **pair),
+            options=[
+                ("grpc.ssl_target_name_override", "digits.job.elastic"),
+                ("grpc.use_local_subchannel_pool", 1),
+            ],
+        )
+
+    async def fails(self, code: grpc.StatusCode, why: str = "") -> None:
+        """With every method there is."""
+        for method in METHODS:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await self._call(method)
+            assert error.value.code() is code, method.name
+            assert why in str(error.value.details())
+        await self.channel.close()
+
+    async def _call(self, method: Any) -> None:
+        path = f"/{method.containing_service.full_name}/{method.name}"
+        if method.client_streaming:
+            call = self.channel.stream_stream(path)(iter([b""]), timeout=STATUS_S)
+        elif method.server_streaming:
+            call = self.channel.unary_stream(path)(b"", timeout=STATUS_S)
+        else:
+            await self.channel.unary_unary(path)(b"", timeout=STATUS_S)
+            return
+        async for _ in call:
+            pass
+
+
+@pytest.mark.parametrize(
+    "names",
+    ["DNS:letters.job.elastic", "DNS:*.job.elastic", "URI:digits.job.elastic", "DNS:digits"],
+)
+def test_every_method_asks_for_the_job_in_the_certificate(made: Certificates, names: str) -> None:
+    sign(made, "stranger", names=names)
+
+    async def check(place: Place) -> None:
+        agent = await place.agent()
+        found = names.removeprefix("DNS:") if names.startswith("DNS:") else "no DNS name"
+        await Stranger(place, made, (made, "stranger")).fails(
+            grpc.StatusCode.PERMISSION_DENIED,
+            f"of job 'digits', for certificates of digits.job.elastic; the one shown names {found}",
+        )
+        reports = place.reports.named("peer_refused")
+        assert [r["method"] for r in reports] == [m.name for m in METHODS]
+        assert {(r["expected"], r["found"]) for r in reports} == {("digits.job.elastic", found)}
+        assert all(str(r["peer"]).startswith("ipv4:127.0.0.1:") for r in reports)
+        assert place.recorder.heard.empty()
+        await place.still_works(agent)
+
+    check_at(tls(made), check)
+
+
+@pytest.mark.parametrize("shown", ["nothing", "expired", "others"])
+def test_no_connection_without_a_certificate_that_holds(
+    made: Certificates, others: Certificates, shown: str
+) -> None:
+    which = {"nothing": None, "expired": (made, "expired"), "others": (others, "digits")}[shown]
+
+    async def check(place: Place) -> None:
+        agent = await place.agent()
+        await Stranger(place, made, which).fails(grpc.StatusCode.UNAVAILABLE)
+        assert place.recorder.heard.empty()
+        await place.still_works(agent)
+
+    check_at(tls(made), check)
+
+
+# ---- files that change
+
+
+@pytest.fixture
+def used(made: Certificates, tmp_path: Path) -> Tls:
+    """A copy of the files of digits, to be replaced."""
+    put(made, "digits", tmp_path)
+    files = TlsFiles(ca=tmp_path / "ca", certificate=tmp_path / "cert", key=tmp_path / "key")
+    return Tls(job="digits", files=files)
+
+
+def put(made: Certificates, name: str, directory: Path, *, which: str = "ca cert key") -> None:
+    sources = {"ca": made.ca, "cert": made.certificate(name), "key": made.key(name)}
+    for kind in which.split():
+        shutil.copy(sources[kind], directory / kind)
+
+
+def test_another_authority_without_a_restart_of_either_side(
+    made: Certificates, others: Certificates, used: Tls, tmp_path: Path
+) -> None:
+    """The stream that is up stays; from then on only certificates of the new authority hold."""
+
+    async def check(place: Place) -> None:
+        agent = await place.agent()
+        lasting = place.client()
+        await lasting.status(STATUS_S)
+        put(others, "digits", tmp_path)
+        assert (await lasting.status(STATUS_S)).job == "digits"
+        later = await place.agent(node="later")
+        await place.still_works(agent)
+        reloaded = await place.reports.wait("certificates_reloaded", 2)
+        assert str(reloaded["expires"]).endswith("UTC")
+        with pytest.raises(ConfigurationError):
+            await place.client(tls(made)).status(STATUS_S)
+        assert not agent.ended.done()
+        assert not later.ended.done()
+        assert not place.reports.named("certificates_refused")
+
+    check_at(used, check)
+
+
+def test_a_stream_outlives_the_replacement_of_its_own_certificate(
+    others: Certificates, used: Tls, tmp_path: Path
+) -> None:
+    """One client, both for the stream and for a question that needs a new connection."""
+
+    async def check(place: Place) -> None:
+        client = place.client()
+        agent = Conversation(client, HELLO)
+        await place.recorder.heard.get()
+        second = Conversation(client, HELLO)
+        await place.recorder.heard.get()
+        for _ in range(2):
+            put(others, "digits", tmp_path)
+            assert (await client.status(STATUS_S)).job == "digits"
+            await place.still_works(agent)
+        second.send(None)
+        with pytest.raises(CoordinatorLost):
+            await second.ended
+        await place.still_works(agent)
+
+    check_at(used, check)
+
+
+def test_two_authorities_at_once_while_one_takes_the_place_of_the_other(
+    made: Certificates, others: Certificates, tmp_path: Path
+) -> None:
+    both = tmp_path / "both.pem"
+    both.write_bytes(made.ca.read_bytes() + others.ca.read_bytes())
+
+    def trusting_both(security: Tls) -> Tls:
+        return Tls(job=security.job, files=dataclasses.replace(security.files, ca=both))
+
+    async def check(place: Place) -> None:
+        for mine in (made, others):
+            client = place.client(trusting_both(tls(mine)))
+            assert (await client.status(STATUS_S)).job == "digits"
+
+    for shown in (made, others):
+        check_at(trusting_both(tls(shown)), check)
+
+
+def test_an_agent_comes_back_with_the_newest_certificate(
+    made: Certificates, others: Certificates, used: Tls, tmp_path: Path
+) -> None:
+    """It is always the same client. It is lost, no more, while only the coordinator is ahead."""
+
+    async def main() -> None:
+        async with place_at(ANY_PORT, tls(made)) as place:
+            client = ControlClient(place.address, security=used, report=place.reports)
+            agent = Conversation(client, HELLO)
+            await place.recorder.heard.get()
+            await place.still_works(agent)
+            address = place.address
+        with pytest.raises(CoordinatorLost):
+            await agent.ended
+        async with place_at(address, tls(others)) as place:
+            with pytest.raises(CoordinatorLost, match=r"certificate is refused.*issuer"):
+                await Conversation(client, HELLO).ended
+            put(others, "digits", tmp_path)
+            again = Conversation(client, HELLO)
+            await place.recorder.heard.get()
+            await place.still_works(again)
+            await client.close()
+            with pytest.raises((CoordinatorLost, asyncio.CancelledError)):
+                await again.ended
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+
+
+@pytest.mark.parametrize("bad", ["cert only", "expired", "garbage", "gone", "another job"])
+def test_files_that_can_not_be_used_change_nothing_and_are_told_of_once(
+    made: Certificates, others: Certificates, used: Tls, tmp_path: Path, bad: str
+) -> None:
+    why = {
+        "cert only": "mismatch",
+        "expired": "expired at",
+        "garbage": "can not be used",
+        "gone": "No such file",
+        "another job": "not one of job",
+    }[bad]
+
+    def spoil() -> None:
+        if bad == "cert only":
+            put(others, "digits", tmp_path, which="cert")
+        elif bad == "expired":
+            put(made, "expired", tmp_path)
+        elif bad == "garbage":
+            (tmp_path / "cert").write_bytes(b"-----BEGIN CERTIFICATE-----\nhalf wri")
+        elif bad == "gone":
+            (tmp_path / "key").unlink()
+        else:
+            put(made, "letters", tmp_path)
+
+    async def check(place: Place) -> None:
+        agent = await place.agent()
+        spoil()
+        for _ in range(3):
+            client = place.client(tls(made))
+            assert (await client.status(STATUS_S)).job == "digits"
+        report = await place.reports.wait("certificates_refused")
+        assert why in str(report["reason"])
+        assert str(report["reason"]).endswith("those before are kept")
+        assert len(place.reports.named("certificates_refused")) == 1
+        put(others, "digits", tmp_path)
+        await place.client(tls(others)).status(STATUS_S)
+        await place.reports.wait("certificates_reloaded")
+        await place.still_works(agent)
+
+    check_at(used, check)
+
+
+def test_plain_text_that_is_allowed() -> None:
+    async def check(place: Place) -> None:
+        place.address = place.address.replace("0.0.0.0", "127.0.0.1")
+        assert (await place.client(PLAINTEXT).status(STATUS_S)).job == "digits"
+        assert place.reports.named("security_warning")
+
+    with_place("0.0.0.0:0", check, Plaintext(insecure=True))

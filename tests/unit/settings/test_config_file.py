@@ -1,0 +1,137 @@
+"""One file for all commands: which table is whose, which wins, and what is said of the rest."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from elastic.settings.commands import COMMANDS
+from elastic.settings.coordinator import CoordinatorSettings
+from elastic.settings.node import NodeSettings
+from elastic.settings.operator import OperatorSettings
+from elastic.settings.run import RunSettings
+from tests.settings_doc import TARGET
+from tests.unit.settings.loading import ETCD, load, problem, problems
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    return tmp_path / "elastic.toml"
+
+
+def test_the_commands_own_table_over_the_shared_one(toml: Path) -> None:
+    toml.write_text(
+        '[job]\njob = "digits"\njoin-timeout-s = 11\nhang_timeout_s = 21\n'
+        "[coordinator]\nhang_timeout_s = 22\n[agent]\nhang-timeout-s = 23\n"
+    )
+    coordinator = load(CoordinatorSettings, ETCD, None, toml)
+    node = load(NodeSettings, ETCD, None, toml)
+    assert (coordinator.job, node.job, load(RunSettings, {}, None, toml).job) == ("digits",) * 3
+    assert (coordinator.join_timeout_s, node.join_timeout_s) == (11, 11)
+    assert (coordinator.hang_timeout_s, node.hang_timeout_s) == (22, 23)
+
+
+def test_the_environment_wins_over_both_tables(toml: Path) -> None:
+    toml.write_text("[job]\nspares = 2\n[agent]\nspares = 3\n")
+    assert load(NodeSettings, ETCD, {"ELASTIC_SPARES": "4"}, toml).spares == 4
+
+
+def test_shared_keys_of_other_commands_are_passed_over(toml: Path) -> None:
+    toml.write_text('[job]\nledger = "/l"\nspares = 2\nnnodes = "nonsense"\n')
+    assert load(NodeSettings, ETCD, None, toml).spares == 2
+    assert load(CoordinatorSettings, ETCD, None, toml).ledger == Path("/l")
+    assert load(OperatorSettings, ETCD, None, toml).job == "job"
+
+
+def test_tables_of_other_commands_are_passed_over(toml: Path) -> None:
+    toml.write_text("[agent]\nspares = -1\nnonsense = 1\n[run]\nspares = -1\n")
+    assert load(CoordinatorSettings, ETCD, None, toml) == load(CoordinatorSettings)
+
+
+def test_a_key_of_another_command_is_told_where_it_belongs(toml: Path) -> None:
+    toml.write_text('[agent]\nmax_workers = 4\nledger = "/l"\n')
+    assert problems(NodeSettings, ETCD, None, toml) == [
+        f"max_workers ({toml}, [agent]): is a setting of `elastic coordinator`, "
+        "not of `elastic agent`; move it to [coordinator] or [job]",
+        f"ledger ({toml}, [agent]): is a setting of `elastic run` and `elastic coordinator`, "
+        "not of `elastic agent`; move it to [run] or [job]",
+    ]
+
+
+def test_a_misspelt_key_is_told_the_nearest_of_those_that_may_stand_there(toml: Path) -> None:
+    toml.write_text("[job]\nmax-worker = 4\n[agent]\nspare = 1\n[coordinater]\n")
+    assert problems(NodeSettings, ETCD, None, toml) == [
+        f"coordinater ({toml}): unknown setting; did you mean coordinator?",
+        f"max-worker ({toml}, [job]): unknown setting; did you mean max-workers?",
+        f"spare ({toml}, [agent]): unknown setting; did you mean spares?",
+    ]
+
+
+def test_a_key_like_no_other_names_the_help_of_its_command(toml: Path) -> None:
+    toml.write_text("[operator]\nxyzzy = 4\n")
+    assert problem(OperatorSettings, ETCD, None, toml) == (
+        f"xyzzy ({toml}, [operator]): unknown setting; `elastic status --help` lists the settings"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "table"),
+    [("spares = 1", "agent"), ('job = "digits"', "agent"), ("max_workers = 1", "coordinator")],
+)
+def test_a_key_outside_of_all_tables(toml: Path, line: str, table: str) -> None:
+    toml.write_text(line)
+    key = line.split(" ", maxsplit=1)[0]
+    assert problem(NodeSettings, ETCD, None, toml) == (
+        f"{key} ({toml}): stands outside of a table; move it below [{table}]"
+    )
+
+
+def test_a_table_that_is_none(toml: Path) -> None:
+    toml.write_text("coordinator = 3\n")
+    line = f"coordinator ({toml}): 3 is not allowed; expected a table"
+    assert problem(NodeSettings, ETCD, None, toml) == line
+
+
+def test_arrays_are_lists(toml: Path) -> None:
+    toml.write_text(
+        '[job]\netcd = ["http://a:2379", "b"]\n[agent]\npreemption_command = ["x", "a b"]\n'
+    )
+    settings = load(NodeSettings, {}, None, toml)
+    assert settings.store.etcd == ("http://a:2379", "b")
+    assert settings.preemption_command == ("x", "a b")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("[]", "[]"), ("[1]", "[1]"), ('["a", ""]', "['a', '']")]
+)
+def test_arrays_of_something_else(toml: Path, text: str, shown: str) -> None:
+    toml.write_text(f"[job]\netcd = {text}\n")
+    line = problem(NodeSettings, {}, None, toml)
+    assert line.startswith(f"etcd ({toml}, [job]): {shown} is not allowed; expected HOST:PORT, ")
+
+
+def test_truth_values(toml: Path) -> None:
+    toml.write_text("[job]\ninsecure = true\n[agent]\nrecord_samples = true\nspares = true\n")
+    assert problem(NodeSettings, ETCD, None, toml).startswith(f"spares ({toml}, [agent]): True is")
+    assert load(OperatorSettings, ETCD, None, toml).security.insecure
+
+
+def test_the_password_may_not_stand_in_the_file(toml: Path) -> None:
+    toml.write_text('[job]\netcd_user = "u"\netcd-password = "hunter2"\n')
+    told, _ = problems(NodeSettings, ETCD, None, toml)
+    assert told == (
+        f"etcd-password ({toml}, [job]): is not read from this file, which may be anybody's to "
+        "read; give etcd_password_file, or ELASTIC_ETCD_PASSWORD in the environment"
+    )
+
+
+def test_the_documented_file_serves_every_command(toml: Path) -> None:
+    (example,) = re.findall(r"```toml\n(.*?)```", TARGET.read_text(), re.DOTALL)
+    toml.write_text(example.replace('"gpu"', '"cpu"'))
+    for command in COMMANDS:
+        settings = load(command.settings, {}, None, toml)
+        assert settings.job == "digits"
+    assert load(CoordinatorSettings, {}, None, toml).min_workers == 2
+    assert load(NodeSettings, {}, None, toml).nproc_per_node == 4

@@ -1,0 +1,220 @@
+"""Coordinator, agent and operator commands: what is required, accepted, and fits together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic.settings.coordinator import CoordinatorSettings
+from elastic.settings.node import Launch, NodeSettings
+from elastic.settings.operator import OperatorSettings
+from elastic.settings.run import RunSettings
+from elastic.settings.security import SecuritySettings
+from elastic.settings.shared import Console
+from elastic.settings.sources import is_given, load_settings
+from elastic.settings.store import StoreSettings
+from tests.unit.settings.loading import ETCD, load, problem, problems
+
+MANY = [
+    (CoordinatorSettings, "coordinator"),
+    (NodeSettings, "agent"),
+    (OperatorSettings, "operator"),
+]
+
+
+@pytest.mark.parametrize(("settings", "table"), MANY)
+def test_nothing_but_etcd_is_the_defaults(settings: type, table: str) -> None:
+    del table
+    assert load(settings) == settings(store=StoreSettings(etcd=("etcd:2379",)))
+
+
+@pytest.mark.parametrize(("settings", "table"), MANY)
+def test_what_is_required_names_all_ways_to_give_it(settings: type, table: str) -> None:
+    assert problem(settings, {}) == (
+        "etcd is missing: give --etcd on the command line, ELASTIC_ETCD in the environment, or "
+        f"etcd below [{table}] or [job] in the file of --config; expected HOST:PORT, "
+        "http://HOST:PORT or https://HOST:PORT, several separated by commas"
+    )
+
+
+def test_what_is_required_but_wrong_is_told_once() -> None:
+    assert problem(NodeSettings, {"etcd": "a b"}).startswith("--etcd (command line): 'a b' is not")
+
+
+def test_what_is_required_may_come_from_anywhere(tmp_path: Path) -> None:
+    file = tmp_path / "elastic.toml"
+    file.write_text('[agent]\netcd = "c"\n')
+    assert load(NodeSettings, {}, None, file).store.etcd == ("c",)
+    assert load(NodeSettings, {}, {"ELASTIC_ETCD": "b"}, file).store.etcd == ("b",)
+    assert load(NodeSettings, {"etcd": "a"}, {"ELASTIC_ETCD": "b"}, file).store.etcd == ("a",)
+
+
+def test_whether_any_source_gives_a_setting(tmp_path: Path) -> None:
+    file = tmp_path / "elastic.toml"
+    file.write_text("[job]\netcd = 3\n")
+    assert is_given("etcd", OperatorSettings, {"etcd": "a"}, {}, None)
+    assert is_given("etcd", OperatorSettings, {}, {"ELASTIC_ETCD": "a"}, None)
+    assert is_given("etcd", OperatorSettings, {"etcd": None}, {}, file)
+    assert not is_given("etcd", OperatorSettings, {"etcd": None}, {"ELASTIC_JOB": "j"}, None)
+
+
+def test_variables_of_other_commands_are_accepted_silently() -> None:
+    environment = {"ELASTIC_MAX_WORKERS": "none", "ELASTIC_OUTPUT": "x", "ELASTIC_LISTEN": "y"}
+    assert load(NodeSettings, ETCD, environment) == load(NodeSettings)
+    assert load_settings(RunSettings, {}, {"ELASTIC_LAUNCH": "x"}, None) == RunSettings()
+
+
+def test_a_misspelt_variable_of_any_command_is_told() -> None:
+    assert problem(NodeSettings, ETCD, {"ELASTIC_MAX_WORKER": "1"}).endswith(
+        "did you mean ELASTIC_MAX_WORKERS?"
+    )
+
+
+@pytest.mark.parametrize("text", ["true", "yes", "on", "1", True])
+def test_yes(text: Any) -> None:
+    assert load(NodeSettings, {**ETCD, "record_samples": text}).record_samples
+
+
+@pytest.mark.parametrize("text", ["false", "no", "off", "0", False])
+def test_no_wins_over_a_yes_of_lower_rank(text: Any) -> None:
+    command_line = {**ETCD, "insecure": text}
+    settings = load(NodeSettings, command_line, {"ELASTIC_INSECURE": "true"})
+    assert not settings.security.insecure
+
+
+def test_neither_yes_nor_no() -> None:
+    assert problem(NodeSettings, ETCD, {"ELASTIC_INSECURE": "perhaps"}) == (
+        "ELASTIC_INSECURE (environment): 'perhaps' is not allowed; expected true or false"
+    )
+
+
+def test_every_type_from_text() -> None:
+    environment = {
+        "ELASTIC_ETCD": "http://a:2379, b ,https://[::1]:2379/",
+        "ELASTIC_NODE_NAME": "Node-1.rack_2",
+        "ELASTIC_NODE_HOST": "fe80::1",
+        "ELASTIC_NPROC_PER_NODE": "auto",
+        "ELASTIC_PREEMPTION_COMMAND": "curl -f 'http://notice now'",
+        "ELASTIC_LAUNCH": "torchrun",
+        "ELASTIC_CONSOLE": "none",
+        "ELASTIC_STATE_DIR": "/var/lib/elastic",
+    }
+    assert load(NodeSettings, {}, environment) == NodeSettings(
+        node_name="Node-1.rack_2",
+        node_host="fe80::1",
+        nproc_per_node=4,
+        preemption_command=("curl", "-f", "http://notice now"),
+        launch=Launch.TORCHRUN,
+        console=Console.NONE,
+        state_dir=Path("/var/lib/elastic"),
+        store=StoreSettings(etcd=("http://a:2379", "b", "https://[::1]:2379/")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "value"),
+    [
+        (CoordinatorSettings, "listen", "29400"),
+        (CoordinatorSettings, "advertise", "0.0.0.0:29400"),
+        (CoordinatorSettings, "advertise", "[::]:29400"),
+        (CoordinatorSettings, "advertise", "host"),
+        (CoordinatorSettings, "advertise", "host:0"),
+        (CoordinatorSettings, "min_workers", "0"),
+        (CoordinatorSettings, "max_workers", "0"),
+        (CoordinatorSettings, "leader_ttl_s", "1.5"),
+        (CoordinatorSettings, "leader_ttl_s", "inf"),
+        (CoordinatorSettings, "isolation_timeout_s", "0"),
+        (CoordinatorSettings, "agent_grace_s", "-1"),
+        (CoordinatorSettings, "planned_interval_s", "nan"),
+        (CoordinatorSettings, "quarantine_after", "-1"),
+        (CoordinatorSettings, "quarantine_window_s", "0"),
+        (NodeSettings, "node_name", "a/b"),
+        (NodeSettings, "node_name", "-a"),
+        (NodeSettings, "node_name", "a\n"),
+        (NodeSettings, "node_name", "n" * 254),
+        (NodeSettings, "node_host", "0.0.0.0"),
+        (NodeSettings, "node_host", "::"),
+        (NodeSettings, "node_host", "host:1"),
+        (NodeSettings, "node_host", "[::1]"),
+        (NodeSettings, "launch", "mpirun"),
+        (NodeSettings, "grace_s", "-1"),
+        (NodeSettings, "preemption_command", "'unclosed"),
+        (NodeSettings, "preemption_command", " "),
+        (NodeSettings, "preemption_interval_s", "0"),
+        (NodeSettings, "node_ttl_s", "1"),
+        (OperatorSettings, "timeout_s", "0"),
+        (OperatorSettings, "etcd", ","),
+        (OperatorSettings, "etcd", "a,,b"),
+        (OperatorSettings, "etcd", "ftp://a"),
+        (OperatorSettings, "etcd", "a:65536"),
+        (OperatorSettings, "etcd", "u:p@a:1"),
+        (OperatorSettings, "etcd", "http://a/path"),
+        (OperatorSettings, "etcd", "::1:2379"),
+    ],
+)
+def test_a_bad_value(settings: type, name: str, value: str) -> None:
+    flag = "--" + name.replace("_", "-")
+    line = problem(settings, {**ETCD, name: value})
+    assert line.startswith(f"{flag} (command line): {value!r} is not allowed; expected ")
+
+
+# Relations
+
+
+def test_fewer_workers_at_most_than_at_least() -> None:
+    assert problem(
+        CoordinatorSettings, {**ETCD, "max_workers": 3}, {"ELASTIC_MIN_WORKERS": "4"}
+    ) == (
+        "ELASTIC_MIN_WORKERS 4 can never be reached with --max-workers 3; "
+        "lower the first or raise the second"
+    )
+    load(CoordinatorSettings, {**ETCD, "min_workers": 3, "max_workers": 3})
+
+
+def test_a_node_may_not_stop_between_two_renewals() -> None:
+    assert problem(NodeSettings, {**ETCD, "isolation_timeout_s": 5}) == (
+        "--isolation-timeout-s 5 is less than --node-ttl-s 10.0: the node would stop its workers "
+        "between two renewals of its lease; raise the first or lower the second"
+    )
+    load(NodeSettings, {**ETCD, "isolation_timeout_s": 5, "node_ttl_s": 5})
+
+
+def test_tls_files_come_together_and_without_insecure() -> None:
+    assert problem(NodeSettings, {**ETCD, "tls_ca": "ca"}, {"ELASTIC_TLS_KEY": "key"}) == (
+        "--tls-ca, ELASTIC_TLS_KEY: mutual TLS needs also --tls-cert"
+    )
+    files = {"tls_ca": "a", "tls_cert": "c", "tls_key": "k"}
+    assert problem(NodeSettings, {**ETCD, **files, "insecure": True}) == (
+        "--tls-ca, --tls-cert, --tls-key and --insecure exclude each other; leave one out"
+    )
+    assert load(NodeSettings, {**ETCD, **files}).security == SecuritySettings(
+        tls_ca=Path("a"), tls_cert=Path("c"), tls_key=Path("k")
+    )
+
+
+def test_no_relation_is_judged_on_a_bad_value() -> None:
+    told = problems(NodeSettings, {**ETCD, "tls_ca": "", "node_ttl_s": "x", "etcd_cert": "c"})
+    assert [line.split(" ")[0] for line in told] == ["--tls-ca", "--node-ttl-s", "--etcd-cert"]
+
+
+# Where the coordinator is reached
+
+
+@pytest.mark.parametrize(
+    ("listen", "advertise", "advertised"),
+    [
+        (None, None, None),
+        ("[::]:1", None, None),
+        ("10.0.0.1:1", None, "10.0.0.1:1"),
+        ("host:1", None, "host:1"),
+        (None, "host:2", "host:2"),
+        ("10.0.0.1:1", "host:2", "host:2"),
+    ],
+)
+def test_the_advertised_address(
+    listen: str | None, advertise: str | None, advertised: str | None
+) -> None:
+    settings = load(CoordinatorSettings, {**ETCD, "listen": listen, "advertise": advertise})
+    assert settings.advertised == advertised

@@ -1,0 +1,71 @@
+"""Documents in the store are read as they were written, and others are refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from elastic.store.job_documents import (
+    LeaderDocument,
+    NodeDocument,
+    Unreadable,
+    leader_from_json,
+    node_from_json,
+    to_json,
+)
+from elastic.store.job_keys import JobKeys, node_of
+
+LEADER = LeaderDocument(candidate="c", address="host:1")
+NODE = NodeDocument(
+    start_token="t", host="h", slots=8, version="1", command_digest="d", started_unix_s=1.5
+)
+
+
+def test_nothing_is_lost() -> None:
+    assert leader_from_json(to_json(LEADER)) == LEADER
+    assert node_from_json(to_json(NODE)) == NODE
+
+
+def test_what_a_newer_version_adds_is_no_harm() -> None:
+    newer = json.loads(to_json(NODE)) | {"colour": "blue"}
+    assert node_from_json(json.dumps(newer).encode()) == NODE
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"slots": "8"},
+        {"slots": True},
+        {"left": 1},
+        {"host": None},
+        {"started_unix_s": float("nan")},
+        {"started_unix_s": 10**400},
+    ],
+    ids=lambda changed: str(changed)[:40],
+)
+def test_fields_of_another_kind_are_refused(changed: dict[str, object]) -> None:
+    value = json.dumps(json.loads(to_json(NODE)) | changed).encode()
+    with pytest.raises(Unreadable, match=next(iter(changed))):
+        node_from_json(value)
+
+
+@pytest.mark.parametrize("value", [b"", b"\xff", b"[]", b"{}", b"12", b"[" * 100_000])
+def test_what_is_no_document_is_refused(value: bytes) -> None:
+    with pytest.raises(Unreadable):
+        node_from_json(value)
+    with pytest.raises(Unreadable):
+        leader_from_json(value)
+
+
+def test_keys() -> None:
+    keys = JobKeys("job")
+    assert keys.leader == "elastic/job/leader"
+    assert keys.generation == "elastic/job/generation"
+    assert keys.incarnation == "elastic/job/incarnation"
+    assert keys.spec == "elastic/job/spec"
+    assert keys.node("n1") == "elastic/job/nodes/n1"
+    assert keys.quarantine("n1") == "elastic/job/quarantine/n1"
+    assert keys.drain("n1") == "elastic/job/drain/n1"
+    for key in (keys.node("n1"), keys.quarantine("n1"), keys.drain("n1")):
+        assert node_of(key) == "n1"

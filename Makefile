@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 0:3000
 
-.PHONY: install demo test lint proto sim bench-recovery bench-overhead bench-survival clean
+.PHONY: install demo test lint proto sim bench-recovery bench-overhead bench-survival bench-classic clean
 
 install: $(VENV)/.installed
 
@@ -37,6 +37,9 @@ bench-recovery: install
 
 bench-survival: install
 	$(BIN)/python -m benchmarks.survival
+
+bench-classic: install
+	$(BIN)/python -m benchmarks.classic
 
 bench-overhead: install
 	$(BIN)/python -m benchmarks.overhead

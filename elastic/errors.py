@@ -73,5 +73,9 @@ class NotInGroup(ElasticError):
     """Rank and world size exist only while the worker is a member of a group."""
 
 
+class StepOverdue(ElasticError):
+    """The step that a script is about to do has been committed by the rest of the job."""
+
+
 class GroupLost(ElasticError):
     """The process group can not be used any more; a new one will form."""

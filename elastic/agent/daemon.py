@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from elastic.agent.coordinator_link import CoordinatorLink, LeaderSource
 from elastic.agent.liveness import Liveness
-from elastic.agent.logs import LogFollower
+from elastic.agent.logs import LogFollower, last_lines
 from elastic.agent.worker_server import WorkerServer
 from elastic.agent.zygote_process import ZygoteProcess
 from elastic.core.agent import effects as fx
@@ -42,7 +42,6 @@ from elastic.v1 import local_pb2 as pb
 _LIVENESS_INTERVAL_S = 0.5
 _DUMP_S = 0.3  # for a worker to write its stacks before it is killed
 _LOST_EXIT_S = 0.5  # for the zygote to report an exit that the pidfd has announced
-_MOST_LOG_LINES, _LONGEST_LINE = 20, 2000
 _MOST_BARREN_ZYGOTES = 3  # that end before they are ready: what they import fails
 
 
@@ -60,6 +59,7 @@ class NodeOptions:
     environment: Mapping[str, str]
     hello: control_pb2.AgentHello
     """How it introduces itself to the coordinator."""
+    job: str = "job"
     checkpoint_dir: str = ""
     checkpoint_every: int = 0
     ledger: bool = False
@@ -353,6 +353,7 @@ class AgentDaemon:
                 socket_path=str(options.run_directory / "agent.sock"),
                 log_path=str(log),
                 argv=options.argv,
+                classic=options.machine.classic,
             )
         )
 
@@ -369,6 +370,7 @@ class AgentDaemon:
                 ledger=options.ledger,
                 join_timeout_s=options.join_timeout_s,
                 local_world_size=options.machine.slots,
+                job=options.job,
             ),
         )
 
@@ -382,6 +384,8 @@ class AgentDaemon:
             self._zygote.kill(effect.worker, signal.SIGUSR2)
             loop = asyncio.get_running_loop()
             loop.call_later(_DUMP_S, self._zygote.kill, effect.worker, signal.SIGKILL)
+        elif effect.how is fx.How.TERMINATE:
+            self._server.send(effect.worker, terminate=pb.Terminate())
         else:
             self._zygote.kill(effect.worker, signal.SIGKILL)
 
@@ -402,7 +406,7 @@ class AgentDaemon:
         message = failure_to_pb(failure)
         message.log = str(log) if log is not None else ""
         if not message.traceback and log is not None:
-            message.traceback = _last_lines(log)
+            message.traceback = last_lines(log)
         self._link.send(failure=message)
 
     @_carry_out.register
@@ -435,12 +439,3 @@ def _refusal(refused: control_pb2.Refused) -> ElasticError:
     if refused.exit_code == ExitCode.CONFIGURATION:
         return ConfigurationError(refused.message)
     return TransientError(refused.message)
-
-
-def _last_lines(log: Path) -> str:
-    """What a worker that could not report left in its log."""
-    try:
-        lines = log.read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return "\n".join(line[:_LONGEST_LINE] for line in lines[-_MOST_LOG_LINES:])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 _INTERVAL_S = 0.1
 _MOST_BYTES = 1 << 20
+_MOST_LINES, _LONGEST_LINE = 20, 2000
 
 
 @dataclass(slots=True)
@@ -70,3 +71,12 @@ class LogFollower:
         for line in lines:
             self._on_line(worker, line.decode(errors="replace"))
         return bool(data)
+
+
+def last_lines(log: Path) -> str:
+    """What a worker that could not report left in its log."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(line[:_LONGEST_LINE] for line in lines[-_MOST_LINES:])

@@ -32,6 +32,8 @@ async def _succeeds(command: Sequence[str]) -> bool:
         return False
     try:
         return await asyncio.wait_for(process.wait(), _COMMAND_TIMEOUT_S) == 0
+    except asyncio.TimeoutError:
+        return False
     finally:
         if process.returncode is None:
             process.kill()

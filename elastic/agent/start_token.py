@@ -44,7 +44,9 @@ def next_start(directory: Path) -> int:
     except (OSError, ValueError):
         before = 0
     try:
-        path.write_text(str(before + 1), encoding="ascii")
+        written = path.with_name(f"{_STARTS_FILE}.{os.getpid()}")
+        written.write_text(str(before + 1), encoding="ascii")
+        written.replace(path)  # killed in the middle it must not begin anew: names would come again
     except OSError as error:
         raise ConfigurationError(
             f"can not keep the count of starts in {path}: {error.strerror}; "

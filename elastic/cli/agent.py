@@ -20,6 +20,7 @@ from elastic.agent.registration import Registration
 from elastic.agent.start_token import next_start, start_token
 from elastic.cli.console import JsonDisplay
 from elastic.cli.etcd import address_towards, host_name, open_store
+from elastic.cli.launch import is_classic
 from elastic.cli.run import log_directory, require_script, worker_environment
 from elastic.core.agent.machine import AgentSettings
 from elastic.core.restarts import Backoff
@@ -43,6 +44,7 @@ _SIGNALS = {
     signal.SIGINT: (ExitCode.INTERRUPTED, "Ctrl-C"),
     signal.SIGTERM: (ExitCode.TERMINATED, "SIGTERM"),
 }
+_LAUNCHED = {True: ("--launch torchrun",), False: ()}  # shown where nodes of a job differ
 _TOKEN_SHOWN = 4  # characters of the start token in the names of workers
 
 
@@ -59,10 +61,15 @@ class NodeCommand:
         return self.settings.node_name or host_name()
 
     @property
+    def classic(self) -> bool:
+        """The script was written for torchrun."""
+        return is_classic(Path(self.argv[0]), self.settings.launch)
+
+    @property
     def digest(self) -> str:
         """Equal on all nodes of a job."""
         s = self.settings
-        same = [*self.argv, s.checkpoint_dir, s.checkpoint_every, s.record_samples]
+        same = [*self.argv, s.checkpoint_dir, s.checkpoint_every, s.record_samples, self.classic]
         return hashlib.blake2b(json.dumps(same).encode(), digest_size=16).hexdigest()
 
 
@@ -242,18 +249,22 @@ def _options(
             backoff=Backoff(seed=settings.seed),
             start_timeout_s=settings.start_timeout_s,
             leave_timeout_s=settings.drain_timeout_s,
+            classic=command.classic,
+            end_grace_s=settings.drain_timeout_s,
         ),
         host=host,
         argv=command.argv,
         run_directory=directory.path,
         log_directory=logs,
-        environment=worker_environment(settings.nproc_per_node, host),
+        environment=worker_environment(settings.nproc_per_node, host, classic=command.classic),
+        job=settings.job,
         hello=AgentHello(
             node=command.node,
             host=socket.gethostname(),
             slots=settings.nproc_per_node,
             version=__version__,
-            command=" ".join(command.argv),
+            command=" ".join((*_LAUNCHED[command.classic], *command.argv)),
+            classic=command.classic,
             command_digest=command.digest,
             start_token=token,
         ),

@@ -25,6 +25,8 @@ from elastic.v1 import control_pb2 as pb
 
 T = TypeVar("T")
 _LOCAL_TIMEOUT_S = 5.0
+_NEXT_LEADER_S = 0.25
+_LAST_EVENTS = ("job_finished", "job_ended")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,9 +59,15 @@ class Target:
             return ControlClient(address, security=plain, report=_quiet)
         security = choose_security(settings.job, settings.security)
         async with open_store(settings.store) as store:
-            leader = await asyncio.wait_for(
-                find_leader(store, job=settings.job), settings.timeout_s
-            )
+            try:
+                leader = await asyncio.wait_for(
+                    find_leader(store, job=settings.job), settings.timeout_s
+                )
+            except asyncio.TimeoutError:
+                raise TransientError(
+                    f"etcd did not answer within {settings.timeout_s:g} s; have a majority of its "
+                    "members run, or give it longer with --timeout-s"
+                ) from None
         if leader is None:
             raise TransientError(f"no coordinator leads the job {settings.job!r} now")
         return ControlClient(leader.address, security=security, report=_quiet)
@@ -113,16 +121,24 @@ def events(target: Target, *, follow: bool, output: str) -> int:
 
 
 async def _events(target: Target, *, follow: bool, show: Callable[[str], None]) -> None:
-    newest = 0.0  # what a new leader remembers too is not shown twice
+    newest, ended = 0.0, False  # what a new leader remembers too is not shown twice
     while True:
-        async with target.client() as client:
-            async for line in client.events(follow=follow):
-                at = float(json.loads(line)["time"])
-                if at > newest:
-                    show(line)
-                    newest = at
-        if not follow:
+        try:
+            async with target.client() as client:
+                async for line in client.events(follow=follow):
+                    entry = json.loads(line)
+                    if float(entry["time"]) > newest:
+                        show(line)
+                        newest = float(entry["time"])
+                        ended = entry["event"] in _LAST_EVENTS
+                        if entry["event"] == "deposed":
+                            break
+        except TransientError:
+            if not ended and (not follow or not newest or target.settings is None):
+                raise
+        if ended or not follow:
             return
+        await asyncio.sleep(_NEXT_LEADER_S)
 
 
 def _show_event(line: str) -> None:

@@ -16,6 +16,7 @@ from elastic.agent.coordinator_link import FixedLeader
 from elastic.agent.daemon import AgentDaemon, NodeOptions
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.cli.console import Display, JsonDisplay, LiveDisplay
+from elastic.cli.launch import is_classic
 from elastic.coordinator.daemon import CoordinatorDaemon
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import lead
@@ -46,6 +47,11 @@ class Command:
 
     settings: RunSettings
     argv: Sequence[str]
+
+    @property
+    def classic(self) -> bool:
+        """The script was written for torchrun."""
+        return is_classic(Path(self.argv[0]), self.settings.launch)
 
 
 def run(command: Command) -> int:
@@ -206,12 +212,15 @@ def _job_options(settings: RunSettings, checkpoints: CheckpointDirectory | None)
     )
 
 
-def worker_environment(workers: int, host: str) -> dict[str, str]:
+def worker_environment(workers: int, host: str, *, classic: bool) -> dict[str, str]:
     """This process's, and what several workers on a machine need besides, reached at `host`."""
     environment = dict(os.environ)
-    # As torchrun does: several workers must not each take every core.
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
-    environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # broken sockets are no news here
+    # Several workers must not each take every core. torchrun gives each one, if there are several.
+    threads = 1 if classic else max(1, (os.cpu_count() or 1) // workers)
+    if not classic or workers > 1:
+        environment.setdefault("OMP_NUM_THREADS", str(threads))
+    if not classic:
+        environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # broken sockets are no news here
     # torch asks for the names of its peers when it first connects; a name server that has gone
     # with the rest of the network must not hold up the group that is formed without them.
     environment.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
@@ -221,21 +230,25 @@ def worker_environment(workers: int, host: str) -> dict[str, str]:
 
 
 def _node_options(command: Command, run_directory: Path, logs: Path) -> NodeOptions:
-    settings = command.settings
+    settings, slots = command.settings, command.settings.nproc_per_node
+    classic = command.classic
     return NodeOptions(
         machine=AgentSettings(
             node="local",
-            slots=settings.nproc_per_node,
+            slots=slots,
             spares=settings.spares,
             backoff=Backoff(seed=settings.seed),
             start_timeout_s=settings.start_timeout_s,
+            classic=classic,
+            end_grace_s=settings.stop_grace_s,
         ),
         host=_LOOPBACK,
-        hello=AgentHello(node="local", host=_LOOPBACK, slots=settings.nproc_per_node),
+        hello=AgentHello(node="local", host=_LOOPBACK, slots=slots, classic=classic),
         argv=command.argv,
         run_directory=run_directory,
         log_directory=logs,
-        environment=worker_environment(settings.nproc_per_node, _LOOPBACK),
+        environment=worker_environment(slots, _LOOPBACK, classic=classic),
+        job=settings.job,
         checkpoint_dir=os.path.abspath(settings.checkpoint_dir)
         if settings.checkpoint_dir is not None and "://" not in settings.checkpoint_dir
         else settings.checkpoint_dir or "",

@@ -10,20 +10,18 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from elastic.coordinator.attendance import Attendance, AttendingNode, name_of, node_id
-from elastic.coordinator.checkpoint_commits import CheckpointCommits
+from elastic.coordinator.construction import make_commits, make_machine, open_ledger
 from elastic.coordinator.exclusions import DRAINED, QUARANTINED, Exclusions
 from elastic.coordinator.hearing import Hearing
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import Leadership, save_generation
-from elastic.coordinator.ledger_file import LedgerFile
 from elastic.coordinator.node_registry import NodeRegistry
 from elastic.coordinator.recoveries import Recoveries
 from elastic.coordinator.saves import Saves
 from elastic.coordinator.wording import ending
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
-from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
-from elastic.core.membership import Failure, Generation
+from elastic.core.membership import Failure
 from elastic.core.quarantine import NodeFailures
 from elastic.rpc.codec import generation_to_pb, status_to_pb
 from elastic.rpc.control import AgentStream
@@ -62,18 +60,7 @@ class CoordinatorDaemon:
         self._journal = journal
         self._in_office = in_office
         self._recent = recent if recent is not None else RecentEntries()
-        self._machine = Coordinator(
-            CoordinatorSettings(
-                incarnation=leadership.incarnation,
-                formation=options.formation,
-                stall=options.stall,
-                max_restarts=options.max_restarts,
-                restart_window_s=options.restart_window_s,
-                stop_grace_s=options.stop_grace_s,
-            ),
-            last=leadership.last_generation,
-            now=time.monotonic(),
-        )
+        self._machine = make_machine(options, leadership, time.monotonic())
         self._driver: Driver[ev.Event, fx.Effect] = Driver(
             self._machine, self._execute, ev.TimerFired(), on_error=self._crashed
         )
@@ -85,9 +72,9 @@ class CoordinatorDaemon:
         self._recoveries = Recoveries()
         self._started_unix_s = time.time()
         self._saves = Saves(
-            _commits(options), journal, post=self._driver.post, broadcast=self._nodes.broadcast
+            make_commits(options), journal, post=self._driver.post, broadcast=self._nodes.broadcast
         )
-        self._ledger = _ledger(options, leadership)
+        self._ledger = open_ledger(options, leadership)
         self._hearing = Hearing(
             journal,
             self._recoveries,
@@ -153,6 +140,8 @@ class CoordinatorDaemon:
         )
         if self.registry is not None:
             self.registry.connected(stream.node, stream.hello.start_token)
+        if stream.hello.classic:
+            self._driver.post(ev.ClassicScriptReported())
         excluded = self._exclusions.get(stream.node)
         if excluded is not None:
             self._driver.post(ev.NodeLeaving(node=node, reason=excluded.reason))
@@ -306,7 +295,7 @@ class CoordinatorDaemon:
 
     @_carry_out.register
     def _(self, effect: fx.PersistGeneration) -> None:
-        self._tasks.start(self._persist(effect.generation), "persist")
+        self._tasks.start(self._persist(effect), "persist")
 
     @_carry_out.register
     def _(self, effect: fx.AnnounceGeneration) -> None:
@@ -383,9 +372,10 @@ class CoordinatorDaemon:
 
     # ---- parts
 
-    async def _persist(self, generation: Generation) -> None:
+    async def _persist(self, effect: fx.PersistGeneration) -> None:
+        generation = effect.generation
         try:
-            await save_generation(self._store, self._leadership, generation)
+            await save_generation(self._store, self._leadership, generation, effect.may_train)
         except GuardFailed as error:
             self._driver.post(ev.PersistRefused(number=generation.number, detail=str(error)))
             return
@@ -437,17 +427,3 @@ class CoordinatorDaemon:
             since_unix_s=excluded.since_unix_s if excluded else node.connected_unix_s,
             failures=self._failures.failures(name, time.monotonic()),
         )
-
-
-def _ledger(options: JobOptions, leadership: Leadership) -> LedgerFile | None:
-    if options.ledger is None:
-        return None
-    return LedgerFile(options.ledger, incarnation=leadership.incarnation)
-
-
-def _commits(options: JobOptions) -> CheckpointCommits | None:
-    if options.checkpoints is None:
-        return None
-    return CheckpointCommits(
-        options.checkpoints, job=options.job, keep_last=options.keep_checkpoints
-    )

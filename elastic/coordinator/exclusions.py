@@ -1,4 +1,4 @@
-"""Nodes that are not to take part: drained by an operator, or quarantined. Kept in the store."""
+"""Nodes that are not to take part, drained by an operator or quarantined, as the store has them."""
 
 from __future__ import annotations
 
@@ -59,10 +59,11 @@ class Exclusions:
 
     async def clear(self, name: str) -> Exclusion | None:
         """It may take part again; what it was out for."""
-        exclusion = self._excluded.pop(name, None)
-        if exclusion is not None:
-            await self._store.delete(self._key(name, exclusion.state), guard=self._guard)
-        return exclusion
+        if name not in self._excluded:
+            return None
+        for state in (DRAINED, QUARANTINED):  # it may have been both, one after the other
+            await self._store.delete(self._key(name, state), guard=self._guard)
+        return self._excluded.pop(name, None)
 
     def _key(self, name: str, state: str) -> str:
         return self._keys.drain(name) if state == DRAINED else self._keys.quarantine(name)

@@ -144,9 +144,13 @@ class Hearing:
             self._broadcast(ledger_stored=self._ledger.append(entries))
 
     def _steps_recorded(self, node: AttendingNode, entries: local_pb2.LedgerEntries) -> None:
-        """Members keep what they are not told is stored, for the next coordinator if need be."""
-        del node
-        if self._ledger is not None:
+        """Members keep what they are not told is stored, for the next coordinator if need be.
+
+        What comes before they have heard that they are to send all of it must not be stored: they
+        would be told so, and forget the steps before. It comes again with the rest.
+        """
+        node.ledger_complete |= entries.whole
+        if self._ledger is not None and node.ledger_complete:
             self._unrecorded += entries.entries
             self.record()
 

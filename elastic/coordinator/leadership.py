@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
@@ -21,6 +22,8 @@ class Stored:
     """A generation in the store."""
 
     generation: Generation
+    may_train: tuple[Generation, ...]
+    """Earlier ones whose groups may train still, oldest first."""
     revision: int
     """At which it was written."""
 
@@ -70,14 +73,22 @@ async def take_office(store: Store, *, job: str, candidate: str, elected: Entry)
     )
 
 
-async def save_generation(store: Store, leadership: Leadership, generation: Generation) -> None:
+async def save_generation(
+    store: Store,
+    leadership: Leadership,
+    generation: Generation,
+    may_train: Sequence[Generation] = (),
+) -> None:
     """Write all of it, fenced; sits out outages. Raises GuardFailed when others lead.
 
     Written twice it is the same: nobody else writes under this guard, and a leader writes one
     generation after the other.
     """
     key = JobKeys(leadership.job).generation
-    value = generation_to_pb(generation).SerializeToString(deterministic=True)
+    document = pb.StoredGeneration(
+        newest=generation_to_pb(generation), may_train=[generation_to_pb(g) for g in may_train]
+    )
+    value = document.SerializeToString(deterministic=True)
     await until_answered(
         lambda: store.put(key, value, guard=leadership.guard),
         f"save generation {generation.number}",
@@ -94,13 +105,15 @@ async def load_generation(store: Store, job: str) -> Stored | None:
     if entry is None:
         return None
     try:
-        generation = generation_from_pb(pb.Generation.FromString(entry.value))
+        document = pb.StoredGeneration.FromString(entry.value)
+        generation = generation_from_pb(document.newest)
+        may_train = tuple(map(generation_from_pb, document.may_train))
     except (DecodeError, ValueError) as error:
         raise ConfigurationError(
             f"the store's key {key!r} holds no generation that this version can read ({error}); "
             "run the version that wrote it, or give this job another name with --job"
         ) from error
-    return Stored(generation=generation, revision=entry.modified)
+    return Stored(generation=generation, may_train=may_train, revision=entry.modified)
 
 
 async def _incarnation(store: Store, job: str, proposed: str) -> str:

@@ -95,6 +95,10 @@ class Generation:
     purpose: Purpose = Purpose.TRAIN
     save_first: bool = False
     """Save a checkpoint at the first boundary, because an earlier save was abandoned."""
+    restart_count: int = 0
+    """Of a script that was written for torchrun: how often all workers were restarted before."""
+    max_restarts: int = 0
+    """How often they may be because a worker failed, within the window."""
 
     def is_news_after(self, known: Generation | None) -> bool:
         """A later decision than the newest `known`, or the settled form of it."""

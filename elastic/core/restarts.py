@@ -60,6 +60,8 @@ class RestartPolicy:
 
     max_restarts: int
     window_s: float
+    progress_is_known: bool = True
+    """False: nobody counts the steps of the job, so that only the budget bounds its restarts."""
     _failed_at: deque[float] = field(default_factory=deque)
     _incidents: dict[str, _Incident] = field(default_factory=dict)
 
@@ -73,7 +75,7 @@ class RestartPolicy:
         """
         if not failure.retryable:
             return Verdict.NOT_RETRYABLE
-        if self._repeats_without_progress(failure, committed, running):
+        if self.progress_is_known and self._repeats_without_progress(failure, committed, running):
             return Verdict.SAME_FAILURE_NO_PROGRESS
         self._failed_at.append(now)
         if self.spent(now) > self.max_restarts:

@@ -37,6 +37,8 @@ def generation_to_pb(generation: Generation) -> pb.Generation:
         purpose=pb.Purpose.Name(generation.purpose.value),
         save_first=generation.save_first,
         provisional=generation.provisional,
+        restart_count=generation.restart_count,
+        max_restarts=generation.max_restarts,
     )
 
 
@@ -54,6 +56,8 @@ def generation_from_pb(message: pb.Generation) -> Generation:
         purpose=Purpose(message.purpose),
         save_first=message.save_first,
         provisional=message.provisional,
+        restart_count=message.restart_count,
+        max_restarts=message.max_restarts,
     )
 
 

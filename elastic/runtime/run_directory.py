@@ -79,6 +79,7 @@ class NodeDirectory:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            self.close()
             raise ConfigurationError(
                 f"another agent of the node {node!r} of the job {job!r} runs on this machine; stop "
                 "it, or give this one another name with --node-name"
@@ -173,12 +174,20 @@ def remove_if_left(directory: Path) -> None:
 
 
 def _is_alive(directory: Path) -> bool:
-    """Somebody holds the lock. A directory without a job file is just being made."""
+    """Somebody holds a lock. A directory without a job file is just being made.
+
+    An agent that has found workers of an earlier one alive has only its own lock once they end.
+    """
+    job_file = directory / _JOB_FILE
+    return not job_file.exists() or _is_locked(job_file) or _is_locked(directory / _AGENT_LOCK)
+
+
+def _is_locked(path: Path) -> bool:
     try:
-        with (directory / _JOB_FILE).open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
-        return not (directory / _JOB_FILE).exists()
+        return False
     return False

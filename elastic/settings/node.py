@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,22 +19,12 @@ from elastic.settings.limits import (
     LEASE,
     NODE_NAME,
     YES_OR_NO,
-    one_of,
 )
 from elastic.settings.security import SecuritySettings
-from elastic.settings.shared import Console
+from elastic.settings.shared import Console, Launch
 from elastic.settings.store import StoreSettings
 
-
-class Launch(enum.Enum):
-    """How the script is started: as one that calls `elastic.init()`, as torchrun would, or as fits.
-
-    A script that never calls it is restarted as a whole when the group changes.
-    """
-
-    AUTO = "auto"
-    ELASTIC = "elastic"
-    TORCHRUN = "torchrun"
+__all__ = ["Console", "Launch", "NodeSettings"]
 
 
 def _renewed_in_time(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
@@ -120,12 +109,6 @@ class NodeSettings:
         metadata=about("Seconds after which a silent node is taken for gone by etcd.", LEASE),
     )
     isolation_timeout_s: float = field(default=120.0, metadata=shared.ISOLATION_TIMEOUT_S)
-    launch: Launch = field(
-        default=Launch.AUTO,
-        metadata=about(
-            "How the script is started: elastic (it calls elastic.init), torchrun, or auto.",
-            one_of(Launch),
-        ),
-    )
+    launch: Launch = field(default=Launch.AUTO, metadata=shared.LAUNCH)
     security: SecuritySettings = field(default_factory=SecuritySettings, metadata=group("TLS"))
     store: StoreSettings = field(metadata=group("etcd"))

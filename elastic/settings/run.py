@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from elastic.settings import shared
 from elastic.settings.fields import Naming, Relation, about
 from elastic.settings.limits import ADDRESS, NODES, NodeRange, one_of, whole
-from elastic.settings.shared import Console
+from elastic.settings.shared import Console, Launch
 
-__all__ = ["Console", "OutputMode", "RunSettings"]
+__all__ = ["Console", "Launch", "OutputMode", "RunSettings"]
 
 
 class OutputMode(enum.Enum):
@@ -76,6 +76,7 @@ class RunSettings:
         metadata=about("HOST:PORT of the coordinator; unset: a private Unix socket.", ADDRESS),
     )
     job: str = field(default="job", metadata=shared.JOB)
+    launch: Launch = field(default=Launch.AUTO, metadata=shared.LAUNCH)
     seed: int = field(default=0, metadata=shared.SEED)
     start_timeout_s: float = field(default=600.0, metadata=shared.START_TIMEOUT_S)
     join_timeout_s: float = field(default=10.0, metadata=shared.JOIN_TIMEOUT_S)

@@ -26,7 +26,23 @@ class Console(enum.Enum):
     NONE = "none"
 
 
+class Launch(enum.Enum):
+    """How the script is started: as one that calls `elastic.init()`, as torchrun would, or as fits.
+
+    A script that never calls it is restarted as a whole when the group changes.
+    """
+
+    AUTO = "auto"
+    ELASTIC = "elastic"
+    TORCHRUN = "torchrun"
+
+
 JOB = about("Name of the job.", JOB_NAME)
+LAUNCH = about(
+    "How the script is started: elastic (it calls elastic.init), torchrun, or auto: elastic if it "
+    "or a module beside it imports elastic.",
+    one_of(Launch),
+)
 NPROC_PER_NODE = about(
     "Workers on each node; auto is the GPUs, or the CPUs where there are none.", PROCESSES
 )

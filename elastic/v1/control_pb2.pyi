@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AgentHello(_message.Message):
-    __slots__ = ("node", "host", "slots", "version", "command", "command_digest", "start_token")
+    __slots__ = ("node", "host", "slots", "version", "command", "command_digest", "start_token", "classic")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class AgentHello(_message.Message):
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     COMMAND_DIGEST_FIELD_NUMBER: _ClassVar[int]
     START_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    CLASSIC_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     slots: int
@@ -24,7 +25,8 @@ class AgentHello(_message.Message):
     command: str
     command_digest: str
     start_token: str
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[str] = ..., command: _Optional[str] = ..., command_digest: _Optional[str] = ..., start_token: _Optional[str] = ...) -> None: ...
+    classic: bool
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[str] = ..., command: _Optional[str] = ..., command_digest: _Optional[str] = ..., start_token: _Optional[str] = ..., classic: bool = ...) -> None: ...
 
 class NodeView(_message.Message):
     __slots__ = ("workers",)

@@ -86,7 +86,7 @@ class Member(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., node: _Optional[str] = ..., slot: _Optional[int] = ..., endpoint: _Optional[str] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("number", "incarnation", "members", "reason", "leave_after", "purpose", "save_first", "provisional")
+    __slots__ = ("number", "incarnation", "members", "reason", "leave_after", "purpose", "save_first", "provisional", "restart_count", "max_restarts")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,8 @@ class Generation(_message.Message):
     PURPOSE_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIRST_FIELD_NUMBER: _ClassVar[int]
     PROVISIONAL_FIELD_NUMBER: _ClassVar[int]
+    RESTART_COUNT_FIELD_NUMBER: _ClassVar[int]
+    MAX_RESTARTS_FIELD_NUMBER: _ClassVar[int]
     number: int
     incarnation: str
     members: _containers.RepeatedCompositeFieldContainer[Member]
@@ -103,7 +105,17 @@ class Generation(_message.Message):
     purpose: Purpose
     save_first: bool
     provisional: bool
-    def __init__(self, number: _Optional[int] = ..., incarnation: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[_Union[ChangeReason, str]] = ..., leave_after: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., save_first: bool = ..., provisional: bool = ...) -> None: ...
+    restart_count: int
+    max_restarts: int
+    def __init__(self, number: _Optional[int] = ..., incarnation: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[_Union[ChangeReason, str]] = ..., leave_after: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., save_first: bool = ..., provisional: bool = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ...) -> None: ...
+
+class StoredGeneration(_message.Message):
+    __slots__ = ("newest", "may_train")
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    MAY_TRAIN_FIELD_NUMBER: _ClassVar[int]
+    newest: Generation
+    may_train: _containers.RepeatedCompositeFieldContainer[Generation]
+    def __init__(self, newest: _Optional[_Union[Generation, _Mapping]] = ..., may_train: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("worker", "phase", "slot", "generation", "broken", "detail", "committed", "endpoint", "pid", "took_part", "in_run", "heard")

@@ -16,10 +16,12 @@ class Hello(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class LedgerEntries(_message.Message):
-    __slots__ = ("entries",)
+    __slots__ = ("entries", "whole")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[_job_pb2.LedgerEntry]
-    def __init__(self, entries: _Optional[_Iterable[_Union[_job_pb2.LedgerEntry, _Mapping]]] = ...) -> None: ...
+    whole: bool
+    def __init__(self, entries: _Optional[_Iterable[_Union[_job_pb2.LedgerEntry, _Mapping]]] = ..., whole: bool = ...) -> None: ...
 
 class Notice(_message.Message):
     __slots__ = ("name", "fields")
@@ -59,7 +61,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., status: _Optional[_Union[_job_pb2.WorkerStatus, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., reformed: _Optional[_Union[_job_pb2.Reformed, _Mapping]] = ..., failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., shard_saved: _Optional[_Union[_job_pb2.ShardSaved, _Mapping]] = ..., save_failed: _Optional[_Union[_job_pb2.SaveFailed, _Mapping]] = ..., ledger: _Optional[_Union[LedgerEntries, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("slot", "host", "checkpoint_dir", "checkpoint_every", "ledger", "join_timeout_s", "local_world_size")
+    __slots__ = ("slot", "host", "checkpoint_dir", "checkpoint_every", "ledger", "join_timeout_s", "local_world_size", "job")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_DIR_FIELD_NUMBER: _ClassVar[int]
@@ -67,6 +69,7 @@ class Assignment(_message.Message):
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     JOIN_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     LOCAL_WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
     slot: int
     host: str
     checkpoint_dir: str
@@ -74,7 +77,8 @@ class Assignment(_message.Message):
     ledger: bool
     join_timeout_s: float
     local_world_size: int
-    def __init__(self, slot: _Optional[int] = ..., host: _Optional[str] = ..., checkpoint_dir: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., ledger: bool = ..., join_timeout_s: _Optional[float] = ..., local_world_size: _Optional[int] = ...) -> None: ...
+    job: str
+    def __init__(self, slot: _Optional[int] = ..., host: _Optional[str] = ..., checkpoint_dir: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., ledger: bool = ..., join_timeout_s: _Optional[float] = ..., local_world_size: _Optional[int] = ..., job: _Optional[str] = ...) -> None: ...
 
 class CheckpointCommitted(_message.Message):
     __slots__ = ("step", "abandoned")
@@ -104,8 +108,12 @@ class ProbeProgress(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Terminate(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class WorkerCommand(_message.Message):
-    __slots__ = ("assignment", "generation", "checkpoint", "ledger_stored", "dismiss", "report_again", "probe")
+    __slots__ = ("assignment", "generation", "checkpoint", "ledger_stored", "dismiss", "report_again", "probe", "terminate")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +121,7 @@ class WorkerCommand(_message.Message):
     DISMISS_FIELD_NUMBER: _ClassVar[int]
     REPORT_AGAIN_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
+    TERMINATE_FIELD_NUMBER: _ClassVar[int]
     assignment: Assignment
     generation: _job_pb2.Generation
     checkpoint: CheckpointCommitted
@@ -120,10 +129,11 @@ class WorkerCommand(_message.Message):
     dismiss: Dismiss
     report_again: ReportAgain
     probe: ProbeProgress
-    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointCommitted, _Mapping]] = ..., ledger_stored: _Optional[_Union[LedgerStored, _Mapping]] = ..., dismiss: _Optional[_Union[Dismiss, _Mapping]] = ..., report_again: _Optional[_Union[ReportAgain, _Mapping]] = ..., probe: _Optional[_Union[ProbeProgress, _Mapping]] = ...) -> None: ...
+    terminate: Terminate
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointCommitted, _Mapping]] = ..., ledger_stored: _Optional[_Union[LedgerStored, _Mapping]] = ..., dismiss: _Optional[_Union[Dismiss, _Mapping]] = ..., report_again: _Optional[_Union[ReportAgain, _Mapping]] = ..., probe: _Optional[_Union[ProbeProgress, _Mapping]] = ..., terminate: _Optional[_Union[Terminate, _Mapping]] = ...) -> None: ...
 
 class SpawnRequest(_message.Message):
-    __slots__ = ("worker", "socket_path", "log_path", "argv", "environment")
+    __slots__ = ("worker", "socket_path", "log_path", "argv", "environment", "classic")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -136,12 +146,14 @@ class SpawnRequest(_message.Message):
     LOG_PATH_FIELD_NUMBER: _ClassVar[int]
     ARGV_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    CLASSIC_FIELD_NUMBER: _ClassVar[int]
     worker: str
     socket_path: str
     log_path: str
     argv: _containers.RepeatedScalarFieldContainer[str]
     environment: _containers.ScalarMap[str, str]
-    def __init__(self, worker: _Optional[str] = ..., socket_path: _Optional[str] = ..., log_path: _Optional[str] = ..., argv: _Optional[_Iterable[str]] = ..., environment: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    classic: bool
+    def __init__(self, worker: _Optional[str] = ..., socket_path: _Optional[str] = ..., log_path: _Optional[str] = ..., argv: _Optional[_Iterable[str]] = ..., environment: _Optional[_Mapping[str, str]] = ..., classic: bool = ...) -> None: ...
 
 class KillRequest(_message.Message):
     __slots__ = ("worker", "signal")

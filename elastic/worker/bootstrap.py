@@ -34,7 +34,8 @@ def _finish(script: str) -> None:
     if session is None:
         raise ConfigurationError(
             f"{script} ended without calling elastic.init(); call it once, before the model is "
-            "built, and train in `for step in session.steps(...)`"
+            "built, and train in `for step in session.steps(...)`; or give --launch torchrun, if "
+            "the script was written for torchrun"
         )
     session.finish()
 

@@ -13,6 +13,7 @@ from elastic.runtime.orphans import adopt_orphans
 from elastic.v1 import local_pb2 as pb
 from elastic.worker import session
 from elastic.worker.bootstrap import run_script
+from elastic.worker.classic import run_classic
 from elastic.worker.link import Link
 from elastic.worker.process import die_with_parent
 
@@ -21,13 +22,15 @@ STACK_DUMP_SIGNAL = signal.SIGUSR2
 
 def become_worker(request: pb.SpawnRequest, parent: int) -> int:
     """Cut the ties to the zygote, then run the script; return the exit code."""
-    os.setpgid(0, 0)
+    os.setsid()  # its own share of the processor where the kernel groups by session, as torchrun's
     die_with_parent(parent)
     adopt_orphans()  # so that it is known whose daemons they are that outlive it
     _redirect_output(request.log_path)
     os.environ.update(request.environment)
     _reseed()
     faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True)
+    if request.classic:
+        return run_classic(request)
     link = Link(request.worker, request.socket_path)
     session.use_link(link)
     return run_script(link, list(request.argv))

@@ -38,6 +38,7 @@ class Pulse:
         self._wake = threading.Event()
         self._sending = threading.Lock()
         self._ledger_sent = 0
+        self._send_whole_ledger = True
 
     def start(self) -> None:
         """Begin."""
@@ -53,7 +54,7 @@ class Pulse:
     def entered(self, group: Group, outcome: Outcome) -> None:
         """The group is ready to train."""
         durations = self._membership.durations
-        self._ledger_sent = 0  # a new group: whoever reports sends what is not stored
+        self._send_whole_ledger = True  # whoever reports in a new group may be another member
         self._reformed = pb.Reformed(
             worker=self._link.worker,
             generation=group.generation.number,
@@ -99,7 +100,7 @@ class Pulse:
 
     def report_again(self) -> None:
         """Whoever is to store the ledger may be new: send all that is not stored."""
-        self._ledger_sent = 0
+        self._send_whole_ledger = True
 
     # ---- on its own thread
 
@@ -142,10 +143,11 @@ class Pulse:
         state = self._state
         if state is None:
             return
-        fresh = state.ledger.since(self._ledger_sent)
-        if not fresh:
+        whole, self._send_whole_ledger = self._send_whole_ledger, False
+        fresh = state.ledger.since(0 if whole else self._ledger_sent)
+        if not fresh and not whole:
             return
-        self._ledger_sent = fresh[-1].step + 1
+        self._ledger_sent = fresh[-1].step + 1 if fresh else 0
         entries = [
             pb.LedgerEntry(
                 step=r.step,
@@ -157,7 +159,7 @@ class Pulse:
             )
             for r in fresh
         ]
-        self._link.send(ledger=local_pb2.LedgerEntries(entries=entries))
+        self._link.send(ledger=local_pb2.LedgerEntries(entries=entries, whole=whole))
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:

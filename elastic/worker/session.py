@@ -13,7 +13,7 @@ from torch import nn
 
 from elastic.core.data_order import advance
 from elastic.core.learning_rate import ScalingRule
-from elastic.errors import ConfigurationError, GroupLost, NotInGroup, StepMisused
+from elastic.errors import ConfigurationError, GroupLost, NotInGroup, StepMisused, StepOverdue
 from elastic.worker.control import AgentControl, Control, LocalControl
 from elastic.worker.data_loader import DataLoader, Dealer
 from elastic.worker.group import Group
@@ -162,12 +162,24 @@ class Session:
 
     # ---- for Step
 
-    def begin_step(self) -> None:
-        """The script enters the commit scope."""
+    def begin_step(self, step: Step) -> None:
+        """The script enters the commit scope.
+
+        If it has called `run` since the step was handed out, the group may have changed meanwhile,
+        and what was dealt for the old one is of no use.
+        """
+        dealer = self._dealer
+        if dealer is not None and step.dealer is not dealer and (deal := dealer.deal()) is not None:
+            step.take(dealer, deal)
         for model in self._models:
             model.save_buffers()
         self._optimizer_steps = 0
         self._clock.begin()
+
+    def require_dealt(self, step: Step) -> None:
+        """Raise StepOverdue if no step is left: the others had come to the end."""
+        if step.dealer is not self._dealer:
+            raise StepOverdue(f"step {step.index} was committed without this worker")
 
     def reduce_gradients(self, reduce: bool) -> None:
         """Whether the next backward all-reduces."""
@@ -298,7 +310,7 @@ class Session:
         dealer = self._dealer
         if dealer is None or (deal := dealer.deal()) is None:
             return None
-        return Step(self, deal.samples, deal.micro_batches, dealer.fetch)
+        return Step(self, dealer, deal)
 
     def _end_steps(self) -> None:
         """Meet at the end, since a member that is a step behind still needs another's state; and
@@ -350,6 +362,13 @@ class Session:
 
 _current: Session | None = None
 _link: Link | None = None
+_refusal = ""
+
+
+def refuse(why: str) -> None:
+    """Have elastic.init() raise ConfigurationError."""
+    global _refusal
+    _refusal = why
 
 
 def use_link(link: Link) -> None:
@@ -370,6 +389,8 @@ def init() -> Session:
     returns the same session.
     """
     global _current
+    if _refusal:
+        raise ConfigurationError(_refusal)
     if _current is None:
         _current = Session(LocalControl() if _link is None else AgentControl(_link))
     return _current

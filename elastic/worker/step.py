@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from elastic.core.data_order import MicroBatch, SampleRange, loss_weight
-from elastic.errors import StepMisused
-from elastic.worker.data_loader import to_device
+from elastic.core.data_order import SampleRange, loss_weight
+from elastic.errors import StepMisused, StepOverdue
+from elastic.worker.data_loader import Deal, Dealer, to_device
 
 if TYPE_CHECKING:
     from elastic.worker.session import Session
@@ -24,25 +24,22 @@ class Step:
     not the loop hands out the same samples again.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        samples: SampleRange,
-        micro_batches: Sequence[MicroBatch],
-        fetch: Callable[[], Any],
-    ) -> None:
+    def __init__(self, session: Session, dealer: Dealer, deal: Deal) -> None:
         self._session = session
-        self._samples = samples
-        self._micro_batches = micro_batches
-        self._fetch = fetch
         self._fetched = 0
         self._reduced = False
         self._entered = False
-        self.index = session.committed
-        """Committed steps before this one, over the whole job."""
-        self.epoch = samples.epoch
         self.committed = False
         """Whether the step counts; known when the block has ended."""
+        self.take(dealer, deal)
+
+    def take(self, dealer: Dealer, deal: Deal) -> None:
+        """For the session: the samples, also when a change of group has dealt them anew."""
+        self.dealer = dealer
+        self._samples, self._micro_batches = deal.samples, deal.micro_batches
+        self.index = self._session.committed
+        """Committed steps before this one, over the whole job."""
+        self.epoch = deal.samples.epoch
 
     @property
     def samples(self) -> SampleRange:
@@ -62,11 +59,12 @@ class Step:
         """
         if not self._entered:
             raise StepMisused("step.batches() was called outside of `with step:`")
+        self._session.require_dealt(self)
         last = len(self._micro_batches) - 1
         for number in range(self._fetched, len(self._micro_batches)):
             self._session.reduce_gradients(number == last)
             self._fetched += 1
-            yield to_device(self._fetch(), self._session.device)
+            yield to_device(self.dealer.fetch(), self._session.device)
 
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
         """`loss.backward(**options)`, weighted by this rank's share of the global batch.
@@ -94,7 +92,7 @@ class Step:
 
     def __enter__(self) -> Step:
         self._entered = True
-        self._session.begin_step()
+        self._session.begin_step(self)
         return self
 
     def __exit__(
@@ -108,6 +106,9 @@ class Step:
             self._session.commit(self)
             self.committed = True
             return False
+        if isinstance(error, StepOverdue):
+            self.committed = True  # by the members that this one was behind
+            return True
         if not isinstance(error, Exception) or not self._session.is_group_loss(error):
             return False
         self.committed = self._session.recover(self, error, reduced=self._reduced)

@@ -178,8 +178,6 @@ class _Zygote:
             if self._agent is not None:
                 self._agent.close()
             return lambda: become_worker(request, parent)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.setpgid(pid, pid)  # also here: a kill must not come before the child's own call
         spawned = pb.Spawned(worker=request.worker, pid=pid, log_path=request.log_path)
         self._workers[pid] = spawned
         self._send(pb.ZygoteEvent(spawned=spawned))
@@ -188,6 +186,8 @@ class _Zygote:
     def _kill(self, worker: str, number: int) -> None:
         for pid, spawned in self._workers.items():
             if spawned.worker == worker:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)  # it may not lead its group yet
                 signal_group(pid, number)
 
     def _reap(self) -> None:

@@ -59,7 +59,7 @@ def test_a_failure_of_one_rank_once_costs_one_restart(place: Place, tmp_path: Pa
     [
         ("differs.py", ["ModelMismatch", "model.weight"]),
         ("endless_data.py", ["ConfigurationError", "Stream"]),
-        ("never_joins.py", ["elastic.init()", "never_joins.py"]),
+        ("never_joins.py", ["elastic.init()", "never_joins.py", "--launch torchrun"]),
         ("never_steps.py", ["session.steps"]),
         ("forgets_backward.py", ["StepMisused", "step.backward"]),
         ("forgets_with.py", ["StepMisused", "with step"]),
@@ -68,7 +68,7 @@ def test_a_failure_of_one_rank_once_costs_one_restart(place: Place, tmp_path: Pa
 def test_what_no_restart_can_mend_ends_the_job_at_once(
     place: Place, script: str, names: list[str]
 ) -> None:
-    job = place.start(script)
+    job = place.start(script, options=["--launch", "elastic"])
     assert job.wait() == CONFIGURATION, job.story()
     (ended,) = job.named("job_ended")
     for name in names:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from elastic.core.agent import events as agent_events
 from elastic.core.coordinator import events as coordinator_events
-from elastic.core.membership import WorkerPhase
 from tests.sim.plan import Action, Fault, agent_settings
 from tests.sim.process import Process, ScriptError, Struck
 
@@ -27,7 +26,13 @@ _FATAL = (
 )
 # With these a member can not hear of a planned change in time, or its group breaks before it. After
 # any other the change does not take place at all: the members that are left form another group.
-_DISTURBING = (Action.FREEZE_PROCESS, Action.BREAK_LINK, Action.CUT_OFF_NODE)
+_DISTURBING = (
+    Action.FREEZE_PROCESS,
+    Action.BREAK_LINK,
+    Action.CUT_OFF_NODE,
+    Action.KILL_LEADER,
+    Action.RESTART_AGENT,
+)
 
 
 class Faults:
@@ -97,25 +102,18 @@ class Faults:
                 self._notice_silence(process)
             case Action.BREAK_LINK:
                 process.break_link()
-            case Action.CUT_OFF_NODE if not self._may_cut_off(process.node):
-                pass
             case Action.CUT_OFF_NODE:
                 process.node.cut_off()
-                self._world.clock.after(fault.returns_after_s or 0.0, process.node.connect)
+                self._world.clock.after(fault.returns_after_s or 0.0, process.node.heal)
+                self.last_at += fault.returns_after_s or 0.0
+            case Action.KILL_LEADER:
+                self._world.kill_leader(fault.returns_after_s or 0.0)
+                self.last_at += fault.returns_after_s or 0.0
+            case Action.RESTART_AGENT:
+                process.node.restart_agent(fault.returns_after_s or 0.0)
                 self.last_at += fault.returns_after_s or 0.0
             case Action.STOP:
                 self._stop()
-
-    def _may_cut_off(self, node: Node) -> bool:
-        """Not the last node that has the state: with newcomers at hand, the coordinator would begin
-        anew while the group that it can not see trains on (DESIGN.md, P1 against P6)."""
-        alive = [n for n in self._world.nodes if n.alive and n.exit_code is None]
-        return all(n.connected for n in alive) and any(
-            p.responsive and p.worker.status.phase is WorkerPhase.TRAINING
-            for n in alive
-            if n is not node
-            for p in n.processes.values()
-        )
 
     def _notice_silence(self, process: Process) -> None:
         """The agent misses the worker's signs of life, sooner or later."""
@@ -133,5 +131,9 @@ class Faults:
         if journal.stopped_at is None:
             journal.stopped_at = self._world.clock.now
             journal.note(journal.stopped_at, "fault", "stop")
-            stop = coordinator_events.StopRequested(exit_code=STOP_EXIT_CODE, reason="the test")
-            self._world.leader.tell(stop)
+            self.stop_again()
+
+    def stop_again(self) -> None:
+        """Ask whoever leads now."""
+        stop = coordinator_events.StopRequested(exit_code=STOP_EXIT_CODE, reason="the test")
+        self._world.leader.tell(stop)

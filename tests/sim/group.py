@@ -33,6 +33,7 @@ class Group:
         self, clock: Clock, generation: Generation, on_whole: Callable[[Hashable], None]
     ) -> None:
         self._clock, self._on_whole = clock, on_whole
+        self.generation = generation
         self._ranks = [m.worker for m in generation.members]
         self._collectives: dict[Hashable, _Collective] = {}
         self._blocked_in: dict[str, _Collective] = {}

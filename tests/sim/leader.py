@@ -19,9 +19,18 @@ if TYPE_CHECKING:
 class Leader:
     """Does what the coordinator wants."""
 
-    def __init__(self, world: World, settings: CoordinatorSettings) -> None:
+    def __init__(
+        self,
+        world: World,
+        settings: CoordinatorSettings,
+        last: Generation | None = None,
+        may_train: tuple[Generation, ...] = (),
+    ) -> None:
         self.world, self.clock = world, world.clock
-        self.machine: Coordinator = world.parts.coordinator(settings)
+        self.machine: Coordinator = world.parts.coordinator(
+            settings, last=last, may_train=may_train, now=self.clock.now
+        )
+        self.alive = True
         self.ended = False
         self._nodes: dict[str, Node] = {}
         self._timer = 0
@@ -29,7 +38,14 @@ class Leader:
         # exist must not restore a checkpoint older than one that was decided before it.
         self._store = Link(self.clock, 0.001, 0.03)
 
+    def die(self) -> None:
+        """Killed: what is on its way to the store arrives, or does not."""
+        self.alive = False
+        self._timer += 1
+
     def connected(self, node: Node) -> None:
+        if not self.alive:
+            return
         self._nodes[node.name] = node
         if self.machine.current is not None:
             node.hear(agent_events.GenerationAnnounced(generation=self.machine.current))
@@ -37,12 +53,19 @@ class Leader:
             self._tell_end(node)
 
     def lost(self, node: Node) -> None:
+        if not self.alive:
+            return
         if self._nodes.get(node.name) is node and not (node.connected and node.alive):
             del self._nodes[node.name]
             self.tell(ev.NodeLost(node=node.name))
 
+    def gone(self, name: str) -> None:
+        """The store says that nothing of this node runs any more."""
+        if name not in self._nodes:
+            self.tell(ev.NodeGone(node=name))
+
     def tell(self, event: ev.Event) -> None:
-        if self.ended:
+        if self.ended or not self.alive:
             return
         effects = self.machine.handle(event, self.clock.now)
         self.world.observe("coordinator", event, effects)
@@ -51,8 +74,8 @@ class Leader:
 
     def _do(self, effect: fx.Effect) -> None:
         match effect:
-            case fx.PersistGeneration(generation=generation):
-                self._store.send(self._persisted, generation)
+            case fx.PersistGeneration(generation=generation, may_train=may_train):
+                self._store.send(self._persisted, generation, may_train)
             case (
                 fx.AnnounceGeneration(generation=generation)
                 | fx.SettleGeneration(generation=generation)
@@ -73,14 +96,20 @@ class Leader:
                 self._settle_checkpoint(step, abandoned=True)
             case fx.SetTimer(at=at):
                 self._set_timer(at)
+            case fx.ProbeGroup():
+                for node in self._nodes.values():
+                    node.hear_probe()
             case fx.EndJob():
                 self._end(effect)
 
-    def _persisted(self, generation: Generation) -> None:
-        self.world.exists(generation)
+    def _persisted(self, generation: Generation, may_train: tuple[Generation, ...]) -> None:
+        if not self.world.persist(self, generation, may_train):
+            return
         self.tell(ev.GenerationPersisted(number=generation.number))
 
     def _checkpoint_committed(self, generation: int, step: int) -> None:
+        if not self.alive:
+            return
         self.world.storage.commit(generation, step)
         self._settle_checkpoint(step, abandoned=False)
 

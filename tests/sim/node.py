@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic.core.agent import effects as fx
@@ -16,19 +17,27 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 SIGKILL = 9
+ISOLATION_S = 4.0
+GONE_MARGIN_S = 1.0
 
 
 class Node:
     """Does what its agent wants. A node that returns is another object of the same name."""
 
     def __init__(self, world: World, settings: AgentSettings) -> None:
-        self.world, self.settings, self.name = world, settings, settings.node
+        self.world, self.settings = world, settings
+        self.name = f"{settings.node}@{settings.start}" if settings.start else settings.node
         self.clock = world.clock
         self.agent: Agent = world.parts.agent(settings)
         self.processes: dict[WorkerId, Process] = {}
         self.alive = True
         self.exit_code: int | None = None
-        self.connected = False
+        self.connected, self.connected_at = False, 0.0
+        self._agents = 1
+        self._agent_runs = True
+        self._knows_its_workers = True
+        self._cuts = 0
+        self._cut = False
         self._view = fx.ReportNode(workers=())
         self._timer = 0
         self._up = self._down = Link(self.clock, 0.0, 0.0)
@@ -41,18 +50,70 @@ class Node:
 
     def connect(self) -> None:
         """Open a stream and send the whole view."""
-        if not self.alive or self.exit_code is not None:
+        if not self.alive or self.exit_code is not None or self.connected or self._cut:
             return
+        if not self.world.leader.alive or not self._agent_runs or not self._knows_its_workers:
+            return  # tried again when there is one
         self._up, self._down = (Link(self.clock, 0.0002, self.world.news_s) for _ in range(2))
-        self.connected = True
+        self.connected, self.connected_at = True, self.clock.now
         self._up.send(self.world.leader.connected, self)
         self._send_view()
+        for process in self.processes.values():
+            process.down.send(process.report_again)
 
     def cut_off(self) -> None:
-        """The stream breaks; the node and its processes live on."""
+        """The stream breaks, and the way to the store; the node and its processes live on."""
+        self._cuts += 1
+        self._cut = True
+        self._hang_up((0.0, 1.0))
+        self.clock.after(ISOLATION_S, self._isolated, self._cuts)
+
+    def heal(self) -> None:
+        """The way is open again."""
+        self._cut = False
+        self.connect()
+
+    def lose_leader(self) -> None:
+        """Whoever it was connected to is gone."""
         self._up.open = self._down.open = False
         self.connected = False
-        self.clock.after(self.clock.between(0.0, 1.0), self.world.leader.lost, self)
+
+    def restart_agent(self, after_s: float) -> None:
+        """Its agent is killed and another one started; the processes live on."""
+        if not self._agent_runs or self.exit_code is not None:
+            return
+        self._agent_runs = False
+        self._timer += 1
+        self._hang_up((0.0, 0.1))
+        self.clock.after(after_s, self._return_agent)
+
+    def _return_agent(self) -> None:
+        if not self.alive:
+            return
+        self._agents += 1
+        start = f"{self.settings.start}r{self._agents}"
+        self.agent = self.world.parts.agent(replace(self.settings, start=start))
+        self._agent_runs, self._knows_its_workers = True, False
+        found = tuple((p.name, p.pid) for p in self.processes.values() if p.alive)
+        self.tell(ev.Started(workers=found))
+        for process in self.processes.values():
+            process.report_again()
+
+    def _hang_up(self, notice_s: tuple[float, float]) -> None:
+        self._up.open = self._down.open = False
+        self.connected = False
+        self.clock.after(self.clock.between(*notice_s), self.world.leader.lost, self)
+
+    def _isolated(self, cut: int) -> None:
+        """Neither the leader nor the store has been heard of for so long: the agent ends its
+        workers, and the others are certain of that soon."""
+        if self._cut and cut == self._cuts and self.alive:
+            self.tell(ev.CutOff(silent_s=ISOLATION_S))
+            self.clock.after(GONE_MARGIN_S, self._given_up, cut)
+
+    def _given_up(self, cut: int) -> None:
+        if self._cut and cut == self._cuts:
+            self.world.gone(self.name)
 
     def lose(self, *, silent: bool) -> None:
         """The whole node is gone."""
@@ -62,11 +123,12 @@ class Node:
             process.end(signal=SIGKILL, silent=silent)
         detection_s = (0.5, 1.5) if silent else (0.0, 0.1)
         self.clock.after(self.clock.between(*detection_s), self.world.leader.lost, self)
+        self.clock.after(ISOLATION_S + GONE_MARGIN_S, self.world.gone, self.name)
 
     # ---- the agent machine
 
     def tell(self, event: ev.Event) -> None:
-        if not self.alive or self.exit_code is not None:
+        if not self.alive or self.exit_code is not None or not self._agent_runs:
             return
         effects = self.agent.handle(event, self.clock.now)
         self.world.observe(self.name, event, effects)
@@ -94,7 +156,9 @@ class Node:
                 process.down.send(process.dismiss)
             case fx.ReportNode():
                 self._view = effect
+                self._knows_its_workers = True
                 self._send_view()
+                self.connect()
             case fx.ReportFailure(failure=failure):
                 failed = coordinator_events.WorkerFailed(node=self.name, failure=failure)
                 self._up.send(self.world.leader.tell, failed)
@@ -110,13 +174,20 @@ class Node:
 
     def exited(self, event: ev.WorkerExited) -> None:
         self.processes.pop(event.worker, None)
-        self.tell(event)
+        self.tell(event)  # an agent that comes later does not find it
 
     def progressed(self, event: coordinator_events.ProgressReported) -> None:
         self._up.send(self.world.leader.tell, event)
 
     def shard_saved(self, event: coordinator_events.ShardReported) -> None:
         self._up.send(self.world.leader.tell, event)
+
+    def hear_probe(self) -> None:
+        self._down.send(self._probe)
+
+    def _probe(self) -> None:
+        for process in self.processes.values():
+            process.down.send(process.answer_probe)
 
     def checkpoint_settled(self, step: int, abandoned: bool) -> None:
         for process in self.processes.values():
@@ -160,3 +231,4 @@ class Node:
         self._up.open = self._down.open = False
         self.world.journal.note(self.clock.now, self.name, "exits", code)
         self.world.leader.lost(self)
+        self.world.gone(self.name)

@@ -27,6 +27,8 @@ class Action(enum.Enum):
     CUT_OFF_NODE = 8  # agent and coordinator lose each other for a while
     STOP = 9
     ADD_NODE = 10
+    KILL_LEADER = 11
+    RESTART_AGENT = 12
 
 
 POINTS = (
@@ -109,10 +111,12 @@ def plan(seed: int) -> Plan:
     if not any(f.action is Action.STOP for f in faults) and rng.random() < 0.15:
         faults += (Fault(action=Action.STOP, at_s=rng.uniform(0.5, 6.0)),)
     news = random.Random(f"news {seed}")
+    control = random.Random(f"control {seed}")
+    faults += tuple(_control_fault(control) for _ in range(control.choice((0, 0, 0, 1, 1, 2))))
     return Plan(
         seed=seed,
         nodes=nodes,
-        coordinator=_coordinator(rng, minimum, maximum),
+        coordinator=_coordinator(rng, minimum, maximum, agent_grace_s=control.choice((0.0, 3.0))),
         job=job,
         pace=Pace(
             evaluation_s=rng.choice((0.5, 1.0, 5.0)), reported_step_s=news.choice((0.06, 0.3))
@@ -147,7 +151,16 @@ def _node(rng: random.Random, index: int) -> AgentSettings:
     return agent_settings(name, slots=rng.choice((1, 1, 2, 2, 3)), spares=rng.choice((0, 1, 1, 2)))
 
 
-def _coordinator(rng: random.Random, minimum: int, maximum: int) -> CoordinatorSettings:
+def _control_fault(rng: random.Random) -> Fault:
+    """Of the control plane alone: the workers train on."""
+    action = rng.choice((Action.KILL_LEADER, Action.RESTART_AGENT, Action.CUT_OFF_NODE))
+    returns_after_s = rng.choice((rng.uniform(0.2, 2.0), rng.uniform(2.0, 8.0)))
+    return Fault(action=action, at_s=rng.uniform(0.2, 7.0), returns_after_s=returns_after_s)
+
+
+def _coordinator(
+    rng: random.Random, minimum: int, maximum: int, *, agent_grace_s: float
+) -> CoordinatorSettings:
     return CoordinatorSettings(
         incarnation="sim",
         formation=FormationPolicy(
@@ -156,6 +169,7 @@ def _coordinator(rng: random.Random, minimum: int, maximum: int) -> CoordinatorS
             gather_timeout_s=rng.choice((0.5, 3.0)),
             join_timeout_s=2.0,
             busy_timeout_s=8.0,
+            agent_grace_s=agent_grace_s,
             broken_grace_s=rng.choice((0.02, 0.25)),
             planned_interval_s=rng.choice((0.0, 0.5)),
         ),

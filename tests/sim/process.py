@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from elastic.core.agent import events as ev
 from elastic.core.coordinator.events import ProgressReported, ShardReported
 from elastic.core.data_order import SampleRange
-from elastic.core.membership import Failure, FailureKind, Generation, WorkerId
+from elastic.core.membership import Failure, FailureKind, Generation, WorkerId, WorkerPhase
 from elastic.core.worker.machine import AbortGroup, Effect, Worker
 from tests.sim.clock import Link
 from tests.sim.group import Group
@@ -48,6 +48,7 @@ class Process:
         self.begun = 0
         self.in_step_since: float | None = None
         self.stored_step = -1
+        self._unsettled: dict[int, ShardReported] = {}
         self.dismissed = False
         self.done = False
         self._group: Group | None = None
@@ -135,9 +136,27 @@ class Process:
         self.thread.nudge()
 
     def checkpoint_settled(self, step: int, abandoned: bool) -> None:
-        if not self.deaf and not abandoned:
+        if self.deaf:
+            return
+        self._unsettled = {at: sent for at, sent in self._unsettled.items() if at > step}
+        if not abandoned:
             self.stored_step = max(self.stored_step, step)
             self.thread.nudge()
+
+    def report_again(self) -> None:
+        """The agent or the coordinator is new."""
+        if self.deaf or not self.alive:
+            return
+        if self.worker.status.phase is not WorkerPhase.STARTING:
+            self.up.send(self.node.tell, ev.WorkerReported(status=self.worker.status))
+        for shard in self._unsettled.values():
+            self.up.send(self.node.shard_saved, shard)
+
+    def answer_probe(self) -> None:
+        """Where this member is, at this moment."""
+        group = self._group
+        if self.alive and not self.deaf and group is not None:
+            self.up.send(self.node.progressed, self._progress(group.generation, probed=True))
 
     def dismiss(self) -> None:
         self.dismissed = True
@@ -189,22 +208,24 @@ class Process:
                 index=rank,
                 count=generation.world_size,
             )
+            self._unsettled[replica.committed] = shard
             self.up.send(self.node.shard_saved, shard)
 
     def _report_progress(self, generation: Generation, group: Group | None) -> None:
         if not self.alive or self.deaf or group is not self._group:
             return
-        since = self.in_step_since
-        self.up.send(
-            self.node.progressed,
-            ProgressReported(
-                generation=generation.number,
-                committed=self.committed,
-                step_s=self.world.pace.reported_step_s,
-                in_step_s=self.clock.now - since if since is not None else 0.0,
-            ),
-        )
+        self.up.send(self.node.progressed, self._progress(generation))
         self.clock.after(PROGRESS_EVERY_S, self._report_progress, generation, group)
+
+    def _progress(self, generation: Generation, *, probed: bool = False) -> ProgressReported:
+        since = self.in_step_since
+        return ProgressReported(
+            generation=generation.number,
+            committed=self.committed,
+            step_s=self.world.pace.reported_step_s,
+            in_step_s=self.clock.now - since if since is not None else 0.0,
+            probed=probed,
+        )
 
     def _raised(self, error: Exception) -> None:
         if isinstance(error, Struck):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic.core.agent.machine import Agent, AgentSettings
-from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
+from elastic.core.coordinator.machine import Coordinator
 from elastic.core.data_order import SampleRange
 from elastic.core.invariants import InvariantBroken
 from elastic.core.membership import Generation
@@ -33,7 +35,7 @@ Observer = Callable[[float, str, Any, Sequence[Any]], None]
 class Parts:
     """What a history is made of; a mutation test exchanges one."""
 
-    coordinator: Callable[[CoordinatorSettings], Coordinator] = Coordinator
+    coordinator: Callable[..., Coordinator] = Coordinator
     agent: Callable[[AgentSettings], Agent] = Agent
     worker: Callable[..., Worker] = Worker
     script: Callable[[Process], Script] = Script
@@ -56,11 +58,17 @@ class World:
         self.journal = Journal(plan.job, news_s=plan.news_s)
         self.storage = Storage()
         self.nodes: list[Node] = []
+        self._stored: tuple[Generation | None, tuple[Generation, ...]] = (None, ())
+        """The newest generation in the store, and what was written with it."""
+        self._settings = plan.coordinator
         self.leader = Leader(self, plan.coordinator)
+        self._instances: Counter[str] = Counter()
+        self._gone: set[str] = set()
         self.faults = Faults(self, plan.faults)
         self._observer = observer
         self._groups: dict[int, Group] = {}
         self._pids = 0
+        self._formed_at: dict[int, float] = {}
         self._newest_when_formed: dict[int, Replica] = {}
         self._best_declared: dict[int, Replica] = {}
         for settings in plan.nodes:
@@ -83,9 +91,48 @@ class World:
         return self.journal
 
     def add_node(self, settings: AgentSettings) -> None:
-        node = Node(self, settings)
+        """A machine joins; one that has the name of another is told from it."""
+        number = self._instances[settings.node]
+        self._instances[settings.node] += 1
+        node = Node(self, replace(settings, start=f"{number + 1}" if number else ""))
         self.nodes.append(node)
         node.start()
+
+    def gone(self, name: str) -> None:
+        """The store's keepers are certain that nothing of the node runs any more."""
+        self._gone.add(name)
+        self.leader.gone(name)
+
+    def kill_leader(self, vacant_s: float) -> None:
+        """Another one is elected after a while, and finds what is in the store."""
+        if self.leader.ended:
+            return  # all are told, by the store if need be
+        self.leader.die()
+        for node in self.nodes:
+            node.lose_leader()
+        self.clock.after(vacant_s, self._elect)
+
+    def _elect(self) -> None:
+        if self.leader.alive:
+            return
+        self.leader = Leader(self, self._settings, *self._stored)
+        self.journal.note(self.clock.now, "coordinator", "elected", self.leader.machine.committed)
+        for name in sorted(self._gone):
+            self.leader.gone(name)
+        for node in self.nodes:
+            self.clock.after(self.clock.between(0.05, 1.0), node.connect)
+        if self.journal.stopped_at is not None:  # kept in the store, or asked for again
+            self.faults.stop_again()
+
+    def persist(
+        self, leader: Leader, generation: Generation, may_train: tuple[Generation, ...]
+    ) -> bool:
+        """Write it unless another leads; a dying leader's last write may have been under way."""
+        if leader is not self.leader:
+            return False
+        self._stored = (generation, may_train)
+        self.exists(generation)
+        return True
 
     def group_of(self, generation: Generation) -> Group:
         number = generation.number
@@ -111,6 +158,7 @@ class World:
         self.journal.note(self.clock.now, "coordinator", "generation", *details)
         self.journal.generations.append(generation)
         self._newest_when_formed[generation.number] = self.storage.newest
+        self._formed_at[generation.number] = self.clock.now
 
     def declared(self, generation: Generation, replica: Replica | None) -> None:
         """A member brings its state to the agreement; it may be overwritten by the result."""
@@ -127,7 +175,8 @@ class World:
                 begun=process.begun if process.replica is not None else 0,
                 replica=replica,
                 best_survivor=_best(
-                    self.best_survivor(), self._best_declared.get(generation.number)
+                    self.best_survivor(known_at=self._formed_at[generation.number]),
+                    self._best_declared.get(generation.number),
                 ),
                 checkpoint=self._newest_when_formed[generation.number],
             )
@@ -155,12 +204,15 @@ class World:
         if isinstance(name, tuple):
             self.journal.reduced.append(Reduced(self.clock.now, generation, name[1]))
 
-    def best_survivor(self, *, finished: bool = False) -> Replica | None:
+    def best_survivor(
+        self, *, finished: bool = False, known_at: float = math.inf
+    ) -> Replica | None:
+        """The most advanced replica that can be had, of nodes known to the coordinator then."""
         """Members at the end of the job are not asked for their state any more."""
         held = [
             p.replica
             for node in self.nodes
-            if node.alive and node.connected
+            if node.alive and node.connected and node.connected_at + 2 * self.news_s < known_at
             for p in node.processes.values()
             if p.responsive and p.replica is not None
             if finished or not (p.done or p.replica.complete(self.job))

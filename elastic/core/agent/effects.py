@@ -36,6 +36,7 @@ class How(enum.Enum):
 
     KILL = 1
     DUMP_AND_KILL = 2  # its stacks go to its log first
+    TERMINATE = 3  # SIGTERM to a script that was written for torchrun
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

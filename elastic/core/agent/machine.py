@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elastic.core.agent import effects as fx
 from elastic.core.agent import events as ev
+from elastic.core.agent.processes import Process, failure_of
 from elastic.core.membership import (
     Failure,
     FailureKind,
@@ -21,7 +22,7 @@ from elastic.core.membership import (
 )
 from elastic.core.restarts import Backoff
 
-_ADOPTION_S = 10.0  # for a worker to report to an agent that has found it alive
+_ADOPTION_S = 2.0  # in which a worker that has called elastic.init() reports to a new agent
 
 
 class AgentPhase(enum.Enum):
@@ -46,27 +47,14 @@ class AgentSettings:
     """A worker that has a slot must ask for a group within this."""
     exit_grace_s: float = 5.0
     """Workers that were dismissed get this long to end by themselves."""
+    classic: bool = False
+    """The script was written for torchrun: it runs from its start in a group, and can not change
+    that. Whoever has run when the group changes is ended."""
+    end_grace_s: float = 30.0
+    """A classic script that is asked to end gets this long."""
     leave_timeout_s: float | None = None
     """Asked to leave, only this node does, and ends after this long at the latest. None: the job
     is this node's, and is saved and stopped."""
-
-
-@dataclass(slots=True)
-class _Process:
-    status: WorkerStatus
-    deadline: float | None = None
-    """When it must have asked for a group."""
-    adopted: bool = False
-    """Found alive, left by an earlier agent, and not heard of since: it may have a slot."""
-    ending: Failure | None = None
-    """Why it was told to end, if it was."""
-    reported: Failure | None = None
-    """What the script raised, if it did."""
-
-    @property
-    def idle(self) -> bool:
-        """A spare that can take a slot now."""
-        return self.status.phase is WorkerPhase.SPARE and self.status.slot is None
 
 
 class Agent:
@@ -74,7 +62,7 @@ class Agent:
 
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
-        self._processes: dict[WorkerId, _Process] = {}
+        self._processes: dict[WorkerId, Process] = {}
         self._spawned = 0
         self._fruitless = 0
         self._spawn_not_before = 0.0
@@ -85,6 +73,7 @@ class Agent:
         self._exit_code: int | None = None
         self._kill_at: float | None = None
         self._leave_by: float | None = None
+        self._runs_out = False  # asked to leave: nobody starts here any more
         self.phase = AgentPhase.WARMING
 
     @property
@@ -115,7 +104,7 @@ class Agent:
         for worker, pid in event.workers:
             status = WorkerStatus(worker=worker, pid=pid)
             deadline = now + _ADOPTION_S
-            self._processes[worker] = _Process(status=status, deadline=deadline, adopted=True)
+            self._processes[worker] = Process(status=status, deadline=deadline, adopted=True)
         return []
 
     @_apply.register
@@ -138,6 +127,8 @@ class Agent:
         process.status = replace(event.status, slot=slot, pid=process.status.pid)
         if process.status.phase not in (WorkerPhase.SPARE, WorkerPhase.PREPARING):
             process.deadline = None
+        if self._settings.classic and process.runs:
+            self._fruitless = 0
         self._note_progress(event.status.committed)
         return self._catch_up(process)
 
@@ -153,13 +144,13 @@ class Agent:
         process = self._processes.pop(event.worker, None)
         if process is None:
             return []
-        if self._ended_well(process, event) or self.phase is AgentPhase.ENDING:
+        if process.retired or process.ended_well(event) or self.phase is AgentPhase.ENDING:
             return []
-        if process.status.phase is not WorkerPhase.SPARE or event.signal == 0:
+        if self._is_fruitless(process, event):
             self._fruitless += 1
             delay_s = self._settings.backoff.delay_s(self._fruitless)
             self._spawn_not_before = max(self._spawn_not_before, now + delay_s)
-        return [fx.ReportFailure(failure=_failure(process, event))]
+        return [fx.ReportFailure(failure=failure_of(process, event))]
 
     @_apply.register
     def _(self, event: ev.WorkerFrozen, now: float) -> list[fx.Effect]:
@@ -179,7 +170,7 @@ class Agent:
         return [
             fx.ForwardGeneration(worker=name, generation=event.generation)
             for name, process in self._processes.items()
-            if _hears_generations(process)
+            if process.hears_generations
         ]
 
     @_apply.register
@@ -195,7 +186,7 @@ class Agent:
         if self.phase is not AgentPhase.ENDING:
             self.phase = AgentPhase.ENDING
             self._kill_at = now + (self._settings.exit_grace_s if self._all_finished() else 0.0)
-            return self._dismissals()
+            return self._dismissals(now)
         return []
 
     @_apply.register
@@ -205,12 +196,14 @@ class Agent:
             self._exit_code = event.exit_code
             return []
         timeout_s = self._settings.leave_timeout_s
+        self._runs_out = self._settings.classic
+        retiring = self._retire([p for p in self._processes.values() if p.runs], now)
         if timeout_s is None:
-            return [fx.AskToStop(exit_code=event.exit_code, reason=event.reason)]
+            return [fx.AskToStop(exit_code=event.exit_code, reason=event.reason), *retiring]
         if self._leave_by is None:
             self._leave_by = now + timeout_s
             self._exit_code = event.exit_code
-        return [fx.AskToLeave(reason=event.reason)]
+        return [fx.AskToLeave(reason=event.reason), *retiring]
 
     @_apply.register
     def _(self, event: ev.Drained, now: float) -> list[fx.Effect]:
@@ -249,7 +242,7 @@ class Agent:
             return self._wind_up(now)
         if self.phase is AgentPhase.WARMING:
             return []
-        effects = [*self._expire(now)]
+        effects = [*self._retire_spent(now), *self._expire(now)]
         if not self._adopting():
             effects += [*self._fill_slots(now), *self._spawn_missing(now)]
         return [*effects, fx.SetTimer(at=self._next_instant(now))]
@@ -258,7 +251,7 @@ class Agent:
         taken = {p.status.slot for p in self._processes.values()}
         idle = [p for p in self._processes.values() if p.idle and p.ending is None]
         for slot in range(self._settings.slots):
-            if slot in taken or not idle:
+            if slot in taken or not idle or self._runs_out:
                 continue
             process = idle.pop(0)
             process.status = replace(process.status, slot=slot)
@@ -267,16 +260,17 @@ class Agent:
 
     def _spawn_missing(self, now: float) -> Iterator[fx.Effect]:
         """Spares only for scripts known to wait for a slot: any other would just train."""
-        if self._dismissed or now < self._spawn_not_before:
+        if self._dismissed or self._runs_out or now < self._spawn_not_before:
             return
-        spares = self._settings.spares if self._script_is_elastic else 0
-        for _ in range(self._settings.slots + spares - len(self._processes)):
+        waits = self._script_is_elastic or self._settings.classic
+        wanted = self._settings.slots + (self._settings.spares if waits else 0)
+        for _ in range(wanted - sum(not p.retired for p in self._processes.values())):
             self._spawned += 1
             start = f"-{self._settings.start}" if self._settings.start else ""
             worker = f"{self._settings.node}{start}-{self._spawned}"
             status = WorkerStatus(worker=worker)
             deadline = now + self._settings.start_timeout_s
-            self._processes[worker] = _Process(status=status, deadline=deadline)
+            self._processes[worker] = Process(status=status, deadline=deadline)
             yield fx.SpawnWorker(worker=worker)
 
     def _expire(self, now: float) -> Iterator[fx.Effect]:
@@ -284,10 +278,12 @@ class Agent:
             waiting = process.idle or process.ending is not None
             if process.deadline is None or waiting or now < process.deadline:
                 continue
+            if process.adopted:  # it has not come to elastic.init() yet, so it has no slot
+                process.adopted = False
+                process.deadline = now + self._settings.start_timeout_s
+                continue
             message = (
-                f"did not report within {_ADOPTION_S:g} s of the return of its agent"
-                if process.adopted
-                else f"did not call session.steps() or session.run() within "
+                f"did not call session.steps() or session.run() within "
                 f"{self._settings.start_timeout_s:g} s of its start"
             )
             yield from self._replace(process.status.worker, FailureKind.START_TIMEOUT, message, now)
@@ -312,6 +308,7 @@ class Agent:
             for p in self._processes.values()
             if p.deadline is not None and not p.idle and p.ending is None
         ]
+        instants += [p.kill_at for p in self._processes.values() if p.kill_at is not None]
         if self._spawn_not_before > now:
             instants.append(self._spawn_not_before)
         if self._leave_by is not None:
@@ -325,17 +322,48 @@ class Agent:
     ) -> list[fx.Effect]:
         del now
         process = self._processes.get(worker)
-        if process is None or process.ending is not None:
+        if process is None or process.ending is not None or process.retired:
             return []
         process.ending = Failure(
             worker=worker, kind=kind, signature=f"{kind.name}: {message}", message=message
         )
         return [fx.EndWorker(worker=worker, how=fx.How.DUMP_AND_KILL)]
 
-    def _catch_up(self, process: _Process) -> list[fx.Effect]:
+    def _retire_spent(self, now: float) -> Iterator[fx.Effect]:
+        """End who has run in a group that is no more, and whom the asking has not moved."""
+        newest = self._generation
+        if not self._settings.classic or newest is None:
+            return
+        for name, process in self._processes.items():
+            process.group = max(process.group, process.status.generation)
+            if name in newest.worker_ids:
+                process.group = newest.number
+            elif process.group:
+                yield from self._retire([process], now)
+            if process.kill_at is not None and now >= process.kill_at:
+                process.kill_at = None
+                yield fx.EndWorker(worker=name)
+
+    def _retire(self, processes: Iterable[Process], now: float) -> list[fx.Effect]:
+        """Ask classic scripts to end."""
+        asked = [p for p in processes if not p.retired and p.ending is None]
+        if not self._settings.classic:
+            return []
+        for process in asked:
+            process.retired, process.deadline = True, None
+            process.kill_at = now + self._settings.end_grace_s
+        return [fx.EndWorker(worker=p.status.worker, how=fx.How.TERMINATE) for p in asked]
+
+    def _is_fruitless(self, process: Process, exited: ev.WorkerExited) -> bool:
+        """What classic scripts achieve is not known: the job's budget alone bounds them."""
+        if self._settings.classic:
+            return not process.runs
+        return process.status.phase is not WorkerPhase.SPARE or exited.signal == 0
+
+    def _catch_up(self, process: Process) -> list[fx.Effect]:
         """A worker that can hear of generations now learns of the newest one."""
         newest = self._generation
-        if newest is None or not _hears_generations(process):
+        if newest is None or not process.hears_generations:
             return []
         if process.status.heard >= newest.number:
             return []
@@ -358,23 +386,24 @@ class Agent:
         self.phase = AgentPhase.ENDING
         self._exit_code = self._exit_code or 0
         self._kill_at = now + self._settings.exit_grace_s
-        return self._dismissals()
+        return self._dismissals(now)
 
-    def _dismissals(self) -> list[fx.Effect]:
+    def _dismissals(self, now: float) -> list[fx.Effect]:
         """Finished scripts end by themselves; whoever never took part has nothing to end."""
-        return [
+        asked: list[fx.Effect] = []
+        if self._settings.classic and any(p.runs for p in self._processes.values()):
+            asked = self._retire([p for p in self._processes.values() if p.runs], now)
+            self._kill_at = now + self._settings.end_grace_s
+        return asked + [
             fx.DismissWorker(worker=name)
             if process.status.phase is WorkerPhase.FINISHED
             else fx.EndWorker(worker=name)
             for name, process in self._processes.items()
+            if not process.retired
         ]
 
     def _all_finished(self) -> bool:
         return any(p.status.phase is WorkerPhase.FINISHED for p in self._processes.values())
-
-    def _ended_well(self, process: _Process, exited: ev.WorkerExited) -> bool:
-        clean = exited.exit_code == 0 and exited.signal == 0
-        return clean and process.status.phase is WorkerPhase.FINISHED
 
     def _adopting(self) -> bool:
         return any(p.adopted for p in self._processes.values())
@@ -383,31 +412,3 @@ class Agent:
         """None while it is not known what the workers that were found do: to report them as
         starting would have them left out of the group they train in."""
         return None if self._adopting() else tuple(p.status for p in self._processes.values())
-
-
-def _hears_generations(process: _Process) -> bool:
-    return process.status.phase not in (WorkerPhase.STARTING, WorkerPhase.SPARE)
-
-
-def _failure(process: _Process, exited: ev.WorkerExited) -> Failure:
-    """What ended the process: our own decision, what the script raised, or what the kernel says."""
-    if process.ending is not None:
-        return process.ending
-    if process.reported is not None and exited.signal == 0:
-        return process.reported
-    worker = process.status.worker
-    if exited.signal:
-        return Failure(
-            worker=worker,
-            kind=FailureKind.SIGNAL,
-            code=exited.signal,
-            signature=f"signal {exited.signal}",
-            message=f"was ended by signal {exited.signal}",
-        )
-    return Failure(
-        worker=worker,
-        kind=FailureKind.EXIT_CODE,
-        code=exited.exit_code,
-        signature=f"exit code {exited.exit_code}",
-        message=f"ended with exit code {exited.exit_code} before its script was done",
-    )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from elastic.core.coordinator import effects as fx
 from elastic.core.membership import Generation, WorkerId
 
 
@@ -49,6 +51,16 @@ class CheckpointTracker:
             self._forget(key)
         self.abandoned = self.abandoned or bool(given_up)
         return given_up
+
+    def abandon(self, workers: Iterable[WorkerId]) -> list[fx.Effect]:
+        """The same for several, as effects."""
+        return [
+            fx.AbandonCheckpoint(
+                generation=generation, step=step, message=f"{worker} was lost while saving"
+            )
+            for worker in sorted(workers)
+            for step, generation in self.lost(worker)
+        ]
 
     def refused(self, step: int, generation: int) -> bool:
         """Storage refused a part: at once again would not help. False if that was known."""

@@ -9,17 +9,18 @@ _IN_GROUP = (WorkerPhase.JOINING, WorkerPhase.TRAINING)
 
 
 class Departures:
-    """Tells of each leaving node once."""
+    """Tells of each leaving node once, and again when it is said again that it leaves."""
 
     def __init__(self) -> None:
         self._told: set[NodeId] = set()
 
     def forget(self, node: NodeId) -> None:
-        """The node takes part again."""
+        """The node may not have been told."""
         self._told.discard(node)
 
     def completed(self, nodes: Nodes, current: Generation | None) -> list[NodeId]:
         """Leaving nodes of which no worker is in the group, or on its way out of the last one."""
+        self._told &= nodes.leaving
         members = current.worker_ids if current is not None else frozenset()
         ready = [
             node

@@ -20,6 +20,8 @@ class PersistGeneration:
     """Write the generation to the store, guarded; answer with GenerationPersisted or Refused."""
 
     generation: Generation
+    may_train: tuple[Generation, ...] = ()
+    """Earlier ones whose groups may train still: to be written with it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -54,6 +54,11 @@ class WorkerFailed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ClassicScriptReported:
+    """The agents run a script that was written for torchrun: its workers restart all together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ProgressReported:
     """Steps committed, their usual duration, and that of the one under way, as rank 0 says; or,
     asked for, any member."""
@@ -120,6 +125,7 @@ Event = (
     | NodeLeaving
     | NodeWelcomed
     | WorkerFailed
+    | ClassicScriptReported
     | ProgressReported
     | ShardReported
     | SaveReportedFailed

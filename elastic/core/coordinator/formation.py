@@ -6,16 +6,22 @@ report that was missed costs nothing. No effects and no memory; the machine owns
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from elastic.core.coordinator.view import FormationPolicy, GroupView, Sighting, enough
+from elastic.core.coordinator.decisions import Complete, Decision, Form, GiveUp, Wait, WaitReason
+from elastic.core.coordinator.view import (
+    FormationPolicy,
+    GroupView,
+    Sighting,
+    enough,
+    return_patience_s,
+)
+from elastic.core.coordinator.whole_restart import decide_whole
 from elastic.core.membership import (
     ChangeReason,
     Member,
     NodeId,
     Purpose,
-    WorkerId,
     WorkerPhase,
     WorkerStatus,
 )
@@ -24,55 +30,10 @@ _IN_GROUP = (WorkerPhase.JOINING, WorkerPhase.TRAINING)
 _COMING = (WorkerPhase.STARTING, WorkerPhase.PREPARING)
 
 
-class WaitReason(enum.Enum):
-    """Why the group stays as it is."""
-
-    STEADY = 1
-    GATHERING = 2
-    BELOW_MINIMUM = 3
-    ASSEMBLING = 4
-    LISTENING_FOR_A_DEATH = 5
-    COLLECTING_NEWCOMERS = 6
-    OUT_OF_CONTACT = 7
-    ANOTHER_GROUP_MAY_TRAIN = 8
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wait:
-    """Change nothing; look again at `until` (None: at the next report)."""
-
-    reason: WaitReason
-    until: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Form:
-    """Form a generation of `members` (in no order); empty: dissolve the group and wait."""
-
-    members: tuple[Member, ...]
-    reason: ChangeReason
-    planned: bool = False
-    left_out: frozenset[WorkerId] = field(default_factory=frozenset)
-    """Alive members that did not arrive: to be replaced by their agents."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Complete:
-    """Every member that is left has ended its script."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GiveUp:
-    """The group keeps breaking although nobody dies: `detail` is what a member reported."""
-
-    detail: str
-
-
-Decision = Wait | Form | Complete | GiveUp
-
-
 def decide(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
     """What should happen to the group now."""
+    if policy.restart_all:
+        return decide_whole(view, policy, now)
     if view.current is None or not view.current.members:
         return _gather(view, policy, now)
     return _Formed(view, policy, now).decide()
@@ -84,6 +45,10 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
     Members that were in the middle of `session.run` finish that first, among themselves, even if
     they are too few to train: a newcomer can not take part in it.
     """
+    if view.adopted_at is not None:
+        until = view.adopted_at + return_patience_s(policy)
+        if now < until:  # whoever holds the state may not have come back yet
+            return Wait(reason=WaitReason.ASSEMBLING, until=until)
     staying = [w for w in view.workers.values() if not w.leaving]
     ready = [w for w in staying if w.status.phase is WorkerPhase.READY]
     finished = [w for w in view.workers.values() if w.status.phase is WorkerPhase.FINISHED]
@@ -188,6 +153,9 @@ class _Formed:
             return Complete()
         if _nothing_left_to_do(self._finished, self._active):
             return Complete()
+        roll_call_until = self._roll_call_until()
+        if self._now < roll_call_until:
+            return self._keep_asking(roll_call_until)
         if self._lost or (self._broken and self._finished) or self._is_stranded():
             return self._form(self._active, ChangeReason.MEMBER_LOST)
         if self._silent:
@@ -211,6 +179,11 @@ class _Formed:
             w.status.took_part and self._has_started_to_join(w) for w in self._active
         )
 
+    def _roll_call_until(self) -> float:
+        """Whoever is new in office leaves nobody out before all have had the time to find it."""
+        since = [w.silent_since or 0.0 for w in self._silent if w.expected]
+        return min(since) + self._policy.roll_call_s if since else self._now
+
     def _await_silent(self) -> Decision:
         """Members out of contact train on as long as the group does: their agent may come back.
 
@@ -218,12 +191,18 @@ class _Formed:
         """
         if len(self._silent) == len(self._active):
             return Wait(reason=WaitReason.OUT_OF_CONTACT)
-        given_up = self._broken or self._view.stuck or self._view.stalled
-        arrived = all(self._has_arrived(w) for w in self._active)
         since = min(w.silent_since for w in self._silent if w.silent_since is not None)
+        arrived = all(self._has_arrived(w) for w in self._active)
+        given_up = bool(self._broken) or self._view.stuck or self._view.stalled or not arrived
         until = since + self._policy.agent_grace_s
-        if given_up or not arrived or self._now >= until:
+        if any(w.expected for w in self._silent):
+            until = since + return_patience_s(self._policy)
+        if given_up or self._now >= until:
             return self._form(self._active, ChangeReason.MEMBER_LOST)
+        return self._keep_asking(until)
+
+    def _keep_asking(self, until: float) -> Decision:
+        """Members in contact are asked meanwhile whether their group still works."""
         probe_at = self._now + self._policy.probe_interval_s
         return Wait(reason=WaitReason.OUT_OF_CONTACT, until=min(until, probe_at))
 

@@ -19,6 +19,11 @@ class Lineage:
     def __init__(self) -> None:
         self._may_train: list[Generation] = []
 
+    @property
+    def may_train(self) -> tuple[Generation, ...]:
+        """Oldest first. Kept with each new generation, for coordinators to come."""
+        return tuple(self._may_train)
+
     def exists(self, generation: Generation) -> None:
         """A generation was written to the store: from now on it can be joined."""
         if generation.members:
@@ -27,6 +32,10 @@ class Lineage:
     def ended(self, workers: Collection[WorkerId]) -> None:
         """These processes are gone for certain."""
         self._may_train = [g for g in self._may_train if not g.worker_ids.intersection(workers)]
+
+    def reported(self, node: NodeId, workers: Collection[WorkerId]) -> None:
+        """These are all the workers that run on the node."""
+        self.ended([m.worker for m in self.members() if m.node == node and m.worker not in workers])
 
     def node_gone(self, node: NodeId) -> None:
         """Nothing of this node runs any more."""

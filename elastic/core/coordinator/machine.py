@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elastic.core.coordinator import effects as fx
+from elastic.core.coordinator import endings
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.checkpoints import CheckpointTracker
 from elastic.core.coordinator.clocks import Clocks
+from elastic.core.coordinator.decisions import Decision, End, Form, GiveUp, Wait, WaitReason
 from elastic.core.coordinator.departures import Departures
-from elastic.core.coordinator.formation import (
-    Decision,
-    Form,
-    GiveUp,
-    Wait,
-    WaitReason,
-    decide,
-)
+from elastic.core.coordinator.formation import decide
 from elastic.core.coordinator.lineage import Lineage
 from elastic.core.coordinator.nodes import Nodes
+from elastic.core.coordinator.past import PastGenerations
 from elastic.core.coordinator.phases import TERMINAL, TRANSITIONS, JobPhase
 from elastic.core.coordinator.planned import settle
 from elastic.core.coordinator.progress import ProgressWatch, StallPolicy
-from elastic.core.coordinator.stopping import End, Stop, decide_stop
+from elastic.core.coordinator.stopping import Stop, decide_stop
 from elastic.core.coordinator.view import FormationPolicy, GroupView
 from elastic.core.invariants import check_succession, require
 from elastic.core.membership import (
@@ -36,11 +32,11 @@ from elastic.core.membership import (
     NodeId,
     Purpose,
     WorkerId,
+    WorkerPhase,
 )
 from elastic.core.ranks import assign_ranks
 from elastic.core.restarts import RestartPolicy, Verdict
 
-_REMEMBERED_GENERATIONS = 16
 _EXIT_LEFT = 143  # as after SIGTERM: the job is not done
 
 
@@ -63,21 +59,29 @@ class Coordinator:
     """One job's coordinator. `handle` is the only way in, its result the only way out."""
 
     def __init__(
-        self, settings: CoordinatorSettings, *, last: Generation | None = None, now: float = 0.0
+        self,
+        settings: CoordinatorSettings,
+        *,
+        last: Generation | None = None,
+        may_train: tuple[Generation, ...] = (),
+        now: float = 0.0,
     ) -> None:
-        """`last`: the newest generation of the coordinators before, whose group may train on."""
+        """`last`: the newest generation of the coordinators before, whose group may train on.
+        `may_train`: earlier ones of which that is true as well, oldest first."""
         self._settings = settings
+        self._policy = settings.formation
         self._number = 0
         self._nodes = Nodes()
         self._lineage = Lineage()
         self._departures = Departures()
         self._probed_at = -math.inf
-        self._generations: dict[int, Generation] = {}
+        self._past = PastGenerations()
         self._current: Generation | None = None
         self._leaving: Generation | None = None
         """The group that trains until a planned change takes effect."""
         self._persisting: Generation | None = None
         self._formed_at = 0.0
+        self._adopted_at: float | None = None
         self._since = Clocks()
         self._restarts = RestartPolicy(settings.max_restarts, settings.restart_window_s)
         self._checkpoints = CheckpointTracker()
@@ -86,16 +90,21 @@ class Coordinator:
         self._deposed = False
         self.phase = JobPhase.GATHERING
         if last is not None:
-            self._adopt(last, now)
+            self._adopt(last, may_train, now)
 
-    def _adopt(self, last: Generation, now: float) -> None:
-        """Its members train, for all that is known, until they or their nodes say otherwise."""
+    def _adopt(self, last: Generation, may_train: tuple[Generation, ...], now: float) -> None:
+        """The members train, for all that is known, until they or their nodes say otherwise."""
         self._number = last.number
         self._make_current(last)
-        self._formed_at = now
-        self._since = Clocks(assembling=now)
-        self._lineage.exists(last)
-        self._nodes.presumed(last, now)
+        self._formed_at = self._adopted_at = now
+        for generation in (*may_train, last):
+            self._lineage.exists(generation)
+        newest = WorkerPhase.TRAINING
+        if last.leave_after is not None and may_train:  # it may not have taken effect yet
+            self._leaving, newest = may_train[-1], WorkerPhase.READY
+            self._nodes.presumed(may_train[-1], WorkerPhase.TRAINING, now)
+        self._since = Clocks(assembling=now if self._leaving is None else None)
+        self._nodes.presumed(last, newest, now)
         self.phase = JobPhase.RUNNING if last.members else JobPhase.WAITING
 
     # ---- what others may read
@@ -120,7 +129,7 @@ class Coordinator:
 
     def generation(self, number: int) -> Generation | None:
         """A generation that is not long past."""
-        return self._generations.get(number)
+        return self._past.get(number)
 
     # ---- the way in
 
@@ -140,29 +149,31 @@ class Coordinator:
     @_apply.register
     def _(self, event: ev.NodeReported, now: float) -> list[fx.Effect]:
         lost = self._nodes.reported(event.node, event.slots, event.workers)
-        self._lineage.ended(lost)
+        self._lineage.reported(event.node, [s.worker for s in event.workers])
         for status in self._nodes.workers_of(event.node):
             if status.took_part:
                 self._progress.advance(status.committed, now)
-        return self._note_lost(lost)
+        return self._checkpoints.abandon(lost)
 
     @_apply.register
     def _(self, event: ev.NodeLost, now: float) -> list[fx.Effect]:
-        if self._settings.formation.agent_grace_s > 0.0 and self._is_in_group(event.node):
+        if self._policy.agent_grace_s > 0.0 and self._is_in_group(event.node):
             self._nodes.fell_silent(event.node, now)
             return []
-        return self._note_lost(self._nodes.lost(event.node))
+        return self._checkpoints.abandon(self._nodes.lost(event.node))
 
     @_apply.register
     def _(self, event: ev.NodeGone, now: float) -> list[fx.Effect]:
         del now
         self._lineage.node_gone(event.node)
+        self._departures.forget(event.node)
         self._nodes.welcomed(event.node)
-        return self._note_lost(self._nodes.lost(event.node))
+        return self._checkpoints.abandon(self._nodes.lost(event.node))
 
     @_apply.register
     def _(self, event: ev.NodeLeaving, now: float) -> list[fx.Effect]:
         self._nodes.left(event.node)
+        self._departures.forget(event.node)  # it may not have heard of it
         if self._stop is None and self._nodes.all_leave():
             self._begin_stop(_EXIT_LEFT, f"every node leaves: {event.reason}", now)
         return []
@@ -177,14 +188,24 @@ class Coordinator:
     @_apply.register
     def _(self, event: ev.WorkerFailed, now: float) -> list[fx.Effect]:
         running = frozenset(self._nodes.workers())
-        verdict = self._restarts.judge(
-            event.failure, now=now, committed=self.committed, running=running
-        )
+        verdict = Verdict.RESTART
+        if not self._policy.restart_all or self._past.breaks_another(event.failure):
+            verdict = self._restarts.judge(
+                event.failure, now=now, committed=self.committed, running=running
+            )
         lost = self._nodes.failed(event.node, event.failure.worker)
         self._lineage.ended((event.failure.worker,))
         if verdict is not Verdict.RESTART:
-            return self._fail(verdict, event)
-        return self._note_lost(lost)
+            self._enter(JobPhase.FAILED)
+            return [endings.failed(verdict, event.failure)]
+        return self._checkpoints.abandon(lost)
+
+    @_apply.register
+    def _(self, event: ev.ClassicScriptReported, now: float) -> list[fx.Effect]:
+        del event, now
+        self._policy = replace(self._policy, restart_all=True)
+        self._restarts.progress_is_known = False
+        return []
 
     @_apply.register
     def _(self, event: ev.ProgressReported, now: float) -> list[fx.Effect]:
@@ -200,14 +221,14 @@ class Coordinator:
     @_apply.register
     def _(self, event: ev.ShardReported, now: float) -> list[fx.Effect]:
         del now
-        generation = self._generations.get(event.generation)
+        generation = self._past.get(event.generation)
         if generation is None:
             return []
         if self._checkpoints.written(generation, event.step, event.index, event.count):
             return [fx.CommitCheckpoint(generation=event.generation, step=event.step)]
         alive = self._nodes.workers()
         dead = [m.worker for m in generation.members if m.worker not in alive]
-        return [effect for worker in dead for effect in self._abandon(worker)]
+        return self._checkpoints.abandon(dead)
 
     @_apply.register
     def _(self, event: ev.SaveReportedFailed, now: float) -> list[fx.Effect]:
@@ -230,7 +251,7 @@ class Coordinator:
         planned = generation.leave_after is not None
         self._leaving = self._current if planned else None
         self._make_current(generation)
-        self._formed_at = now
+        self._formed_at, self._adopted_at = now, None
         self._since = Clocks(assembling=None if planned else now)
         self._progress.regroup()
         return [fx.AnnounceGeneration(generation=generation)]
@@ -258,7 +279,7 @@ class Coordinator:
         if self._persisting is not None:
             return []  # decided again when it is known to exist
         workers = self._nodes.workers()
-        self._since.update(self._current, workers, self._settings.formation, now)
+        self._since.update(self._current, workers, self._policy, now)
         self._lineage.seen(workers)
         gone = self._departures.completed(self._nodes, self._current)
         effects = [*self._settle_planned(), *(fx.NodeDrained(node=node) for node in gone)]
@@ -266,6 +287,7 @@ class Coordinator:
         if isinstance(decision, Form) and not self._lineage.allows(
             [m.worker for m in decision.members]
         ):
+            effects += (self._replacement(w) for w in sorted(decision.left_out))
             decision = Wait(reason=WaitReason.ANOTHER_GROUP_MAY_TRAIN)
         return [*effects, *self._follow(decision, now)]
 
@@ -290,17 +312,13 @@ class Coordinator:
             return self._end_stop(in_time=decision.in_time)
         if isinstance(decision, GiveUp):
             self._enter(JobPhase.FAILED)
-            message = (
-                "the group breaks again and again although no member is lost and no step is "
-                f"committed; a member reported: {decision.detail}"
-            )
-            return [fx.EndJob(exit_code=1, message=message)]
+            return [endings.gave_up(decision)]
         return self._complete()
 
     def _probe(self, decision: Wait, now: float) -> list[fx.Effect]:
         if decision.reason is not WaitReason.OUT_OF_CONTACT:
             return []
-        if now < self._probed_at + self._settings.formation.probe_interval_s:
+        if now < self._probed_at + self._policy.probe_interval_s:
             return []
         self._probed_at = now
         return [fx.ProbeGroup()]
@@ -316,25 +334,19 @@ class Coordinator:
         return [fx.DismissWorkers(), fx.EndJob(exit_code=exit_code)]
 
     def _decide(self, now: float) -> Decision | End:
-        policy = self._settings.formation
         if self._stop is None:
-            return decide(self._view(), policy, now)
-        return decide_stop(self._view(), policy, self._stop, now)
+            return decide(self._view(), self._policy, now)
+        return decide_stop(self._view(), self._policy, self._stop, now)
 
     def _end_stop(self, *, in_time: bool) -> list[fx.Effect]:
         stop = self._stop
         assert stop is not None
         self._enter(JobPhase.FINISHED if in_time else JobPhase.FAILED)
-        message = (
-            stop.reason
-            if in_time
-            else f"the workers did not reach a step boundary and save within "
-            f"{self._settings.stop_grace_s:g} s of: {stop.reason}"
-        )
-        return [fx.EndJob(exit_code=stop.exit_code, message=message)]
+        grace_s, restart_all = self._settings.stop_grace_s, self._policy.restart_all
+        return [endings.stopped(stop, in_time=in_time, grace_s=grace_s, restart_all=restart_all)]
 
     def _form(self, decision: Form, now: float) -> list[fx.Effect]:
-        abandoned = [] if decision.planned else self._note_lost(self._nodes.silent_lost())
+        abandoned = [] if decision.planned else self._checkpoints.abandon(self._nodes.silent_lost())
         previous, alive = self._current, self._nodes.workers()
         lost = tuple(
             m.worker
@@ -355,17 +367,20 @@ class Coordinator:
             provisional=decision.planned,
             purpose=Purpose.TRAIN if self._stop is None else Purpose.SAVE_AND_LEAVE,
             save_first=self._checkpoints.abandoned,
+            restart_count=self._past.restart_count(decision) if self._policy.restart_all else 0,
+            max_restarts=self._settings.max_restarts if self._policy.restart_all else 0,
         )
         self._persisting = generation
         if self._stop is None:
             self._enter(JobPhase.FORMING if generation.members else JobPhase.WAITING)
-        effects = [*abandoned, *(self._replacement(w) for w in sorted(decision.left_out))]
+        effects = [*abandoned, *map(self._replacement, sorted(decision.left_out & alive.keys()))]
         if lost or decision.reason is ChangeReason.GROUP_BROKEN:
             effects.append(fx.Lost(workers=lost, reason=decision.reason, at=now))
-        return [*effects, fx.PersistGeneration(generation=generation)]
+        may_train = self._lineage.may_train
+        return [*effects, fx.PersistGeneration(generation=generation, may_train=may_train)]
 
     def _ranked(self, decision: Form) -> tuple[Member, ...]:
-        last = next((g.members for g in reversed(self._generations.values()) if g.members), ())
+        last = self._past.last_members()
         workers = self._nodes.workers()
         holders = frozenset(w for w, s in workers.items() if s.status.took_part)
         return assign_ranks([m.worker for m in last], decision.members, holders)
@@ -378,11 +393,6 @@ class Coordinator:
             kind=FailureKind.LEFT_OUT,
             message=f"did not arrive in generation {number} in time",
         )
-
-    def _fail(self, verdict: Verdict, event: ev.WorkerFailed) -> list[fx.Effect]:
-        self._enter(JobPhase.FAILED)
-        exit_code = 78 if verdict is Verdict.NOT_RETRYABLE else 1
-        return [fx.EndJob(exit_code=exit_code, verdict=verdict, failure=event.failure)]
 
     # ---- keeping the view
 
@@ -401,6 +411,7 @@ class Coordinator:
             workers=self._nodes.workers(),
             slots=self._nodes.slots,
             formed_at=self._formed_at,
+            adopted_at=self._adopted_at,
             enough_since=self._since.enough,
             broken_since=self._since.broken,
             newcomers_since=self._since.newcomers,
@@ -408,28 +419,16 @@ class Coordinator:
             fruitless_breaks=self._progress.fruitless_breaks,
             stalled=self._progress.stalled,
             stuck=self._progress.stuck,
+            spent=self._past.spent() if self._policy.restart_all else frozenset(),
         )
 
     def _is_in_group(self, node: NodeId) -> bool:
         groups = [g for g in (self._current, self._leaving) if g is not None]
         return any(m.node == node for g in groups for m in g.members)
 
-    def _note_lost(self, workers: frozenset[WorkerId]) -> list[fx.Effect]:
-        return [effect for worker in sorted(workers) for effect in self._abandon(worker)]
-
-    def _abandon(self, worker: WorkerId) -> list[fx.Effect]:
-        return [
-            fx.AbandonCheckpoint(
-                generation=generation, step=step, message=f"{worker} was lost while saving"
-            )
-            for step, generation in self._checkpoints.lost(worker)
-        ]
-
     def _make_current(self, generation: Generation) -> None:
         self._current = generation
-        self._generations[generation.number] = generation
-        for number in list(self._generations)[:-_REMEMBERED_GENERATIONS]:
-            del self._generations[number]
+        self._past.remember(generation)
 
     def _run_if_formed(self, decision: Wait) -> None:
         if self.phase is JobPhase.FORMING and decision.reason in (

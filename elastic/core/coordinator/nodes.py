@@ -16,6 +16,7 @@ class _Node:
     gone: set[WorkerId] = field(default_factory=set)
     """Failed, and not yet missing from the node's view; a name may come back after a restart."""
     silent_since: float | None = None
+    expected: bool = False
 
 
 class Nodes:
@@ -37,7 +38,7 @@ class Nodes:
 
     def all_leave(self) -> bool:
         """There are nodes, and none that stays is known."""
-        return bool(self._leaving) and self._leaving.issuperset(self._nodes)
+        return bool(self._nodes) and self._leaving.issuperset(self._nodes)
 
     def workers(self) -> dict[WorkerId, Sighting]:
         """The workers that are alive, as far as reported."""
@@ -46,6 +47,7 @@ class Nodes:
                 node=name,
                 status=s,
                 silent_since=node.silent_since,
+                expected=node.expected,
                 leaving=name in self._leaving,
             )
             for name, node in self._nodes.items()
@@ -68,19 +70,23 @@ class Nodes:
 
     # ---- what becomes known
 
-    def presumed(self, generation: Generation, now: float) -> None:
-        """A new coordinator takes the members for training until their nodes report."""
+    def presumed(self, generation: Generation, phase: WorkerPhase, now: float) -> None:
+        """What a new coordinator takes the members for until their nodes report."""
+        known = self.workers()
+        trains = phase is WorkerPhase.TRAINING
         for member in generation.members:
-            node = self._nodes.setdefault(member.node, _Node(silent_since=now))
+            if member.worker in known:
+                continue
+            node = self._nodes.setdefault(member.node, _Node(silent_since=now, expected=True))
             node.slots += 1
             node.workers[member.worker] = WorkerStatus(
                 worker=member.worker,
-                phase=WorkerPhase.TRAINING,
+                phase=phase,
                 slot=member.slot,
-                generation=generation.number,
-                heard=generation.number,
+                generation=generation.number if trains else 0,
+                heard=generation.number if trains else 0,
                 endpoint=member.endpoint,
-                took_part=True,
+                took_part=trains,
             )
 
     def reported(
@@ -90,7 +96,7 @@ class Nodes:
         node = self._nodes.setdefault(name, _Node())
         seen = {s.worker: s for s in workers}
         before = frozenset(node.workers)
-        node.slots, node.silent_since = slots, None
+        node.slots, node.silent_since, node.expected = slots, None, False
         node.gone.intersection_update(seen)
         node.workers = {worker: s for worker, s in seen.items() if worker not in node.gone}
         return before.difference(node.workers)

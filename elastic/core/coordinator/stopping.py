@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from elastic.core.coordinator.formation import (
-    Decision,
-    Form,
-    Wait,
-    WaitReason,
-    decide,
+from elastic.core.coordinator.decisions import Decision, End, Form, Wait, WaitReason
+from elastic.core.coordinator.formation import decide
+from elastic.core.coordinator.view import (
+    FormationPolicy,
+    GroupView,
+    Sighting,
+    return_patience_s,
 )
-from elastic.core.coordinator.view import FormationPolicy, GroupView, Sighting
+from elastic.core.coordinator.whole_restart import stop_whole
 from elastic.core.membership import ChangeReason, Generation, Purpose, WorkerPhase
 
 
@@ -25,16 +26,10 @@ class Stop:
     """Whoever has not saved by then is not waited for."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class End:
-    """End the job now."""
-
-    in_time: bool
-    """Nobody is left who holds a state that is not saved."""
-
-
 def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float) -> Decision | End:
     """What should happen to the group now that the job stops."""
+    if policy.restart_all:
+        return stop_whole(view, stop.deadline, now)
     current = view.current
     grouped = current is not None and len(current.members) > 0
     holders = [w for w in view.workers.values() if _holds_unsaved(w)]
@@ -43,6 +38,9 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     if current is None or not grouped:
         return _gather_to_save(view, policy, holders, now) if holders else End(in_time=True)
     members = {name: w for name, w in view.workers.items() if name in current.worker_ids}
+    since = [w.silent_since for w in members.values() if w.expected and w.silent_since is not None]
+    if since and now < (until := min(since) + return_patience_s(policy)):
+        return Wait(reason=WaitReason.OUT_OF_CONTACT, until=until)
     if current.purpose is Purpose.TRAIN and any(not _finished(w) for w in members.values()):
         return _leave(current, [w for w in members.values() if not _finished(w)])
     # Nobody else is admitted any more, and any number of survivors can save.

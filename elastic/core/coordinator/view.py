@@ -32,6 +32,9 @@ class FormationPolicy:
     agent_grace_s: float = 0.0
     """A node whose stream has ended keeps its place this long while its group trains on: its agent
     may come back. 0: it is lost at once."""
+    roll_call_s: float = 1.0
+    """A new coordinator waits this long for nodes that it has not heard of, even if their group
+    does not train. The store tells them of it at once, so who comes later is cut off."""
     probe_interval_s: float = 0.2
     """How often members are asked meanwhile whether the group still works."""
     join_debounce_s: float = 0.1
@@ -40,6 +43,12 @@ class FormationPolicy:
     """Least time between two planned changes."""
     max_fruitless_breaks: int = 5
     """A group that breaks this often with nobody dead and no step committed never will commit."""
+    restart_all: bool = False
+    """The script was written for torchrun: any change of the group restarts all of its workers."""
+    restart_debounce_s: float = 1.0
+    """Newcomers that arrive within this of each other cost the others one such restart."""
+    restart_gather_s: float = 5.0
+    """`gather_timeout_s` when the workers have run before: their nodes are there already."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +59,8 @@ class Sighting:
     status: WorkerStatus
     silent_since: float | None = None
     """Since when its node has been out of contact; None: it is in contact."""
+    expected: bool = False
+    """Not seen by this coordinator yet: it is what the one before knew, or decided."""
     leaving: bool = False
     """Its node is to take no part any more."""
 
@@ -74,6 +85,8 @@ class GroupView:
     """Since when members leave for `current`: announced, or the first arrival if planned."""
     enough_since: float | None = None
     """Since when `min_workers` are ready and no group exists."""
+    adopted_at: float | None = None
+    """Since when this coordinator leads in place of another; None: it was the first."""
     broken_since: float | None = None
     """Since when a member of `current` has reported it broken."""
     newcomers_since: float | None = None
@@ -83,10 +96,17 @@ class GroupView:
     """The step under way lasts suspiciously long."""
     stuck: bool = False
     """Asked since a node fell silent, a member said that its step lasts longer than usual."""
+    spent: frozenset[WorkerId] = frozenset()
+    """Members of earlier generations, as far back as remembered."""
+
+
+def return_patience_s(policy: FormationPolicy) -> float:
+    """How long a new coordinator waits for nodes that the one before was in contact with."""
+    return max(policy.agent_grace_s, policy.join_timeout_s)
 
 
 def enough(workers: Mapping[WorkerId, Sighting], policy: FormationPolicy) -> bool:
     """Can a group be formed? Members that have finished are no reason to wait for others."""
-    ready = sum(w.status.phase is WorkerPhase.READY for w in workers.values())
+    ready = sum(w.status.phase is WorkerPhase.READY and not w.leaving for w in workers.values())
     finished = sum(w.status.phase is WorkerPhase.FINISHED for w in workers.values())
     return ready > 0 and ready + finished >= policy.min_workers

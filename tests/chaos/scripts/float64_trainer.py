@@ -1,13 +1,14 @@
 """Trains a small model in float64 and records every attempted and every committed step.
 
 OUT/steps-PID.jsonl has a line per attempt and per commit with a digest of all weights;
-OUT/final-PID.pt the weights at the end.
+OUT/final-PID.pt the weights at the end, OUT/weights-STEP-GENERATION.pt those after some steps.
 """
 
 import argparse
 import hashlib
 import json
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -34,6 +35,7 @@ def main() -> None:
     parser.add_argument("--global-batch", type=int, default=None)
     parser.add_argument("--loaders", type=int, default=0)
     parser.add_argument("--step-s", type=float, default=0.0)
+    parser.add_argument("--weights-every", type=int, default=0, help="steps; 0: never")
     options = parser.parse_args()
 
     session = elastic.init()
@@ -65,16 +67,25 @@ def main() -> None:
                 step.backward(loss_of(model(inputs), targets))
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        if step.committed:
+        # Not if others have gone on from there: who was cut off for long is brought to a later one.
+        if step.committed and session.committed == step.index + 1:
             write(
                 "commit",
                 step=step.index,
                 generation=session.generation,
                 rank=session.rank,
                 world_size=session.world_size,
+                host=socket.gethostname(),
                 lr_factor=factor,
                 digest=digest(model),
             )
+            if (
+                session.rank == 0
+                and options.weights_every
+                and not step.index % options.weights_every
+            ):
+                name = f"weights-{step.index}-{session.generation}.pt"
+                torch.save(model.state_dict(), options.out / name)
     torch.save(model.state_dict(), options.out / f"final-{os.getpid()}.pt")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.agent.start_token import start_token
+from elastic.agent.start_token import next_start, start_token
 from elastic.errors import ConfigurationError
 
 
@@ -37,3 +37,23 @@ def test_a_damaged_one_is_made_anew(tmp_path: Path, damage: bytes) -> None:
 def test_a_directory_that_is_none_must_be_mended(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere/start-token: No such file"):
         start_token(tmp_path / "nowhere")
+
+
+def test_starts_are_counted_for_each_directory(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    assert [next_start(tmp_path / "a") for _ in range(3)] == [1, 2, 3]
+    assert next_start(tmp_path / "b") == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"x", b"\xff"])
+def test_a_damaged_count_begins_anew(tmp_path: Path, damage: bytes) -> None:
+    next_start(tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(damage)
+    assert [next_start(tmp_path) for _ in range(2)] == [1, 2]
+
+
+def test_a_count_that_can_not_be_kept_must_be_mended(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"nowhere/starts: No such file"):
+        next_start(tmp_path / "nowhere")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -60,11 +61,12 @@ def test_all_of_a_generation_is_kept() -> None:
         store = MemoryStore()
         leadership = await lead(store, job="job", candidate="c")
         assert await load_generation(store, "job") is None
-        await save_generation(store, leadership, GENERATION)
+        before = (replace(GENERATION, number=5), replace(GENERATION, number=6))
+        await save_generation(store, leadership, GENERATION, before)
         entry = await store.get(KEYS.generation)
         assert entry is not None
         assert await load_generation(store, "job") == Stored(
-            generation=GENERATION, revision=entry.modified
+            generation=GENERATION, may_train=before, revision=entry.modified
         )
 
     within_deadline(check())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from elastic.core.coordinator.view import FormationPolicy, GroupView, Sighting
@@ -44,3 +45,19 @@ def view(current: Generation | None, *statuses: WorkerStatus, **fields: object) 
     workers = {s.worker: Sighting(node=s.worker[0], status=s) for s in statuses}
     base = GroupView(current=current, workers=workers, slots=len(statuses))
     return replace(base, **fields)  # type: ignore[arg-type]
+
+
+def leaving(base: GroupView, *nodes: str) -> GroupView:
+    """The same while these nodes leave."""
+    workers = {w: replace(s, leaving=s.node in nodes) for w, s in base.workers.items()}
+    staying = sum(s.node not in nodes for s in base.workers.values())
+    return replace(base, workers=workers, slots=staying)
+
+
+def silent(base: GroupView, since: float, nodes: Collection[str]) -> GroupView:
+    """The same while these nodes are out of contact."""
+    workers = {
+        w: replace(s, silent_since=since if s.node in nodes else None)
+        for w, s in base.workers.items()
+    }
+    return replace(base, workers=workers)

@@ -147,3 +147,100 @@ def test_the_first_signal_asks_and_the_second_one_ends() -> None:
     effects = agent.handle(ev.StopRequested(exit_code=143), 3.5)
     assert [e.worker for e in of(fx.EndWorker, effects)] == ["a-1", "a-2", "a-3"]
     assert not of(fx.SpawnWorker, agent.handle(killed("a-1"), 3.6))
+
+
+# ---- scripts written for torchrun
+
+CLASSIC = AgentSettings(node="a", slots=2, spares=1, classic=True, end_grace_s=5.0)
+
+
+def running_pair(settings: AgentSettings = CLASSIC) -> Agent:
+    """Two workers run a classic script in generation 1, one spare waits."""
+    agent = serving(settings)
+    for worker in ("a-1", "a-2", "a-3"):
+        agent.handle(reported(worker, WorkerPhase.SPARE), 1.0)
+    agent.handle(ev.GenerationAnnounced(generation=generation(1, "a-1", "a-2")), 2.0)
+    for worker in ("a-1", "a-2"):
+        agent.handle(reported(worker, WorkerPhase.TRAINING, generation=1), 3.0)
+    return agent
+
+
+def dissolved(number: int = 2) -> ev.GenerationAnnounced:
+    return ev.GenerationAnnounced(generation=generation(number))
+
+
+def asked(effects: list[fx.Effect]) -> list[str]:
+    return [e.worker for e in of(fx.EndWorker, effects) if e.how is fx.How.TERMINATE]
+
+
+def test_a_classic_script_has_spares_from_the_start() -> None:
+    assert len(of(fx.SpawnWorker, Agent(CLASSIC).handle(ev.Started(), 0.0))) == 3
+
+
+def test_whoever_has_run_is_asked_to_end_once_its_group_is_no_more() -> None:
+    agent = running_pair()
+    assert not asked(agent.handle(ev.TimerFired(), 3.5))
+    effects = agent.handle(dissolved(), 4.0)
+    assert asked(effects) == ["a-1", "a-2"], "the spare has not run"
+    assert len(of(fx.SpawnWorker, effects)) == 2, "fresh ones are forked meanwhile"
+    assert not of(fx.AssignSlot, effects), "a slot is free when nobody runs there any more"
+    assert not asked(agent.handle(ev.TimerFired(), 4.1)), "asked twice"
+    effects = agent.handle(killed("a-2"), 4.2)
+    assert not of(fx.ReportFailure, effects), "its end is no failure of its own"
+    assert of(fx.AssignSlot, effects) == [fx.AssignSlot(worker="a-3", slot=1)]
+
+
+def test_a_member_that_had_not_begun_yet_is_ended_with_the_others() -> None:
+    agent = serving(CLASSIC)
+    for worker in ("a-1", "a-2"):
+        agent.handle(reported(worker, WorkerPhase.SPARE), 1.0)
+        agent.handle(reported(worker, WorkerPhase.READY), 1.0)
+    agent.handle(ev.GenerationAnnounced(generation=generation(1, "a-1", "b-1")), 2.0)
+    assert asked(agent.handle(dissolved(), 2.1)) == ["a-1"]
+
+
+def test_a_classic_script_that_does_not_end_is_killed_after_the_grace() -> None:
+    agent = running_pair()
+    (timer,) = of(fx.SetTimer, agent.handle(dissolved(), 4.0))
+    assert timer.at == 9.0
+    assert not of(fx.EndWorker, agent.handle(ev.TimerFired(), 8.9))
+    effects = agent.handle(ev.TimerFired(), 9.0)
+    assert of(fx.EndWorker, effects) == [fx.EndWorker(worker=w) for w in ("a-1", "a-2")]
+    assert not of(fx.EndWorker, agent.handle(ev.TimerFired(), 9.1))
+
+
+def test_failures_of_classic_scripts_are_not_spaced_out() -> None:
+    agent = serving(replace(CLASSIC, slots=1))
+    for worker in ("a-1", "a-2"):
+        agent.handle(reported(worker, WorkerPhase.SPARE), 1.0)
+    for number in range(1, 6):
+        runs, spare, fresh = (f"a-{n}" for n in range(number, number + 3))
+        agent.handle(ev.GenerationAnnounced(generation=generation(number, runs)), 5.0)
+        agent.handle(reported(runs, WorkerPhase.TRAINING, generation=number), 5.0)
+        effects = agent.handle(ev.WorkerExited(worker=runs, exit_code=1), 5.0)
+        assert of(fx.ReportFailure, effects)
+        assert of(fx.AssignSlot, effects) == [fx.AssignSlot(worker=spare, slot=0)]
+        assert of(fx.SpawnWorker, effects) == [fx.SpawnWorker(worker=fresh)], "not at once"
+        agent.handle(reported(fresh, WorkerPhase.SPARE), 5.0)
+
+
+def test_a_signal_reaches_classic_scripts_at_once_and_nobody_starts_any_more() -> None:
+    agent = running_pair()
+    effects = agent.handle(ev.LeaveRequested(exit_code=143, reason="SIGTERM"), 4.0)
+    assert of(fx.AskToStop, effects)
+    assert asked(effects) == ["a-1", "a-2"]
+    for worker in ("a-1", "a-2"):
+        effects = agent.handle(ev.WorkerExited(worker=worker, exit_code=0), 4.5)
+        assert not of(fx.SpawnWorker, effects) + of(fx.AssignSlot, effects)
+        assert not of(fx.ReportFailure, effects)
+
+
+def test_classic_scripts_have_their_grace_also_when_the_job_has_failed() -> None:
+    agent = running_pair()
+    effects = agent.handle(ev.JobEnded(exit_code=1), 4.0)
+    assert asked(effects) == ["a-1", "a-2"]
+    assert fx.EndWorker(worker="a-3") in effects
+    (timer,) = of(fx.SetTimer, effects)
+    assert timer.at == 9.0
+    late = agent.handle(ev.TimerFired(), 9.0)
+    assert {e.worker for e in of(fx.EndWorker, late)} >= {"a-1", "a-2"}

@@ -12,7 +12,7 @@ from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
 from elastic.core.membership import Failure, FailureKind, Purpose, WorkerStatus
 from elastic.core.restarts import Verdict
-from tests.unit.core.cluster_views import FINISHED, READY, STARTING, TRAINING, status
+from tests.unit.core.cluster_views import FINISHED, READY, STARTING, TRAINING, generation, status
 
 SETTINGS = CoordinatorSettings(
     incarnation="x",
@@ -51,23 +51,29 @@ def persisted(effects: list[fx.Effect]) -> fx.PersistGeneration:
 
 
 def test_a_generation_is_announced_only_when_it_exists() -> None:
-    machine = Coordinator(SETTINGS, last_generation=7)
+    machine = Coordinator(SETTINGS, last=generation(7))
     effects = machine.handle(report("a", status("a0", READY), status("a1", READY)), 0.0)
     assert persisted(effects).generation.number == 8
     assert not of(fx.AnnounceGeneration, effects)
-    assert machine.current is None
+    assert machine.current == generation(7)
     assert machine.handle(ev.GenerationPersisted(number=7), 0.1) == []
     effects = machine.handle(ev.GenerationPersisted(number=8), 0.1)
     assert of(fx.AnnounceGeneration, effects)
 
 
-def test_a_leader_that_was_deposed_ends() -> None:
+def test_a_leader_that_was_deposed_steps_down_and_does_nothing_more() -> None:
     machine = Coordinator(SETTINGS)
     machine.handle(report("a", status("a0", READY), status("a1", READY)), 0.0)
     effects = machine.handle(ev.PersistRefused(number=1, detail="lost the election"), 0.1)
-    assert of(fx.EndJob, effects)
-    assert machine.phase is JobPhase.FAILED
-    assert machine.handle(ev.TimerFired(), 1.0) == []
+    assert effects == [fx.StepDown(message="lost the election")]
+    for event in (
+        ev.TimerFired(),
+        ev.GenerationPersisted(number=1),
+        report("a", status("a0", READY)),
+        ev.StopRequested(exit_code=143, reason="SIGTERM"),
+    ):
+        assert machine.handle(event, 1.0) == []
+    assert machine.current is None
 
 
 def test_a_death_while_a_generation_is_written_is_dealt_with_after_it() -> None:

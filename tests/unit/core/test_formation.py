@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from elastic.core.coordinator.formation import (
@@ -187,3 +189,109 @@ def test_the_next_look_is_when_patience_ends() -> None:
     stalled = generation(3, "a0", "b0", reason=ChangeReason.STALLED)
     decision = decide(view(stalled, A, late, assembling_since=95.0), POLICY, 100.0)
     assert decision == Wait(reason=WaitReason.ASSEMBLING, until=95.0 + POLICY.join_timeout_s)
+
+
+# ---- scripts written for torchrun: any change restarts all
+
+WHOLE = replace(POLICY, restart_all=True)
+C = status("c0", READY)
+D = status("d0", READY)
+
+
+@pytest.mark.parametrize(
+    ("situation", "expected"),
+    [
+        (view(None), WaitReason.BELOW_MINIMUM),
+        (view(None, C), WaitReason.BELOW_MINIMUM),
+        (view(None, D, C), "STARTED [c0 d0]"),
+        (view(None, C, D, status("e0", STARTING)), WaitReason.GATHERING),
+        (view(None, C, D, slots=3, enough_since=71.0), WaitReason.GATHERING),
+        (view(None, C, D, slots=3, enough_since=70.0), "STARTED [c0 d0]"),
+        # A new leader that knows of no generation: they train.
+        (view(None, A, B, C, D), WaitReason.ENDING_THE_LAST_GROUP),
+        # Nobody starts beside one that has run, or may have begun without having said so.
+        (view(NOBODY, A, C, D), WaitReason.ENDING_THE_LAST_GROUP),
+        (view(NOBODY, A_DONE, C, D), WaitReason.ENDING_THE_LAST_GROUP),
+        (view(NOBODY, C, D, spent=frozenset({"c0"})), WaitReason.ENDING_THE_LAST_GROUP),
+        (view(NOBODY, C, D, spent=frozenset({"a0", "b0"})), "STARTED [c0 d0]"),
+        # After a restart the nodes are there, and others are waited for less long.
+        (view(NOBODY, C, D, slots=3, enough_since=96.0), WaitReason.GATHERING),
+        (view(NOBODY, C, D, slots=3, enough_since=95.0), "STARTED [c0 d0]"),
+    ],
+)
+def test_without_a_group_of_classic_scripts(situation: GroupView, expected: object) -> None:
+    assert short(decide(situation, WHOLE, 100.0)) == expected
+
+
+@pytest.mark.parametrize(
+    ("situation", "expected"),
+    [
+        (view(PAIR, A, B), WaitReason.STEADY),
+        (view(PAIR, A, B, stalled=True), WaitReason.STEADY),
+        (view(PAIR, A), "MEMBER_LOST []"),
+        (view(PAIR, A, C, D), "MEMBER_LOST []"),
+        # One that is done waits for the others; if one of these is lost, it starts again, too.
+        (view(PAIR, A_DONE, B), WaitReason.STEADY),
+        (view(PAIR, A_DONE), "MEMBER_LOST []"),
+        (view(PAIR, A_DONE, status("b0", FINISHED, 3)), Complete),
+        (view(PAIR, A, status("b0", READY), formed_at=91.0), WaitReason.ASSEMBLING),
+        (view(PAIR, A, status("b0", READY), formed_at=90.0), "JOIN_TIMED_OUT [] -b0"),
+        (view(PAIR, A, B, C, newcomers_since=99.5), WaitReason.COLLECTING_NEWCOMERS),
+        (view(PAIR, A, B, C, newcomers_since=99.0), "MEMBER_JOINED []"),
+        (view(PAIR, A, B, C, newcomers_since=9.0, formed_at=99.5), WaitReason.COLLECTING_NEWCOMERS),
+        (view(PAIR, A_DONE, B, C, newcomers_since=9.0), WaitReason.STEADY),
+        (
+            view(generation(3, "a0", "b0", "e0", "f0"), A, B, C, newcomers_since=9.0),
+            "MEMBER_LOST []",
+        ),
+    ],
+)
+def test_with_a_group_of_classic_scripts(situation: GroupView, expected: object) -> None:
+    assert short(decide(situation, WHOLE, 100.0)) == expected
+
+
+def test_a_full_group_of_classic_scripts_is_not_restarted_for_newcomers() -> None:
+    situation = view(PAIR, A, B, C, newcomers_since=9.0)
+    assert short(decide(situation, replace(WHOLE, max_workers=2), 100.0)) is WaitReason.STEADY
+
+
+def test_classic_scripts_on_a_node_that_leaves_end_with_all_others() -> None:
+    situation = view(PAIR, A, B)
+    leaving = replace(situation.workers["b0"], leaving=True)
+    situation = replace(situation, workers={**situation.workers, "b0": leaving})
+    assert short(decide(situation, WHOLE, 100.0)) == "MEMBER_LEAVING []"
+
+
+@pytest.mark.parametrize(
+    ("silent", "since", "expected"),
+    [
+        ("b0", 95.0, WaitReason.OUT_OF_CONTACT),
+        ("b0", 90.0, "MEMBER_LOST []"),
+        ("a0 b0", 0.0, WaitReason.OUT_OF_CONTACT),
+    ],
+)
+def test_classic_scripts_out_of_contact(silent: str, since: float, expected: object) -> None:
+    situation = view(PAIR, A, B)
+    workers = {
+        name: replace(w, silent_since=since) if name in silent.split() else w
+        for name, w in situation.workers.items()
+    }
+    policy = replace(WHOLE, agent_grace_s=10.0)
+    assert short(decide(replace(situation, workers=workers), policy, 100.0)) == expected
+
+
+@pytest.mark.parametrize(
+    ("situation", "now", "expected"),
+    [
+        (view(None, C, D), 0.0, End(in_time=True)),
+        (view(PAIR, A, B), 0.0, "STOPPING []"),
+        (view(NOBODY, A, C), 0.0, WaitReason.ENDING_THE_LAST_GROUP),
+        (view(NOBODY, C), 0.0, End(in_time=True)),
+        (view(NOBODY, A), 30.0, End(in_time=False)),
+        (view(PAIR, A, B), 30.0, End(in_time=False)),
+        (view(PAIR, A_DONE, status("b0", FINISHED, 3)), 0.0, Complete),
+    ],
+)
+def test_while_classic_scripts_stop(situation: GroupView, now: float, expected: object) -> None:
+    stop = Stop(exit_code=143, reason="a test", deadline=30.0)
+    assert short(decide_stop(situation, WHOLE, stop, now)) == expected

@@ -59,6 +59,10 @@ class FailingStore(MemoryStore):
         self._after("put")
         return entry
 
+    async def delete(self, key: str, *, guard: Guard | None = None) -> bool:
+        await self._before("delete")
+        return await super().delete(key, guard=guard)
+
     async def create(self, key: str, value: bytes, *, lease: int = 0) -> Entry | None:
         await self._before("create")
         entry = await super().create(key, value, lease=lease)

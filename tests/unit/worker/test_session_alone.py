@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import TensorDataset
 
+from elastic.core.data_order import DataPosition
 from elastic.errors import StepMisused
 from elastic.worker.control import LocalControl
 from elastic.worker.data_loader import DataLoader
@@ -71,3 +72,25 @@ def test_a_step_left_by_an_exception_is_not_passed_over(session: Session) -> Non
         fail_in(next(steps))
     with pytest.raises(StepMisused, match=r"step 0 was left by an exception"):
         next(steps)
+
+
+def test_a_step_is_dealt_anew_if_the_group_changes_before_its_block(session: Session) -> None:
+    """As a call of session.run at the loop's head can make it."""
+    taken = []
+    for step in session.steps(loader(), epochs=1):
+        if step.index == 1:
+            session._deal(session._group("steps"))
+        taken.append(train(step))
+    assert taken == [[i, i + 1] for i in range(0, LENGTH, 2)]
+
+
+def test_a_step_that_the_others_have_done_is_passed_over(session: Session) -> None:
+    """The group changed before its block, and the state received is that of the job's end."""
+    steps = session.steps(loader(), epochs=1)
+    step = next(steps)
+    session._state.position = DataPosition(epoch=1, cursor=0)
+    session._deal(session._group("steps"))
+    with step:
+        next(step.batches())
+        raise AssertionError("there is no batch")
+    assert step.committed

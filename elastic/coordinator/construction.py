@@ -1,0 +1,42 @@
+"""What a coordinator in office is made of, as the job's options want it."""
+
+from __future__ import annotations
+
+from elastic.coordinator.checkpoint_commits import CheckpointCommits
+from elastic.coordinator.job_options import JobOptions
+from elastic.coordinator.leadership import Leadership
+from elastic.coordinator.ledger_file import LedgerFile
+from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
+
+
+def make_machine(options: JobOptions, leadership: Leadership, now: float) -> Coordinator:
+    """It adopts what the leaders before have left. `now`: monotonic seconds."""
+    return Coordinator(
+        CoordinatorSettings(
+            incarnation=leadership.incarnation,
+            formation=options.formation,
+            stall=options.stall,
+            max_restarts=options.max_restarts,
+            restart_window_s=options.restart_window_s,
+            stop_grace_s=options.stop_grace_s,
+        ),
+        last=leadership.last_generation,
+        may_train=leadership.last.may_train if leadership.last is not None else (),
+        now=now,
+    )
+
+
+def open_ledger(options: JobOptions, leadership: Leadership) -> LedgerFile | None:
+    """None for a job without. Raises ConfigurationError."""
+    if options.ledger is None:
+        return None
+    return LedgerFile(options.ledger, incarnation=leadership.incarnation)
+
+
+def make_commits(options: JobOptions) -> CheckpointCommits | None:
+    """None for a job without checkpoints."""
+    if options.checkpoints is None:
+        return None
+    return CheckpointCommits(
+        options.checkpoints, job=options.job, keep_last=options.keep_checkpoints
+    )

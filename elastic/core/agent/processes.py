@@ -1,0 +1,75 @@
+"""What the agent knows of one of its processes, and what that means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastic.core.agent import events as ev
+from elastic.core.membership import Failure, FailureKind, WorkerPhase, WorkerStatus
+
+_RUNNING = (WorkerPhase.JOINING, WorkerPhase.TRAINING)
+
+
+@dataclass(slots=True)
+class Process:
+    """A worker, from the request to fork it until it is gone."""
+
+    status: WorkerStatus
+    deadline: float | None = None
+    """When it must have asked for a group."""
+    adopted: bool = False
+    """Found alive, left by an earlier agent, and not heard of since: it may have a slot."""
+    ending: Failure | None = None
+    """Why it was told to end, if it was."""
+    reported: Failure | None = None
+    """What the script raised, if it did."""
+    group: int = 0
+    """The newest generation that it is or was a member of."""
+    retired: bool = False
+    """It was asked to end as its whole group does: that is no failure of its own."""
+    kill_at: float | None = None
+    """Retired, it is killed if it still runs by then."""
+
+    @property
+    def idle(self) -> bool:
+        """A spare that can take a slot now."""
+        return self.status.phase is WorkerPhase.SPARE and self.status.slot is None
+
+    @property
+    def runs(self) -> bool:
+        """Its script is under way in a group."""
+        return self.status.phase in _RUNNING
+
+    @property
+    def hears_generations(self) -> bool:
+        """It has a slot, and so may become a member."""
+        return self.status.phase not in (WorkerPhase.STARTING, WorkerPhase.SPARE)
+
+    def ended_well(self, exited: ev.WorkerExited) -> bool:
+        """Its script was done."""
+        clean = exited.exit_code == 0 and exited.signal == 0
+        return clean and self.status.phase is WorkerPhase.FINISHED
+
+
+def failure_of(process: Process, exited: ev.WorkerExited) -> Failure:
+    """What ended the process: our own decision, what the script raised, or what the kernel says."""
+    if process.ending is not None:
+        return process.ending
+    if process.reported is not None and exited.signal == 0:
+        return process.reported
+    worker = process.status.worker
+    if exited.signal:
+        return Failure(
+            worker=worker,
+            kind=FailureKind.SIGNAL,
+            code=exited.signal,
+            signature=f"signal {exited.signal}",
+            message=f"was ended by signal {exited.signal}",
+        )
+    return Failure(
+        worker=worker,
+        kind=FailureKind.EXIT_CODE,
+        code=exited.exit_code,
+        signature=f"exit code {exited.exit_code}",
+        message=f"ended with exit code {exited.exit_code} before its script was done",
+    )

@@ -1,0 +1,141 @@
+"""The decision for scripts that can not change their group: all workers are ended, others start.
+
+As torchrun restarts them. The group is dissolved first, by a generation without members; the agents
+end whoever has run, and only when nobody is left that has do fresh workers form the next one.
+"""
+
+from __future__ import annotations
+
+from elastic.core.coordinator.decisions import Complete, Decision, End, Form, Wait, WaitReason
+from elastic.core.coordinator.view import (
+    FormationPolicy,
+    GroupView,
+    Sighting,
+    return_patience_s,
+)
+from elastic.core.membership import ChangeReason, Generation, WorkerId, WorkerPhase
+
+
+def decide_whole(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
+    """What should happen to the group now."""
+    if view.current is None or not view.current.members:
+        return _gather(view, policy, now)
+    return _watch(view, view.current, policy, now)
+
+
+def stop_whole(view: GroupView, deadline: float, now: float) -> Decision | End:
+    """What should happen now that the job stops: there is no state to save here.
+
+    deadline: whoever has not ended by then is not waited for.
+    """
+    current = view.current
+    if current is not None and current.members:
+        present = [view.workers[m.worker] for m in current.members if m.worker in view.workers]
+        if len(present) == current.world_size and all(map(_finished, present)):
+            return Complete()
+        if now < deadline:
+            return _dissolve(ChangeReason.STOPPING)
+        return End(in_time=not present)
+    running = any(_has_run(w, view) for w in view.workers.values())
+    if running and now < deadline:
+        return Wait(reason=WaitReason.ENDING_THE_LAST_GROUP)
+    return End(in_time=not running)
+
+
+def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
+    """Start when everybody who can come is ready, or patience has run out."""
+    if any(_has_run(w, view) for w in view.workers.values()):
+        # Also the members of a group that a new leader knows nothing of: they are training.
+        return Wait(reason=WaitReason.ENDING_THE_LAST_GROUP)
+    ready = _fresh(view)
+    if len(ready) < max(1, policy.min_workers):
+        return Wait(reason=WaitReason.BELOW_MINIMUM)
+    if len(ready) < min(view.slots, policy.max_workers):
+        first = view.current is None
+        patience_s = policy.gather_timeout_s if first else policy.restart_gather_s
+        since = now if view.enough_since is None else view.enough_since
+        if now < since + patience_s:
+            return Wait(reason=WaitReason.GATHERING, until=since + patience_s)
+    chosen = sorted(ready, key=lambda w: (w.node, w.status.slot or 0))[: policy.max_workers]
+    return Form(members=tuple(w.as_member() for w in chosen), reason=ChangeReason.STARTED)
+
+
+def _watch(view: GroupView, current: Generation, policy: FormationPolicy, now: float) -> Decision:
+    """The group runs: nothing but its end, a loss or a change of nodes concerns it."""
+    present = [view.workers[m.worker] for m in current.members if m.worker in view.workers]
+    if len(present) < current.world_size:
+        return _dissolve(ChangeReason.MEMBER_LOST)
+    if all(map(_finished, present)):
+        return Complete()
+    silent = [w for w in present if w.silent_since is not None]
+    if silent:
+        return _await_silent(silent, len(silent) == len(present), policy, now)
+    late = [w for w in present if not _arrived(w, current)]
+    if late:
+        until = view.formed_at + policy.join_timeout_s
+        if now < until:
+            return Wait(reason=WaitReason.ASSEMBLING, until=until)
+        names = frozenset(w.status.worker for w in late)
+        return _dissolve(ChangeReason.JOIN_TIMED_OUT, left_out=names)
+    if any(w.leaving and not _finished(w) for w in present):
+        return _dissolve(ChangeReason.MEMBER_LEAVING)
+    if any(map(_finished, present)):
+        return Wait(reason=WaitReason.STEADY)  # the job is about to end: nobody is admitted
+    return _admit(view, current, policy, now)
+
+
+def _await_silent(
+    silent: list[Sighting], are_all: bool, policy: FormationPolicy, now: float
+) -> Decision:
+    """Members out of contact run on; if all are, it is the coordinator that is cut off."""
+    if are_all:
+        return Wait(reason=WaitReason.OUT_OF_CONTACT)
+    expected = any(w.expected for w in silent)
+    patience_s = return_patience_s(policy) if expected else policy.agent_grace_s
+    until = min(w.silent_since for w in silent if w.silent_since is not None) + patience_s
+    if now < until:
+        return Wait(reason=WaitReason.OUT_OF_CONTACT, until=until)
+    return _dissolve(ChangeReason.MEMBER_LOST)
+
+
+def _admit(view: GroupView, current: Generation, policy: FormationPolicy, now: float) -> Decision:
+    """Newcomers cost everybody a restart: several at once if they can."""
+    if current.world_size >= policy.max_workers or not _fresh(view):
+        return Wait(reason=WaitReason.STEADY)
+    since = now if view.newcomers_since is None else view.newcomers_since
+    until = max(since, view.formed_at) + policy.restart_debounce_s
+    if now < until:
+        return Wait(reason=WaitReason.COLLECTING_NEWCOMERS, until=until)
+    return _dissolve(ChangeReason.MEMBER_JOINED)
+
+
+def _dissolve(reason: ChangeReason, left_out: frozenset[WorkerId] = frozenset()) -> Form:
+    return Form(members=(), reason=reason, left_out=left_out)
+
+
+def _fresh(view: GroupView) -> list[Sighting]:
+    """Workers that are ready and have not run yet, on nodes that stay."""
+    members = view.current.worker_ids if view.current is not None else frozenset()
+    return [
+        w
+        for w in view.workers.values()
+        if w.status.phase is WorkerPhase.READY
+        and w.silent_since is None
+        and not w.leaving
+        and w.status.worker not in members
+        and not _has_run(w, view)
+    ]
+
+
+def _has_run(w: Sighting, view: GroupView) -> bool:
+    return w.status.generation > 0 or w.status.worker in view.spent
+
+
+def _finished(w: Sighting) -> bool:
+    return w.status.phase is WorkerPhase.FINISHED
+
+
+def _arrived(w: Sighting, current: Generation) -> bool:
+    return w.status.generation == current.number and (
+        w.status.phase in (WorkerPhase.TRAINING, WorkerPhase.FINISHED)
+    )

@@ -1,0 +1,303 @@
+"""A job on three hosts with etcd on three others and two coordinators: whatever fails, one lineage.
+
+The scenarios take turns on one running job. After each, ledgers and records are checked for the
+promises P1 to P3; weights (P4) at the end of a job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import JOINER, NODES, Cluster, network_with_etcd
+from tests.cluster_audit import check_all, check_lineage
+from tests.hosts import require_hosts
+
+pytestmark = pytest.mark.timeout(240)
+
+LEFT = 128 + signal.SIGTERM
+CONFIGURATION = 78
+
+
+class Ground:
+    """A network on which one job after the other runs; a new network after a test has failed."""
+
+    def __init__(self, files: Path) -> None:
+        self._files = files
+        self._numbers = itertools.count()
+        self._stack = contextlib.ExitStack()
+        self.cluster: Cluster | None = None
+
+    def running(self) -> Cluster:
+        if self.cluster is None:
+            net, etcd = self._stack.enter_context(network_with_etcd())
+            self.cluster = Cluster(net, etcd, self._new_files())
+        self.cluster.settle(*NODES)
+        return self.cluster
+
+    def next_job(self) -> Cluster:
+        """When all processes of the one before have ended."""
+        ended = self.cluster
+        assert ended is not None
+        assert not ended.processes()
+        self.cluster = Cluster(ended.net, ended.etcd, self._new_files(), job="next")
+        self.cluster.settle(*NODES)
+        return self.cluster
+
+    def clear(self) -> None:
+        self._stack.close()
+        self.cluster = None
+
+    def _new_files(self) -> Path:
+        return self._files / str(next(self._numbers))
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+    require_hosts()
+    ground = Ground(tmp_path_factory.mktemp("many-nodes"))
+    try:
+        yield ground
+    finally:
+        ground.clear()
+
+
+@pytest.fixture
+def cluster(ground: Ground, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Three nodes train."""
+    failed = request.session.testsfailed
+    try:
+        cluster = ground.running()
+        yield cluster
+        if request.session.testsfailed == failed:
+            check_lineage(cluster)
+    except BaseException:
+        ground.clear()
+        raise
+    if request.session.testsfailed > failed:
+        ground.clear()
+
+
+def longest_gap_s(cluster: Cluster, since_s: float, host: str) -> float:
+    """Between two steps of one host."""
+    instants = [row["at"] for row in cluster.steps.commits(since_s=since_s, host=host)]
+    instants.append(time.monotonic())
+    return max(later - earlier for earlier, later in itertools.pairwise(instants))
+
+
+# ---- hosts and links
+
+
+def test_the_others_go_on_without_a_host_whose_processes_are_killed(cluster: Cluster) -> None:
+    cluster.net.host("c").kill_all()
+    cluster.wait_trained(10, "a", "b")
+    recovered = cluster.events("recovered")[-1]
+    assert (recovered["reason"], len(recovered["lost"])) == ("member_lost", 1)
+    cluster.start_agent("c")
+    cluster.wait_trained(10, *NODES)
+
+
+@pytest.mark.parametrize("lost", ["both ways", "outgoing", "incoming"])
+def test_a_silent_host_commits_nothing_and_comes_back(cluster: Cluster, lost: str) -> None:
+    host = cluster.net.host("c")
+    if lost == "both ways":
+        cluster.net.cut(host)
+    elif lost == "outgoing":
+        host.drop_outgoing()
+    else:
+        host.drop_incoming()
+    cut_at_s = time.monotonic()
+    cluster.wait_trained(20, "a", "b")
+    own = cluster.steps.commits(since_s=cut_at_s, host="c")
+    assert len({row["step"] for row in own}) <= 1, own  # the one that was all but complete
+    agents = len(cluster.events("node_connected", node="c"))
+    cluster.net.heal()
+    cluster.wait_for_event("node_connected", after=agents, node="c")
+    cluster.wait_trained(10, *NODES)
+    assert cluster.agent("c").process.poll() is None
+
+
+def test_a_leader_cut_off_with_a_minority_can_do_no_harm(cluster: Cluster) -> None:
+    old, new = cluster.leader(), cluster.follower()
+    formed = len([e for e in cluster.events("generation_formed") if e["coordinator"] == old])
+    saved = len([e for e in cluster.events("checkpoint_committed") if e["coordinator"] == old])
+    cluster.net.cut(cluster.net.host(old), cluster.net.host("a"))
+    cut_at_s = time.monotonic()
+    cluster.wait(lambda: cluster.leader() == new, "another leader")
+    cluster.wait_trained(20, "b", "c")
+    assert len({r["step"] for r in cluster.steps.commits(since_s=cut_at_s, host="a")}) <= 1
+    for name, before in (("generation_formed", formed), ("checkpoint_committed", saved)):
+        assert len([e for e in cluster.events(name) if e["coordinator"] == old]) <= before
+    deposed = len(cluster.events("deposed"))
+    cluster.net.heal()
+    assert cluster.wait_for_event("deposed", after=deposed)["coordinator"] == old
+    cluster.wait_trained(10, *NODES)
+    assert cluster.leader() == new
+
+
+# ---- coordinators and the store
+
+
+def test_a_killed_leader_is_followed_by_one_that_adopts_the_group(cluster: Cluster) -> None:
+    follower = cluster.operator("events", "--follow", "--output", "json")
+    follower.wait_for(lambda: follower.output, "remembered events")
+    old, new, generation = cluster.leader(), cluster.follower(), cluster.generation()
+    connected = len(cluster.events("node_connected"))
+    killed_at_s = time.monotonic()
+    cluster.coordinators[old][-1].process.kill()
+    cluster.wait(lambda: cluster.leader() == new, "another leader")
+    cluster.wait_for_event("node_connected", after=connected + len(NODES) - 1)
+    cluster.wait_trained(20, *NODES)
+    assert longest_gap_s(cluster, killed_at_s, "a") < 2.0  # and there was no leader for longer
+    assert cluster.generation() == generation
+
+    def told() -> list[str]:
+        entries = map(json.loads, follower.output)
+        return [e["address"] for e in entries if e["event"] == "elected"]
+
+    address = cluster.net.host(new).address
+    follower.wait_for(lambda: told()[-1].startswith(address), "the new leader's election")
+    follower.close()
+
+
+def test_a_worker_killed_together_with_the_leader_is_recovered_from(cluster: Cluster) -> None:
+    old, new, generation = cluster.leader(), cluster.follower(), cluster.generation()
+    victim = cluster.member_pid("b")
+    cluster.coordinators[old][-1].process.kill()
+    os.kill(victim, signal.SIGKILL)
+    cluster.wait(lambda: cluster.leader() == new, "another leader")
+    cluster.wait_trained(10, *NODES)
+    formed = [e for e in cluster.events("generation_formed") if e["generation"] > generation]
+    assert [(e["reason"], e["world_size"]) for e in formed] == [
+        ("member_lost", 2),
+        ("member_joined", 3),
+    ]
+
+
+def test_training_goes_on_while_a_majority_of_the_store_is_frozen(cluster: Cluster) -> None:
+    frozen = cluster.etcd.members[:2]
+    generation, frozen_at_s = cluster.generation(), time.monotonic()
+    for member in frozen:
+        member.freeze()
+    try:
+        time.sleep(6.0)  # longer than the leader's lease
+        assert longest_gap_s(cluster, frozen_at_s, "a") < 2.0
+        cluster.net.host("c").kill_all()
+        cluster.wait(lambda: cluster.events("node_lost", node="c"), "the loss of c")
+        assert cluster.generation() == generation
+    finally:
+        for member in frozen:
+            member.thaw()
+    cluster.wait_trained(10, "a", "b")
+
+
+# ---- agents
+
+
+def test_an_agent_that_is_started_again_adopts_its_workers(cluster: Cluster) -> None:
+    generation, pid, killed_at_s = cluster.generation(), cluster.member_pid("b"), time.monotonic()
+    connected = len(cluster.events("node_connected", node="b"))
+    cluster.agent("b").process.kill()
+    cluster.agent("b").wait()
+    agent = cluster.start_agent("b")
+    assert agent.wait_for_event("worker_adopted")["pid"] in cluster.worker_pids("b").values()
+    cluster.wait_for_event("node_connected", after=connected, node="b")
+    cluster.wait_trained(20, *NODES)
+    assert (cluster.generation(), cluster.member_pid("b")) == (generation, pid)
+    assert not cluster.steps.repeated(killed_at_s)
+
+
+def test_a_fourth_node_joins_and_leaves_and_none_that_does_not_belong(cluster: Cluster) -> None:
+    twin = cluster.start_stranger(JOINER, "a")
+    other = cluster.start_stranger(JOINER, "other", arguments=("--batch-size", "5"))
+    began_at_s = time.monotonic()
+    cluster.settle(*NODES, JOINER)
+    assert other.wait() == CONFIGURATION
+    assert "--batch-size 5" in other.messages[-1]
+    assert twin.wait() == CONFIGURATION
+    assert f"taken by an agent on host '{cluster.net.host('a').address}'" in twin.messages[-1]
+    cluster.agent(JOINER).process.terminate()
+    assert cluster.agent(JOINER).wait() == LEFT
+    cluster.wait_trained(10, *NODES)
+    assert not cluster.steps.repeated(began_at_s)
+    assert not cluster.net.host(JOINER).processes()
+
+
+def test_a_flapping_node_does_not_keep_the_others_from_training(cluster: Cluster) -> None:
+    notice = cluster.files / "notice"
+    agent = cluster.start_agent(
+        JOINER, "--preemption-file", notice, "--preemption-interval-s", "0.1"
+    )
+    cluster.wait_trained(5, *NODES, JOINER)
+    for _ in range(2):
+        cluster.net.cut(cluster.net.host(JOINER))
+        cluster.wait_trained(5, *NODES)
+        cluster.net.heal()
+        cluster.wait_trained(5, *NODES, JOINER)
+    noticed_at_s = time.monotonic()
+    notice.touch()
+    assert agent.wait() == LEFT
+    cluster.wait_trained(10, *NODES)
+    assert not cluster.steps.repeated(noticed_at_s)
+
+
+def test_a_drained_node_stays_away_until_it_is_cleared(cluster: Cluster) -> None:
+    drained_at_s = time.monotonic()
+    cluster.ask("drain", "c")
+    assert cluster.agent("c").wait() == 0
+    cluster.wait_trained(10, "a", "b")
+    assert not cluster.steps.repeated(drained_at_s)
+    assert cluster.start_agent("c").wait() == 0  # told at once
+    assert cluster.node_states() == {"a": "ready", "b": "ready", "c": "drained"}
+    cluster.ask("nodes", "--clear", "c")
+    cluster.start_agent("c")
+    cluster.wait_trained(10, *NODES)
+
+
+def test_a_node_that_fails_repeatedly_is_quarantined_until_it_is_cleared(cluster: Cluster) -> None:
+    cluster.ask("nodes", "--clear", "c")  # of what befell it in other tests
+    quarantined = len(cluster.events("node_quarantined"))
+    for _ in range(3):
+        cluster.wait_trained(5, *NODES)
+        failed = len(cluster.events("worker_failed", node="c"))
+        os.kill(cluster.member_pid("c"), signal.SIGKILL)
+        cluster.wait_for_event("worker_failed", after=failed, node="c")
+    cluster.wait_for_event("node_quarantined", after=quarantined, node="c")
+    cluster.wait_trained(10, "a", "b")
+    assert cluster.node_states() == {"a": "ready", "b": "ready", "c": "quarantined"}
+    cluster.ask("nodes", "--clear", "c")
+    cluster.wait_trained(10, *NODES)
+
+
+# ---- the end
+
+
+def check_saved_and_left(cluster: Cluster) -> None:
+    """The job has ended everywhere, at a step that is saved."""
+    agents = {name: cluster.agent(name).wait() for name in NODES}
+    coordinators = {name: p[-1].wait() for name, p in cluster.coordinators.items()}
+    assert {*agents.values(), *coordinators.values()} == {LEFT}, (agents, coordinators)
+    assert not cluster.processes()
+    committed = cluster.events("job_ended")[-1]["committed"]
+    assert cluster.events("checkpoint_committed")[-1]["step"] == committed
+    check_all(cluster)
+
+
+def test_a_stopped_job_is_saved_and_leaves_no_process(cluster: Cluster) -> None:
+    cluster.ask("stop")
+    check_saved_and_left(cluster)
+
+
+def test_a_job_whose_agents_are_all_told_to_end_is_saved(ground: Ground) -> None:
+    cluster = ground.next_job()
+    for name in NODES:
+        cluster.agent(name).process.terminate()
+    check_saved_and_left(cluster)

@@ -1,0 +1,80 @@
+"""One of the ends that a script written for torchrun can take, by name."""
+
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+rank = int(os.environ["RANK"])
+end, place = sys.argv[1], Path(sys.argv[2])
+
+
+def environment():
+    (place / f"{rank}.json").write_text(json.dumps(dict(os.environ)))
+
+
+def nothing():
+    print("hello", flush=True)
+
+
+def raises():
+    print(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", flush=True)
+    if rank == 0:
+        raise ValueError("no such corpus")
+
+
+@record
+def raises_recorded():
+    raises()
+
+
+def exits():
+    sys.exit(3 if rank == 0 else 0)
+
+
+def early():
+    """Rank 0 ends well at once, although its peers need the store for seconds yet."""
+    dist.init_process_group("gloo")
+    dist.barrier()
+    if rank == 0:
+        return
+    store = dist.distributed_c10d._get_default_store()
+    for number in range(20):
+        store.set(f"late/{rank}/{number}", "here")
+        time.sleep(0.05)
+    print(f"rank {rank} is done", flush=True)
+
+
+def saves_at_sigterm():
+    def save(*_):
+        (place / f"saved-{rank}").touch()
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, save)
+    waits()
+
+
+def ignores_sigterm():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    waits()
+
+
+def waits():
+    print("ready", flush=True)
+    (place / f"ready-{rank}").touch()
+    while True:
+        time.sleep(0.1)
+
+
+def hidden():
+    importlib.import_module("elastic").init()
+
+
+if __name__ == "__main__":
+    globals()[end]()

@@ -1,0 +1,156 @@
+"""Scripts written for torchrun, unmodified: its environment, its restarts, its ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.integration.running import (
+    CONFIGURATION,
+    FAILED,
+    SCRIPTS,
+    Place,
+    eventually,
+    said,
+    steps_of,
+    tracebacks,
+    wait_for_step,
+)
+from tests.job_process import JobProcess
+
+TERMINATED = 143
+ALL = ["--console", "all"]
+# What torchrun tells itself, what the kernel or bash do, and what helps to find peers.
+NOT_COMPARED = {"TORCHELASTIC_SIGNALS_TO_HANDLE", "_", "SHLVL", "XDG_RUNTIME_DIR"}
+OURS = {"GLOO_SOCKET_IFNAME", "RES_OPTIONS", "TORCHINDUCTOR_CACHE_DIR"}  # the last: by import torch
+# Ports, ids, places; and torchrun names this host as it names itself.
+DIFFERENT = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
+
+
+def starts(job: JobProcess) -> list[tuple[int, int, int, int, int]]:
+    """(rank, world size, restart, first step, pid) of every process of plain_ddp.py."""
+    pattern = r"\[.*\] start (\d+)/(\d+) restart (\d+) at step (\d+) pid (\d+)"
+    found = (re.fullmatch(pattern, line) for line in list(job.output))
+    return [tuple(map(int, m.groups())) for m in found if m]  # type: ignore[misc]
+
+
+def groups(job: JobProcess) -> dict[int, set[int]]:
+    """The ranks that started, by the number of restarts before."""
+    return {
+        restart: {rank for rank, _, r, _, _ in starts(job) if r == restart}
+        for _, _, restart, _, _ in starts(job)
+    }
+
+
+@pytest.mark.parametrize("victim", ["script", "worker"])
+def test_a_killed_process_costs_one_restart_of_all(
+    place: Place, tmp_path: Path, victim: str
+) -> None:
+    arguments = [tmp_path / "checkpoint", "--steps", 60, "--pace-s", 0.05]
+    job = place.start("plain_ddp.py", *arguments, options=ALL, nproc=3)
+    wait_for_step(job, 12)
+    if victim == "script":
+        os.kill(next(pid for rank, *_, pid in starts(job) if rank == 1), signal.SIGKILL)
+    else:
+        job.kill_worker(job.members()[1])
+    assert job.wait() == 0, job.story()
+    assert groups(job) == {0: {0, 1, 2}, 1: {0, 1, 2}}, job.story()
+    assert len(starts(job)) == 6, "somebody was started more than once"
+    resumed = {at for _, world, restart, at, _ in starts(job) if restart == 1 and world == 3}
+    assert len(resumed) == 1, "the workers disagree"
+    assert resumed.pop() >= 10, "not from the checkpoint"
+    assert steps_of(job)[-1] == 60
+    formed = [(e["reason"], e["world_size"]) for e in job.named("generation_formed")]
+    assert formed == [("started", 3), ("member_lost", 0), ("started", 3)]
+    assert job.named("worker_failed")[0]["kind"] == "signal"
+    assert len(job.named("recovered")) == 1
+
+
+def test_the_environment_is_that_of_torchrun(place: Place, tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    ours.mkdir()
+    theirs.mkdir()
+    script, options = SCRIPTS / "classic.py", ["--max-restarts", "3"]
+    job = place.start(script, "environment", ours, options=options)
+    assert job.wait() == 0, job.story()
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", *options]
+    done = place.python(*command, script, "environment", theirs)
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        mine, other = (json.loads((d / f"{rank}.json").read_text()) for d in (ours, theirs))
+        assert mine.keys() - other.keys() - NOT_COMPARED == OURS
+        assert other.keys() - mine.keys() - NOT_COMPARED == set()
+        same = other.keys() - NOT_COMPARED - DIFFERENT
+        assert {n: mine[n] for n in same} == {n: other[n] for n in same}
+        assert mine["TORCHELASTIC_RUN_ID"] == "job"
+        assert mine["MASTER_ADDR"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("end", ["raises", "raises_recorded"])
+def test_a_script_that_always_fails_ends_the_job_after_the_restarts(
+    place: Place, tmp_path: Path, end: str
+) -> None:
+    options = [*ALL, "--max-restarts", "2"]
+    job = place.start("classic.py", end, tmp_path, options=options)
+    assert job.wait() == FAILED, job.story()
+    attempts = {line.partition("attempt ")[2] for line in job.output if "attempt" in line}
+    assert attempts == {"0", "1", "2"}
+    assert "ValueError: no such corpus" in said(job)
+    assert 'classic.py", line ' in tracebacks(job)
+
+
+def test_other_exit_codes_are_failures(place: Place, tmp_path: Path) -> None:
+    job = place.start("classic.py", "exits", tmp_path, options=["--max-restarts", "0"])
+    assert job.wait() == FAILED, job.story()
+    assert "exit code 3" in said(job)
+
+
+@pytest.mark.parametrize("script", ["never_joins.py", "classic.py"])
+def test_a_script_that_ends_at_once_is_done(place: Place, tmp_path: Path, script: str) -> None:
+    job = place.start(script, "nothing", tmp_path, options=ALL)
+    assert job.wait() == 0, job.story()
+    assert not job.named("worker_failed")
+    assert sum("hello" in line for line in job.output) == 2
+
+
+def test_a_worker_that_is_done_early_is_waited_with(place: Place, tmp_path: Path) -> None:
+    job = place.start("classic.py", "early", tmp_path, options=ALL, nproc=3)
+    assert job.wait() == 0, job.story()
+    assert not job.named("worker_failed")
+    assert {line for line in job.output if "is done" in line} == {
+        "[rank 1] rank 1 is done",
+        "[rank 2] rank 2 is done",
+    }
+
+
+def test_sigterm_reaches_the_script(place: Place, tmp_path: Path) -> None:
+    job = ready(place, "saves_at_sigterm", tmp_path)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait() == TERMINATED, job.story()
+    assert {path.name for path in tmp_path.glob("saved-*")} == {"saved-0", "saved-1"}
+    assert not job.named("worker_failed")
+
+
+def test_a_script_that_ignores_sigterm_is_killed_after_the_grace(
+    place: Place, tmp_path: Path
+) -> None:
+    job = ready(place, "ignores_sigterm", tmp_path, "--stop-grace-s", "1")
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait(deadline_s=30.0) == TERMINATED, job.story()
+
+
+def ready(place: Place, end: str, tmp_path: Path, *options: str) -> JobProcess:
+    job = place.start("classic.py", end, tmp_path, options=options)
+    eventually(lambda: len(list(tmp_path.glob("ready-*"))) == 2, job.story, deadline_s=60.0)
+    return job
+
+
+def test_init_in_a_script_that_hides_it_is_refused(place: Place, tmp_path: Path) -> None:
+    job = place.start("classic.py", "hidden", tmp_path)
+    assert job.wait() == CONFIGURATION, job.story()
+    assert "--launch elastic" in said(job)

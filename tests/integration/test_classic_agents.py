@@ -1,0 +1,128 @@
+"""A script written for torchrun under agents: nodes are lost, come back and leave."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.etcd_cluster import etcd_cluster, free_ports
+from tests.integration.running import SCRIPTS, Place
+from tests.job_process import CommandProcess, descendants
+
+TERMINATED = 143
+NODES = ("a", "b")
+
+
+class TwoNodes:
+    """One coordinator, agents on loopback."""
+
+    def __init__(self, place: Place, endpoints: str, files: Path) -> None:
+        self._files = files
+        self._killed: list[CommandProcess] = []
+        self._environment = {
+            **place.environment,
+            "ELASTIC_ETCD": endpoints,
+            "ELASTIC_INSECURE": "true",
+            "ELASTIC_JOB": "classic",
+        }
+        (port,) = free_ports(1)
+        at = f"127.0.0.1:{port}"
+        self.coordinator = self._start("coordinator", "--listen", at, "--advertise", at)
+        self.agents = {node: self.start_agent(node) for node in NODES}
+
+    def start_agent(self, node: str) -> CommandProcess:
+        names = ("--node-name", node, "--node-host", "127.0.0.1", "--node-ttl-s", "2")
+        logs = ("--log-dir", str(self._files / "logs"), "--console", "all")
+        script = (str(SCRIPTS / "plain_ddp.py"), str(self._files / "checkpoint"))
+        return self._start("agent", *names, *logs, *script, "--steps", "100000", "--pace-s", "0.02")
+
+    def kill_node(self, node: str) -> None:
+        """The agent and everything below it, so that nobody has time to end anything."""
+        agent = self.agents[node].process.pid
+        for pid in (agent, *descendants(agent)):
+            os.kill(pid, signal.SIGSTOP)
+        for pid in (agent, *descendants(agent)):
+            os.kill(pid, signal.SIGKILL)
+        self.agents[node].wait()
+        self.agents[node].close()
+        self._killed.append(self.agents[node])
+
+    def wait_trained(self, world: int, restart: int) -> None:
+        """Until every process of this restart is there, and rank 0 has trained on."""
+        for rank in range(world):
+            self._wait_said(rf"start {rank}/{world} restart {restart} at step (\d+) pid \d+")
+        rank0 = self._wait_said(rf"start 0/{world} restart {restart} at step (\d+) pid \d+")
+        self._wait_said(rf"step {int(rank0[1]) + 20}")
+
+    def started(self) -> list[tuple[int, int]]:
+        """(restart, world size) of every process that has started."""
+        pattern = r"start \d+/(\d+) restart (\d+) at"
+        found = [m for line in self._output() if (m := re.search(pattern, line))]
+        return sorted((int(m[2]), int(m[1])) for m in found)
+
+    def story(self) -> str:
+        said = {"coordinator": self.coordinator, **self.agents}
+        return "\n".join(f"{name}: {process.story()}" for name, process in said.items())
+
+    def close(self) -> None:
+        for process in (*self.agents.values(), self.coordinator):
+            process.close()
+
+    def _output(self) -> list[str]:
+        agents = {*self._killed, *self.agents.values()}
+        return [line for agent in agents for line in list(agent.output)]
+
+    def _wait_said(self, pattern: str) -> re.Match[str]:
+        def found() -> re.Match[str] | None:
+            matches = (re.search(pattern + "$", line) for line in self._output())
+            return next(filter(None, matches), None)
+
+        match: re.Match[str] = self.agents["a"].wait_for(found, f"{pattern}\n{self.story()}")
+        return match
+
+    def _start(self, *arguments: str) -> CommandProcess:
+        command = [sys.executable, "-m", "elastic.cli", *arguments]
+        return CommandProcess(command, environment=self._environment)
+
+
+@pytest.fixture
+def nodes(place: Place, tmp_path: Path) -> Iterator[TwoNodes]:
+    with etcd_cluster(size=1) as cluster:
+        two = TwoNodes(place, cluster.endpoints(), tmp_path)
+        try:
+            yield two
+        finally:
+            two.close()
+            for directory in place.run_directories():  # kept for the node's next agent
+                shutil.rmtree(directory)
+
+
+@pytest.mark.timeout(240)
+def test_each_change_of_nodes_costs_one_restart(nodes: TwoNodes) -> None:
+    nodes.agents["a"].wait_for(lambda: any(w == 2 for _, w in nodes.started()), "two nodes")
+    # One node may have been there before the other.
+    first = max(restart for restart, world in nodes.started() if world == 2)
+    nodes.wait_trained(2, first)
+
+    nodes.kill_node("b")
+    nodes.wait_trained(1, first + 1)
+
+    nodes.agents["b"] = nodes.start_agent("b")
+    nodes.wait_trained(2, first + 2)
+
+    nodes.agents["b"].process.send_signal(signal.SIGTERM)
+    assert nodes.agents["b"].wait() == TERMINATED, nodes.story()
+    nodes.wait_trained(1, first + 3)
+
+    nodes.agents["a"].process.send_signal(signal.SIGTERM)
+    assert nodes.agents["a"].wait() == TERMINATED, nodes.story()
+    assert nodes.coordinator.wait() == TERMINATED, nodes.story()
+    after = [(restart - first, world) for restart, world in nodes.started() if restart >= first]
+    assert after == [(0, 2), (0, 2), (1, 1), (2, 2), (2, 2), (3, 1)], nodes.story()

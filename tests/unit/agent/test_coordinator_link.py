@@ -1,0 +1,348 @@
+"""The agent's stream over a real server: kept open, to the newest leader, nothing forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic.agent.coordinator_link import CoordinatorLink, FixedLeader, Leader
+from elastic.errors import ConfigurationError
+from elastic.rpc.control import AgentStream, ControlClient, ControlServer
+from elastic.v1 import control_pb2 as pb
+from elastic.v1 import job_pb2, local_pb2
+from tests.unit.rpc.conversation import DEADLINE_S, Recorder
+
+HELLO = pb.AgentHello(node="n1", host="h", slots=2)
+
+
+class Coordinator(Recorder):
+    """Answers every hello, and remembers what was said."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self.address = address
+        self.said: list[pb.AgentMessage] = []
+        self._server: ControlServer | None = None
+
+    async def start(self) -> None:
+        self._server = ControlServer(self, self.address)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(0)
+
+    def agent_connected(self, stream: AgentStream) -> None:
+        super().agent_connected(stream)
+        stream.send(probe=pb.Probe())
+
+    def agent_said(self, stream: AgentStream, message: pb.AgentMessage) -> None:
+        super().agent_said(stream, message)
+        self.said.append(message)
+
+    def kinds(self) -> list[str | None]:
+        return [m.WhichOneof("kind") for m in self.said]
+
+
+class Found:
+    """A leader, as the store tells of it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+
+class Election:
+    """A leader source that is told who leads."""
+
+    def __init__(self, first: Leader | None = None) -> None:
+        self._leader = first
+        self._changed = asyncio.Event()
+
+    def elect(self, address: str) -> None:
+        self._leader = Found(address)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def newer(self, than: Any = None) -> Leader:
+        while self._leader is None or self._leader is than:
+            await self._changed.wait()
+        return self._leader
+
+
+class Agent:
+    """A link and what it has told."""
+
+    def __init__(self, leaders: Election | FixedLeader) -> None:
+        self.messages: list[str | None] = []
+        self.lost: list[str] = []
+        self.refused: list[ConfigurationError] = []
+        self.clients: list[str] = []
+        self.error: ConfigurationError | None = None
+        self.link = CoordinatorLink(
+            leaders,
+            self._connect,
+            HELLO,
+            on_connected=lambda: self.link.send(view=pb.NodeView()),
+            on_message=lambda m: self.messages.append(m.WhichOneof("kind")),
+            on_lost=self.lost.append,
+            on_refused=self.refused.append,
+        )
+        self.running = asyncio.create_task(self.link.run())
+
+    def _connect(self, address: str) -> ControlClient:
+        self.clients.append(address)
+        return _Client(address, self)
+
+    async def close(self) -> None:
+        self.link.close()
+        self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
+
+
+class _Client(ControlClient):
+    """A real one, that may find its certificates useless."""
+
+    def __init__(self, address: str, agent: Agent) -> None:
+        super().__init__(address)
+        self._agent = agent
+
+    async def attend(self, outgoing: Any) -> Any:
+        if self._agent.error is not None:
+            raise self._agent.error
+        async for message in super().attend(outgoing):
+            yield message
+
+
+class Place:
+    def __init__(self, directory: Path, stack: AsyncExitStack) -> None:
+        self._directory, self._stack = directory, stack
+
+    async def coordinator(self, name: str = "c") -> Coordinator:
+        made = Coordinator(f"unix:{self._directory}/{name}.sock")
+        self._stack.push_async_callback(made.stop)
+        await made.start()
+        return made
+
+    def agent(self, leaders: Election | FixedLeader) -> Agent:
+        made = Agent(leaders)
+        self._stack.push_async_callback(made.close)
+        return made
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elastic.agent.coordinator_link._RETRY_S", 0.02)
+
+
+def run(tmp_path: Path, check: Callable[[Place], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            await asyncio.wait_for(check(Place(tmp_path, stack)), DEADLINE_S)
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """The deadline is the test's."""
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def failure(worker: str) -> job_pb2.Failure:
+    return job_pb2.Failure(worker=worker)
+
+
+def test_hello_then_the_view_then_what_is_said(tmp_path: Path) -> None:
+    async def check(place: Place) -> None:
+        coordinator = await place.coordinator()
+        agent = place.agent(FixedLeader(coordinator.address))
+        await until(lambda: agent.link.connected)
+        agent.link.send(progress=job_pb2.Progress(committed=3))
+        await until(lambda: coordinator.kinds() == ["view", "progress"])
+        assert coordinator.streams[0].hello == HELLO
+        assert agent.messages == ["probe"]
+        assert agent.lost == []
+
+    run(tmp_path, check)
+
+
+def test_a_stream_that_breaks_is_opened_again_and_everything_said_anew(tmp_path: Path) -> None:
+    async def check(place: Place) -> None:
+        coordinator = await place.coordinator()
+        agent = place.agent(FixedLeader(coordinator.address))
+        await until(lambda: agent.link.connected)
+        await until(lambda: coordinator.kinds() == ["view"])
+        coordinator.streams[0].close()
+        await until(lambda: coordinator.kinds() == ["view", "view"])
+        await until(lambda: agent.link.connected)
+        assert len(agent.lost) == 1
+        assert agent.clients == [coordinator.address]
+
+    run(tmp_path, check)
+
+
+def test_what_matters_is_kept_while_nobody_answers_and_the_rest_is_not(tmp_path: Path) -> None:
+    async def check(place: Place) -> None:
+        coordinator = await place.coordinator()
+        agent = place.agent(FixedLeader(coordinator.address))
+        await until(lambda: agent.link.connected)
+        await coordinator.stop()
+        await until(lambda: not agent.link.connected and bool(agent.lost))
+        agent.link.send(failure=failure("w1"))
+        agent.link.send(progress=job_pb2.Progress(committed=3))
+        agent.link.send(view=pb.NodeView())
+        agent.link.send(reformed=job_pb2.Reformed())
+        agent.link.send(shard_saved=job_pb2.ShardSaved())
+        agent.link.send(ledger=local_pb2.LedgerEntries())
+        agent.link.send(notice=local_pb2.Notice(name="checkpoint_damaged"))
+        agent.link.send(leave=pb.LeaveRequest(reason="SIGTERM"))
+        agent.link.send(stop=pb.StopRequest(reason="Ctrl-C"))
+        agent.link.send(failure=failure("w2"))
+        coordinator.said.clear()
+        await coordinator.start()
+        await until(lambda: len(coordinator.said) >= 6)
+        assert coordinator.kinds() == ["view", "failure", "notice", "leave", "stop", "failure"]
+        assert [m.failure.worker for m in coordinator.said if m.HasField("failure")] == ["w1", "w2"]
+        await coordinator.stop()
+        coordinator.said.clear()
+        await coordinator.start()
+        await until(lambda: len(coordinator.said) >= 1 and agent.link.connected)
+        assert coordinator.kinds() == ["view"]  # once is enough
+
+    run(tmp_path, check)
+
+
+def test_what_was_said_before_there_was_a_leader_is_kept(tmp_path: Path) -> None:
+    async def check(place: Place) -> None:
+        election = Election()
+        agent = place.agent(election)
+        agent.link.send(failure=failure("w1"))
+        coordinator = await place.coordinator()
+        election.elect(coordinator.address)
+        await until(lambda: coordinator.kinds() == ["view", "failure"])
+
+    run(tmp_path, check)
+
+
+def test_a_new_leader_is_followed_though_the_old_one_answers(tmp_path: Path) -> None:
+    async def check(place: Place) -> None:
+        one, two = await place.coordinator("one"), await place.coordinator("two")
+        election = Election(Found(one.address))
+        agent = place.agent(election)
+        await until(lambda: agent.link.connected)
+        election.elect(two.address)
+        await until(lambda: two.kinds() == ["view"])
+        await until(lambda: agent.link.connected and not one.streams)
+        agent.link.send(failure=failure("w1"))
+        await until(lambda: two.kinds() == ["view", "failure"])
+        assert one.kinds() == ["view"]
+        assert agent.clients == [one.address, two.address]
+        assert agent.lost == []  # it was told whom to go to
+
+    run(tmp_path, check)
+
+
+def test_the_same_address_in_a_new_office_is_a_new_leader(tmp_path: Path) -> None:
+    async def check(place: Place) -> None:
+        coordinator = await place.coordinator()
+        election = Election(Found(coordinator.address))
+        agent = place.agent(election)
+        await until(lambda: agent.link.connected)
+        election.elect(coordinator.address)
+        await until(lambda: coordinator.kinds() == ["view", "view"])
+
+    run(tmp_path, check)
+
+
+def test_a_leader_that_is_gone_is_looked_for_until_there_is_a_new_one(tmp_path: Path) -> None:
+    async def check(place: Place) -> None:
+        one, two = await place.coordinator("one"), await place.coordinator("two")
+        election = Election(Found(one.address))
+        agent = place.agent(election)
+        await until(lambda: agent.link.connected)
+        await one.stop()
+        await until(lambda: bool(agent.lost))
+        agent.link.send(failure=failure("w1"))
+        election.elect(two.address)
+        await until(lambda: two.kinds() == ["view", "failure"])
+
+    run(tmp_path, check)
+
+
+def test_each_outage_is_told_once(tmp_path: Path) -> None:
+    async def check(place: Place) -> None:
+        coordinator = await place.coordinator()
+        agent = place.agent(FixedLeader(coordinator.address))
+        await until(lambda: agent.link.connected)
+        told = 0
+        for _ in range(2):
+            await coordinator.stop()
+            await until(lambda: len(agent.lost) > told)  # noqa: B023
+            reasons = agent.lost[told:]
+            await asyncio.sleep(0.3)  # many tries
+            new = agent.lost[told:]
+            assert new[: len(reasons)] == reasons
+            assert len(new) == len(set(new)) <= 2  # at most: how it broke, and that nobody answers
+            await coordinator.start()
+            await until(lambda: agent.link.connected)
+            told = len(agent.lost)
+
+    run(tmp_path, check)
+
+
+def test_refused_at_first_the_agent_can_not_go_on(tmp_path: Path) -> None:
+    async def check(place: Place) -> None:
+        coordinator = await place.coordinator()
+        agent = place.agent(FixedLeader(coordinator.address))
+        agent.error = ConfigurationError("the certificate is of another job")
+        await agent.running
+        assert [str(e) for e in agent.refused] == ["the certificate is of another job"]
+        assert agent.lost == []
+
+    run(tmp_path, check)
+
+
+def test_refused_later_it_is_an_outage_that_may_end(tmp_path: Path) -> None:
+    async def check(place: Place) -> None:
+        coordinator = await place.coordinator()
+        agent = place.agent(FixedLeader(coordinator.address))
+        await until(lambda: agent.link.connected)
+        agent.error = ConfigurationError("the certificate has expired")
+        coordinator.streams[0].close()
+        await until(lambda: "the certificate has expired" in agent.lost)
+        agent.error = None
+        await until(lambda: agent.link.connected)
+        assert agent.refused == []
+        assert agent.lost.count("the certificate has expired") == 1
+
+    run(tmp_path, check)
+
+
+def test_a_closed_link_tells_nothing_more(tmp_path: Path) -> None:
+    async def check(place: Place) -> None:
+        coordinator = await place.coordinator()
+        agent = place.agent(FixedLeader(coordinator.address))
+        await until(lambda: agent.link.connected)
+        agent.link.close()
+        await coordinator.stop()
+        await agent.running
+        assert agent.lost == []
+
+    run(tmp_path, check)
+
+
+def test_a_fixed_leader_is_the_only_one(tmp_path: Path) -> None:
+    async def check(place: Place) -> None:
+        del place
+        leader = FixedLeader("unix:/c")
+        assert await leader.newer() is leader
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(leader.newer(leader), 0.05)
+
+    run(tmp_path, check)

@@ -1,0 +1,147 @@
+"""When a node looks for its leader, and when it has been cut off for too long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from elastic.agent import membership
+from elastic.agent.membership import LeaderOnceRegistered, watch_isolation
+from elastic.agent.registration import Registration
+from elastic.store.job_documents import LeaderDocument, to_json
+from elastic.store.job_keys import JobKeys
+from elastic.store.leader_watch import LeaderWatch
+from elastic.store.memory import MemoryStore
+from tests.contract.conftest import within_deadline
+from tests.unit.store.failing_store import Clock
+
+TIMEOUT_S = 30.0
+
+
+class Renewals(Registration):
+    """A registration that was renewed when the test says so."""
+
+    def __init__(self) -> None:
+        self.at_s = 0.0
+
+    @property
+    def renewed_at_s(self) -> float:
+        return self.at_s
+
+
+class Node:
+    """Under watch, by a clock that goes when it is told to."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.registration = Renewals()
+        self.contact = False
+        self.told: list[float] = []
+        self.looks = 0
+        self.watching = asyncio.create_task(
+            watch_isolation(
+                self.registration,
+                timeout_s=TIMEOUT_S,
+                in_contact=self._in_contact,
+                cut_off=self.told.append,
+            )
+        )
+
+    def _in_contact(self) -> bool:
+        self.looks += 1
+        return self.contact
+
+    async def after(self, now: float) -> list[float]:
+        """What was told by then."""
+        self.clock.now = now
+        looks = self.looks
+        while self.looks < looks + 2:
+            await asyncio.sleep(0.001)
+        return self.told
+
+
+def run(monkeypatch: pytest.MonkeyPatch, check: Callable[[Node], object]) -> None:
+    clock = Clock()
+    monkeypatch.setattr(membership, "_LOOK_S", 0.001)
+    monkeypatch.setattr(membership, "boot_time_s", clock)
+
+    async def main() -> None:
+        node = Node(clock)
+        try:
+            await node.after(0.0)
+            await check(node)  # type: ignore[misc]
+        finally:
+            node.watching.cancel()
+
+    within_deadline(main())
+
+
+def test_neither_heard_of_for_too_long_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(node: Node) -> None:
+        assert await node.after(TIMEOUT_S - 0.1) == []
+        assert await node.after(TIMEOUT_S) == [TIMEOUT_S]
+        assert await node.after(9 * TIMEOUT_S) == [TIMEOUT_S]
+
+    run(monkeypatch, check)
+
+
+def test_the_store_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(node: Node) -> None:
+        node.registration.at_s = 100.0
+        assert await node.after(100.0 + TIMEOUT_S - 0.1) == []
+        node.registration.at_s = 120.0
+        assert await node.after(120.0 + TIMEOUT_S - 0.1) == []
+        assert await node.after(120.0 + TIMEOUT_S) == [TIMEOUT_S]
+
+    run(monkeypatch, check)
+
+
+def test_the_coordinator_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(node: Node) -> None:
+        node.contact = True
+        for now in (100.0, 200.0):
+            assert await node.after(now) == []
+        node.contact = False
+        assert await node.after(200.0 + TIMEOUT_S - 0.1) == []
+        assert await node.after(200.0 + TIMEOUT_S) == [TIMEOUT_S]
+
+    run(monkeypatch, check)
+
+
+def test_cut_off_again_it_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(node: Node) -> None:
+        await node.after(TIMEOUT_S)
+        node.registration.at_s = 50.0
+        assert len(await node.after(51.0)) == 1
+        assert len(await node.after(50.0 + TIMEOUT_S)) == 2
+
+    run(monkeypatch, check)
+
+
+def test_there_is_no_leader_for_a_node_without_its_name() -> None:
+    async def check() -> None:
+        store = MemoryStore()
+        document = LeaderDocument(candidate="c", address="one:1")
+        await store.put(JobKeys("job").leader, to_json(document))
+        watch = LeaderWatch(store, job="job")
+        watching = asyncio.create_task(watch.run())
+        leaders = LeaderOnceRegistered(watch)
+        asking = asyncio.create_task(leaders.newer())
+        while watch.leader is None:
+            await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not asking.done()
+        leaders.registered.set()
+        first = await asking
+        assert first.address == "one:1"
+        asking = asyncio.create_task(leaders.newer(first))
+        await store.delete(JobKeys("job").leader)
+        document = LeaderDocument(candidate="d", address="two:1")
+        await store.put(JobKeys("job").leader, to_json(document))
+        assert (await asking).address == "two:1"
+        watching.cancel()
+
+    within_deadline(check())

@@ -1,0 +1,176 @@
+"""A real zygote and its workers, under agents that end, come back, or do not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DEADLINE_S = 90.0
+Start = Callable[..., "Owner"]
+
+
+class Owner:
+    """A process that has started or found the zygote of a directory."""
+
+    def __init__(self, directory: Path, grace_s: float) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.unit.agent.zygote_owner", str(directory), str(grace_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.how = self.hear()["event"]
+        self.ready: dict[str, Any] = {}
+
+    def tell(self, *command: object) -> None:
+        assert self.process.stdin is not None
+        print(*command, file=self.process.stdin, flush=True)
+
+    def hear(self) -> dict[str, Any]:
+        """The next event; the test's own deadline ends a wait in vain."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "it ended without a word"
+        return dict(json.loads(line))
+
+    def hear_of(self, event: str) -> dict[str, Any]:
+        heard = self.hear()
+        while heard["event"] != event:
+            heard = self.hear()
+        return heard
+
+    def spawn(self, worker: str, seconds: float = 600.0, code: int = 0) -> int:
+        self.tell("spawn", worker, seconds, code)
+        spawned = self.hear_of("spawned")
+        assert spawned["worker"] == worker
+        return int(spawned["pid"])
+
+    def killed(self) -> None:
+        """As an agent that ends without a word."""
+        self.process.kill()
+        self.process.wait()
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts owners of one directory, one after the other; nothing is left of any."""
+    owners: list[Owner] = []
+    keepers: set[int] = set()
+    with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as directory:
+        (Path(directory) / "job.json").touch()
+        lock = (Path(directory) / "job.json").open()
+
+        def start(grace_s: float) -> Owner:
+            owners.append(Owner(Path(directory), grace_s))
+            owners[-1].ready = owners[-1].hear_of("ready")
+            keepers.add(owners[-1].ready["keeper"])
+            return owners[-1]
+
+        yield start
+        for owner in owners:
+            owner.end()
+        for keeper in keepers:
+            if not is_gone(keeper):
+                os.killpg(keeper, signal.SIGKILL)
+        lock.close()
+
+
+def is_gone(pid: int) -> bool:
+    """Gone, or nobody has looked yet how it ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_second_agent_finds_the_firsts_workers_and_hears_what_it_missed(start: Start) -> None:
+    first = start(60.0)
+    assert first.how == "started"
+    assert first.ready["workers"] == {}
+    living, dying = first.spawn("w1"), first.spawn("w2", seconds=600.0)
+    first.killed()
+    os.kill(dying, signal.SIGKILL)
+    until(lambda: is_gone(dying))
+    second = start(60.0)
+    assert second.how == "found"
+    assert second.ready["keeper"] == first.ready["keeper"]
+    (worker,) = second.ready["workers"]
+    pid, log = second.ready["workers"][worker]
+    assert (worker, pid) == ("w1", living)
+    assert log.endswith("/w1.log")
+    assert second.hear() == {"event": "exited", "worker": "w2", "code": 0, "signal": 9}
+    third = second.spawn("w3", seconds=0.0, code=3)
+    assert second.hear() == {"event": "exited", "worker": "w3", "code": 3, "signal": 0}
+    assert is_gone(third)
+    second.tell("kill", "w1", int(signal.SIGKILL))
+    assert second.hear()["worker"] == "w1"
+    second.tell("close")
+    assert second.hear() == {"event": "closed"}
+    assert is_gone(second.ready["keeper"])
+
+
+def test_without_grace_all_ends_with_the_agent(start: Start) -> None:
+    owner = start(0.0)
+    worker = owner.spawn("w1")
+    owner.killed()
+    until(lambda: is_gone(worker) and is_gone(owner.ready["keeper"]))
+
+
+def test_the_grace_is_over_once(start: Start) -> None:
+    owner = start(3.0)
+    worker = owner.spawn("w1")
+    began = time.monotonic()
+    owner.killed()
+    until(lambda: is_gone(worker) and is_gone(owner.ready["keeper"]))
+    assert time.monotonic() - began >= 2.9
+
+
+def test_let_go_the_workers_live_on_and_closed_they_end_at_once(start: Start) -> None:
+    first = start(60.0)
+    worker = first.spawn("w1")
+    first.tell("let_go")
+    first.process.wait()
+    assert not is_gone(worker)
+    second = start(60.0)
+    assert list(second.ready["workers"]) == ["w1"]
+    second.tell("close")
+    assert second.hear() == {"event": "closed"}
+    assert is_gone(worker)
+    assert is_gone(second.ready["keeper"])
+
+
+def test_a_zygote_that_is_killed_is_lost_with_its_workers(start: Start) -> None:
+    first = start(60.0)
+    worker = first.spawn("w1")
+    first.killed()
+    second = start(60.0)
+    keeper = second.ready["keeper"]
+    os.killpg(keeper, signal.SIGKILL)  # keeper and zygote
+    lost = second.hear_of("lost")
+    assert "zygote.log" in lost["reason"]
+    until(lambda: is_gone(worker))

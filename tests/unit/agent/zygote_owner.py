@@ -1,0 +1,107 @@
+"""A process that has a zygote, says what it hears of it and does what it reads, one line each.
+
+`python -m tests.unit.agent.zygote_owner DIRECTORY GRACE_S`; reads "spawn WORKER SECONDS [CODE]",
+"kill WORKER SIGNAL", "let_go" and "close".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from elastic.agent.zygote_process import ZygoteProcess
+from elastic.runtime.orphans import adopt_orphans
+from elastic.v1 import local_pb2 as pb
+
+
+async def main(directory: Path, grace_s: float) -> None:
+    adopt_orphans()
+    lost = asyncio.Event()
+    zygote = ZygoteProcess(
+        run_directory=directory,
+        log=directory / "zygote.log",
+        environment={**os.environ, "OMP_NUM_THREADS": "1"},
+        on_event=_heard,
+        on_lost=lost.set,
+        grace_s=grace_s,
+    )
+    workers = directory / "agent.sock"
+    workers.unlink(missing_ok=True)
+    server = await asyncio.start_unix_server(_listen, workers)
+    _say(event="found" if await zygote.open() else "started")
+    running = asyncio.ensure_future(zygote.run())
+    commands = asyncio.ensure_future(_obey(zygote, directory))
+    losing = asyncio.ensure_future(lost.wait())
+    await asyncio.wait({commands, losing}, return_when=asyncio.FIRST_COMPLETED)
+    if lost.is_set():
+        _say(event="lost", reason=str(zygote.exit_reason()))
+    commands.cancel()
+    running.cancel()
+    server.close()
+
+
+async def _obey(zygote: ZygoteProcess, directory: Path) -> None:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
+    while line := (await reader.readline()).decode().split():
+        command, *arguments = line
+        if command == "spawn":
+            zygote.spawn(_request(directory, *arguments))
+        elif command == "kill":
+            zygote.kill(arguments[0], signal.Signals(int(arguments[1])))
+        elif command == "let_go":
+            zygote.let_go()
+            return
+        elif command == "close":
+            await zygote.close()
+            _say(event="closed")
+            return
+
+
+def _request(directory: Path, worker: str, seconds: str, code: str = "0") -> pb.SpawnRequest:
+    script = directory / "script.py"
+    script.write_text(
+        "import sys, time; time.sleep(float(sys.argv[1])); sys.exit(int(sys.argv[2]))"
+    )
+    return pb.SpawnRequest(
+        worker=worker,
+        socket_path=str(directory / "agent.sock"),
+        log_path=str(directory / f"{worker}.log"),
+        argv=[str(script), seconds, code],
+    )
+
+
+async def _listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """To workers, as an agent would."""
+    with contextlib.suppress(ConnectionError):
+        while await reader.read(4096):
+            pass
+    writer.close()
+
+
+def _heard(event: pb.ZygoteEvent) -> None:
+    kind = event.WhichOneof("kind")
+    if kind == "ready":
+        found = {w.worker: [w.pid, w.log_path] for w in event.ready.workers}
+        _say(event="ready", workers=found, keeper=event.ready.keeper)
+    elif kind == "spawned":
+        _say(event="spawned", worker=event.spawned.worker, pid=event.spawned.pid)
+    else:
+        exited = event.exited
+        _say(event="exited", worker=exited.worker, code=exited.exit_code, signal=exited.signal)
+
+
+def _say(**fields: Any) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), float(sys.argv[2])))

@@ -1,0 +1,67 @@
+"""Which scripts are started as torchrun starts them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elastic.cli.launch import is_classic
+from elastic.settings.shared import Launch
+
+
+def written(directory: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = directory / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(text)
+    return directory / "train.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "classic"),
+    [
+        ("", True),
+        ("import torch", True),
+        ("import elastic", False),
+        ("import torch, elastic as e", False),
+        ("from elastic import init", False),
+        ("import elastic.errors", False),
+        ("def main():\n    import elastic", False),
+        ("import elasticsearch", True),
+        ("# import elastic", True),
+        ("'''import elastic'''", True),
+        ("from . import elastic", True),
+        ("this is no Python", False),
+        ("\0", False),
+    ],
+)
+def test_what_the_script_imports_decides(tmp_path: Path, text: str, classic: bool) -> None:
+    assert is_classic(written(tmp_path, train=text), Launch.AUTO) is classic
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"train": "import toy", "toy": "import elastic"},
+        {"train": "from toy import Toy", "toy": "from elastic import init"},
+        {"train": "import a", "a": "import b", "b": "import a\nimport elastic"},
+        {"train": "from pkg import toy", "pkg/toy": "import elastic"},
+        {"train": "import pkg.toy", "pkg/toy": "import elastic"},
+        {"train": "import pkg", "pkg/__init__": "from .toy import x", "pkg/toy": "import elastic"},
+    ],
+)
+def test_so_do_the_modules_beside_it(tmp_path: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert not is_classic(tmp_path / "train.py", Launch.AUTO)
+    (tmp_path / "train.py").write_text("")
+    assert is_classic(tmp_path / "train.py", Launch.AUTO)
+
+
+def test_being_told_counts_more(tmp_path: Path) -> None:
+    script = written(tmp_path, train="import elastic")
+    assert is_classic(script, Launch.TORCHRUN)
+    assert not is_classic(written(tmp_path, train=""), Launch.ELASTIC)

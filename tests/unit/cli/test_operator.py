@@ -1,0 +1,245 @@
+"""What operators see of a job, in tables and as JSON, and what they are told when nobody leads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic.cli import operator
+from elastic.cli.operator import Target
+from elastic.errors import ConfigurationError, TransientError
+from elastic.rpc.control import AgentStream, ControlServer
+from elastic.runtime.journal import Entry
+from elastic.settings.operator import OperatorSettings
+from elastic.settings.store import StoreSettings
+from elastic.v1 import control_pb2 as pb
+from elastic.v1 import job_pb2
+from tests.unit.rpc.conversation import Recorder
+
+DEADLINE_S = 60.0
+WORKER = job_pb2.WorkerStatus(worker="n1-1", phase=6, slot=0, committed=2**33, pid=11)
+STATUS = pb.JobStatus(
+    job="digits",
+    phase="running",
+    coordinator="10.0.0.1:1",
+    generation=job_pb2.Generation(
+        number=4, members=[job_pb2.Member(worker="n1-1", node="n1@01")]
+    ),
+    nodes=[
+        pb.NodeStatus(node="n1", host="h1", slots=2, workers=[WORKER], state="ready"),
+        pb.NodeStatus(node="n2", state="drained", reason="a new disk", failures=3),
+    ],
+    progress=job_pb2.Progress(committed=2**33, epoch=1, step_s=0.1, samples_per_s=64.0),
+    restarts=1,
+    max_restarts=3,
+    recoveries_json=['{"generation": 4, "reason": "member_lost", "total_s": 0.05}'],
+    checkpoint_step=7,
+    checkpoint_dir="/checkpoints",
+)
+EVENTS = [
+    Entry(unix_s=1.0, name="node_lost", fields={"node": "n1", "reason": ""}),
+    Entry(unix_s=2.0, name="elected", fields={"address": "h:1", "members": []}),
+]
+
+
+class Leader(Recorder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.error: TransientError | None = None
+        self.asked: list[tuple[str, str, str]] = []
+
+    def status(self) -> pb.JobStatus:
+        if self.error is not None:
+            raise self.error
+        return STATUS
+
+    def stop(self, reason: str, exit_code: int) -> None:
+        self.asked.append(("stop", reason, str(exit_code)))
+
+    async def drain(self, name: str, reason: str) -> str:
+        self.asked.append(("drain", name, reason))
+        return f"the workers of {name} leave"
+
+    async def clear(self, name: str) -> str:
+        self.asked.append(("clear", name, ""))
+        return f"{name} may take part again"
+
+    async def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
+        assert not follow
+        for entry in EVENTS:
+            yield entry.to_json()
+
+    def agent_connected(self, stream: AgentStream) -> None:
+        raise AssertionError(stream)
+
+
+class Place:
+    """A leader in a thread of its own, since commands run an event loop."""
+
+    def __init__(self, directory: str) -> None:
+        self.leader = Leader()
+        self.target = Target(address=f"unix:{directory}/c.sock")
+        self._loop = asyncio.new_event_loop()
+        self._listens = threading.Event()
+        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._serve()))
+        self._over = asyncio.Event()
+
+    async def _serve(self) -> None:
+        server = ControlServer(self.leader, self.target.address or "")
+        await server.start()
+        self._listens.set()
+        await self._over.wait()
+        await server.stop(0)
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._listens.wait(DEADLINE_S)
+
+    def end(self) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(DEADLINE_S)
+        self._loop.close()
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        made = Place(directory)
+        made.start()
+        yield made
+        made.end()
+
+
+Printed = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def document(capsys: Printed) -> Any:
+    return json.loads(capsys.readouterr().out)
+
+
+def test_status_for_people(place: Place, capsys: Printed) -> None:
+    operator.status(place.target, output="table")
+    shown = capsys.readouterr().out
+    for part in (
+        "job digits: running, 1 workers",
+        "generation 4, restarts 1 of 3",
+        "coordinator 10.0.0.1:1 (in doubt: the store does not answer)",
+        "last checkpoint: step 7 in /checkpoints",
+        "n1-1",
+        "training",
+        "recovery to generation 4 (member_lost): 50 ms",
+    ):
+        assert part in shown
+
+
+def test_status_for_programs(place: Place, capsys: Printed) -> None:
+    operator.status(place.target, output="json")
+    shown = document(capsys)
+    assert shown["job"] == "digits"
+    assert shown["progress"]["committed"] == 2**33
+    assert shown["nodes"][0]["workers"][0]["committed"] == 2**33
+    assert shown["in_office"] is False
+    assert shown["recoveries"] == [
+        {"generation": 4, "reason": "member_lost", "total_s": 0.05}
+    ]
+
+
+def test_nodes_for_people(place: Place, capsys: Printed) -> None:
+    operator.nodes(place.target, output="table")
+    header, first, second = capsys.readouterr().out.splitlines()
+    assert header.split() == [
+        "node",
+        "state",
+        "host",
+        "slots",
+        "training",
+        "failures",
+        "since",
+        "reason",
+    ]
+    assert first.split()[:6] == ["n1", "ready", "h1", "2", "1", "0"]
+    assert second.split()[:6] == ["n2", "drained", "-", "0", "0", "3"]
+    assert second.rstrip().endswith("a new disk")
+
+
+def test_nodes_for_programs(place: Place, capsys: Printed) -> None:
+    operator.nodes(place.target, output="json")
+    assert [(n["node"], n["state"], n["reason"]) for n in document(capsys)] == [
+        ("n1", "ready", ""),
+        ("n2", "drained", "a new disk"),
+    ]
+
+
+@pytest.mark.parametrize("command", [operator.status, operator.nodes])
+def test_another_format_is_refused(place: Place, command: Any) -> None:
+    with pytest.raises(ConfigurationError, match="--output 'yaml' is not allowed; expected table"):
+        command(place.target, output="yaml")
+
+
+def test_what_is_asked_for_is_done_and_said(place: Place, capsys: Printed) -> None:
+    operator.drain(place.target, "n1", reason="a new disk")
+    operator.clear(place.target, "n1")
+    operator.stop(place.target, reason="the budget is spent")
+    assert place.leader.asked == [
+        ("drain", "n1", "a new disk"),
+        ("clear", "n1", ""),
+        ("stop", "the budget is spent", "143"),
+    ]
+    assert capsys.readouterr().out.splitlines() == [
+        "the workers of n1 leave",
+        "n1 may take part again",
+        "the job saves at the next step boundary and ends",
+    ]
+
+
+def test_events_for_programs(place: Place, capsys: Printed) -> None:
+    assert operator.events(place.target, follow=False, output="json") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [entry.to_json() for entry in EVENTS]
+
+
+def test_events_for_people_leave_out_what_is_empty(place: Place, capsys: Printed) -> None:
+    assert operator.events(place.target, follow=False, output="table") == 0
+    lines = [line.split(" ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["node_lost node=n1", "elected address=h:1 members=[]"]
+
+
+def test_a_coordinator_that_does_not_lead_says_so(place: Place) -> None:
+    place.leader.error = TransientError("the coordinator at h:1 does not lead now")
+    with pytest.raises(TransientError, match="h:1 does not lead now"):
+        operator.status(place.target, output="json")
+
+
+def test_nobody_is_there(tmp_path: Path) -> None:
+    target = Target(address=f"unix:{tmp_path}/nobody.sock")
+    for ask in (operator.status, operator.nodes):
+        with pytest.raises(TransientError, match=r"nobody\.sock does not answer.*still running"):
+            ask(target, output="json")
+    with pytest.raises(TransientError, match=r"nobody\.sock"):
+        operator.events(target, follow=True, output="json")
+
+
+def test_no_job_runs_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("elastic.runtime.run_directory._LAST_RESORT", str(tmp_path))
+    with pytest.raises(TransientError, match="no job named 'digits' runs on this machine"):
+        operator.status(Target(job="digits"), output="json")
+
+
+def settings_of(port: int) -> OperatorSettings:
+    return OperatorSettings(
+        job="digits", store=StoreSettings(endpoints=f"127.0.0.1:{port}"), timeout_s=1.0
+    )

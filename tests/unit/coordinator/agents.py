@@ -1,0 +1,71 @@
+"""Agents as the coordinator sees them: streams of which the other end writes down what is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from elastic.core.membership import WorkerPhase, WorkerStatus
+from elastic.rpc.codec import status_to_pb
+from elastic.rpc.control import AgentStream
+from elastic.runtime.journal import Entry, Journal
+from elastic.v1 import control_pb2 as pb
+
+
+def agent(node: str, token: str = "", **hello: Any) -> AgentStream:
+    """One that has said hello with two slots."""
+    base = {"host": f"{node}.test", "slots": 2, "command": "train.py", "command_digest": "d"}
+    return AgentStream(pb.AgentHello(node=node, start_token=token, **(base | hello)))
+
+
+def sent(stream: AgentStream) -> list[pb.CoordinatorMessage]:
+    """What was sent since the last look; raises AssertionError if the stream was closed."""
+    messages = _taken(stream)
+    assert None not in messages, "the stream was closed"
+    return [m for m in messages if m is not None]
+
+
+def closed(stream: AgentStream) -> bool:
+    """It was closed since the last look."""
+    return None in _taken(stream)
+
+
+def kinds(stream: AgentStream) -> list[str | None]:
+    """What kinds of messages were sent since the last look; None: the stream was closed."""
+    return [m.WhichOneof("kind") if m is not None else None for m in _taken(stream)]
+
+
+def _taken(stream: AgentStream) -> list[pb.CoordinatorMessage | None]:
+    queue: asyncio.Queue[pb.CoordinatorMessage | None] = stream._outgoing
+    return [queue.get_nowait() for _ in range(queue.qsize())]
+
+
+def view(*workers: WorkerStatus) -> pb.AgentMessage:
+    """A node's whole view."""
+    return pb.AgentMessage(view=pb.NodeView(workers=[status_to_pb(w) for w in workers]))
+
+
+def worker(name: str, phase: WorkerPhase, generation: int = 0, **fields: Any) -> WorkerStatus:
+    """A worker with a slot; it has taken part if it is in a generation."""
+    base = {
+        "slot": 0,
+        "generation": generation,
+        "heard": generation,
+        "took_part": generation > 0,
+        "endpoint": f"{name}:1",
+    }
+    return WorkerStatus(worker=name, phase=phase, **(base | fields))
+
+
+class Diary:
+    """A journal whose entries can be asked for."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.journal = Journal(self.entries.append)
+
+    def names(self) -> list[str]:
+        return [e.name for e in self.entries]
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        return [dict(e.fields) for e in self.entries if e.name == name]

@@ -1,0 +1,89 @@
+"""Who is let in beside whom, and which of several agents has a node's name."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic.coordinator.attendance import Attendance, name_of, node_id
+from elastic.errors import ExitCode
+from elastic.v1 import control_pb2 as pb
+from elastic.version import __version__
+from tests.unit.coordinator.agents import agent, kinds
+
+TOKEN, OTHER = "0123456789abcdef", "fedcba9876543210"
+
+
+def hello(node: str, token: str = TOKEN, **fields: str) -> pb.AgentHello:
+    return agent(node, token, **fields).hello
+
+
+def test_a_node_is_told_from_another_one_of_its_name() -> None:
+    assert node_id("n1", TOKEN) == "n1@01234567"
+    assert node_id("n1", TOKEN) != node_id("n1", OTHER)
+    assert node_id("n1", "") == "n1"
+    for node in ("n1", "n1@01234567"):
+        assert name_of(node) == "n1"
+
+
+@pytest.mark.parametrize(
+    ("fields", "refused"),
+    [
+        ({"node": "n2"}, ""),
+        ({"node": "n1"}, ""),  # the store gives a name to one at a time
+        ({"node": "n1", "token": ""}, r"the node name 'n1' is taken; choose another"),
+        ({"node": "n2", "version": __version__}, ""),
+        ({"node": "n2", "version": "0.0.0"}, r"'n2' has version 0\.0\.0.*install the same"),
+        ({"node": "n2", "command_digest": "e"}, r"'n2' runs another command than that of 'n1'"),
+        ({"node": "n1", "command_digest": "e"}, ""),  # in the place of the only other one
+    ],
+)
+def test_who_is_refused(fields: dict[str, str], refused: str) -> None:
+    nodes = Attendance()
+    nodes.arrive(agent("n1", TOKEN))
+    answer = nodes.refusal(hello(**fields))
+    if refused:
+        assert answer is not None
+        assert answer.exit_code == ExitCode.CONFIGURATION
+        with pytest.raises(AssertionError, match=refused):
+            raise AssertionError(answer.message)
+    else:
+        assert answer is None
+
+
+def test_who_came_is_found_and_leaves_once() -> None:
+    nodes, stream = Attendance(), agent("n1", TOKEN)
+    assert nodes.of(stream) is None
+    assert nodes.arrive(stream) is None
+    node = nodes.of(stream)
+    assert node is not None
+    assert node.node == "n1@01234567"
+    assert nodes.find("n1@01234567") is nodes.named("n1") is node
+    assert nodes.find("n1") is None
+    assert nodes.find("n1@fedcba98") is None
+    assert [n.node for n in nodes] == ["n1@01234567"]
+    assert nodes.leave(stream) is node
+    assert nodes.leave(stream) is None
+    assert nodes.named("n1") is None
+    assert list(nodes) == []
+
+
+def test_the_newest_agent_of_a_name_has_it() -> None:
+    nodes, old, new = Attendance(), agent("n1", TOKEN), agent("n1", OTHER)
+    nodes.arrive(old)
+    before = nodes.arrive(new)
+    assert before is not None
+    assert before.stream is old
+    assert nodes.of(old) is None
+    assert nodes.leave(old) is None  # its end comes late, and means nothing
+    assert nodes.find("n1@01234567") is None
+    assert nodes.find("n1@fedcba98") is nodes.of(new)
+
+
+def test_everybody_who_is_there_is_told() -> None:
+    nodes = Attendance()
+    streams = [agent(name, TOKEN) for name in ("n1", "n2", "n3")]
+    for stream in streams:
+        nodes.arrive(stream)
+    nodes.leave(streams[1])
+    nodes.broadcast(job_ended=pb.JobEnded(exit_code=4))
+    assert [kinds(s) for s in streams] == [["job_ended"], [], ["job_ended"]]

@@ -1,0 +1,128 @@
+"""Nodes that are kept out stay out under the next coordinator, and are let in again once."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from elastic.coordinator.exclusions import DRAINED, QUARANTINED, Exclusions
+from elastic.coordinator.leadership import lead
+from elastic.errors import TransientError
+from elastic.store.interface import GuardFailed
+from elastic.store.job_keys import JobKeys
+from elastic.store.memory import MemoryStore
+from tests.contract.conftest import within_deadline
+from tests.unit.store.failing_store import Clock, FailingStore
+
+KEYS = JobKeys("job")
+
+
+async def elected(store: MemoryStore) -> Exclusions:
+    """Those of a leader that has just been elected."""
+    await store.delete(KEYS.leader)
+    leadership = await lead(store, job="job", candidate="c")
+    exclusions = Exclusions(store, job="job", guard=leadership.guard)
+    await exclusions.load()
+    return exclusions
+
+
+def test_what_one_coordinator_has_kept_the_next_one_knows() -> None:
+    async def check() -> None:
+        store, before = MemoryStore(), time.time()
+        first = await elected(store)
+        assert first.names() == []
+        assert first.get("n1") is None
+        await first.add("n2", DRAINED, "a new disk")
+        await first.add("n1", QUARANTINED, "3 failures")
+        second = await elected(store)
+        assert first.names() == second.names() == ["n1", "n2"]
+        for name, state, reason in (("n1", QUARANTINED, "3 failures"), ("n2", DRAINED, "a new d")):
+            found = second.get(name)
+            assert found is not None
+            assert found == first.get(name)
+            assert found.state == state
+            assert found.reason.startswith(reason)
+            assert before <= found.since_unix_s <= time.time()
+
+    within_deadline(check())
+
+
+@pytest.mark.parametrize("state", [DRAINED, QUARANTINED])
+def test_cleared_once_for_all_coordinators(state: str) -> None:
+    async def check() -> None:
+        store = MemoryStore()
+        first = await elected(store)
+        await first.add("n1", state, "why")
+        second = await elected(store)
+        cleared = await second.clear("n1")
+        assert cleared is not None
+        assert cleared.state == state
+        assert await second.clear("n1") is None
+        assert second.names() == (await elected(store)).names() == []
+
+    within_deadline(check())
+
+
+def test_a_node_that_was_quarantined_and_then_drained_is_cleared_of_both() -> None:
+    async def check() -> None:
+        store = MemoryStore()
+        exclusions = await elected(store)
+        await exclusions.add("n1", QUARANTINED, "3 failures")
+        await exclusions.add("n1", DRAINED, "a new disk")
+        cleared = await exclusions.clear("n1")
+        assert cleared is not None
+        assert cleared.state == DRAINED
+        assert (await elected(store)).names() == []
+
+    within_deadline(check())
+
+
+def test_what_could_not_be_cleared_can_be_cleared_again() -> None:
+    async def check() -> None:
+        store = FailingStore(Clock())
+        exclusions = await elected(store)
+        await exclusions.add("n1", DRAINED, "why")
+        store.refuses["delete"] = 1
+        with pytest.raises(TransientError):
+            await exclusions.clear("n1")
+        assert await exclusions.clear("n1") is not None
+        assert (await elected(store)).names() == []
+
+    within_deadline(check())
+
+
+def test_another_jobs_nodes_do_not_matter() -> None:
+    async def check() -> None:
+        store = MemoryStore()
+        await store.put(JobKeys("job2").drain("n1"), b"{}")
+        assert (await elected(store)).names() == []
+
+    within_deadline(check())
+
+
+def test_a_deposed_coordinator_keeps_nobody_out() -> None:
+    async def check() -> None:
+        store = MemoryStore()
+        deposed = await elected(store)
+        newest = await elected(store)
+        with pytest.raises(GuardFailed):
+            await deposed.add("n1", DRAINED, "why")
+        await newest.add("n2", DRAINED, "why")
+        assert (await elected(store)).names() == ["n2"]
+
+    within_deadline(check())
+
+
+@pytest.mark.parametrize("way", ["refuses", "loses"])
+def test_a_store_that_does_not_answer_is_no_secret(way: str) -> None:
+    async def check() -> None:
+        store = FailingStore(Clock())
+        exclusions = await elected(store)
+        getattr(store, way)["put"] = 1
+        with pytest.raises(TransientError):
+            await exclusions.add("n1", DRAINED, "why")
+        await exclusions.add("n1", DRAINED, "why")
+        assert (await elected(store)).names() == ["n1"]
+
+    within_deadline(check())

@@ -1,0 +1,275 @@
+"""Each kind of message of an agent, as an event for the machine and an entry of the journal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic.coordinator.attendance import Attendance, AttendingNode
+from elastic.coordinator.hearing import Hearing
+from elastic.coordinator.ledger_file import LedgerFile
+from elastic.coordinator.recoveries import Recoveries
+from elastic.coordinator.saves import Saves
+from elastic.core.coordinator import effects as fx
+from elastic.core.coordinator import events as ev
+from elastic.core.membership import (
+    ChangeReason,
+    Failure,
+    FailureKind,
+    Generation,
+    Member,
+    WorkerPhase,
+)
+from elastic.rpc.codec import failure_to_pb
+from elastic.v1 import control_pb2 as pb
+from elastic.v1 import job_pb2, local_pb2
+from tests.unit.coordinator.agents import Diary, agent, view, worker
+
+MEMBER = Member(worker="w", node="n1@0123", slot=0, endpoint="w:1")
+CURRENT = Generation(number=3, incarnation="i", members=(MEMBER,), reason=ChangeReason.STARTED)
+KILLED = Failure(
+    worker="w", kind=FailureKind.SIGNAL, code=9, message="was killed", traceback="tb", log="/log"
+)
+
+
+class Place:
+    def __init__(self, ledger: LedgerFile | None = None) -> None:
+        self.events: list[ev.Event] = []
+        self.told: list[dict[str, Any]] = []
+        self.failed: list[tuple[str, str]] = []
+        self.left: list[tuple[str, str]] = []
+        self.stopped: list[tuple[str, int]] = []
+        self.in_office = True
+        self.current: Generation | None = CURRENT
+        self.generations = {3: CURRENT}
+        self.diary, self.recoveries = Diary(), Recoveries()
+        journal = self.diary.journal
+        self.hearing = Hearing(
+            journal,
+            self.recoveries,
+            Saves(None, journal, post=self.events.append, broadcast=self._broadcast),
+            ledger,
+            post=self.events.append,
+            broadcast=self._broadcast,
+            current=lambda: self.current,
+            generation=lambda number: self.generations.get(number),
+            may_record=lambda: self.in_office,
+            on_failure=lambda node, failure: self.failed.append((node.node, failure.worker)),
+            on_leave=lambda node, reason: self.left.append((node.node, reason)),
+            on_stop=lambda reason, code: self.stopped.append((reason, code)),
+        )
+        self.node = self._arrived()
+
+    def hear(self, **kind: Any) -> None:
+        self.hearing.hear(self.node, pb.AgentMessage(**kind))
+
+    def _arrived(self) -> AttendingNode:
+        nodes, stream = Attendance(), agent("n1", "0123")
+        nodes.arrive(stream)
+        (node,) = nodes
+        return node
+
+    def _broadcast(self, **kind: Any) -> None:
+        self.told.append(kind)
+
+
+def test_a_view_is_the_nodes_and_kept_for_the_status() -> None:
+    place, trains = Place(), worker("w", WorkerPhase.TRAINING, 3)
+    place.hearing.hear(place.node, view(trains))
+    assert place.events == [ev.NodeReported(node="n1@0123", slots=2, workers=(trains,))]
+    assert place.node.statuses == (trains,)
+
+
+@pytest.mark.parametrize(("generation", "signs"), [(3, True), (2, False)])
+def test_a_broken_group_is_the_first_sign_of_a_loss(generation: int, signs: bool) -> None:
+    place = Place()
+    broken = worker("w", WorkerPhase.READY, generation, broken=True)
+    place.hearing.hear(place.node, view(broken))
+    at = 1e12
+    place.recoveries.lost(fx.Lost(workers=("v",), reason=ChangeReason.MEMBER_LOST, at=at))
+    under_way = place.recoveries._under_way
+    assert under_way is not None
+    assert (under_way.sign_at < at) is signs
+
+
+def test_a_failure_is_recorded_judged_and_counted_against_the_node() -> None:
+    place = Place()
+    place.hear(failure=failure_to_pb(KILLED))
+    assert place.events == [ev.WorkerFailed(node="n1@0123", failure=KILLED)]
+    assert place.diary.of("worker_failed") == [
+        {
+            "worker": "w",
+            "node": "n1",
+            "kind": "signal",
+            "message": "was killed",
+            "traceback": "tb",
+            "log": "/log",
+        }
+    ]
+    assert place.failed == [("n1@0123", "w")]
+
+
+PROGRESS = job_pb2.Progress(
+    generation=3, committed=7, epoch=1, step_s=0.1, in_step_s=0.05, reported={"loss": 0.5}
+)
+
+
+def test_progress_of_the_present_group_is_recorded_and_posted() -> None:
+    place = Place()
+    place.hear(progress=PROGRESS)
+    assert place.hearing.progress == PROGRESS
+    assert place.events == [
+        ev.ProgressReported(generation=3, committed=7, step_s=0.1, in_step_s=0.05)
+    ]
+    (recorded,) = place.diary.of("progress")
+    assert (recorded["step"], recorded["world_size"], recorded["loss"]) == (7, 1, 0.5)
+
+
+def test_the_answer_to_a_probe_is_posted_and_is_nobodys_progress() -> None:
+    place, answer = Place(), job_pb2.Progress()
+    answer.CopyFrom(PROGRESS)
+    answer.probed = True
+    place.hear(progress=answer)
+    (event,) = place.events
+    assert isinstance(event, ev.ProgressReported)
+    assert event.probed
+    assert place.diary.names() == []
+    assert place.hearing.progress == job_pb2.Progress()
+
+
+NEXT = Generation(number=4, incarnation="i", members=(), reason=ChangeReason.MEMBER_LOST)
+
+
+@pytest.mark.parametrize("current", [None, NEXT])
+def test_progress_of_a_group_that_was_left_at_once_is_history(current: Generation | None) -> None:
+    place = Place()
+    place.current = current
+    place.hear(progress=PROGRESS)
+    assert place.events == []
+    assert place.diary.names() == []
+
+
+def test_progress_of_a_group_that_nobody_remembers_is_history() -> None:
+    place = Place()
+    del place.generations[3]
+    place.hear(progress=PROGRESS)
+    assert place.events == []
+    assert place.diary.names() == []
+
+
+def test_progress_until_a_planned_change_takes_effect_is_that_of_the_group_before() -> None:
+    place = Place()
+    place.current = replace(NEXT, leave_after=9)
+    place.hear(progress=PROGRESS)
+    assert len(place.events) == 1
+    (recorded,) = place.diary.of("progress")
+    assert (recorded["generation"], recorded["world_size"]) == (3, 1)
+
+
+def test_where_the_state_came_from_is_recorded() -> None:
+    place = Place()
+    place.hear(reformed=job_pb2.Reformed(generation=3, source="initial", committed=4))
+    place.hear(reformed=job_pb2.Reformed(generation=3, committed=4))
+    assert place.diary.of("state_restored") == [{"source": "initial", "committed": 4}]
+    assert place.diary.of("recovered") == []
+
+
+def test_a_recovery_is_recorded_with_its_first_step() -> None:
+    place = Place()
+    place.recoveries.lost(fx.Lost(workers=("v",), reason=ChangeReason.MEMBER_LOST, at=0.0))
+    place.recoveries.announced(CURRENT, 0.0)
+    place.hear(reformed=job_pb2.Reformed(generation=3, committed=4))
+    (recovered,) = place.diary.of("recovered")
+    assert (recovered["generation"], recovered["lost"]) == (3, ["v"])
+
+
+def test_saves_notices_and_wishes_reach_those_they_are_for() -> None:
+    place = Place()
+    shard = job_pb2.ShardSaved(worker="w", generation=3, step=5, index=0, count=1)
+    place.hear(shard_saved=shard)
+    place.hear(save_failed=job_pb2.SaveFailed(generation=3, step=5, message="full"))
+    assert [type(e) for e in place.events] == [ev.ShardReported, ev.SaveReportedFailed]
+    damaged = {"step": "4", "reason": "digest"}
+    place.hear(notice=local_pb2.Notice(name="checkpoint_damaged", fields=damaged))
+    assert place.diary.of("checkpoint_damaged") == [{"node": "n1", **damaged}]
+    place.hear(leave=pb.LeaveRequest(reason="SIGTERM"))
+    place.hear(stop=pb.StopRequest(reason="Ctrl-C", exit_code=130))
+    assert place.left == [("n1@0123", "SIGTERM")]
+    assert place.stopped == [("Ctrl-C", 130)]
+
+
+def test_what_is_not_understood_is_passed_over() -> None:
+    place = Place()
+    place.hear()
+    place.hear(hello=pb.AgentHello(node="n1"))
+    assert place.events == []
+
+
+# ---- the ledger
+
+
+def entries(*steps: int, whole: bool = True) -> local_pb2.LedgerEntries:
+    made = [job_pb2.LedgerEntry(step=s, generation=3, start=s, stop=s + 1) for s in steps]
+    return local_pb2.LedgerEntries(entries=made, whole=whole)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[LedgerFile]:
+    file = LedgerFile(tmp_path / "ledger", incarnation="i")
+    yield file
+    file.close()
+
+
+def steps_in(path: Path) -> list[int]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line["step"] for line in lines if "step" in line]
+
+
+def test_steps_are_written_and_acknowledged(tmp_path: Path, ledger: LedgerFile) -> None:
+    place = Place(ledger)
+    place.hear(ledger=entries(0, 1))
+    assert steps_in(tmp_path / "ledger") == [0, 1]
+    (told,) = place.told
+    assert (told["ledger_stored"].committed, told["ledger_stored"].generation) == (2, 3)
+
+
+def test_what_comes_before_all_was_asked_for_is_not_taken_for_all(
+    tmp_path: Path, ledger: LedgerFile
+) -> None:
+    """To be told that it is stored would make the member forget the steps before it."""
+    place = Place(ledger)
+    place.hear(ledger=entries(5, whole=False))
+    assert steps_in(tmp_path / "ledger") == []
+    assert place.told == []
+    place.hear(ledger=entries(3, 4, 5))
+    place.hear(ledger=entries(6, whole=False))
+    assert steps_in(tmp_path / "ledger") == [3, 4, 5, 6]
+
+
+def test_while_somebody_else_may_lead_nothing_is_written_and_nothing_is_lost(
+    tmp_path: Path, ledger: LedgerFile
+) -> None:
+    place = Place(ledger)
+    place.in_office = False
+    place.hear(ledger=entries(0))
+    place.hear(ledger=entries(1))
+    place.hearing.record()
+    assert steps_in(tmp_path / "ledger") == []
+    assert place.told == []
+    place.in_office = True
+    place.hearing.record()
+    place.hearing.record()
+    assert steps_in(tmp_path / "ledger") == [0, 1]
+    assert [t["ledger_stored"].committed for t in place.told] == [2]
+
+
+def test_a_job_without_a_ledger_forgets_the_steps() -> None:
+    place = Place()
+    place.hear(ledger=entries(0))
+    place.hearing.record()
+    assert place.told == []

@@ -1,0 +1,331 @@
+"""Two coordinators of one job: one leads, the other turns everybody away and waits its turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from elastic.coordinator.job_options import JobOptions
+from elastic.coordinator.office import NotLeading, Office
+from elastic.core.coordinator.progress import StallPolicy
+from elastic.core.coordinator.view import FormationPolicy
+from elastic.core.membership import WorkerPhase
+from elastic.rpc.control import AgentStream
+from elastic.runtime.journal import Journal, RecentEntries
+from elastic.store.job_keys import JobKeys
+from elastic.store.leader_watch import find_leader
+from elastic.v1 import control_pb2 as pb
+from tests.contract.conftest import within_deadline
+from tests.unit.coordinator.agents import Diary, agent, closed, kinds, view, worker
+from tests.unit.store.failing_store import Clock, FailingStore
+
+KEYS = JobKeys("job")
+DEADLINE_S = 30.0
+TRAINING, READY, FINISHED = WorkerPhase.TRAINING, WorkerPhase.READY, WorkerPhase.FINISHED
+
+
+class Candidate:
+    """One office and what it has recorded."""
+
+    def __init__(self, store: FailingStore, address: str, **options: Any) -> None:
+        self.diary, self.recent = Diary(), RecentEntries()
+        self.office = Office(
+            JobOptions(
+                job="job",
+                formation=FormationPolicy(min_workers=1, max_workers=2, **options),
+                stall=StallPolicy(),
+                max_restarts=3,
+                restart_window_s=60.0,
+                stop_grace_s=5.0,
+                address=address,
+            ),
+            store,
+            Journal(self.diary.entries.append, self.recent),
+            self.recent,
+            isolation_timeout_s=60.0,
+            leader_ttl_s=2.0,
+        )
+        self.running: asyncio.Task[int] | None = None
+
+    def start(self) -> None:
+        self.running = asyncio.create_task(self.office.run())
+
+    async def end(self) -> None:
+        if self.running is not None:
+            self.running.cancel()
+            await asyncio.gather(self.running, return_exceptions=True)
+
+    def leads(self) -> bool:
+        try:
+            self.office.status()
+        except NotLeading:
+            return False
+        return True
+
+    async def attended_by(self, stream: AgentStream, *said: pb.AgentMessage) -> None:
+        self.office.agent_connected(stream)
+        for message in said:
+            self.office.agent_said(stream, message)
+        await asyncio.sleep(0)
+
+
+class Contest:
+    """The first one leads; the second one waits."""
+
+    def __init__(self, **options: Any) -> None:
+        self.clock = Clock()
+        self.store = FailingStore(self.clock)
+        self.one, self.two = (Candidate(self.store, f"{n}:1", **options) for n in ("one", "two"))
+
+    async def start(self) -> None:
+        self.one.start()
+        await until(self.one.leads)
+        self.two.start()
+        await until(lambda: "campaigning" in self.two.diary.names())
+
+    async def leader(self) -> str:
+        found = await find_leader(self.store, job="job")
+        return found.address if found is not None else ""
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """The deadline is the test's."""
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def run(check: Callable[[Contest], Awaitable[None]], **options: Any) -> None:
+    async def main() -> None:
+        contest = Contest(**options)
+        try:
+            await contest.start()
+            await check(contest)
+        finally:
+            for candidate in (contest.one, contest.two):
+                await candidate.end()
+
+    within_deadline(main(), DEADLINE_S)
+
+
+async def group_of_one(candidate: Candidate) -> tuple[AgentStream, int]:
+    """An agent whose only worker trains, and the number of its generation."""
+    stream = agent("n1", "0123", slots=1)
+    await candidate.attended_by(stream, view(worker("w", READY)))
+    await until(lambda: "generation_formed" in candidate.diary.names())
+    number = candidate.diary.of("generation_formed")[-1]["generation"]
+    candidate.office.agent_said(stream, view(worker("w", TRAINING, number)))
+    return stream, number
+
+
+def test_a_follower_turns_everybody_away() -> None:
+    async def check(contest: Contest) -> None:
+        follower, stream = contest.two.office, agent("n1", "0123")
+        follower.agent_connected(stream)
+        assert closed(stream)
+        follower.agent_said(stream, view())
+        follower.agent_lost(stream)
+        follower.handling_failed("n1", ValueError("no sense"))
+        for ask in (follower.status, lambda: follower.stop("why", 143)):
+            with pytest.raises(NotLeading, match="the coordinator at two:1 does not lead"):
+                ask()
+        for said in (follower.drain("n1", ""), follower.clear("n1")):
+            with pytest.raises(NotLeading):
+                await said
+        assert await contest.leader() == "one:1"
+        assert "node_connected" not in contest.two.diary.names()
+
+    run(check)
+
+
+def test_the_leader_says_so() -> None:
+    async def check(contest: Contest) -> None:
+        status = contest.one.office.status()
+        assert (status.coordinator, status.in_office, status.phase) == ("one:1", True, "gathering")
+        assert contest.one.diary.of("elected") == [
+            {"address": "one:1", "generation": 0, "members": []}
+        ]
+
+    run(check)
+
+
+def test_each_tells_its_own_journal_in_office_or_not() -> None:
+    async def check(contest: Contest) -> None:
+        def of(candidate: Candidate) -> list[str]:
+            return candidate.diary.names()
+
+        for candidate in (contest.one, contest.two):
+            lines = [line async for line in candidate.office.follow_events(follow=False)]
+            assert len(lines) == len(of(candidate))
+            followed = candidate.office.follow_events(follow=True)
+            assert await anext(followed) == lines[0]
+            await followed.aclose()  # type: ignore[attr-defined]
+
+    run(check)
+
+
+def test_one_that_is_asked_to_go_hands_over_at_once_and_the_group_trains_on() -> None:
+    async def check(contest: Contest) -> None:
+        stream, number = await group_of_one(contest.one)
+        kinds(stream)
+        assert contest.one.running is not None
+        contest.one.running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await contest.one.running
+        assert closed(stream)
+        assert not contest.one.leads()
+        await until(contest.two.leads)
+        assert await contest.leader() == "two:1"
+        assert contest.two.diary.of("elected") == [
+            {"address": "two:1", "generation": number, "members": ["w"]}
+        ]
+        again = agent("n1", "0123", slots=1)
+        await contest.two.attended_by(again, view(worker("w", TRAINING, number, committed=9)))
+        await until(lambda: "generation" in kinds(again))
+        status = contest.two.office.status()
+        assert (status.phase, status.generation.number) == ("running", number)
+        assert "generation_formed" not in contest.two.diary.names()
+
+    run(check)
+
+
+def test_a_deposed_leader_steps_down_and_waits_its_turn() -> None:
+    async def check(contest: Contest) -> None:
+        stream, _ = await group_of_one(contest.one)
+        kinds(stream)
+        await contest.store.delete(KEYS.leader)  # as when its lease is lost
+        await until(contest.two.leads)
+        await until(lambda: "deposed" in contest.one.diary.names())
+        await until(lambda: contest.one.diary.names().count("campaigning") == 2)
+        assert closed(stream)
+        assert not contest.one.leads()
+        assert await contest.leader() == "two:1"
+        await contest.two.end()
+        await until(contest.one.leads)
+        assert len(contest.one.diary.of("elected")) == 2
+
+    run(check)
+
+
+def test_a_leader_that_finds_its_decisions_refused_steps_down() -> None:
+    async def check(contest: Contest) -> None:
+        holding = contest.one.office._election._claim
+        contest.store.hangs["put"] = asyncio.Event()
+        stream = agent("n1", "0123", slots=1)
+        await contest.one.attended_by(stream, view(worker("w", READY)))
+        assert holding.entry is not None
+        entry = contest.store._entries.pop(KEYS.leader)  # nobody hears of it but who writes
+        contest.store.hangs.pop("put").set()
+        await until(lambda: "deposed" in contest.one.diary.names())
+        assert entry.key in contest.one.diary.of("deposed")[0]["reason"]
+        assert "generation_formed" not in contest.one.diary.names()
+
+    run(check)
+
+
+def test_the_end_of_the_job_ends_both() -> None:
+    async def check(contest: Contest) -> None:
+        stream, number = await group_of_one(contest.one)
+        kinds(stream)
+        contest.one.office.agent_said(stream, view(worker("w", FINISHED, number)))
+        await until(lambda: "job_ended" in kinds(stream))
+        contest.one.office.agent_lost(stream)  # it ends when it has heard of it
+        assert contest.one.running is not None
+        assert contest.two.running is not None
+        assert await contest.one.running == 0
+        assert await contest.two.running == 0
+        assert "elected" not in contest.two.diary.names()
+        assert await contest.store.get(KEYS.generation) is None
+        assert await contest.store.get(KEYS.leader) is None
+
+    run(check)
+
+
+def test_an_end_of_long_ago_ends_nobody() -> None:
+    async def main() -> None:
+        store = FailingStore(Clock())
+        await store.put(KEYS.ended, b'{"exit_code": 3}')
+        candidate = Candidate(store, "one:1")
+        candidate.start()
+        await until(candidate.leads)
+        assert candidate.running is not None
+        assert not candidate.running.done()
+        await candidate.end()
+
+    within_deadline(main(), DEADLINE_S)
+
+
+def test_a_job_that_failed_ends_with_its_exit_code_everywhere() -> None:
+    async def check(contest: Contest) -> None:
+        stream, _ = await group_of_one(contest.one)
+        for said in ("kill", "kill"):
+            contest.one.office.stop(said, 143)
+        await until(lambda: "generation" in kinds(stream))
+        number = contest.one.office.status().generation.number
+        contest.one.office.agent_said(stream, view(worker("w", FINISHED, number)))
+        contest.one.office.agent_lost(stream)
+        codes = [await c.running for c in (contest.one, contest.two) if c.running is not None]
+        assert codes == [143, 143]
+
+    run(check)
+
+
+def test_doubt_is_recorded_once_and_so_is_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("elastic.store.lease_keeper._LOOKS_PER_TTL", 2000)
+
+    async def check(contest: Contest) -> None:
+        keeper = contest.one.office._election._claim._keeper
+        keeper._clock, keeper._sent_at = contest.clock, contest.clock.now  # stands still
+        for lease in contest.store._leases.values():
+            lease.deadline += 1000.0
+        contest.store.refuses["renew"] = 10**9
+        contest.clock.now += 100.0
+        await until(lambda: "leadership_in_doubt" in contest.one.diary.names())
+        assert contest.one.leads()
+        assert not contest.one.office.status().in_office
+        contest.store.refuses.clear()
+        await until(lambda: "leadership_confirmed" in contest.one.diary.names())
+        assert contest.one.office.status().in_office
+        assert contest.one.diary.names().count("leadership_in_doubt") == 1
+        assert await contest.leader() == "one:1"
+
+    run(check)
+
+
+def test_who_is_drained_stays_out_under_the_next_leader() -> None:
+    async def check(contest: Contest) -> None:
+        assert "n9" in await contest.one.office.drain("n9", "a new disk")
+        await contest.one.end()
+        await until(contest.two.leads)
+        (node,) = contest.two.office.status().nodes
+        assert (node.node, node.state, node.reason) == ("n9", "drained", "a new disk")
+        assert await contest.two.office.clear("n9") == "n9 may take part again"
+        assert await contest.two.office.clear("n9") == "n9 was neither drained nor in quarantine"
+        assert contest.two.diary.of("node_cleared") == [{"node": "n9", "state": "drained"}]
+
+    run(check)
+
+
+def test_one_that_is_asked_to_go_before_it_was_elected_goes() -> None:
+    async def check(contest: Contest) -> None:
+        await contest.two.end()
+        assert contest.two.running is not None
+        assert contest.two.running.cancelled()
+        assert await contest.leader() == "one:1"
+        assert contest.one.leads()
+
+    run(check)
+
+
+def test_what_could_not_be_announced_to_the_store_still_ends_here() -> None:
+    async def check(contest: Contest) -> None:
+        stream, number = await group_of_one(contest.one)
+        contest.store.refuses["put"] = 1
+        contest.one.office.agent_said(stream, view(worker("w", FINISHED, number)))
+        contest.one.office.agent_lost(stream)
+        assert contest.one.running is not None
+        assert await contest.one.running == 0
+
+    run(check)

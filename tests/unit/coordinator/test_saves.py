@@ -1,0 +1,163 @@
+"""What members report of their saves, what becomes of it, and who is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from elastic.coordinator.checkpoint_commits import CheckpointCommits
+from elastic.coordinator.saves import Saves
+from elastic.core.coordinator import effects as fx
+from elastic.core.coordinator import events as ev
+from elastic.errors import CheckpointWriteError
+from elastic.v1 import job_pb2
+from tests.contract.conftest import within_deadline
+from tests.unit.coordinator.agents import Diary, agent, sent
+
+
+class Storage(CheckpointCommits):
+    """A directory that takes what it is given, or fails."""
+
+    def __init__(self) -> None:
+        self.reports: list[job_pb2.ShardSaved] = []
+        self.forgotten: list[tuple[int, int]] = []
+        self.error: CheckpointWriteError | None = None
+
+    @property
+    def url(self) -> str:
+        return "/checkpoints"
+
+    def reported(self, report: job_pb2.ShardSaved) -> None:
+        self.reports.append(report)
+
+    def forget(self, step: int, generation: int) -> None:
+        self.forgotten.append((step, generation))
+
+    def commit(self, step: int, generation: int) -> int:
+        del step, generation
+        if self.error is not None:
+            raise self.error
+        return 4096
+
+
+class Place:
+    """Saves of a job with or without a directory; `told` is what every agent heard."""
+
+    def __init__(self, *, directory: bool = True) -> None:
+        self.storage = Storage()
+        self.diary = Diary()
+        self.events: list[ev.Event] = []
+        self.told: list[dict[str, Any]] = []
+        self.agent = agent("n1")
+        self.saves = Saves(
+            self.storage if directory else None,
+            self.diary.journal,
+            post=self.events.append,
+            broadcast=lambda **kind: self.told.append(kind),
+        )
+
+    def settled(self) -> list[tuple[int, bool]]:
+        return [(t["checkpoint"].step, t["checkpoint"].abandoned) for t in self.told]
+
+
+def shard(step: int = 5, index: int = 0) -> job_pb2.ShardSaved:
+    return job_pb2.ShardSaved(worker="w", generation=3, step=step, index=index, count=2)
+
+
+def test_parts_are_kept_and_reported_to_the_machine() -> None:
+    place = Place()
+    place.saves.saved(place.agent, shard())
+    place.saves.failed(place.agent, job_pb2.SaveFailed(generation=3, step=6, message="full"))
+    assert place.storage.reports == [shard()]
+    assert place.events == [
+        ev.ShardReported(worker="w", generation=3, step=5, index=0, count=2),
+        ev.SaveReportedFailed(generation=3, step=6, message="full"),
+    ]
+    assert place.saves.url == "/checkpoints"
+
+
+def run(check: Callable[[Place], Coroutine[Any, Any, None]], **options: bool) -> None:
+    async def main() -> None:
+        await check(Place(**options))
+
+    within_deadline(main())
+
+
+def test_everybody_hears_of_a_commit_and_whoever_missed_it_hears_again() -> None:
+    async def check(place: Place) -> None:
+        await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))
+        assert place.saves.newest_step == 5
+        assert place.settled() == [(5, False)]
+        assert place.diary.of("checkpoint_committed") == [{"step": 5, "bytes": 4096}]
+        place.saves.saved(place.agent, shard(5))
+        late = job_pb2.SaveFailed(generation=3, step=5, message="late")
+        place.saves.failed(place.agent, late)
+        assert [m.checkpoint.step for m in sent(place.agent)] == [5, 5]
+        assert place.events == []
+        assert place.storage.reports == []
+
+    run(check)
+
+
+def test_an_abandoned_one_may_be_saved_again() -> None:
+    async def check(place: Place) -> None:
+        place.saves.abandon(fx.AbandonCheckpoint(generation=3, step=5, message="w was lost"))
+        assert place.settled() == [(5, True)]
+        assert place.storage.forgotten == [(5, 3)]
+        assert place.diary.of("checkpoint_abandoned") == [{"step": 5, "message": "w was lost"}]
+        assert place.saves.newest_step == 0
+        place.saves.saved(place.agent, shard(5))
+        assert sent(place.agent) == []
+        assert len(place.events) == 1
+
+    run(check)
+
+
+def test_a_commit_that_fails_is_an_abandoned_save() -> None:
+    async def check(place: Place) -> None:
+        place.storage.error = CheckpointWriteError("no space left")
+        await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))
+        assert place.settled() == [(5, True)]
+        assert place.diary.of("checkpoint_abandoned")[0]["message"] == "no space left"
+        assert place.saves.newest_step == 0
+
+    run(check)
+
+
+def test_the_last_few_are_remembered() -> None:
+    async def check(place: Place) -> None:
+        for step in range(1, 21):
+            await place.saves.commit(fx.CommitCheckpoint(generation=3, step=step))
+        place.saves.saved(place.agent, shard(20))
+        place.saves.saved(place.agent, shard(13))
+        assert len(sent(place.agent)) == 2
+        place.saves.saved(place.agent, shard(12))
+        assert sent(place.agent) == []
+        assert len(place.events) == 1
+
+    run(check)
+
+
+def test_a_job_without_a_directory_has_nothing_to_commit() -> None:
+    async def check(place: Place) -> None:
+        assert place.saves.url == ""
+        await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))
+        assert place.settled() == []
+        place.saves.abandon(fx.AbandonCheckpoint(generation=3, step=5, message="x"))
+        assert place.settled() == [(5, True)]
+
+    run(check, directory=False)
+
+
+@pytest.mark.parametrize("steps", [(5, 6), (6, 5)])
+def test_commits_at_the_same_time(steps: tuple[int, int]) -> None:
+    async def check(place: Place) -> None:
+        await asyncio.gather(
+            *(place.saves.commit(fx.CommitCheckpoint(generation=3, step=s)) for s in steps)
+        )
+        assert sorted(place.settled()) == [(5, False), (6, False)]
+
+    run(check)

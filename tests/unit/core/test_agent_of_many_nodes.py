@@ -1,0 +1,238 @@
+"""What a node's agent does with workers that an earlier one has left, and when it is to leave."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elastic.core.agent import effects as fx
+from elastic.core.agent import events as ev
+from elastic.core.agent.machine import Agent, AgentPhase, AgentSettings
+from elastic.core.membership import Failure, FailureKind, WorkerPhase, WorkerStatus
+
+SETTINGS = AgentSettings(node="a", slots=2, spares=1, start="s2")
+FOUND = (("a-s1-1", 11), ("a-s1-2", 12), ("a-s1-3", 13))
+LEAVE = ev.LeaveRequested(exit_code=143, reason="SIGTERM")
+
+
+def adopting(settings: AgentSettings = SETTINGS) -> Agent:
+    agent = Agent(settings)
+    agent.handle(ev.Started(workers=FOUND), 0.0)
+    return agent
+
+
+def reported(worker: str, phase: WorkerPhase, slot: int | None = None) -> ev.WorkerReported:
+    return ev.WorkerReported(status=WorkerStatus(worker=worker, phase=phase, slot=slot))
+
+
+TRAINS = reported("a-s1-1", WorkerPhase.TRAINING, 1)
+TRAINS_TOO = reported("a-s1-2", WorkerPhase.TRAINING, 0)
+SPARE = reported("a-s1-3", WorkerPhase.SPARE)
+
+
+def of(kind: type, effects: list[fx.Effect]) -> list[fx.Effect]:
+    return [e for e in effects if isinstance(e, kind)]
+
+
+def killed(worker: str) -> ev.WorkerExited:
+    return ev.WorkerExited(worker=worker, exit_code=0, signal=9)
+
+
+def view(effects: list[fx.Effect]) -> list[WorkerStatus]:
+    (report,) = of(fx.ReportNode, effects)
+    return list(report.workers)  # type: ignore[attr-defined]
+
+
+def serving(settings: AgentSettings = SETTINGS) -> Agent:
+    """Two in slots and a spare, all its own."""
+    agent = Agent(settings)
+    agent.handle(ev.Started(), 0.0)
+    for n in (1, 2, 3):
+        agent.handle(reported(f"a-s2-{n}", WorkerPhase.SPARE), 1.0)
+    for n in (1, 2):
+        agent.handle(reported(f"a-s2-{n}", WorkerPhase.TRAINING), 2.0)
+    return agent
+
+
+def leaving(timeout_s: float = 60.0) -> Agent:
+    """Asked to leave at 10 s."""
+    agent = serving(replace(SETTINGS, leave_timeout_s=timeout_s))
+    assert of(fx.AskToLeave, agent.handle(LEAVE, 10.0)) == [fx.AskToLeave(reason="SIGTERM")]
+    return agent
+
+
+# ---- workers that are found alive
+
+
+def test_nothing_is_said_or_done_before_all_have_reported() -> None:
+    agent = Agent(SETTINGS)
+    effects = agent.handle(ev.Started(workers=FOUND), 0.0)
+    effects += agent.handle(SPARE, 1.0)
+    effects += agent.handle(TRAINS, 1.1)
+    assert not of(fx.ReportNode, effects)
+    assert not of(fx.AssignSlot, effects)
+    assert not of(fx.SpawnWorker, effects)
+    effects = agent.handle(TRAINS_TOO, 1.2)
+    assert [(s.worker, s.slot, s.phase) for s in view(effects)] == [
+        ("a-s1-1", 1, WorkerPhase.TRAINING),
+        ("a-s1-2", 0, WorkerPhase.TRAINING),
+        ("a-s1-3", None, WorkerPhase.SPARE),
+    ]
+    assert [s.pid for s in view(effects)] == [11, 12, 13]
+    assert not of(fx.AssignSlot, effects)
+    assert not of(fx.SpawnWorker, effects)
+
+
+def test_the_slots_that_they_have_are_not_given_away() -> None:
+    agent = adopting()
+    for event in (TRAINS, TRAINS_TOO, SPARE):
+        agent.handle(event, 1.0)
+    assert of(fx.AssignSlot, agent.handle(killed("a-s1-2"), 2.0)) == [
+        fx.AssignSlot(worker="a-s1-3", slot=0)
+    ]
+
+
+def test_a_later_report_does_not_change_an_adopted_slot() -> None:
+    agent = adopting()
+    for event in (TRAINS, TRAINS_TOO, SPARE):
+        agent.handle(event, 1.0)
+    effects = agent.handle(reported("a-s1-1", WorkerPhase.READY, None), 3.0)
+    assert view(effects)[0].slot == 1
+
+
+def test_one_that_dies_meanwhile_is_not_waited_for() -> None:
+    agent = adopting()
+    agent.handle(TRAINS, 1.0)
+    agent.handle(SPARE, 1.0)
+    effects = agent.handle(killed("a-s1-2"), 1.5)
+    assert [s.worker for s in view(effects)] == ["a-s1-1", "a-s1-3", "a-s2-1"]
+    assert of(fx.AssignSlot, effects) == [fx.AssignSlot(worker="a-s1-3", slot=0)]
+    assert of(fx.SpawnWorker, effects) == [fx.SpawnWorker(worker="a-s2-1")]
+    (failed,) = of(fx.ReportFailure, effects)
+    assert failed.failure.worker == "a-s1-2"  # type: ignore[attr-defined]
+
+
+def test_one_that_does_not_report_soon_is_taken_for_one_that_starts() -> None:
+    """It was forked shortly before: its script has not come to elastic.init()."""
+    agent = adopting(replace(SETTINGS, start_timeout_s=30.0))
+    agent.handle(SPARE, 0.5)
+    effects = agent.handle(TRAINS, 0.5)
+    (timer,) = of(fx.SetTimer, effects)
+    soon = timer.at  # type: ignore[attr-defined]
+    assert not of(fx.ReportNode, agent.handle(ev.TimerFired(), soon - 0.1))
+    effects = agent.handle(ev.TimerFired(), soon)
+    assert not of(fx.EndWorker, effects)
+    phases = [s.phase for s in view(effects)]
+    assert phases[:3] == [WorkerPhase.TRAINING, WorkerPhase.STARTING, WorkerPhase.SPARE]
+
+
+def test_one_that_never_reports_is_replaced() -> None:
+    agent = adopting(replace(SETTINGS, start_timeout_s=30.0))
+    agent.handle(TRAINS, 0.5)
+    agent.handle(reported("a-s1-3", WorkerPhase.TRAINING, 0), 0.5)
+    effects = agent.handle(ev.TimerFired(), 2.0)
+    while not of(fx.EndWorker, effects):
+        (timer,) = of(fx.SetTimer, effects)
+        at = timer.at  # type: ignore[attr-defined]
+        assert at is not None
+        effects = agent.handle(ev.TimerFired(), at)
+    assert at == 32.0
+    assert of(fx.EndWorker, effects) == [fx.EndWorker(worker="a-s1-2", how=fx.How.DUMP_AND_KILL)]
+    (failed,) = of(fx.ReportFailure, agent.handle(killed("a-s1-2"), 32.3))
+    assert failed.failure.kind is FailureKind.START_TIMEOUT  # type: ignore[attr-defined]
+
+
+def test_one_that_has_a_slot_and_prepares_gets_the_time_that_a_new_one_gets() -> None:
+    agent = adopting(replace(SETTINGS, slots=1, spares=0, start_timeout_s=30.0))
+    agent.handle(killed("a-s1-2"), 0.5)
+    agent.handle(killed("a-s1-3"), 0.5)
+    agent.handle(reported("a-s1-1", WorkerPhase.PREPARING, 0), 1.0)
+    assert not of(fx.EndWorker, agent.handle(ev.TimerFired(), 30.9))
+    assert of(fx.EndWorker, agent.handle(ev.TimerFired(), 31.0))
+
+
+def test_names_differ_from_start_to_start() -> None:
+    agent = Agent(replace(SETTINGS, start=""))
+    started = of(fx.SpawnWorker, agent.handle(ev.Started(), 0.0))
+    assert started == [fx.SpawnWorker(worker="a-1"), fx.SpawnWorker(worker="a-2")]
+
+
+# ---- leaving
+
+
+def test_a_node_that_may_not_leave_alone_asks_for_the_jobs_end() -> None:
+    effects = serving().handle(LEAVE, 10.0)
+    assert of(fx.AskToStop, effects) == [fx.AskToStop(exit_code=143, reason="SIGTERM")]
+    assert not of(fx.AskToLeave, effects)
+
+
+def test_a_node_that_leaves_ends_when_it_is_drained() -> None:
+    agent = leaving()
+    assert agent.phase is AgentPhase.SERVING
+    effects = agent.handle(ev.Drained(), 12.0)
+    assert [e.worker for e in of(fx.EndWorker, effects)] == ["a-s2-1", "a-s2-2", "a-s2-3"]  # type: ignore[attr-defined]
+    for n in (1, 2):
+        assert not of(fx.ExitAgent, agent.handle(killed(f"a-s2-{n}"), 12.1))
+    effects = agent.handle(killed("a-s2-3"), 12.2)
+    assert of(fx.ExitAgent, effects) == [fx.ExitAgent(exit_code=143)]
+    assert not of(fx.ReportFailure, effects)
+
+
+def test_a_node_that_is_not_drained_in_time_ends_all_the_same() -> None:
+    agent = leaving(timeout_s=60.0)
+    (timer,) = of(fx.SetTimer, agent.handle(ev.TimerFired(), 11.0))
+    assert timer.at == 70.0  # type: ignore[attr-defined]
+    assert not of(fx.EndWorker, agent.handle(ev.TimerFired(), 69.9))
+    assert len(of(fx.EndWorker, agent.handle(ev.TimerFired(), 70.0))) == 3
+
+
+def test_asked_again_it_asks_again_and_has_no_more_time() -> None:
+    agent = leaving(timeout_s=60.0)
+    later = ev.LeaveRequested(exit_code=130, reason="Ctrl-C")
+    assert of(fx.AskToLeave, agent.handle(later, 40.0)) == [fx.AskToLeave(reason="Ctrl-C")]
+    agent.handle(ev.TimerFired(), 70.0)
+    for n in (1, 2, 3):
+        effects = agent.handle(killed(f"a-s2-{n}"), 71.0)
+    assert of(fx.ExitAgent, effects) == [fx.ExitAgent(exit_code=143)]
+
+
+def test_the_second_signal_ends_a_node_that_leaves() -> None:
+    assert len(of(fx.EndWorker, leaving().handle(ev.StopRequested(exit_code=130), 11.0))) == 3
+
+
+def test_a_node_drained_by_an_operator_ends_well() -> None:
+    agent = serving(replace(SETTINGS, leave_timeout_s=60.0))
+    agent.handle(ev.Drained(), 10.0)
+    for n in (1, 2, 3):
+        effects = agent.handle(killed(f"a-s2-{n}"), 10.1)
+    assert of(fx.ExitAgent, effects) == [fx.ExitAgent(exit_code=0)]
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_node_without_workers_ends_at_once(started: bool) -> None:
+    agent = Agent(replace(SETTINGS, slots=0, spares=0, leave_timeout_s=60.0))
+    if started:
+        agent.handle(ev.Started(), 0.0)
+    effects = agent.handle(LEAVE, 1.0)
+    assert of(fx.ExitAgent, effects) == [fx.ExitAgent(exit_code=143)]
+
+
+# ---- cut off
+
+
+def test_cut_off_from_everybody_all_workers_are_replaced() -> None:
+    agent = serving()
+    effects = agent.handle(ev.CutOff(silent_s=31.4), 50.0)
+    dumped = [fx.EndWorker(worker=f"a-s2-{n}", how=fx.How.DUMP_AND_KILL) for n in (1, 2, 3)]
+    assert of(fx.EndWorker, effects) == dumped
+    assert not of(fx.EndWorker, agent.handle(ev.CutOff(silent_s=32.0), 50.6))
+    effects = agent.handle(killed("a-s2-1"), 50.7)
+    failure: Failure = of(fx.ReportFailure, effects)[0].failure  # type: ignore[attr-defined]
+    assert failure.kind is FailureKind.LEFT_OUT
+    assert "for 31 s" in failure.message
+    assert of(fx.SpawnWorker, effects) == [fx.SpawnWorker(worker="a-s2-4")]
+
+
+def test_cut_off_it_ends_workers_that_it_has_only_found() -> None:
+    assert len(of(fx.EndWorker, adopting().handle(ev.CutOff(silent_s=31.4), 1.0))) == 3

@@ -1,0 +1,385 @@
+"""What a coordinator makes of nodes that fall silent, go, leave, or trained before its time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elastic.core.coordinator import effects as fx
+from elastic.core.coordinator import events as ev
+from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
+from elastic.core.coordinator.phases import JobPhase
+from elastic.core.coordinator.view import FormationPolicy
+from elastic.core.membership import (
+    Failure,
+    FailureKind,
+    Generation,
+    NodeId,
+    Purpose,
+    WorkerStatus,
+)
+from tests.unit.core.cluster_views import FINISHED, JOINING, READY, TRAINING, generation, status
+
+POLICY = FormationPolicy(
+    min_workers=1,
+    max_workers=3,
+    agent_grace_s=10.0,
+    probe_interval_s=0.2,
+    join_debounce_s=0.0,
+    planned_interval_s=0.0,
+)
+PAIR = generation(5, "a0", "b0")
+BREAKS = {"broken": True, "detail": "reset"}
+
+
+def settings(**policy: object) -> CoordinatorSettings:
+    return CoordinatorSettings(
+        incarnation="x",
+        formation=replace(POLICY, **policy),  # type: ignore[arg-type]
+        planned_notice_s=0.0,
+    )
+
+
+class Job:
+    """A machine that is told what happens, one second after the other; all that is asked of the
+    store is done at once."""
+
+    def __init__(self, machine: Coordinator) -> None:
+        self.machine = machine
+        self.now = 0.0
+        self.formed: list[Generation] = []
+        self.effects: list[fx.Effect] = []
+
+    def tell(self, *events: ev.Event, after_s: float = 1.0) -> list[str] | None:
+        """The members of the generation that follows, if one does."""
+        self.now += after_s
+        before, self.effects = len(self.formed), []
+        for event in events:
+            self._handle(event)
+        if len(self.formed) == before:
+            return None
+        return [m.worker for m in self.formed[-1].members]
+
+    def report(
+        self, *workers: WorkerStatus, node: NodeId = "", after_s: float = 1.0
+    ) -> list[str] | None:
+        """Of the workers' one node."""
+        return self.tell(reported(*workers, node=node), after_s=after_s)
+
+    def told(self, kind: type) -> list[fx.Effect]:
+        return [e for e in self.effects if isinstance(e, kind)]
+
+    def wakes_at(self) -> float | None:
+        (timer,) = [e for e in self.effects if isinstance(e, fx.SetTimer)][-1:]
+        return timer.at
+
+    def _handle(self, event: ev.Event) -> None:
+        for effect in self.machine.handle(event, self.now):
+            self.effects.append(effect)
+            if isinstance(effect, fx.PersistGeneration):
+                self.formed.append(effect.generation)
+                self._handle(ev.GenerationPersisted(number=effect.generation.number))
+
+
+def reported(*workers: WorkerStatus, node: NodeId = "") -> ev.NodeReported:
+    name = node or workers[0].worker[0]
+    return ev.NodeReported(node=name, slots=max(1, len(workers)), workers=workers)
+
+
+def adopted(last: Generation = PAIR, *before: Generation, **policy: object) -> Job:
+    """A new coordinator, to which no node has reported yet."""
+    return Job(Coordinator(settings(**policy), last=last, may_train=before, now=0.0))
+
+
+def trains(worker: str, number: int = 5, **fields: object) -> WorkerStatus:
+    return status(worker, TRAINING, number, **fields)
+
+
+def running(*workers: str, **policy: object) -> Job:
+    """Generation 1 of these trains, each on its own node."""
+    job = Job(Coordinator(settings(**policy)))
+    first = [reported(status(w, READY)) for w in workers]
+    first[0] = replace(first[0], slots=len(workers))  # so that the others are waited for
+    first[1:] = [replace(r, slots=0) for r in first[1:]]
+    assert job.tell(*first) == list(workers)
+    job.tell(*(reported(trains(w, 1)) for w in workers))
+    assert job.machine.phase is JobPhase.RUNNING
+    return job
+
+
+def killed(worker: str) -> ev.WorkerFailed:
+    failure = Failure(worker=worker, kind=FailureKind.SIGNAL, signature="signal 9")
+    return ev.WorkerFailed(node=worker[0], failure=failure)
+
+
+# ---- a running group under a new coordinator
+
+
+def test_a_group_that_trains_is_adopted_as_it_is() -> None:
+    job = adopted()
+    assert job.machine.current == PAIR
+    assert job.machine.phase is JobPhase.RUNNING
+    assert job.report(trains("a0", committed=7)) is None
+    assert job.report(trains("b0", committed=8)) is None
+    assert job.machine.committed == 8
+    assert job.formed == []
+
+
+def test_a_spare_group_may_follow_under_the_next_number() -> None:
+    job = adopted()
+    job.report(trains("a0"))
+    job.report(trains("b0"))
+    assert job.report(status("c0", READY)) == ["a0", "b0", "c0"]
+    assert job.formed[0].number == 6
+    assert job.formed[0].incarnation == "x"
+
+
+def test_a_member_that_its_node_does_not_report_is_lost_at_once() -> None:
+    job = adopted(generation(5, "a0", "a1", "b0"))
+    assert job.report(trains("b0")) is None
+    assert set(job.report(trains("a1")) or ()) == {"a1", "b0"}
+    (lost,) = job.told(fx.Lost)
+    assert lost.workers == ("a0",)  # type: ignore[attr-defined]
+
+
+def test_members_whose_nodes_stay_silent_keep_their_place_while_the_group_trains() -> None:
+    job = adopted()
+    assert job.report(trains("a0"), after_s=0.5) is None
+    assert job.told(fx.ProbeGroup)
+    assert job.wakes_at() == pytest.approx(0.7)
+    while job.now < 9.0:
+        works = ev.ProgressReported(
+            generation=5, committed=1, step_s=0.1, in_step_s=0.1, probed=True
+        )
+        assert job.tell(works) is None
+    assert job.report(trains("b0"), after_s=0.5) is None
+    assert not job.told(fx.ProbeGroup)
+    assert job.wakes_at() is None
+    assert job.tell(ev.TimerFired(), after_s=60.0) is None
+
+
+def test_members_are_asked_once_in_each_interval() -> None:
+    job = adopted()
+    job.report(trains("a0"))
+    assert len(job.told(fx.ProbeGroup)) == 1
+    job.tell(ev.TimerFired(), after_s=0.1)
+    assert not job.told(fx.ProbeGroup)
+    job.tell(ev.TimerFired(), after_s=0.11)
+    assert job.told(fx.ProbeGroup)
+
+
+def test_the_silent_are_left_out_after_the_grace() -> None:
+    job = adopted()
+    job.report(trains("a0"))
+    assert job.tell(ev.TimerFired(), after_s=8.9) is None
+    assert job.wakes_at() == pytest.approx(10.0)
+    assert job.tell(ev.TimerFired(), after_s=0.1) == ["a0"]
+
+
+def test_the_silent_are_left_out_when_a_member_is_stuck() -> None:
+    job = adopted()
+    job.report(trains("a0"))
+    late = ev.ProgressReported(generation=4, committed=1, step_s=0.1, in_step_s=9.0, probed=True)
+    assert job.tell(late) is None
+    stuck = replace(late, generation=5)
+    assert job.tell(stuck) == ["a0"]
+
+
+def test_the_silent_are_left_out_when_the_group_breaks() -> None:
+    job = adopted()
+    job.report(trains("a0"))
+    assert job.report(status("a0", READY, 5, **BREAKS)) == ["a0"]
+
+
+def test_while_all_are_silent_nothing_is_decided() -> None:
+    job = adopted()
+    assert job.tell(ev.TimerFired(), after_s=3600.0) is None
+    assert job.wakes_at() is None
+    assert job.report(status("c0", READY)) is None  # it would be a second group
+    assert job.tell(ev.TimerFired(), after_s=3600.0) is None
+
+
+@pytest.mark.parametrize("gone", ["a", "b"])
+def test_nobody_forms_a_group_beside_one_that_may_train_until_a_node_of_it_is_gone(
+    gone: str,
+) -> None:
+    job = adopted()
+    assert job.report(status("c0", READY)) is None
+    assert job.tell(ev.NodeGone(node=gone)) == ["c0"]
+
+
+@pytest.mark.xfail(strict=True, reason="formation: the silent are dropped when a member is lost")
+def test_a_holder_of_the_state_is_waited_for_though_another_member_is_lost() -> None:
+    """As when the machine of the coordinator before takes a worker with it (P2)."""
+    job = adopted()
+    assert job.report(status("b1", READY), after_s=0.1) is None  # b0 has died
+    job.report(trains("a0"), after_s=0.1)
+    assert job.formed[-1].members[0].worker == "a0"
+
+
+def test_what_follows_when_only_one_node_is_gone() -> None:
+    job = adopted(generation(5, "a0", "b0", "d0"))
+    job.report(trains("d0"))
+    assert job.tell(ev.NodeGone(node="a")) == ["d0"]  # b0 is silent still
+    assert job.report(status("b0", READY, 5, heard=6), after_s=0.1) is None
+    assert job.report(trains("d0", 6)) == ["d0", "b0"]
+
+
+def test_a_coordinator_of_a_dissolved_group_gathers() -> None:
+    job = adopted(generation(5))
+    assert job.machine.phase is JobPhase.WAITING
+    assert job.report(status("a0", READY, 4)) == ["a0"]
+    assert job.formed[0].number == 6
+
+
+# ---- a planned change that an earlier coordinator may not have announced
+
+
+PLANNED = generation(6, "a0", "b0", "c0", leave_after=9, provisional=True)
+
+
+def test_newcomers_alone_are_not_taken_for_the_group_that_they_were_to_join() -> None:
+    job = adopted(PLANNED, PAIR)
+    assert job.report(status("c0", READY)) is None
+    assert job.tell(ev.TimerFired(), after_s=3600.0) is None
+    assert job.tell(ev.NodeGone(node="b")) == ["c0"]
+
+
+def test_newcomers_go_with_a_member_of_the_group_before() -> None:
+    job = adopted(PLANNED, PAIR)
+    job.report(status("c0", READY))
+    members = job.tell(reported(trains("a0")), reported(trains("b0")))
+    assert members is None or "a0" in members
+
+
+def test_a_group_that_was_in_doubt_is_kept_with_the_next_generation() -> None:
+    job = Job(Coordinator(settings(), last=PLANNED, may_train=(PAIR,), now=0.0))
+    effects = job.machine.handle(reported(trains("a0")), 1.0)
+    effects += job.machine.handle(ev.NodeGone(node="c"), 1.1)
+    kept = [e.may_train for e in effects if isinstance(e, fx.PersistGeneration)]
+    assert all(PAIR in earlier for earlier in kept)
+    assert kept
+
+
+# ---- nodes out of contact
+
+
+def test_without_grace_a_node_whose_stream_ends_is_lost() -> None:
+    job = running("a0", "b0", agent_grace_s=0.0)
+    assert job.tell(ev.NodeLost(node="b")) == ["a0"]
+
+
+def test_with_grace_its_members_keep_their_place() -> None:
+    job = running("a0", "b0")
+    assert job.tell(ev.NodeLost(node="b")) is None
+    assert job.told(fx.ProbeGroup)
+    assert job.report(trains("b0", 1)) is None
+    assert job.tell(ev.NodeLost(node="b")) is None
+    assert job.tell(ev.TimerFired(), after_s=10.0) == ["a0"]
+
+
+def test_a_node_without_a_member_is_lost_at_once_also_with_grace() -> None:
+    job = running("a0", "b0", max_workers=2)
+    job.report(status("c0", READY))
+    job.tell(ev.NodeLost(node="c"))
+    assert job.tell(killed("b0")) == ["a0"]
+    assert job.report(trains("a0", 2)) is None  # c0 is not there to be taken in
+
+
+def test_one_that_comes_back_when_it_has_been_left_out_is_a_newcomer() -> None:
+    job = running("a0", "b0", agent_grace_s=0.0)
+    job.tell(ev.NodeLost(node="b"))
+    job.report(trains("a0", 2))
+    assert job.report(status("b0", READY, 1, heard=2)) == ["a0", "b0"]
+    assert job.formed[-1].leave_after is not None
+
+
+def test_a_lost_node_may_train_on_until_it_is_gone() -> None:
+    job = running("a0", agent_grace_s=0.0)
+    job.tell(ev.NodeLost(node="a"))
+    assert job.report(status("c0", READY)) is None
+    assert job.tell(ev.TimerFired(), after_s=3600.0) is None
+    assert job.tell(ev.NodeGone(node="a")) == ["c0"]
+
+
+def test_a_node_known_to_be_gone_is_waited_for_no_longer() -> None:
+    job = running("a0", "b0")
+    job.tell(ev.NodeLost(node="b"))
+    assert job.tell(ev.NodeGone(node="b")) == ["a0"]
+
+
+def test_a_silent_member_of_a_dissolved_group_is_not_asked_to_be_replaced() -> None:
+    """Its node does not hear; the group was dissolved because another node left."""
+    job = running("a0", "b0", min_workers=2)
+    assert job.tell(ev.NodeLeaving(node="a", reason="drain")) == []
+    assert job.tell(ev.NodeLost(node="a")) is None
+    job.report(status("b0", READY, 1, heard=2))
+    job.tell(ev.TimerFired(), after_s=POLICY.busy_timeout_s)
+    assert not job.told(fx.ReplaceWorker)
+
+
+# ---- nodes that leave
+
+
+def test_the_members_of_a_node_that_leaves_go_at_a_step_boundary_and_it_is_told() -> None:
+    job = running("a0", "b0")
+    assert job.tell(ev.NodeLeaving(node="a", reason="drain")) == ["b0"]
+    assert job.formed[-1].leave_after is not None
+    assert job.formed[-1].purpose is Purpose.TRAIN
+    job.report(trains("a0", 1, heard=2))
+    assert not job.told(fx.NodeDrained)
+    job.tell(reported(status("a0", READY, 1, heard=2)), reported(trains("b0", 2)))
+    assert job.told(fx.NodeDrained) == [fx.NodeDrained(node="a")]
+    job.report(status("a0", READY, 1, heard=2))
+    assert not job.told(fx.NodeDrained)
+
+
+def test_a_node_that_leaves_again_is_told_again() -> None:
+    """After it was gone, or because the message was lost with a stream."""
+    job, leaving = running("a0", "b0"), ev.NodeLeaving(node="a", reason="drain")
+    job.tell(leaving)
+    job.tell(reported(status("a0", READY, 1, heard=2)), reported(trains("b0", 2)))
+    assert job.told(fx.NodeDrained) == [fx.NodeDrained(node="a")]
+    job.tell(leaving)
+    assert job.told(fx.NodeDrained) == [fx.NodeDrained(node="a")]
+    job.tell(ev.NodeGone(node="a"))
+    job.tell(leaving, reported(node="a"))
+    assert job.told(fx.NodeDrained) == [fx.NodeDrained(node="a")]
+
+
+def test_a_node_that_is_welcome_again_takes_part_again() -> None:
+    job = running("a0", "b0")
+    job.tell(ev.NodeLeaving(node="a", reason="drain"))
+    job.tell(reported(status("a0", READY, 1, heard=2)), reported(trains("b0", 2)))
+    assert job.tell(ev.TimerFired(), after_s=60.0) is None
+    assert job.tell(ev.NodeWelcomed(node="a")) == ["b0", "a0"]
+
+
+def test_when_every_node_leaves_the_job_is_saved_and_stopped() -> None:
+    job = running("a0", "b0")
+    job.tell(ev.NodeLeaving(node="a", reason="SIGTERM"))
+    assert job.machine.phase is not JobPhase.DRAINING
+    assert job.tell(ev.NodeLeaving(node="b", reason="SIGTERM")) is not None
+    assert job.machine.phase is JobPhase.DRAINING
+    assert job.formed[-1].purpose is Purpose.SAVE_AND_LEAVE
+    number = job.formed[-1].number
+    job.tell(*(reported(status(w, FINISHED, number)) for w in ("a0", "b0")))
+    (end,) = job.told(fx.EndJob)
+    assert end.exit_code == 143  # type: ignore[attr-defined]
+    assert job.machine.phase is JobPhase.FINISHED
+
+
+def test_a_node_that_is_kept_out_and_comes_first_does_not_stop_the_job() -> None:
+    job = Job(Coordinator(settings()))
+    job.tell(ev.NodeLeaving(node="a", reason="drained"), reported(status("a0", READY)))
+    assert not job.told(fx.EndJob)
+    assert job.report(status("b0", READY)) == ["b0"]
+
+
+def test_a_node_that_leaves_while_the_group_assembles_is_seen_off_afterwards() -> None:
+    job = running("a0", "b0", "c0")
+    assert job.tell(killed("c0")) is not None
+    assert job.tell(ev.NodeLeaving(node="b", reason="drain")) is None
+    job.tell(reported(status("a0", JOINING, 2)), reported(status("b0", JOINING, 2)))
+    assert job.tell(reported(trains("a0", 2)), reported(trains("b0", 2))) == ["a0"]

@@ -1,0 +1,152 @@
+"""What is known of the nodes and their workers, and whom each report shows to be lost."""
+
+from __future__ import annotations
+
+from elastic.core.coordinator.departures import Departures
+from elastic.core.coordinator.nodes import Nodes
+from elastic.core.membership import WorkerPhase
+from tests.unit.core.cluster_views import JOINING, READY, TRAINING, generation, status
+
+PAIR = generation(3, "a0", "b0")
+
+
+def trained_by(*names: str) -> Nodes:
+    """A node with two slots for each worker, which trains in generation 3."""
+    nodes = Nodes()
+    for name in names:
+        nodes.reported(name[0], 2, [status(name, TRAINING, 3)])
+    return nodes
+
+
+def test_a_report_replaces_the_one_before_and_tells_who_is_missing() -> None:
+    nodes = Nodes()
+    assert nodes.reported("a", 2, [status("a0", READY), status("a1", READY)]) == frozenset()
+    assert nodes.reported("a", 3, [status("a1", TRAINING, 1), status("a2", READY)]) == {"a0"}
+    assert set(nodes.workers()) == {"a1", "a2"}
+    assert nodes.workers()["a1"].status.phase is TRAINING
+    assert nodes.slots == 3
+    assert nodes.home_of("a2") == "a"
+    assert nodes.workers_of("elsewhere") == ()
+
+
+def test_a_failed_worker_stays_gone_until_its_node_knows() -> None:
+    nodes = trained_by("a0")
+    assert nodes.failed("a", "a0") == {"a0"}
+    assert nodes.failed("a", "a0") == frozenset()
+    assert nodes.failed("elsewhere", "a0") == frozenset()
+    assert nodes.reported("a", 2, [status("a0", TRAINING, 3)]) == frozenset()
+    assert nodes.workers() == {}
+    nodes.reported("a", 2, [])
+    nodes.reported("a", 2, [status("a0", READY)])
+    assert set(nodes.workers()) == {"a0"}
+
+
+def test_a_silent_node_keeps_its_workers_until_it_is_waited_for_no_longer() -> None:
+    nodes = trained_by("a0", "b0")
+    nodes.fell_silent("a", 5.0)
+    nodes.fell_silent("a", 9.0)
+    nodes.fell_silent("elsewhere", 9.0)
+    assert nodes.is_silent("a")
+    assert not nodes.is_silent("b")
+    assert nodes.is_silent("elsewhere")
+    assert {w: s.silent_since for w, s in nodes.workers().items()} == {"a0": 5.0, "b0": None}
+    assert nodes.silent_lost() == {"a0"}
+    assert set(nodes.workers()) == {"b0"}
+    assert nodes.silent_lost() == frozenset()
+
+
+def test_a_silent_node_that_reports_again_is_in_contact() -> None:
+    nodes = trained_by("a0")
+    nodes.fell_silent("a", 5.0)
+    assert nodes.reported("a", 2, [status("a0", TRAINING, 3)]) == frozenset()
+    assert not nodes.is_silent("a")
+    nodes.fell_silent("a", 7.0)
+    assert nodes.workers()["a0"].silent_since == 7.0
+
+
+def test_a_lost_node_is_lost_with_its_workers() -> None:
+    nodes = trained_by("a0", "b0")
+    assert nodes.lost("a") == {"a0"}
+    assert nodes.lost("a") == frozenset()
+    assert nodes.slots == 2
+
+
+def test_members_are_presumed_to_train_out_of_contact() -> None:
+    nodes = Nodes()
+    nodes.presumed(generation(3, "a0", "a1", "b0"), TRAINING, 9.0)
+    assert nodes.slots == 3
+    for sighting in nodes.workers().values():
+        s = sighting.status
+        assert sighting.silent_since == 9.0
+        assert (s.phase, s.generation, s.heard, s.took_part) == (TRAINING, 3, 3, True)
+    assert nodes.workers()["a1"].as_member() == generation(3, "a1").members[0]
+    assert nodes.reported("a", 4, [status("a1", TRAINING, 3)]) == {"a0"}
+    assert nodes.slots == 5
+
+
+def test_of_newcomers_to_a_group_that_may_not_exist_yet_less_is_presumed() -> None:
+    nodes = Nodes()
+    nodes.presumed(PAIR, TRAINING, 9.0)
+    nodes.presumed(generation(4, "a0", "b0", "c0"), WorkerPhase.READY, 9.0)
+    phases = {w: (s.status.phase, s.status.took_part) for w, s in nodes.workers().items()}
+    assert phases == {"a0": (TRAINING, True), "b0": (TRAINING, True), "c0": (READY, False)}
+    assert nodes.slots == 3
+
+
+def test_nodes_that_leave_do_not_count() -> None:
+    nodes = trained_by("a0", "b0")
+    nodes.left("a")
+    assert nodes.slots == 2
+    assert nodes.leaving == {"a"}
+    assert {w: s.leaving for w, s in nodes.workers().items()} == {"a0": True, "b0": False}
+    assert not nodes.all_leave()
+    nodes.left("b")
+    assert nodes.all_leave()
+    nodes.welcomed("a")
+    assert not nodes.all_leave()
+    nodes.welcomed("never left")
+
+
+def test_who_leaves_before_anybody_has_come_is_not_everybody() -> None:
+    nodes = Nodes()
+    nodes.left("a")
+    assert not nodes.all_leave()
+
+
+def test_a_node_has_left_when_none_of_its_workers_is_in_a_group() -> None:
+    nodes, departures = trained_by("a0", "b0"), Departures()
+    assert departures.completed(nodes, PAIR) == []
+    nodes.left("a")
+    assert departures.completed(nodes, PAIR) == []
+    alone = generation(4, "b0")
+    assert departures.completed(nodes, alone) == []  # on its way out
+    nodes.reported("a", 2, [status("a0", JOINING, 3)])
+    assert departures.completed(nodes, alone) == []
+    nodes.reported("a", 2, [status("a0", READY, 3)])
+    assert departures.completed(nodes, generation(5, "a0", "b0")) == []
+    assert departures.completed(nodes, alone) == ["a"]
+    assert departures.completed(nodes, alone) == []
+
+
+def test_a_node_out_of_contact_has_not_left() -> None:
+    nodes, departures = Nodes(), Departures()
+    nodes.left("a")
+    assert departures.completed(nodes, None) == []
+    nodes.reported("a", 2, [])
+    nodes.fell_silent("a", 1.0)
+    assert departures.completed(nodes, None) == []
+    nodes.reported("a", 2, [])
+    assert departures.completed(nodes, None) == ["a"]
+
+
+def test_it_is_told_again_to_one_that_says_again_that_it_leaves_or_leaves_again() -> None:
+    nodes, departures = Nodes(), Departures()
+    nodes.reported("a", 2, [])
+    nodes.left("a")
+    assert departures.completed(nodes, None) == ["a"]
+    departures.forget("a")
+    assert departures.completed(nodes, None) == ["a"]
+    nodes.welcomed("a")
+    assert departures.completed(nodes, None) == []
+    nodes.left("a")
+    assert departures.completed(nodes, None) == ["a"]

@@ -1,0 +1,58 @@
+"""A node that fails too often within a while, by no fault of the script, does more harm."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic.core.membership import Failure, FailureKind
+from elastic.core.quarantine import NodeFailures
+
+
+def failure(kind: FailureKind) -> Failure:
+    return Failure(worker="n1-1", kind=kind)
+
+
+SIGNAL = failure(FailureKind.SIGNAL)
+
+
+def test_so_many_within_the_window_are_too_many() -> None:
+    failures = NodeFailures(3, 60.0)
+    assert not failures.worker_failed("n1", SIGNAL, 0.0)
+    assert not failures.node_lost("n1", 1.0)
+    assert not failures.worker_failed("n2", SIGNAL, 2.0)
+    assert failures.worker_failed("n1", SIGNAL, 59.0)
+    assert failures.failures("n1", 59.0) == 3
+    assert failures.failures("n2", 59.0) == 1
+    assert failures.failures("n3", 59.0) == 0
+
+
+def test_each_counts_for_the_window() -> None:
+    failures = NodeFailures(2, 60.0)
+    failures.worker_failed("n1", SIGNAL, 0.0)
+    assert failures.failures("n1", 59.9) == 1
+    assert failures.failures("n1", 60.0) == 0
+    assert not failures.node_lost("n1", 60.0)
+    assert failures.node_lost("n1", 61.0)
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_what_every_node_would_do_is_not_the_nodes_fault(kind: FailureKind) -> None:
+    failures = NodeFailures(1, 60.0)
+    scripts_own = kind in (FailureKind.EXCEPTION, FailureKind.EXIT_CODE)
+    assert failures.worker_failed("n1", failure(kind), 0.0) is not scripts_own
+    assert failures.failures("n1", 0.0) == (0 if scripts_own else 1)
+
+
+def test_none_is_too_many_with_0() -> None:
+    failures = NodeFailures(0, 60.0)
+    assert not any(failures.node_lost("n1", float(at)) for at in range(50))
+    assert failures.failures("n1", 49.0) == 50
+
+
+def test_forgiven_it_begins_anew() -> None:
+    failures = NodeFailures(2, 60.0)
+    failures.node_lost("n1", 0.0)
+    failures.forgive("n1")
+    failures.forgive("never failed")
+    assert failures.failures("n1", 1.0) == 0
+    assert not failures.node_lost("n1", 1.0)

@@ -1,0 +1,94 @@
+"""What an agent leaves to the next one of its node, and to no second one beside it."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic.errors import ConfigurationError
+from elastic.runtime.run_directory import NodeDirectory, RunDirectory, remove_if_left
+from tests.unit.runtime.test_run_directory import runtime
+
+__all__ = ["runtime"]
+
+
+@pytest.fixture
+def directory(runtime: Path) -> Iterator[NodeDirectory]:
+    del runtime
+    made = NodeDirectory("job", "n1")
+    yield made
+    made.close()
+
+
+def test_it_is_private_and_stays(runtime: Path, directory: NodeDirectory) -> None:
+    assert directory.path.name == "job-n1"
+    assert runtime in directory.path.parents
+    assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
+    (directory.path / "start-token").touch()
+    directory.close()
+    again = NodeDirectory("job", "n1")
+    assert again.path == directory.path
+    assert (again.path / "start-token").exists()
+    again.close()
+
+
+def test_one_agent_at_a_time_has_it(directory: NodeDirectory) -> None:
+    with pytest.raises(ConfigurationError, match=r"'n1' of the job 'job' runs.*--node-name"):
+        NodeDirectory("job", "n1")
+    for job, node in (("job", "n2"), ("other", "n1")):
+        NodeDirectory(job, node).close()
+    directory.close()
+    NodeDirectory("job", "n1").close()
+
+
+def test_it_is_not_swept_while_its_agent_lives(runtime: Path, directory: NodeDirectory) -> None:
+    del runtime
+    other = RunDirectory("other")
+    assert directory.path.exists()
+    remove_if_left(directory.path)
+    assert directory.path.exists()
+    other.remove()
+
+
+def test_workers_that_outlive_the_agent_keep_it(directory: NodeDirectory) -> None:
+    """They have inherited `hold`."""
+    worker = subprocess.Popen(
+        [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        pass_fds=[directory.hold.fileno()],
+    )
+    directory.close()
+    remove_if_left(directory.path)
+    assert directory.path.exists()
+    second = NodeDirectory("job", "n1")  # the next agent, while they live
+    remove_if_left(directory.path)
+    assert directory.path.exists()
+    assert worker.stdin is not None
+    worker.stdin.close()
+    worker.wait()
+    remove_if_left(directory.path)
+    assert directory.path.exists()  # that agent lives
+    second.close()
+    remove_if_left(directory.path)
+    assert not directory.path.exists()
+
+
+def test_another_parent(tmp_path: Path) -> None:
+    parent = tmp_path / "state" / "agents"
+    made = NodeDirectory("job", "n1", parent)
+    assert made.path == parent / "job-n1"
+    made.close()
+
+
+def test_a_parent_that_can_not_be_used(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigurationError, match=r"can not use .*file/job-n1.*--state-dir"):
+        NodeDirectory("job", "n1", file)
+    with pytest.raises(ConfigurationError, match=r"too long a path.*--state-dir"):
+        NodeDirectory("job", "n1", tmp_path / ("x" * 100))

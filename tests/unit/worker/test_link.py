@@ -1,0 +1,156 @@
+"""A worker's socket to its agent, and to the agent that follows it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic.rpc.framing import FrameDecoder, encode
+from elastic.v1 import job_pb2
+from elastic.v1 import local_pb2 as pb
+from elastic.worker import link as link_module
+from elastic.worker.link import Link
+
+DEADLINE_S = 30.0
+
+
+class Agent:
+    """Listens at `path`, for one worker."""
+
+    def __init__(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._listener.settimeout(DEADLINE_S)
+        self._peer: socket.socket | None = None
+        self._decoder = FrameDecoder(pb.WorkerMessage)
+        self._heard: list[pb.WorkerMessage] = []
+
+    def accept(self) -> None:
+        self._peer, _ = self._listener.accept()
+        self._peer.settimeout(DEADLINE_S)
+
+    def hear(self) -> pb.WorkerMessage:
+        while not self._heard:
+            assert self._peer is not None
+            self._heard += self._decoder.feed(self._peer.recv(4096))  # type: ignore[arg-type]
+        return self._heard.pop(0)
+
+    def say(self, data: bytes) -> None:
+        assert self._peer is not None
+        self._peer.sendall(data)
+
+    def end(self) -> None:
+        for end in (self._peer, self._listener):
+            if end is not None:
+                end.close()
+
+
+class Place:
+    """A worker with a link that was started."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.agents: list[Agent] = []
+        first = self.agent()
+        self.link = Link("w", str(path))
+        first.accept()
+        self.commands: queue.Queue[str | None] = queue.Queue()
+        self.new_agents: queue.Queue[int] = queue.Queue()
+
+    def start(self) -> Agent:
+        self.link.start(
+            lambda command: self.commands.put(command.WhichOneof("kind")),
+            lambda: self.new_agents.put(1),
+        )
+        return self.agents[0]
+
+    def agent(self) -> Agent:
+        self.agents.append(Agent(self.path))
+        return self.agents[-1]
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setattr(link_module, "_RETRY_S", 0.01)
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        made = Place(Path(directory) / "agent.sock")
+        yield made
+        in_vain = threading.Event()
+
+        def connect() -> socket.socket:
+            in_vain.set()
+            threading.Event().wait()  # its thread ends with this process
+            raise AssertionError
+
+        made.link._connect = connect  # type: ignore[method-assign]
+        for agent in made.agents:
+            agent.end()
+        assert in_vain.wait(DEADLINE_S)
+        made.link._socket.close()
+
+
+DISMISS = encode(pb.WorkerCommand(dismiss=pb.Dismiss()))
+PROBE = encode(pb.WorkerCommand(probe=pb.ProbeProgress()))
+
+
+def test_what_is_said_in_both_directions(place: Place) -> None:
+    agent = place.start()
+    place.link.hello()
+    place.link.send(status=job_pb2.WorkerStatus(worker="w"))
+    assert agent.hear().hello == pb.Hello(worker="w", pid=os.getpid())
+    assert agent.hear().HasField("status")
+    agent.say(DISMISS + PROBE[:3])
+    agent.say(PROBE[3:])
+    assert [place.commands.get(timeout=DEADLINE_S) for _ in range(2)] == ["dismiss", "probe"]
+    assert place.new_agents.empty()
+
+
+def test_the_next_agent_hears_hello_and_is_told_everything_again(place: Place) -> None:
+    agent = place.start()
+    agent.end()
+    time.sleep(0.05)  # nobody is there for a while
+    place.link.send(status=job_pb2.WorkerStatus(worker="lost"))
+    second = place.agent()
+    second.accept()
+    assert second.hear().hello == pb.Hello(worker="w", pid=os.getpid())
+    place.new_agents.get(timeout=DEADLINE_S)
+    place.link.send(status=job_pb2.WorkerStatus(worker="again"))
+    assert second.hear().status.worker == "again"
+    second.say(DISMISS)
+    assert place.commands.get(timeout=DEADLINE_S) == "dismiss"
+
+
+def test_half_a_command_of_the_agent_before_is_forgotten(place: Place) -> None:
+    agent = place.start()
+    agent.say(PROBE[:3])
+    agent.end()
+    second = place.agent()
+    second.accept()
+    second.say(DISMISS)
+    assert place.commands.get(timeout=DEADLINE_S) == "dismiss"
+    assert place.commands.empty()
+
+
+def test_again_and_again(place: Place) -> None:
+    agent = place.start()
+    for _ in range(3):
+        agent.end()
+        agent = place.agent()
+        agent.accept()
+        assert agent.hear().HasField("hello")
+        place.new_agents.get(timeout=DEADLINE_S)
+
+
+def test_without_an_agent_at_first_there_is_no_link(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        Link("w", str(tmp_path / "agent.sock"))

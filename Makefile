@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 0:3000
 
-.PHONY: install demo test lint proto sim bench-recovery bench-overhead bench-survival bench-classic clean
+.PHONY: install demo test lint proto sim bench-recovery bench-cluster bench-overhead bench-survival bench-classic clean
 
 install: $(VENV)/.installed
 
@@ -40,6 +40,9 @@ bench-survival: install
 
 bench-classic: install
 	$(BIN)/python -m benchmarks.classic
+
+bench-cluster: install
+	$(BIN)/python -m benchmarks.cluster
 
 bench-overhead: install
 	$(BIN)/python -m benchmarks.overhead

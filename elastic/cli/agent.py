@@ -31,6 +31,7 @@ from elastic.runtime.journal import Journal
 from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.run_directory import NodeDirectory
 from elastic.runtime.tasks import TaskSupervisor
+from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.node import NodeSettings
 from elastic.store.interface import Store
 from elastic.store.job_documents import NodeDocument
@@ -95,6 +96,7 @@ async def _attend(
 ) -> int:
     settings = command.settings
     journal = Journal(display.entry)
+    warnings_to(journal)
     security = choose_security(settings.job, settings.security)
     async with open_store(settings.store) as store:
         ends = JobEnds(store, job=settings.job)

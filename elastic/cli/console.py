@@ -136,8 +136,21 @@ def _is_shown(choice: Console, rank: int | None, worker: str) -> bool:
     return rank == 0 or (rank is None and worker.endswith("-1"))
 
 
+_BAD = {
+    "worker_failed",
+    "job_ended",
+    "checkpoint_abandoned",
+    "checkpoint_damaged",
+    "cut_off",
+    "node_quarantined",
+    "certificates_refused",
+    "security_warning",
+    "warning",
+}
+
+
 def _style(name: str) -> str:
-    if name in ("worker_failed", "job_ended", "checkpoint_abandoned", "checkpoint_damaged"):
+    if name in _BAD:
         return "red"
     return "green" if name in ("recovered", "job_finished") else "dim"
 
@@ -159,6 +172,9 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "worker_failed": lambda f: f"worker {f['worker']} {f['message']}",
     "recovered": lambda f: f"recovered in {f['total_s'] * 1000:.0f} ms at step {f['committed']}",
     "state_restored": lambda f: f"state from {f['source']}, step {f['committed']}",
+    "state_received": lambda f: (
+        f"worker {f['worker']} received the state: {f['bytes'] / 1e6:.1f} MB in {f['sync_s']:.2f} s"
+    ),
     "checkpoint_committed": lambda f: f"checkpoint of step {f['step']} committed",
     "checkpoint_abandoned": lambda f: f"checkpoint of step {f['step']} failed: {f['message']}",
     "checkpoint_damaged": lambda f: f"checkpoint of step {f['step']} is damaged: {f['reason']}",
@@ -166,4 +182,37 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "zygote_lost": lambda f: f["reason"],
     "job_finished": lambda f: f"finished after {f['committed']} steps",
     "job_ended": lambda f: f"ended after {f['committed']} steps: {f.get('message', '')}",
+    # ---- of many nodes
+    "agent_started": lambda f: f"node {f['node']} of job {f['job']}: logs in {f['log_dir']}",
+    "worker_adopted": lambda f: f"worker {f['worker']} found alive",
+    "registration_held": lambda _: "registered in the store",
+    "registration_suspect": lambda _: "the store does not answer: the registration may be lost",
+    "registration_gone": lambda _: "the registration in the store is lost",
+    "cut_off": lambda f: f"cut off from store and coordinator for {f['silent_s']:g} s",
+    "preempted": lambda f: f"this machine is about to go: {f['reason']}",
+    "handing_over": lambda f: (
+        f"the agent ends; its workers wait {f['grace_s']:g} s for another one"
+    ),
+    "coordinator_started": lambda f: f"coordinator of job {f['job']} at {f['address']}",
+    "campaigning": lambda f: f"{f['address']} waits to lead",
+    "elected": lambda f: f"{f['address']} leads, from generation {f['generation']} on",
+    "deposed": lambda f: f"leads no more: {f['reason']}",
+    "leadership_in_doubt": lambda f: f"another one may lead soon: {f['reason']}",
+    "leadership_confirmed": lambda _: "leads still",
+    "leaving": lambda f: f"makes way for another coordinator: {f['reason']}",
+    "node_vanished": lambda f: f"the registration of node {f['node']} is lost",
+    "node_leaving": lambda f: f"node {f['node']} leaves: {f['reason']}",
+    "node_left_group": lambda f: f"node {f['node']} has left the group",
+    "node_drained": lambda f: f"node {f['node']} is left and kept out: {f['reason']}",
+    "node_quarantined": lambda f: f"node {f['node']} is in quarantine: {f['reason']}",
+    "node_cleared": lambda f: f"node {f['node']} may take part again",
+    # ---- of connections
+    "security_warning": lambda f: f"warning: {f['message']}",
+    "warning": lambda f: f"warning: {f['message']}",
+    "certificates_reloaded": lambda f: f"{f['certificate']} is used, until {f['expires']}",
+    "certificates_refused": lambda f: f["reason"],
+    "peer_refused": lambda f: f"{f['peer']} is refused: it shows {f['found']}, not {f['expected']}",
+    "connection_refused": lambda f: f"a connection to {f['path']} is refused: {f['reason']}",
+    "message_refused": lambda f: f"a message of {f['source']} is refused: {f['reason']}",
+    "message_dropped": lambda f: f"a message was not sent: {f['reason']}",
 }

@@ -19,6 +19,7 @@ from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.control import ControlServer
 from elastic.rpc.security import choose_security
 from elastic.runtime.journal import Journal, JsonLines, RecentEntries
+from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.coordinator import CoordinatorSettings
 
 _NO_LIMIT = 1 << 20
@@ -41,6 +42,7 @@ async def _coordinate(
 ) -> int:
     recent = RecentEntries()
     journal = Journal(JsonLines(stream, quiet=frozenset({"progress"})), recent)
+    warnings_to(journal)
     security = choose_security(settings.job, settings.security)
     async with open_store(settings.store) as store:
         address = _advertised(settings)

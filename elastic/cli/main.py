@@ -236,6 +236,8 @@ def checkpoint_verify(
 
 def main() -> None:
     """Entry point of the console script."""
+    # Read by gRPC when it is imported: it would write of every failed handshake between our lines.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     app(prog_name="elastic")
 
 

@@ -48,6 +48,10 @@ class Attendance:
     def __iter__(self) -> Iterator[AttendingNode]:
         return iter(list(self._nodes.values()))
 
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._nodes)
+
     def refusal(self, hello: pb.AgentHello) -> pb.Refused | None:
         """Why this agent can not take part beside the others; None if it can."""
         present = self._nodes.get(hello.node)
@@ -97,8 +101,9 @@ class Attendance:
 
     def broadcast(self, **kind: Any) -> None:
         """Send `CoordinatorMessage(**kind)` to all."""
+        message = pb.CoordinatorMessage(**kind).SerializeToString()
         for node in self._nodes.values():
-            node.stream.send(**kind)
+            node.stream.send_serialized(message)
 
 
 def _refused(message: str) -> pb.Refused:

@@ -18,6 +18,7 @@ from elastic.coordinator.leadership import Leadership, save_generation
 from elastic.coordinator.node_registry import NodeRegistry
 from elastic.coordinator.recoveries import Recoveries
 from elastic.coordinator.saves import Saves
+from elastic.coordinator.view_batches import ViewBatches
 from elastic.coordinator.wording import ending
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
@@ -66,13 +67,14 @@ class CoordinatorDaemon:
         )
         self._tasks = TaskSupervisor(self._crashed)
         self._nodes = Attendance()
+        self._views = ViewBatches(self._driver.post, self._nodes.count)
         self._exclusions = Exclusions(store, job=options.job, guard=leadership.guard)
         self._failures = NodeFailures(options.quarantine_after, options.quarantine_window_s)
         self._leaving: dict[str, str] = {}  # reasons by node id
         self._recoveries = Recoveries()
         self._started_unix_s = time.time()
         self._saves = Saves(
-            make_commits(options), journal, post=self._driver.post, broadcast=self._nodes.broadcast
+            make_commits(options), journal, post=self._views.post, broadcast=self._nodes.broadcast
         )
         self._ledger = open_ledger(options, leadership)
         self._hearing = Hearing(
@@ -80,7 +82,7 @@ class CoordinatorDaemon:
             self._recoveries,
             self._saves,
             self._ledger,
-            post=self._driver.post,
+            post=self._views.post,
             broadcast=self._nodes.broadcast,
             current=lambda: self._machine.current,
             generation=self._machine.generation,
@@ -102,6 +104,7 @@ class CoordinatorDaemon:
 
     async def close(self) -> None:
         """End what still runs here, and every stream."""
+        self._views.close()
         self._driver.close()
         for node in self._nodes:
             node.stream.close()
@@ -134,17 +137,17 @@ class CoordinatorDaemon:
         if before is not None:
             before.stream.close()
             if before.node != node:
-                self._driver.post(ev.NodeLost(node=before.node))
+                self._views.post(ev.NodeLost(node=before.node))
         self._journal.record(
             "node_connected", node=stream.node, host=stream.host, slots=stream.slots
         )
         if self.registry is not None:
             self.registry.connected(stream.node, stream.hello.start_token)
         if stream.hello.classic:
-            self._driver.post(ev.ClassicScriptReported())
+            self._views.post(ev.ClassicScriptReported())
         excluded = self._exclusions.get(stream.node)
         if excluded is not None:
-            self._driver.post(ev.NodeLeaving(node=node, reason=excluded.reason))
+            self._views.post(ev.NodeLeaving(node=node, reason=excluded.reason))
         current = self._machine.current
         if current is not None:
             stream.send(generation=generation_to_pb(current))
@@ -161,7 +164,7 @@ class CoordinatorDaemon:
             self._journal.record("node_lost", node=stream.node)
         if self.registry is not None:
             self.registry.disconnected(stream.node, stream.hello.start_token)
-        self._driver.post(ev.NodeLost(node=node.node))
+        self._views.post(ev.NodeLost(node=node.node))
 
     def agent_said(self, stream: AgentStream, message: pb.AgentMessage) -> None:
         """A message of one of the nodes."""
@@ -178,7 +181,7 @@ class CoordinatorDaemon:
     def stop(self, reason: str, exit_code: int) -> None:
         """Have the job saved and left."""
         self._journal.record("stop_requested", reason=reason)
-        self._driver.post(ev.StopRequested(exit_code=exit_code, reason=reason))
+        self._views.post(ev.StopRequested(exit_code=exit_code, reason=reason))
 
     async def drain(self, name: str, reason: str) -> str:
         """Have a node left and kept out; say what follows. Raises TransientError."""
@@ -200,7 +203,7 @@ class CoordinatorDaemon:
         node = self._nodes.named(name)
         if node is not None:
             self._leaving.pop(node.node, None)
-            self._driver.post(ev.NodeWelcomed(node=node.node))
+            self._views.post(ev.NodeWelcomed(node=node.node))
         return f"{name} may take part again"
 
     def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
@@ -242,7 +245,7 @@ class CoordinatorDaemon:
         ids = [node_id(node, start_token)] if start_token else self._absent_ids(node)
         for gone in ids:
             self._leaving.pop(gone, None)
-            self._driver.post(ev.NodeGone(node=gone))
+            self._views.post(ev.NodeGone(node=gone))
 
     def _absent_ids(self, name: str) -> list[str]:
         """Every machine that is known to have had this name, but the one that has it now."""
@@ -282,7 +285,7 @@ class CoordinatorDaemon:
 
     def _leave(self, node: AttendingNode, reason: str) -> None:
         self._leaving[node.node] = reason
-        self._driver.post(ev.NodeLeaving(node=node.node, reason=reason))
+        self._views.post(ev.NodeLeaving(node=node.node, reason=reason))
 
     # ---- what the machine wants
 
@@ -377,9 +380,9 @@ class CoordinatorDaemon:
         try:
             await save_generation(self._store, self._leadership, generation, effect.may_train)
         except GuardFailed as error:
-            self._driver.post(ev.PersistRefused(number=generation.number, detail=str(error)))
+            self._views.post(ev.PersistRefused(number=generation.number, detail=str(error)))
             return
-        self._driver.post(ev.GenerationPersisted(number=generation.number))
+        self._views.post(ev.GenerationPersisted(number=generation.number))
 
     def _end(self, exit_code: int, message: str) -> None:
         if self.ended.done():

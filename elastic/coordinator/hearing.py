@@ -21,7 +21,8 @@ from elastic.v1 import job_pb2, local_pb2
 class Hearing:
     """Understands every kind of AgentMessage but the hello.
 
-    current: the newest generation; generation: one that is not long past. may_record: whether the ledger is ours to write now.
+    current: the newest generation; generation: one that is not long past. may_record: whether the
+    ledger is ours to write now.
     on_failure: told of each worker that failed, on_leave of a node that asks to leave.
     """
 
@@ -133,6 +134,14 @@ class Hearing:
         del node
         if report.source:
             self._journal.record("state_restored", source=report.source, committed=report.committed)
+        if report.bytes_received:
+            self._journal.record(
+                "state_received",
+                worker=report.worker,
+                generation=report.generation,
+                bytes=report.bytes_received,
+                sync_s=round(report.sync_s, 6),
+            )
         record = self._recoveries.reformed(report, time.monotonic())
         if record is not None:
             self._journal.record("recovered", **record)

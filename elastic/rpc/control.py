@@ -42,17 +42,21 @@ class AgentStream:
         self.node = hello.node
         self.host = hello.host
         self.slots = hello.slots
-        self._outgoing: asyncio.Queue[pb.CoordinatorMessage | None] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[pb.CoordinatorMessage | bytes | None] = asyncio.Queue()
 
     def send(self, **kind: Any) -> None:
         """Send `CoordinatorMessage(**kind)`; never blocks."""
         self._outgoing.put_nowait(pb.CoordinatorMessage(**kind))
 
+    def send_serialized(self, message: bytes) -> None:
+        """Send a CoordinatorMessage that is said to others too; never blocks."""
+        self._outgoing.put_nowait(message)
+
     def close(self) -> None:
         """End the stream after what was sent."""
         self._outgoing.put_nowait(None)
 
-    async def outgoing(self) -> AsyncIterator[pb.CoordinatorMessage]:
+    async def outgoing(self) -> AsyncIterator[pb.CoordinatorMessage | bytes]:
         """What is to be sent, until closed."""
         while (message := await self._outgoing.get()) is not None:
             yield message

@@ -59,6 +59,8 @@ def _field(name: str, value: Any) -> str:
             return value.name
         case WorkerStatus():
             return _status(value)
+        case (Generation(), *_):
+            return f"beside {', '.join(str(g.number) for g in value)}"
         case (WorkerStatus(), *_):
             return "[" + ", ".join(_status(s) for s in value) + "]"
         case tuple():

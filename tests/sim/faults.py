@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from elastic.core.agent import events as agent_events
 from elastic.core.coordinator import events as coordinator_events
-from tests.sim.plan import Action, Fault, agent_settings
+from tests.sim.plan import PERSISTED, Action, Fault, agent_settings
 from tests.sim.process import Process, ScriptError, Struck
 
 if TYPE_CHECKING:
@@ -67,6 +67,14 @@ class Faults:
                 if fault.action in _FATAL:
                     raise Struck
 
+    def persisted(self) -> None:
+        """A generation is in the store, and its leader does not know yet."""
+        self._reached[PERSISTED] += 1
+        for fault in self._at_points.get(PERSISTED, ()):
+            if fault.nth == self._reached[PERSISTED]:
+                self._record(fault, "")
+                self._kill_leader(fault)
+
     def _strike_someone(self, fault: Fault) -> None:
         world = self._world
         alive = [p for n in world.nodes if n.alive for p in n.processes.values() if p.alive]
@@ -83,6 +91,8 @@ class Faults:
             return
         self.last_at = max(self.last_at, world.clock.now)
         world.journal.note(world.clock.now, "fault", fault.action.name, whom)
+        if fault.action not in (Action.ADD_NODE, Action.DRAIN_NODE):
+            world.journal.struck_at.append(world.clock.now)
         if fault.action in _DISTURBING:
             world.journal.disturbed_at.append(world.clock.now)
 
@@ -107,13 +117,19 @@ class Faults:
                 self._world.clock.after(fault.returns_after_s or 0.0, process.node.heal)
                 self.last_at += fault.returns_after_s or 0.0
             case Action.KILL_LEADER:
-                self._world.kill_leader(fault.returns_after_s or 0.0)
-                self.last_at += fault.returns_after_s or 0.0
+                self._kill_leader(fault)
             case Action.RESTART_AGENT:
                 process.node.restart_agent(fault.returns_after_s or 0.0)
                 self.last_at += fault.returns_after_s or 0.0
+            case Action.DRAIN_NODE:
+                process.node.drain()
+                self._return_later(fault, process.node)
             case Action.STOP:
                 self._stop()
+
+    def _kill_leader(self, fault: Fault) -> None:
+        self._world.kill_leader(fault.returns_after_s or 0.0)
+        self.last_at += fault.returns_after_s or 0.0
 
     def _notice_silence(self, process: Process) -> None:
         """The agent misses the worker's signs of life, sooner or later."""

@@ -57,26 +57,27 @@ class Group:
         return result
 
     def leave(self, member: Process, *, died: bool = False, silent: bool = False) -> None:
-        """Close the member's side. `silent`: nobody can notice (power loss)."""
+        """Close the member's side. What it sent before still arrives, unless it `died`. `silent`:
+        nobody can notice (power loss)."""
         if member.name in self._gone:
             return
         self._gone.add(member.name)
         self._forget(member.name)
         if silent:
             return
-        self._reset_neighbours(member.name)
+        self._reset_neighbours(member.name, lossy=died)
         if died and member.name == self._ranks[0]:
             self._lose_store()
 
     def abort(self, member: Process) -> None:
         """Free the member's own thread, now."""
         self._gone.add(member.name)
-        self._reset_neighbours(member.name)
+        self._reset_neighbours(member.name, lossy=True)
         self._free(member.name, "aborted")
 
     def break_link(self, member: Process) -> None:
         """A connection of this member fails although nobody is dead."""
-        self._notice_reset(member.name)
+        self._notice_reset(member.name, True)
 
     def _complete(self, name: Hashable, collective: _Collective, took_s: float) -> None:
         """Everybody has contributed: each member completes at an instant of its own."""
@@ -92,34 +93,35 @@ class Group:
             self._forget(worker)
             member.thread.complete(collective.contributions)
 
-    def _reset_neighbours(self, worker: str) -> None:
+    def _reset_neighbours(self, worker: str, *, lossy: bool) -> None:
         rank = self._ranks.index(worker)
         for neighbour in (self._ranks[rank - 1], self._ranks[(rank + 1) % len(self._ranks)]):
             if neighbour != worker:
-                self._clock.after(self._clock.between(0.0, 0.003), self._notice_reset, neighbour)
+                delay_s = self._clock.between(0.0, 0.003)
+                self._clock.after(delay_s, self._notice_reset, neighbour, lossy)
 
-    def _notice_reset(self, worker: str) -> None:
+    def _notice_reset(self, worker: str, lossy: bool) -> None:
         self._reset.add(worker)
         collective = self._blocked_in.get(worker)
         if collective is None:
             return
         assembling = collective is self._collectives.get(RENDEZVOUS) and not collective.whole
         if not assembling:  # a rendezvous waits at the store, which a member's death leaves up
-            self._free(worker, "connection reset by peer")
+            self._free(worker, "connection reset by peer", lossy)
 
     def _lose_store(self) -> None:
         rendezvous = self._collectives.get(RENDEZVOUS)
         for worker in list(rendezvous.waiting) if rendezvous else ():
             self._clock.after(self._clock.between(0.0, 0.003), self._free, worker, "store is gone")
 
-    def _free(self, worker: str, why: str) -> None:
-        """Data already on its way may still complete the collective, or may not."""
+    def _free(self, worker: str, why: str, lossy: bool = True) -> None:
+        """Data already on its way completes the collective, or may not."""
         collective = self._blocked_in.get(worker)
         if collective is None:
             return
         member = collective.waiting[worker]
         self._forget(worker)
-        if collective.whole and self._clock.chance(0.5):
+        if collective.whole and (not lossy or self._clock.chance(0.5)):
             member.thread.complete(collective.contributions)
         else:
             member.thread.fail(GroupLost(why))

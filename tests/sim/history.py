@@ -7,9 +7,9 @@ from tests.sim.plan import plan
 from tests.sim.world import Parts, World
 
 
-def check(seed: int, parts: Parts | None = None) -> list[str]:
-    """Violations in the history of `seed`."""
-    return violations(World(plan(seed), parts).run())
+def check(seed: int, parts: Parts | None = None, stress: str = "") -> list[str]:
+    """Violations in the history of `seed`, with faults of only one kind if `stress` names it."""
+    return violations(World(plan(seed, stress), parts).run())
 
 
 def fingerprint(seed: int) -> str:

@@ -66,14 +66,31 @@ class Journal:
         """Phase of the job, its exit code, message."""
         self.disturbed_at: list[float] = []
         """Instants of faults that excuse a planned change at which a step is begun again."""
+        self.struck_at: list[float] = []
+        """Instants of faults that can end a worker."""
+        self.frozen_at_end = False
+        """What is left of the state when the job ended is held by scripts that never run again."""
         self.stopped_at: float | None = None
+        self.drains = False
+        """Nodes were to leave: the job stops if all are."""
+        self.nodes_drained: dict[str, int] = {}
+        """Nodes that were told that they are not needed, and the newest generation then."""
         self.best_at_end: Replica | None = None
         """The most advanced replica in any responsive process when the job ended."""
+        self.best_out_of_contact: Replica | None = None
+        """The same of nodes that had lost contact so shortly before that they may come back."""
+        self.formed_at: dict[int, float] = {}
         self.broken_invariant = ""
 
     def note(self, *fact: Any) -> None:
         """Add a line to the trace: instant, who, what, details."""
         self.trace.append(fact)
+
+    def drained(self, at: float, node: str) -> None:
+        """The coordinator says that none of the node's workers is in the group."""
+        self.note(at, node, "is drained")
+        newest = self.generations[-1].number if self.generations else 0
+        self.nodes_drained.setdefault(node, newest)
 
     def fingerprint(self) -> str:
         """Equal for equal histories."""

@@ -34,6 +34,7 @@ class Leader:
         self.ended = False
         self._nodes: dict[str, Node] = {}
         self._timer = 0
+        self._committed: set[int] = set()
         # Manifests and generations go through one ordered queue: a generation that is known to
         # exist must not restore a checkpoint older than one that was decided before it.
         self._store = Link(self.clock, 0.001, 0.03)
@@ -47,6 +48,8 @@ class Leader:
         if not self.alive:
             return
         self._nodes[node.name] = node
+        if node.drains:  # kept in the store
+            self.tell(ev.NodeLeaving(node=node.name, reason="drained"))
         if self.machine.current is not None:
             node.hear(agent_events.GenerationAnnounced(generation=self.machine.current))
         if self.ended:
@@ -71,6 +74,13 @@ class Leader:
         self.world.observe("coordinator", event, effects)
         for effect in effects:
             self._do(effect)
+
+    def shard_saved(self, node: Node, event: ev.ShardReported) -> None:
+        """A member that has missed what became of its save reports it again."""
+        if self.alive and event.step in self._committed:
+            node.hear_of_checkpoint(event.step, abandoned=False)
+        else:
+            self.tell(event)
 
     def _do(self, effect: fx.Effect) -> None:
         match effect:
@@ -99,6 +109,10 @@ class Leader:
             case fx.ProbeGroup():
                 for node in self._nodes.values():
                     node.hear_probe()
+            case fx.NodeDrained(node=name):
+                if name in self._nodes:
+                    self.world.journal.drained(self.clock.now, name)
+                    self._nodes[name].hear(agent_events.Drained())
             case fx.EndJob():
                 self._end(effect)
 
@@ -111,6 +125,7 @@ class Leader:
         if not self.alive:
             return
         self.world.storage.commit(generation, step)
+        self._committed.add(step)
         self._settle_checkpoint(step, abandoned=False)
 
     def _settle_checkpoint(self, step: int, *, abandoned: bool) -> None:
@@ -120,7 +135,7 @@ class Leader:
 
     def _end(self, effect: fx.EndJob) -> None:
         self.ended = True
-        self.world.journal.best_at_end = self.world.best_survivor(finished=True)
+        self.world.note_end()
         self.exit_code = effect.exit_code
         self.world.journal.outcome = (
             self.machine.phase.value,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 SIGKILL = 9
-ISOLATION_S = 4.0
 GONE_MARGIN_S = 1.0
+LATEST_NOTICE_S = 1.0
 
 
 class Node:
@@ -32,7 +33,8 @@ class Node:
         self.processes: dict[WorkerId, Process] = {}
         self.alive = True
         self.exit_code: int | None = None
-        self.connected, self.connected_at = False, 0.0
+        self.drains = False
+        self.connected, self.connected_at, self.hung_up_at = False, 0.0, -math.inf
         self._agents = 1
         self._agent_runs = True
         self._knows_its_workers = True
@@ -65,8 +67,8 @@ class Node:
         """The stream breaks, and the way to the store; the node and its processes live on."""
         self._cuts += 1
         self._cut = True
-        self._hang_up((0.0, 1.0))
-        self.clock.after(ISOLATION_S, self._isolated, self._cuts)
+        self._hang_up((0.0, LATEST_NOTICE_S))
+        self.clock.after(self.world.isolation_s, self._isolated, self._cuts)
 
     def heal(self) -> None:
         """The way is open again."""
@@ -100,6 +102,8 @@ class Node:
             process.report_again()
 
     def _hang_up(self, notice_s: tuple[float, float]) -> None:
+        if self.connected:
+            self.hung_up_at = self.clock.now
         self._up.open = self._down.open = False
         self.connected = False
         self.clock.after(self.clock.between(*notice_s), self.world.leader.lost, self)
@@ -108,12 +112,19 @@ class Node:
         """Neither the leader nor the store has been heard of for so long: the agent ends its
         workers, and the others are certain of that soon."""
         if self._cut and cut == self._cuts and self.alive:
-            self.tell(ev.CutOff(silent_s=ISOLATION_S))
+            self.tell(ev.CutOff(silent_s=self.world.isolation_s))
             self.clock.after(GONE_MARGIN_S, self._given_up, cut)
 
     def _given_up(self, cut: int) -> None:
         if self._cut and cut == self._cuts:
             self.world.gone(self.name)
+
+    def drain(self) -> None:
+        """An operator wants it left."""
+        self.drains = self.world.journal.drains = True
+        if self.connected:
+            leaving = coordinator_events.NodeLeaving(node=self.name, reason="drained")
+            self.world.leader.tell(leaving)
 
     def lose(self, *, silent: bool) -> None:
         """The whole node is gone."""
@@ -123,7 +134,7 @@ class Node:
             process.end(signal=SIGKILL, silent=silent)
         detection_s = (0.5, 1.5) if silent else (0.0, 0.1)
         self.clock.after(self.clock.between(*detection_s), self.world.leader.lost, self)
-        self.clock.after(ISOLATION_S + GONE_MARGIN_S, self.world.gone, self.name)
+        self.clock.after(self.world.isolation_s + GONE_MARGIN_S, self.world.gone, self.name)
 
     # ---- the agent machine
 
@@ -180,7 +191,7 @@ class Node:
         self._up.send(self.world.leader.tell, event)
 
     def shard_saved(self, event: coordinator_events.ShardReported) -> None:
-        self._up.send(self.world.leader.tell, event)
+        self._up.send(self.world.leader.shard_saved, self, event)
 
     def hear_probe(self) -> None:
         self._down.send(self._probe)
@@ -228,7 +239,7 @@ class Node:
 
     def _exit(self, code: int) -> None:
         self.exit_code = code
-        self._up.open = self._down.open = False
+        self._up.open = self._down.open = self.connected = False
         self.world.journal.note(self.clock.now, self.name, "exits", code)
         self.world.leader.lost(self)
         self.world.gone(self.name)

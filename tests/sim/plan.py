@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from elastic.core.agent.machine import AgentSettings
 from elastic.core.coordinator.machine import CoordinatorSettings
@@ -29,6 +29,7 @@ class Action(enum.Enum):
     ADD_NODE = 10
     KILL_LEADER = 11
     RESTART_AGENT = 12
+    DRAIN_NODE = 13  # it is to leave; another machine takes its place
 
 
 POINTS = (
@@ -45,6 +46,7 @@ POINTS = (
     "saving",
     "done",
 )
+PERSISTED = "persisted"  # reached by the leader, which can be killed there
 # Where only the progress deadline and the coordinator's patience can notice a stuck script.
 FREEZABLE = ("attached", "assigned", "join", "agree", "transfer", "step")
 
@@ -91,10 +93,12 @@ class Plan:
     faults: tuple[Fault, ...] = ()
     news_s: float = 0.005
     """The longest that a message between coordinator and agent takes."""
+    isolation_s: float = 4.0
+    """Without leader and store a node ends its workers after this long."""
 
 
-def plan(seed: int) -> Plan:
-    """The plan that `seed` stands for."""
+def plan(seed: int, stress: str = "") -> Plan:
+    """The plan that `seed` stands for; with faults of only one kind if `stress` names it."""
     rng = random.Random(f"plan {seed}")
     nodes = tuple(_node(rng, index) for index in range(rng.choice((1, 2, 2, 3, 3, 4))))
     slots = sum(n.slots for n in nodes)
@@ -113,6 +117,11 @@ def plan(seed: int) -> Plan:
     news = random.Random(f"news {seed}")
     control = random.Random(f"control {seed}")
     faults += tuple(_control_fault(control) for _ in range(control.choice((0, 0, 0, 1, 1, 2))))
+    hard = random.Random(f"stress {seed}")
+    if stress:
+        faults = _stress(hard, stress)
+    elif hard.random() < 0.4:
+        faults += _stress(hard, hard.choice(STRESS))
     return Plan(
         seed=seed,
         nodes=nodes,
@@ -123,6 +132,7 @@ def plan(seed: int) -> Plan:
         ),
         faults=tuple(f for n, f in enumerate(faults) if not _ends_the_job(f, faults[:n])),
         news_s=news.choice((0.005, 0.03, 0.12, 0.12, 0.7)),
+        isolation_s=hard.choice((4.0, 4.0, 2.5)),
     )
 
 
@@ -156,6 +166,39 @@ def _control_fault(rng: random.Random) -> Fault:
     action = rng.choice((Action.KILL_LEADER, Action.RESTART_AGENT, Action.CUT_OFF_NODE))
     returns_after_s = rng.choice((rng.uniform(0.2, 2.0), rng.uniform(2.0, 8.0)))
     return Fault(action=action, at_s=rng.uniform(0.2, 7.0), returns_after_s=returns_after_s)
+
+
+STRESS = ("drain", "drain", "drains", "leaders", "persisted", "agents", "stop")
+
+
+def _stress(rng: random.Random, kind: str) -> tuple[Fault, ...]:
+    """Several faults of the control plane at once, or on top of each other."""
+    at_s = rng.uniform(0.5, 6.0)
+    drain = Fault(action=Action.DRAIN_NODE, at_s=at_s, returns_after_s=rng.uniform(0.1, 3.0))
+    if kind == "drain":
+        return (drain,)
+    if kind == "drains":
+        return (drain, replace(drain, at_s=at_s + rng.uniform(0.0, 2.0)))
+    if kind == "stop":
+        action = rng.choice((Action.RESTART_AGENT, Action.CUT_OFF_NODE))
+        away = Fault(action=action, at_s=at_s, returns_after_s=rng.uniform(0.2, 2.0))
+        return (away, Fault(action=Action.STOP, at_s=at_s + rng.uniform(0.0, 1.5)))
+    if kind == "persisted":
+        return tuple(
+            Fault(
+                action=Action.KILL_LEADER,
+                point=PERSISTED,
+                nth=rng.randint(1, 5),
+                returns_after_s=rng.uniform(0.05, 3.0),
+            )
+            for _ in range(2)
+        )
+    action = Action.KILL_LEADER if kind == "leaders" else Action.RESTART_AGENT
+    faults = []
+    for _ in range(3):
+        faults.append(Fault(action=action, at_s=at_s, returns_after_s=rng.uniform(0.05, 0.6)))
+        at_s += rng.uniform(0.1, 2.5)
+    return tuple(faults)
 
 
 def _coordinator(

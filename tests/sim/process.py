@@ -49,6 +49,7 @@ class Process:
         self.in_step_since: float | None = None
         self.stored_step = -1
         self._unsettled: dict[int, ShardReported] = {}
+        self._written_at = 0.0
         self.dismissed = False
         self.done = False
         self._group: Group | None = None
@@ -89,11 +90,13 @@ class Process:
         self._group = self.world.group_of(generation)
         return self._group
 
-    def leave_group(self) -> None:
+    def leave_group(self, *, broken: bool = False) -> None:
         self.in_step_since = None
-        if self._group is not None:
-            self._group.leave(self)
-            self._group = None
+        group, self._group = self._group, None
+        if group is not None and broken:
+            group.abort(self)
+        elif group is not None:
+            group.leave(self)
 
     def begin_generation(self, generation: Generation, replica: Replica) -> None:
         self.world.agreed(self, generation, replica)
@@ -114,11 +117,10 @@ class Process:
         self.world.committed(self, generation, samples, before)
 
     def save(self, generation: Generation) -> None:
-        """Copy the state and write this rank's part in the background."""
+        """Copy the state and write this rank's part in the background, after the part before."""
         rank = generation.rank_of(self.name)
-        self.clock.after(
-            self.clock.between(0.005, 0.3), self._saved, generation, rank, self.replica
-        )
+        self._written_at = max(self._written_at, self.clock.now) + self.clock.between(0.005, 0.3)
+        self.clock.at(self._written_at, self._saved, generation, rank, self.replica)
         self.reach("saving")
 
     # ---- what the agent says
@@ -200,6 +202,9 @@ class Process:
 
     def _saved(self, generation: Generation, rank: int, replica: Replica) -> None:
         if self.alive and not self.deaf:
+            if replica in self.world.storage.committed[-1:]:  # by the group before
+                self.checkpoint_settled(replica.committed, False)
+                return
             self.world.storage.put_shard(generation, replica)
             shard = ShardReported(
                 worker=self.name,

@@ -82,7 +82,7 @@ class Script:
             yield from self._agree(group, generation)
             yield from self._train(group, generation)
         except GroupLost as lost:
-            process.leave_group()
+            process.leave_group(broken=True)
             process.tell(worker.group_broke(process.committed, str(lost)))
             return
         process.leave_group()

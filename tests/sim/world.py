@@ -19,7 +19,7 @@ from tests.sim.faults import Faults
 from tests.sim.group import Group
 from tests.sim.journal import Agreed, Commit, Journal, Reduced
 from tests.sim.leader import Leader
-from tests.sim.node import Node
+from tests.sim.node import LATEST_NOTICE_S, Node
 from tests.sim.plan import Plan
 from tests.sim.process import Process
 from tests.sim.replica import Replica
@@ -54,6 +54,7 @@ class World:
     ) -> None:
         self.parts = parts or Parts()
         self.job, self.pace, self.news_s = plan.job, plan.pace, plan.news_s
+        self.isolation_s = plan.isolation_s
         self.clock = clock or Clock(plan.seed)
         self.journal = Journal(plan.job, news_s=plan.news_s)
         self.storage = Storage()
@@ -132,6 +133,7 @@ class World:
             return False
         self._stored = (generation, may_train)
         self.exists(generation)
+        self.faults.persisted()
         return True
 
     def group_of(self, generation: Generation) -> Group:
@@ -159,6 +161,7 @@ class World:
         self.journal.generations.append(generation)
         self._newest_when_formed[generation.number] = self.storage.newest
         self._formed_at[generation.number] = self.clock.now
+        self.journal.formed_at[generation.number] = self.clock.now
 
     def declared(self, generation: Generation, replica: Replica | None) -> None:
         """A member brings its state to the agreement; it may be overwritten by the result."""
@@ -218,6 +221,33 @@ class World:
             if finished or not (p.done or p.replica.complete(self.job))
         ]
         return _best(*held)
+
+    def note_end(self) -> None:
+        """What could have been saved, now that the job ends.
+
+        Who comes back after the last group was formed is not waited for, which can cost the step
+        that only it had completed; who is out of contact keeps its place for a while.
+        """
+        saving = [g for g in self.journal.generations if g.members][-1:]
+        known_at = self._formed_at[saving[0].number] if saving else self.clock.now
+        self.journal.best_at_end = self.best_survivor(finished=True, known_at=known_at)
+        grace_s = self._settings.formation.agent_grace_s - LATEST_NOTICE_S
+        self.journal.best_out_of_contact = _best(
+            *(
+                p.replica
+                for n in self.nodes
+                if n.alive and not n.connected and self.clock.now < n.hung_up_at + grace_s
+                for p in n.processes.values()
+                if p.responsive
+            )
+        )
+        self.journal.frozen_at_end = self._only_frozen_hold_state()
+
+    def _only_frozen_hold_state(self) -> bool:
+        holders = [
+            p for n in self.nodes for p in n.processes.values() if p.alive and p.replica is not None
+        ]
+        return bool(holders) and all(p.frozen for p in holders)
 
     def _deadline_s(self) -> float:
         return self.faults.last_at + SETTLING_TIME_S

@@ -124,6 +124,11 @@ class Agent:
         if process.adopted:
             process.adopted, slot = False, event.status.slot
             process.deadline = now + self._settings.start_timeout_s
+        elif slot is None and event.status.slot is not None:
+            slot = event.status.slot  # of an earlier agent: it has been silent for long
+            if any(p.status.slot == slot for p in self._processes.values()):
+                message = f"reported too late to keep its slot {slot}"
+                return self._replace(event.status.worker, FailureKind.LEFT_OUT, message, now)
         process.status = replace(event.status, slot=slot, pid=process.status.pid)
         if process.status.phase not in (WorkerPhase.SPARE, WorkerPhase.PREPARING):
             process.deadline = None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from elastic.core.coordinator.nodes import Nodes
-from elastic.core.membership import Generation, NodeId, WorkerPhase
+from elastic.core.coordinator.view import has_heir, may_hold_state
+from elastic.core.membership import Generation, NodeId, WorkerPhase, WorkerStatus
 
 _IN_GROUP = (WorkerPhase.JOINING, WorkerPhase.TRAINING)
 
@@ -18,15 +21,32 @@ class Departures:
         """The node may not have been told."""
         self._told.discard(node)
 
-    def completed(self, nodes: Nodes, current: Generation | None) -> list[NodeId]:
-        """Leaving nodes of which no worker is in the group, or on its way out of the last one."""
+    def completed(
+        self, nodes: Nodes, current: Generation | None, before: Generation | None = None
+    ) -> list[NodeId]:
+        """Leaving nodes of which no worker is in the group, on its way out of the last one, or
+        holds the state while there is no group to go on from it.
+
+        before: the group that `current`, not in place yet, is to follow.
+        """
         self._told &= nodes.leaving
-        members = current.worker_ids if current is not None else frozenset()
+        heirs = [s for n in nodes.staying for s in nodes.workers_of(n)]
         ready = [
             node
             for node in sorted(nodes.leaving - self._told)
             if not nodes.is_silent(node)
-            and not any(s.worker in members or s.phase in _IN_GROUP for s in nodes.workers_of(node))
+            and not any(
+                _is_needed(s, current, heirs)
+                or (before is not None and s.worker in before.worker_ids)
+                for s in nodes.workers_of(node)
+            )
         ]
         self._told.update(ready)
         return ready
+
+
+def _is_needed(s: WorkerStatus, current: Generation | None, heirs: Iterable[WorkerStatus]) -> bool:
+    if current is None or not current.members:
+        return may_hold_state(s, current) and not has_heir(s, heirs)
+    has_heard = s.phase is not WorkerPhase.READY or s.heard >= current.number
+    return s.worker in current.worker_ids or s.phase in _IN_GROUP or not has_heard

@@ -9,6 +9,11 @@ from elastic.core.membership import Failure
 from elastic.core.restarts import Verdict
 
 
+def complete(stop: Stop | None) -> fx.EndJob:
+    """Every script has ended, perhaps because the job was asked to stop."""
+    return fx.EndJob(exit_code=stop.exit_code if stop is not None else 0)
+
+
 def failed(verdict: Verdict, failure: Failure) -> fx.EndJob:
     """No restart follows this failure."""
     exit_code = 78 if verdict is Verdict.NOT_RETRYABLE else 1

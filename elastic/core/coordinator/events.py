@@ -17,6 +17,13 @@ class NodeReported:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NodesReported:
+    """Several nodes did, before anything else happened."""
+
+    reports: tuple[NodeReported, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NodeLost:
     """The node's stream has ended; its processes may live on."""
 
@@ -120,6 +127,7 @@ class TimerFired:
 
 Event = (
     NodeReported
+    | NodesReported
     | NodeLost
     | NodeGone
     | NodeLeaving

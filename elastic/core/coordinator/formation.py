@@ -6,6 +6,7 @@ report that was missed costs nothing. No effects and no memory; the machine owns
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from elastic.core.coordinator.decisions import Complete, Decision, Form, GiveUp, Wait, WaitReason
@@ -14,14 +15,18 @@ from elastic.core.coordinator.view import (
     GroupView,
     Sighting,
     enough,
+    has_heir,
+    may_hold_state,
     return_patience_s,
 )
 from elastic.core.coordinator.whole_restart import decide_whole
 from elastic.core.membership import (
     ChangeReason,
+    Generation,
     Member,
     NodeId,
     Purpose,
+    WorkerId,
     WorkerPhase,
     WorkerStatus,
 )
@@ -49,8 +54,14 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
         until = view.adopted_at + return_patience_s(policy)
         if now < until:  # whoever holds the state may not have come back yet
             return Wait(reason=WaitReason.ASSEMBLING, until=until)
+    silent = [w.silent_since for w in view.workers.values() if w.silent_since is not None]
+    if silent:
+        until = min(silent) + policy.agent_grace_s
+        if now < until:  # the same for whoever has lost its agent
+            return Wait(reason=WaitReason.ASSEMBLING, until=until)
+        view = replace(view, workers=_in_contact(view.workers))
     staying = [w for w in view.workers.values() if not w.leaving]
-    ready = [w for w in staying if w.status.phase is WorkerPhase.READY]
+    ready = [w for w in view.workers.values() if _takes_part(w, staying)]
     finished = [w for w in view.workers.values() if w.status.phase is WorkerPhase.FINISHED]
     coming = [w for w in staying if w.status.phase in _COMING]
     returning = [w for w in view.workers.values() if w.status.phase in _IN_GROUP]
@@ -66,13 +77,24 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
     if not enough(view.workers, policy):
         return Wait(reason=WaitReason.BELOW_MINIMUM)
     expected = min(view.slots - len(finished), policy.max_workers)
-    if len(ready) < expected:
+    if sum(not w.leaving for w in ready) < expected:
         since = now if view.enough_since is None else view.enough_since
         deadline = since + policy.gather_timeout_s
         if now < deadline:
             return Wait(reason=WaitReason.GATHERING, until=deadline)
     chosen = sorted(ready, key=_seniority)[: policy.max_workers]
     return Form(members=_members(chosen), reason=ChangeReason.STARTED)
+
+
+def _takes_part(w: Sighting, staying: list[Sighting]) -> bool:
+    """It is ready, and to stay; or to hand over the state that only it has."""
+    s = w.status
+    hands_over = s.took_part and not has_heir(s, [other.status for other in staying])
+    return s.phase is WorkerPhase.READY and (hands_over or not w.leaving)
+
+
+def _in_contact(workers: Mapping[WorkerId, Sighting]) -> dict[WorkerId, Sighting]:
+    return {name: w for name, w in workers.items() if w.silent_since is None}
 
 
 def _nothing_left_to_do(finished: list[Sighting], others: list[Sighting]) -> bool:
@@ -114,10 +136,14 @@ def _members(workers: list[Sighting]) -> tuple[Member, ...]:
     return tuple(w.as_member() for w in workers)
 
 
-def _without_leaving(workers: list[Sighting]) -> list[Sighting]:
-    """Those that stay, unless the state would go with the others."""
-    staying = [w for w in workers if not w.leaving]
-    return staying if any(w.status.took_part for w in staying) else workers
+def _outgoing(view: GroupView, current: Generation) -> list[Sighting]:
+    """Whom a planned change drops that is not in place yet."""
+    before = view.leaving.worker_ids if view.leaving is not None else frozenset()
+    return [
+        view.workers[worker]
+        for worker in sorted(before - current.worker_ids)
+        if worker in view.workers and may_hold_state(view.workers[worker].status, current)
+    ]
 
 
 class _Formed:
@@ -132,9 +158,10 @@ class _Formed:
             view.workers[m.worker] for m in self._current.members if m.worker in view.workers
         ]
         self._lost = len(present) < self._current.world_size
-        self._silent = [w for w in present if w.silent_since is not None]
         self._finished = [w for w in present if w.status.phase is WorkerPhase.FINISHED]
         self._active = [w for w in present if w.status.phase is not WorkerPhase.FINISHED]
+        self._silent = [w for w in self._active if w.silent_since is not None]
+        self._outgoing = _outgoing(view, self._current)
         self._broken = [w for w in self._active if self._is_broken(w.status)]
         members = self._current.worker_ids
         self._newcomers = [
@@ -142,6 +169,7 @@ class _Formed:
             for w in view.workers.values()
             if w.status.phase is WorkerPhase.READY
             and w.status.worker not in members
+            and w.silent_since is None
             and not w.leaving
         ]
 
@@ -209,13 +237,14 @@ class _Formed:
     def _form(self, workers: list[Sighting], reason: ChangeReason) -> Form:
         """An unplanned change, now; or nobody trains, while too few are left.
 
-        Members out of contact can not be told, and those that leave need not be.
+        Members out of contact can not be told. Those that leave take part once more: only they may
+        have got to the end of the last step.
 
         Newcomers are not asked: they join at a step boundary, which members that are in the
         middle of `session.run` have not reached. Members that never took part are in the middle of
         nothing, and one of the newcomers may hold the state: it was cut off and has come back.
         """
-        workers = _without_leaving([w for w in workers if w.silent_since is None])
+        workers = [w for w in workers + self._outgoing if w.silent_since is None]
         if not any(w.status.took_part for w in workers):
             workers = sorted(workers + self._newcomers, key=_seniority)
         finished = [
@@ -298,14 +327,16 @@ class _Formed:
     def _see_off(self) -> Decision:
         """Members leave with their nodes, at a step boundary; newcomers take their places.
 
-        While only those that leave hold the state, one of them stays for newcomers to get it.
+        While only those that leave hold the state, one of them stays for newcomers to get it, if
+        need be one more than there may be members.
         """
         staying = [w for w in self._active if not w.leaving]
-        if not any(w.status.took_part for w in staying):
+        hands_over = not any(w.status.took_part for w in staying)
+        if hands_over:
             if not self._newcomers:
                 return Wait(reason=WaitReason.STEADY)
             staying = [*staying, *(w for w in self._active if w.leaving)][-1:]
-        room = max(0, self._policy.max_workers - len(staying))
+        room = max(int(hands_over), self._policy.max_workers - len(staying))
         workers = staying + sorted(self._newcomers, key=_seniority)[:room]
         enough_left = len(workers) + len(self._finished) >= self._policy.min_workers
         members = _members(workers) if enough_left else ()

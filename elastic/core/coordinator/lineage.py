@@ -7,60 +7,100 @@ that may follow it is one that takes a member of it along.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 
 from elastic.core.coordinator.view import Sighting
 from elastic.core.membership import Generation, Member, NodeId, WorkerId, WorkerPhase, WorkerStatus
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A generation, and its workers as they are asked for at each report of each node."""
+
+    generation: Generation
+    workers: frozenset[WorkerId]
+    of_node: Mapping[NodeId, frozenset[WorkerId]]
 
 
 class Lineage:
     """The generations with members that are not known to have stopped."""
 
     def __init__(self) -> None:
-        self._may_train: list[Generation] = []
+        self._groups: list[_Group] = []
 
     @property
     def may_train(self) -> tuple[Generation, ...]:
         """Oldest first. Kept with each new generation, for coordinators to come."""
-        return tuple(self._may_train)
+        return tuple(g.generation for g in self._groups)
 
     def exists(self, generation: Generation) -> None:
         """A generation was written to the store: from now on it can be joined."""
         if generation.members:
-            self._may_train.append(generation)
+            self._groups.append(_group(generation))
 
     def ended(self, workers: Collection[WorkerId]) -> None:
         """These processes are gone for certain."""
-        self._may_train = [g for g in self._may_train if not g.worker_ids.intersection(workers)]
+        self._keep(lambda g: g.workers.isdisjoint(workers))
 
     def reported(self, node: NodeId, workers: Collection[WorkerId]) -> None:
         """These are all the workers that run on the node."""
-        self.ended([m.worker for m in self.members() if m.node == node and m.worker not in workers])
+        self._keep(lambda g: g.of_node.get(node, frozenset()).issubset(workers))
 
     def node_gone(self, node: NodeId) -> None:
         """Nothing of this node runs any more."""
-        self._may_train = [g for g in self._may_train if not any(m.node == node for m in g.members)]
+        self._keep(lambda g: node not in g.of_node)
 
     def seen(self, workers: Mapping[WorkerId, Sighting]) -> None:
         """What the workers in contact report of themselves now."""
-        self._may_train = [
-            g
-            for g in self._may_train
-            if not any(
-                m.worker in workers
-                and workers[m.worker].silent_since is None
-                and _is_past(workers[m.worker].status, g)
-                for m in g.members
-            )
-        ]
+
+        def has_stopped(worker: WorkerId, generation: Generation) -> bool:
+            w = workers.get(worker)
+            return w is not None and w.silent_since is None and _is_past(w.status, generation)
+
+        self._keep(lambda g: not any(has_stopped(w, g.generation) for w in g.workers))
 
     def members(self) -> list[Member]:
         """Those of all these groups."""
-        return [m for g in self._may_train for m in g.members]
+        return [m for g in self._groups for m in g.generation.members]
 
     def allows(self, members: Collection[WorkerId]) -> bool:
         """May these form a group? None always may."""
-        return not members or all(g.worker_ids.intersection(members) for g in self._may_train)
+        return not members or not any(g.workers.isdisjoint(members) for g in self._groups)
+
+    def in_the_way(
+        self, members: Collection[WorkerId], workers: Mapping[WorkerId, Sighting]
+    ) -> frozenset[WorkerId]:
+        """Who joins a group that keeps `members` from forming another, and holds nothing yet: where
+        it does not get any further, nothing but its end makes room."""
+        return frozenset(
+            worker
+            for g in self._groups
+            if g.workers.isdisjoint(members)
+            for worker in g.workers & workers.keys()
+            if _joins_without_state(workers[worker], g.generation)
+        )
+
+    def _keep(self, may_train: Callable[[_Group], bool]) -> None:
+        self._groups = [g for g in self._groups if may_train(g)]
+
+
+def _group(generation: Generation) -> _Group:
+    of_node: defaultdict[NodeId, set[WorkerId]] = defaultdict(set)
+    for member in generation.members:
+        of_node[member.node].add(member.worker)
+    return _Group(
+        generation,
+        generation.worker_ids,
+        {node: frozenset(workers) for node, workers in of_node.items()},
+    )
+
+
+def _joins_without_state(w: Sighting, generation: Generation) -> bool:
+    s = w.status
+    joins = s.phase is WorkerPhase.JOINING and s.generation == generation.number
+    return joins and w.silent_since is None and not s.took_part
 
 
 def _is_past(status: WorkerStatus, generation: Generation) -> bool:

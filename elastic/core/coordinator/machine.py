@@ -19,9 +19,9 @@ from elastic.core.coordinator.lineage import Lineage
 from elastic.core.coordinator.nodes import Nodes
 from elastic.core.coordinator.past import PastGenerations
 from elastic.core.coordinator.phases import TERMINAL, TRANSITIONS, JobPhase
-from elastic.core.coordinator.planned import settle
+from elastic.core.coordinator.planned import counts_steps, in_place, settle
 from elastic.core.coordinator.progress import ProgressWatch, StallPolicy
-from elastic.core.coordinator.stopping import Stop, decide_stop
+from elastic.core.coordinator.stopping import EXIT_LEFT, Stop, decide_stop, inherited
 from elastic.core.coordinator.view import FormationPolicy, GroupView
 from elastic.core.invariants import check_succession, require
 from elastic.core.membership import (
@@ -29,15 +29,12 @@ from elastic.core.membership import (
     FailureKind,
     Generation,
     Member,
-    NodeId,
     Purpose,
     WorkerId,
     WorkerPhase,
 )
 from elastic.core.ranks import assign_ranks
 from elastic.core.restarts import RestartPolicy, Verdict
-
-_EXIT_LEFT = 143  # as after SIGTERM: the job is not done
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,6 +103,8 @@ class Coordinator:
         self._since = Clocks(assembling=now if self._leaving is None else None)
         self._nodes.presumed(last, newest, now)
         self.phase = JobPhase.RUNNING if last.members else JobPhase.WAITING
+        if last.purpose is Purpose.SAVE_AND_LEAVE:
+            self._begin_stop(inherited(now + self._settings.stop_grace_s))
 
     # ---- what others may read
 
@@ -156,8 +155,13 @@ class Coordinator:
         return self._checkpoints.abandon(lost)
 
     @_apply.register
+    def _(self, event: ev.NodesReported, now: float) -> list[fx.Effect]:
+        return [effect for report in event.reports for effect in self._apply(report, now)]
+
+    @_apply.register
     def _(self, event: ev.NodeLost, now: float) -> list[fx.Effect]:
-        if self._policy.agent_grace_s > 0.0 and self._is_in_group(event.node):
+        groups = (self._current, self._leaving)
+        if self._policy.agent_grace_s > 0.0 and self._nodes.is_needed(event.node, groups):
             self._nodes.fell_silent(event.node, now)
             return []
         return self._checkpoints.abandon(self._nodes.lost(event.node))
@@ -175,7 +179,8 @@ class Coordinator:
         self._nodes.left(event.node)
         self._departures.forget(event.node)  # it may not have heard of it
         if self._stop is None and self._nodes.all_leave():
-            self._begin_stop(_EXIT_LEFT, f"every node leaves: {event.reason}", now)
+            reason = f"every node leaves: {event.reason}"
+            self._begin_stop(self._asked_to_stop(EXIT_LEFT, reason, now))
         return []
 
     @_apply.register
@@ -212,7 +217,7 @@ class Coordinator:
         if event.probed:
             if self._current is not None and event.generation == self._current.number:
                 self._progress.probed(step_s=event.step_s, in_step_s=event.in_step_s)
-        elif self._reports_current_step(event.generation):
+        elif counts_steps(event.generation, self._current, leaving=self._since.assembling is None):
             self._progress.observe(
                 event.committed, now, step_s=event.step_s, in_step_s=event.in_step_s
             )
@@ -264,8 +269,8 @@ class Coordinator:
 
     @_apply.register
     def _(self, event: ev.StopRequested, now: float) -> list[fx.Effect]:
-        if self._stop is None:
-            self._begin_stop(event.exit_code, event.reason, now)
+        if self._stop is None or self._stop.inherited:
+            self._begin_stop(self._asked_to_stop(event.exit_code, event.reason, now))
         return []
 
     @_apply.register
@@ -281,14 +286,19 @@ class Coordinator:
         workers = self._nodes.workers()
         self._since.update(self._current, workers, self._policy, now)
         self._lineage.seen(workers)
-        gone = self._departures.completed(self._nodes, self._current)
-        effects = [*self._settle_planned(), *(fx.NodeDrained(node=node) for node in gone)]
+        effects = self._settle_planned()
+        if self._leaving and self._current and in_place(self._current, workers):
+            self._leaving = None
+        if self._stop is None:  # else all go soon, and save before
+            gone = self._departures.completed(self._nodes, self._current, self._leaving)
+            effects += [fx.NodeDrained(node=node) for node in gone]
         decision = self._decide(now)
-        if isinstance(decision, Form) and not self._lineage.allows(
-            [m.worker for m in decision.members]
-        ):
-            effects += (self._replacement(w) for w in sorted(decision.left_out))
-            decision = Wait(reason=WaitReason.ANOTHER_GROUP_MAY_TRAIN)
+        if isinstance(decision, Form):
+            chosen = [m.worker for m in decision.members]
+            if not self._lineage.allows(chosen):
+                in_the_way = self._lineage.in_the_way(chosen, self._nodes.workers())
+                effects += map(self._replacement, sorted(decision.left_out | in_the_way))
+                decision = Wait(reason=WaitReason.ANOTHER_GROUP_MAY_TRAIN)
         return [*effects, *self._follow(decision, now)]
 
     def _settle_planned(self) -> list[fx.Effect]:
@@ -316,22 +326,23 @@ class Coordinator:
         return self._complete()
 
     def _probe(self, decision: Wait, now: float) -> list[fx.Effect]:
-        if decision.reason is not WaitReason.OUT_OF_CONTACT:
-            return []
-        if now < self._probed_at + self._policy.probe_interval_s:
+        due = now >= self._probed_at + self._policy.probe_interval_s
+        if decision.reason is not WaitReason.OUT_OF_CONTACT or not due:
             return []
         self._probed_at = now
         return [fx.ProbeGroup()]
 
-    def _begin_stop(self, exit_code: int, reason: str, now: float) -> None:
+    def _asked_to_stop(self, exit_code: int, reason: str, now: float) -> Stop:
         deadline = now + self._settings.stop_grace_s
-        self._stop = Stop(exit_code=exit_code, reason=reason, deadline=deadline)
+        return Stop(exit_code=exit_code, reason=reason, deadline=deadline)
+
+    def _begin_stop(self, stop: Stop) -> None:
+        self._stop = stop
         self._enter(JobPhase.DRAINING)
 
     def _complete(self) -> list[fx.Effect]:
         self._enter(JobPhase.FINISHED)
-        exit_code = self._stop.exit_code if self._stop is not None else 0
-        return [fx.DismissWorkers(), fx.EndJob(exit_code=exit_code)]
+        return [fx.DismissWorkers(), endings.complete(self._stop)]
 
     def _decide(self, now: float) -> Decision | End:
         if self._stop is None:
@@ -396,18 +407,10 @@ class Coordinator:
 
     # ---- keeping the view
 
-    def _reports_current_step(self, generation: int) -> bool:
-        """Until a planned change takes effect, it is the group before it that makes progress."""
-        current = self._current
-        if current is None:
-            return False
-        return generation == current.number or (
-            current.leave_after is not None and self._since.assembling is None
-        )
-
     def _view(self) -> GroupView:
         return GroupView(
             current=self._current,
+            leaving=self._leaving,
             workers=self._nodes.workers(),
             slots=self._nodes.slots,
             formed_at=self._formed_at,
@@ -422,10 +425,6 @@ class Coordinator:
             spent=self._past.spent() if self._policy.restart_all else frozenset(),
         )
 
-    def _is_in_group(self, node: NodeId) -> bool:
-        groups = [g for g in (self._current, self._leaving) if g is not None]
-        return any(m.node == node for g in groups for m in g.members)
-
     def _make_current(self, generation: Generation) -> None:
         self._current = generation
         self._past.remember(generation)
@@ -439,8 +438,7 @@ class Coordinator:
 
     def _next_look(self, until: float | None, now: float) -> float | None:
         instants = (until, self._stop.deadline if self._stop else None)
-        due = [max(at, now) for at in instants if at is not None]
-        return min(due) if due else None
+        return min((max(at, now) for at in instants if at is not None), default=None)
 
     def _enter(self, phase: JobPhase) -> None:
         if phase is self.phase:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from elastic.core.coordinator.view import Sighting
@@ -25,6 +25,7 @@ class Nodes:
     def __init__(self) -> None:
         self._nodes: dict[NodeId, _Node] = {}
         self._leaving: set[NodeId] = set()
+        self._seen: Mapping[WorkerId, Sighting] | None = None  # until something changes
 
     @property
     def slots(self) -> int:
@@ -36,23 +37,31 @@ class Nodes:
         """Nodes that are to take no part any more."""
         return frozenset(self._leaving)
 
+    @property
+    def staying(self) -> list[NodeId]:
+        """The others, as far as they are in contact."""
+        contact = [n for n, v in self._nodes.items() if v.silent_since is None]
+        return [n for n in contact if n not in self._leaving]
+
     def all_leave(self) -> bool:
         """There are nodes, and none that stays is known."""
         return bool(self._nodes) and self._leaving.issuperset(self._nodes)
 
-    def workers(self) -> dict[WorkerId, Sighting]:
+    def workers(self) -> Mapping[WorkerId, Sighting]:
         """The workers that are alive, as far as reported."""
-        return {
-            s.worker: Sighting(
-                node=name,
-                status=s,
-                silent_since=node.silent_since,
-                expected=node.expected,
-                leaving=name in self._leaving,
-            )
-            for name, node in self._nodes.items()
-            for s in node.workers.values()
-        }
+        if self._seen is None:
+            self._seen = {
+                s.worker: Sighting(
+                    node=name,
+                    status=s,
+                    silent_since=node.silent_since,
+                    expected=node.expected,
+                    leaving=name in self._leaving,
+                )
+                for name, node in self._nodes.items()
+                for s in node.workers.values()
+            }
+        return self._seen
 
     def workers_of(self, name: NodeId) -> tuple[WorkerStatus, ...]:
         """Those of one node."""
@@ -62,6 +71,14 @@ class Nodes:
     def home_of(self, worker: WorkerId) -> NodeId:
         """The node of a worker that is alive."""
         return next(n for n, view in self._nodes.items() if worker in view.workers)
+
+    def is_needed(self, name: NodeId, groups: Iterable[Generation | None]) -> bool:
+        """Its workers are members of these, or hold the state that others are to go on from."""
+        existing = [g for g in groups if g is not None]
+        if any(m.node == name for g in existing for m in g.members):
+            return True
+        dissolved = not any(g.members for g in existing)
+        return dissolved and any(s.took_part for s in self.workers_of(name))
 
     def is_silent(self, name: NodeId) -> bool:
         """It is out of contact."""
@@ -88,11 +105,13 @@ class Nodes:
                 endpoint=member.endpoint,
                 took_part=trains,
             )
+        self._seen = None
 
     def reported(
         self, name: NodeId, slots: int, workers: Iterable[WorkerStatus]
     ) -> frozenset[WorkerId]:
         """A node's whole view, which replaces the one before."""
+        self._seen = None
         node = self._nodes.setdefault(name, _Node())
         seen = {s.worker: s for s in workers}
         before = frozenset(node.workers)
@@ -103,12 +122,14 @@ class Nodes:
 
     def fell_silent(self, name: NodeId, now: float) -> None:
         """The node's stream has ended; its workers may be well."""
+        self._seen = None
         node = self._nodes.get(name)
         if node is not None and node.silent_since is None:
             node.silent_since = now
 
     def lost(self, name: NodeId) -> frozenset[WorkerId]:
         """The node, and all that ran there."""
+        self._seen = None
         return frozenset(self._nodes.pop(name, _Node()).workers)
 
     def silent_lost(self) -> frozenset[WorkerId]:
@@ -118,6 +139,7 @@ class Nodes:
 
     def failed(self, name: NodeId, worker: WorkerId) -> frozenset[WorkerId]:
         """A worker ended, which the node's next view may not know yet."""
+        self._seen = None
         node = self._nodes.get(name)
         if node is None:
             return frozenset()
@@ -126,8 +148,10 @@ class Nodes:
 
     def left(self, name: NodeId) -> None:
         """The node is to take no part any more."""
+        self._seen = None
         self._leaving.add(name)
 
     def welcomed(self, name: NodeId) -> None:
         """The node may take part."""
+        self._seen = None
         self._leaving.discard(name)

@@ -36,5 +36,23 @@ def settle(
     return replace(planned, provisional=False, leave_after=max(first, furthest))
 
 
+def in_place(planned: Generation, workers: Mapping[WorkerId, Sighting]) -> bool:
+    """All its members have agreed on what they go on from: the group before is of no use."""
+    return not planned.provisional and all(
+        m.worker in workers
+        and workers[m.worker].status.generation == planned.number
+        and workers[m.worker].status.phase in (WorkerPhase.TRAINING, WorkerPhase.FINISHED)
+        for m in planned.members
+    )
+
+
+def counts_steps(reported: int, current: Generation | None, *, leaving: bool) -> bool:
+    """Is the generation `reported` the one that makes progress? While members have yet to leave
+    the group before a planned change, that one is."""
+    if current is None:
+        return False
+    return reported == current.number or (current.leave_after is not None and leaving)
+
+
 def _trains_in(s: WorkerStatus, generation: Generation) -> bool:
     return s.phase is WorkerPhase.TRAINING and s.generation == generation.number

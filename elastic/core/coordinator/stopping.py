@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from elastic.core.coordinator.decisions import Decision, End, Form, Wait, WaitReason
@@ -10,10 +11,13 @@ from elastic.core.coordinator.view import (
     FormationPolicy,
     GroupView,
     Sighting,
+    may_hold_state,
     return_patience_s,
 )
 from elastic.core.coordinator.whole_restart import stop_whole
 from elastic.core.membership import ChangeReason, Generation, Purpose, WorkerPhase
+
+EXIT_LEFT = 143  # as after SIGTERM: the job is not done
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +28,14 @@ class Stop:
     reason: str
     deadline: float
     """Whoever has not saved by then is not waited for."""
+    inherited: bool = False
+    """Begun by an earlier coordinator; who asked for it may ask again."""
+
+
+def inherited(deadline: float) -> Stop:
+    """The newest generation was formed to save and leave: there is no way back."""
+    reason = "an earlier coordinator was asked to stop the job"
+    return Stop(exit_code=EXIT_LEFT, reason=reason, deadline=deadline, inherited=True)
 
 
 def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float) -> Decision | End:
@@ -32,32 +44,35 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
         return stop_whole(view, stop.deadline, now)
     current = view.current
     grouped = current is not None and len(current.members) > 0
-    holders = [w for w in view.workers.values() if _holds_unsaved(w)]
+    holders = [w for w in view.workers.values() if may_hold_state(w.status, current)]
     if now >= stop.deadline:
         return End(in_time=not grouped and not holders)
     if current is None or not grouped:
-        return _gather_to_save(view, policy, holders, now) if holders else End(in_time=True)
-    members = {name: w for name, w in view.workers.items() if name in current.worker_ids}
-    since = [w.silent_since for w in members.values() if w.expected and w.silent_since is not None]
-    if since and now < (until := min(since) + return_patience_s(policy)):
-        return Wait(reason=WaitReason.OUT_OF_CONTACT, until=until)
-    if current.purpose is Purpose.TRAIN and any(not _finished(w) for w in members.values()):
-        return _leave(current, [w for w in members.values() if not _finished(w)])
+        return _gather_to_save(view, policy, holders, now)
+    groups = [g for g in (current, view.leaving) if g is not None]
+    names = frozenset[str]().union(*(g.worker_ids for g in groups))
+    members = {name: w for name, w in view.workers.items() if name in names}
+    active = [w for w in members.values() if not _finished(w)]
+    in_contact = all(w.silent_since is None for w in members.values())
+    if active and in_contact and _is_to_be_left(current, view):
+        return _leave(current, active)
     # Nobody else is admitted any more, and any number of survivors can save.
     return decide(replace(view, workers=members), replace(policy, min_workers=1), now)
+
+
+def _is_to_be_left(current: Generation, view: GroupView) -> bool:
+    """It trains; or it saves since the time of an earlier coordinator, with which reports of saves
+    and the news that they were complete may be lost."""
+    return current.purpose is Purpose.TRAIN or view.adopted_at is not None
 
 
 def _finished(w: Sighting) -> bool:
     return w.status.phase is WorkerPhase.FINISHED
 
 
-def _holds_unsaved(w: Sighting) -> bool:
-    return w.status.took_part and not _finished(w)
-
-
 def _leave(current: Generation, active: list[Sighting]) -> Form:
-    """At a step boundary if the group trains; one that only assembles has none to wait for."""
-    trains = all(
+    """At a step boundary if the group trains; one that assembles or saves has none to wait for."""
+    trains = current.purpose is Purpose.TRAIN and all(
         w.status.phase is WorkerPhase.TRAINING and w.status.generation == current.number
         for w in active
     )
@@ -67,10 +82,28 @@ def _leave(current: Generation, active: list[Sighting]) -> Form:
 
 def _gather_to_save(
     view: GroupView, policy: FormationPolicy, holders: list[Sighting], now: float
-) -> Decision:
+) -> Decision | End:
     """Nobody trains, but survivors hold in memory what is not saved; newcomers hold nothing."""
-    ready = [w for w in holders if w.status.phase is WorkerPhase.READY]
-    patient_until = view.formed_at + policy.join_timeout_s
-    if ready and (len(ready) == len(holders) or now >= patient_until):
+    known = [w for w in holders if w.status.took_part and w.silent_since is None]
+    ready = [w for w in known if w.status.phase is WorkerPhase.READY]
+    patient_until = _patient_until(view, policy, holders)
+    all_are_here = view.adopted_at is None and len(ready) == len(holders)
+    if ready and (all_are_here or now >= patient_until):
         return Form(members=tuple(w.as_member() for w in ready), reason=ChangeReason.STOPPING)
-    return Wait(reason=WaitReason.ASSEMBLING, until=patient_until if now < patient_until else None)
+    if now < patient_until:
+        return Wait(reason=WaitReason.ASSEMBLING, until=patient_until)
+    if known:
+        return Wait(reason=WaitReason.ASSEMBLING)
+    return End(in_time=True)  # the others do not answer, or are stuck on their way in
+
+
+def _patient_until(view: GroupView, policy: FormationPolicy, holders: list[Sighting]) -> float:
+    """Members of the last group are on their way out of it; agents may come back, or come to
+    whoever is new in office."""
+    instants = [view.formed_at + policy.join_timeout_s] if holders else []
+    since = [w.silent_since for w in holders if w.silent_since is not None]
+    if since:
+        instants.append(min(since) + policy.agent_grace_s)
+    if view.adopted_at is not None:
+        instants.append(view.adopted_at + return_patience_s(policy))
+    return max(instants, default=-math.inf)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from elastic.core.membership import (
@@ -79,6 +79,8 @@ class GroupView:
     """Workers alive now."""
     slots: int
     """Slots on all connected nodes: how many workers to expect while gathering."""
+    leaving: Generation | None = None
+    """The group that trains until `current`, a planned change, is in place."""
     formed_at: float = 0.0
     """When `current` was announced."""
     assembling_since: float | None = None
@@ -103,6 +105,27 @@ class GroupView:
 def return_patience_s(policy: FormationPolicy) -> float:
     """How long a new coordinator waits for nodes that the one before was in contact with."""
     return max(policy.agent_grace_s, policy.join_timeout_s)
+
+
+def may_hold_state(s: WorkerStatus, current: Generation | None) -> bool:
+    """It has the job's state, or may have got it since it reported: it has not acknowledged the
+    newest generation, so it could join an earlier one. Whose script has ended needs it no more."""
+    if s.took_part or s.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING):
+        return s.phase is not WorkerPhase.FINISHED
+    number = current.number if current is not None else 0
+    return s.phase is WorkerPhase.READY and s.heard < number
+
+
+def has_heir(s: WorkerStatus, others: Iterable[WorkerStatus]) -> bool:
+    """One of the others has as much of the state: all are out of their last groups, so that what
+    they report is all they will ever have."""
+    return s.phase is WorkerPhase.READY and any(
+        o.phase is WorkerPhase.READY
+        and o.took_part
+        and o.generation >= s.generation
+        and o.committed >= s.committed
+        for o in others
+    )
 
 
 def enough(workers: Mapping[WorkerId, Sighting], policy: FormationPolicy) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from tests.sim.checkers.drains import drains
 from tests.sim.checkers.every_sample_once import every_sample_once
 from tests.sim.checkers.liveness import liveness
 from tests.sim.checkers.no_step_lost import no_step_lost
@@ -23,6 +24,7 @@ CHECKERS: tuple[Checker, ...] = (
     planned_changes,
     every_sample_once,
     stopping,
+    drains,
 )
 
 

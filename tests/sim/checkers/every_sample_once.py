@@ -61,7 +61,7 @@ def _check_epochs(journal: Journal, lineage: list[Commit]) -> Iterator[str]:
         if samples.start != stops[samples.epoch]:
             yield f"epoch {samples.epoch} has {samples} after {stops[samples.epoch]}"
         stops[samples.epoch] = samples.stop
-    whole = journal.outcome[0] == "finished" and journal.stopped_at is None
+    whole = journal.outcome[:2] == ("finished", 0) and journal.stopped_at is None
     finished = journal.job.epochs if whole else max(stops, default=0)
     for epoch in range(finished):
         if stops[epoch] != journal.job.length:

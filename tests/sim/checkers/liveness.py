@@ -12,9 +12,14 @@ def liveness(journal: Journal) -> Iterator[str]:
     if journal.broken_invariant:
         yield f"broken invariant: {journal.broken_invariant}"
     phase, exit_code, message = journal.outcome
-    if phase != "finished":
+    given_up = phase == "failed" and _was_to_stop(journal) and journal.frozen_at_end
+    if phase != "finished" and not given_up:  # nobody can save what a frozen script holds
         yield f"the job is {phase}, exit code {exit_code}: {message}"
-    elif exit_code != 0 and not (journal.stopped_at is not None and exit_code == STOP_EXIT_CODE):
+    elif exit_code != 0 and not (_was_to_stop(journal) and exit_code == STOP_EXIT_CODE):
         yield f"exit code {exit_code}: {message}"
     for node in journal.left_behind:
         yield f"left running: {node}"
+
+
+def _was_to_stop(journal: Journal) -> bool:
+    return journal.stopped_at is not None or journal.drains

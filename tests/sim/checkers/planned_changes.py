@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from elastic.core.membership import ChangeReason
 from elastic.core.worker.machine import HOLD_S
 from tests.sim.journal import Agreed, Journal
 
@@ -17,7 +18,7 @@ _OTHER_DELAYS_S = 0.05
 def planned_changes(journal: Journal) -> Iterator[str]:
     if _WAYS * journal.news_s + _OTHER_DELAYS_S > HOLD_S:
         return
-    planned = {g.number for g in journal.generations if g.leave_after is not None}
+    planned = {g.number: g.reason for g in journal.generations if g.leave_after is not None}
     began = _first_agreed(journal)
     ends = {c.generation for c in journal.commits if c.replica.complete(journal.job)}
     for agreed in journal.agreed:
@@ -26,7 +27,11 @@ def planned_changes(journal: Journal) -> Iterator[str]:
             continue
         before = max((g for g in began if g < agreed.generation), default=0)
         # Members that have come to the end of the job wait for nobody, and break the group.
-        if before not in ends and not _disturbed(journal, began.get(before, 0.0), agreed):
+        # Without members that leave the change takes place all the same, whatever ends them.
+        leaves = planned[agreed.generation] is ChangeReason.MEMBER_LEAVING
+        faults = journal.struck_at if leaves else journal.disturbed_at
+        disturbed = _disturbed(faults, began.get(before, 0.0), agreed)
+        if before not in ends and not disturbed and not _overtaken(journal, agreed):
             yield f"{agreed.worker} begins {again} steps again in {agreed.generation}"
 
 
@@ -37,6 +42,16 @@ def _first_agreed(journal: Journal) -> dict[int, float]:
     return began
 
 
-def _disturbed(journal: Journal, formed_at: float, agreed: Agreed) -> bool:
+def _overtaken(journal: Journal, agreed: Agreed) -> bool:
+    """An unplanned change followed before the planned one had taken place."""
+    return any(
+        g.number > agreed.generation
+        and g.leave_after is None
+        and journal.formed_at[g.number] <= agreed.at
+        for g in journal.generations
+    )
+
+
+def _disturbed(faults: list[float], formed_at: float, agreed: Agreed) -> bool:
     """A fault struck the group formed at `formed_at`, or could still be felt then."""
-    return any(formed_at - _AFTERMATH_S <= at <= agreed.at for at in journal.disturbed_at)
+    return any(formed_at - _AFTERMATH_S <= at <= agreed.at for at in faults)

@@ -18,21 +18,40 @@ from elastic.settings.run import Console
 
 # Recorded for programs: too many, or of no use to somebody who watches.
 FOR_PROGRAMS = {"progress", "node_connected", "worker_started"}
+# Names that are put together where they are recorded.
+COMPOSED = {
+    "f'node_{state}'": ("node_drained", "node_quarantined"),
+    "f'registration_{state.name.lower()}'": (
+        "registration_held",
+        "registration_suspect",
+        "registration_gone",
+    ),
+}
 # Every field that some form mentions.
 FIELDS = {
+    "address": "h1:4000",
     "after_step": 7,
     "bytes": 10,
+    "certificate": "/tls/job.pem",
     "committed": 12,
     "exit_code": 1,
+    "expected": "job.job.elastic",
+    "expires": "2030-01-01",
+    "found": "other.job.elastic",
     "generation": 3,
+    "grace_s": 60.0,
     "job": "digits",
     "kind": "signal",
     "log_dir": "/logs",
     "message": "was killed",
     "node": "n1",
+    "path": "/run/agent.sock",
+    "peer": "ipv4:10.0.0.1:1",
     "reason": "member_lost",
+    "silent_s": 31.5,
     "source": "initial",
     "step": 12,
+    "sync_s": 0.5,
     "total_s": 0.25,
     "worker": "local-1",
     "world_size": 4,
@@ -46,13 +65,29 @@ def entry(name: str, **fields: object) -> Entry:
 def recorded_names() -> Iterator[str]:
     """The names that the code gives to journal entries and to workers' notices."""
     for path in sorted(Path(elastic.__file__).parent.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-                continue
-            if node.func.attr in ("record", "_notify") and node.args:
-                first = node.args[0]
-                choices = [first.body, first.orelse] if isinstance(first, ast.IfExp) else [first]
-                yield from (c.value for c in choices if isinstance(c, ast.Constant))
+        for called, first in calls(ast.parse(path.read_text())):
+            if called in ("record", "_notify", "_report", "report"):
+                yield from names_in(first)
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """The name of each function or method that is called, and its first argument."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and node.args:
+            if isinstance(node.func, ast.Attribute):
+                yield node.func.attr, node.args[0]
+            elif isinstance(node.func, ast.Name):
+                yield node.func.id, node.args[0]
+
+
+def names_in(name: ast.expr) -> Iterator[str]:
+    if isinstance(name, ast.IfExp):
+        yield from names_in(name.body)
+        yield from names_in(name.orelse)
+    elif isinstance(name, ast.Constant) and isinstance(name.value, str):
+        yield name.value
+    elif isinstance(name, ast.JoinedStr):
+        yield from COMPOSED[ast.unparse(name)]
 
 
 NAMES = sorted(set(recorded_names()))
@@ -66,6 +101,12 @@ def test_the_names_are_found() -> None:
 def test_there_is_a_form_for_every_event_that_people_see(name: str) -> None:
     text = describe(entry(name, **FIELDS))
     assert (text is None) == (name in FOR_PROGRAMS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_event_is_documented(name: str) -> None:
+    document = Path(elastic.__file__).parent.parent / "docs" / "EVENTS.md"
+    assert f"`{name}`" in document.read_text()
 
 
 def test_no_form_is_left_over() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import tempfile
 import threading
@@ -18,10 +19,14 @@ from elastic.errors import ConfigurationError, TransientError
 from elastic.rpc.control import AgentStream, ControlServer
 from elastic.runtime.journal import Entry
 from elastic.settings.operator import OperatorSettings
+from elastic.settings.security import SecuritySettings
 from elastic.settings.store import StoreSettings
+from elastic.store.job_documents import LeaderDocument, to_json
+from elastic.store.job_keys import JobKeys
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2
 from tests.unit.rpc.conversation import Recorder
+from tests.unit.store.failing_store import Clock, FailingStore
 
 DEADLINE_S = 60.0
 WORKER = job_pb2.WorkerStatus(worker="n1-1", phase=6, slot=0, committed=2**33, pid=11)
@@ -29,9 +34,7 @@ STATUS = pb.JobStatus(
     job="digits",
     phase="running",
     coordinator="10.0.0.1:1",
-    generation=job_pb2.Generation(
-        number=4, members=[job_pb2.Member(worker="n1-1", node="n1@01")]
-    ),
+    generation=job_pb2.Generation(number=4, members=[job_pb2.Member(worker="n1-1", node="n1@01")]),
     nodes=[
         pb.NodeStatus(node="n1", host="h1", slots=2, workers=[WORKER], state="ready"),
         pb.NodeStatus(node="n2", state="drained", reason="a new disk", failures=3),
@@ -151,9 +154,7 @@ def test_status_for_programs(place: Place, capsys: Printed) -> None:
     assert shown["progress"]["committed"] == 2**33
     assert shown["nodes"][0]["workers"][0]["committed"] == 2**33
     assert shown["in_office"] is False
-    assert shown["recoveries"] == [
-        {"generation": 4, "reason": "member_lost", "total_s": 0.05}
-    ]
+    assert shown["recoveries"] == [{"generation": 4, "reason": "member_lost", "total_s": 0.05}]
 
 
 def test_nodes_for_people(place: Place, capsys: Printed) -> None:
@@ -239,7 +240,54 @@ def test_no_job_runs_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         operator.status(Target(job="digits"), output="json")
 
 
-def settings_of(port: int) -> OperatorSettings:
-    return OperatorSettings(
-        job="digits", store=StoreSettings(endpoints=f"127.0.0.1:{port}"), timeout_s=1.0
+class Opened(FailingStore):
+    """A store that a command can open."""
+
+    async def __aenter__(self) -> Opened:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing is held open."""
+
+
+FAR = Target(
+    settings=OperatorSettings(
+        job="digits",
+        timeout_s=0.2,
+        security=SecuritySettings(insecure=True),
+        store=StoreSettings(etcd=("127.0.0.1:1",)),
     )
+)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_nobody_leads_or_the_store_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    def open_store(_settings: StoreSettings) -> Opened:
+        store = Opened(Clock())
+        if hangs:
+            store.hangs["get"] = asyncio.Event()
+        return store
+
+    monkeypatch.setattr(operator, "open_store", open_store)
+    expected = (
+        r"etcd did not answer within 0\.2 s.*--timeout-s"
+        if hangs
+        else "no coordinator leads the job 'digits' now"
+    )
+    for ask in (operator.status, operator.nodes):
+        with pytest.raises(TransientError, match=expected):
+            ask(FAR, output="json")
+
+
+def test_the_leader_is_found_in_the_store(
+    monkeypatch: pytest.MonkeyPatch, place: Place, capsys: Printed
+) -> None:
+    store = Opened(Clock())
+    document = LeaderDocument(candidate="c", address=place.target.address or "")
+    asyncio.run(store.put(JobKeys("digits").leader, to_json(document)))
+    monkeypatch.setattr(operator, "open_store", lambda _settings: store)
+    slow = dataclasses.replace(FAR.settings, timeout_s=DEADLINE_S)  # type: ignore[type-var]
+    operator.status(Target(settings=slow), output="json")
+    assert json.loads(capsys.readouterr().out)["job"] == "digits"

@@ -36,8 +36,9 @@ def kinds(stream: AgentStream) -> list[str | None]:
 
 
 def _taken(stream: AgentStream) -> list[pb.CoordinatorMessage | None]:
-    queue: asyncio.Queue[pb.CoordinatorMessage | None] = stream._outgoing
-    return [queue.get_nowait() for _ in range(queue.qsize())]
+    queue: asyncio.Queue[pb.CoordinatorMessage | bytes | None] = stream._outgoing
+    taken = [queue.get_nowait() for _ in range(queue.qsize())]
+    return [pb.CoordinatorMessage.FromString(m) if isinstance(m, bytes) else m for m in taken]
 
 
 def view(*workers: WorkerStatus) -> pb.AgentMessage:

@@ -220,6 +220,7 @@ def test_a_leader_that_finds_its_decisions_refused_steps_down() -> None:
         contest.store.hangs.pop("put").set()
         await until(lambda: "deposed" in contest.one.diary.names())
         assert entry.key in contest.one.diary.of("deposed")[0]["reason"]
+        await until(lambda: entry.lease not in contest.store._leases)  # it keeps nothing alive
         assert "generation_formed" not in contest.one.diary.names()
 
     run(check)

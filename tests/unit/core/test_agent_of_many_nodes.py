@@ -236,3 +236,23 @@ def test_cut_off_from_everybody_all_workers_are_replaced() -> None:
 
 def test_cut_off_it_ends_workers_that_it_has_only_found() -> None:
     assert len(of(fx.EndWorker, adopting().handle(ev.CutOff(silent_s=31.4), 1.0))) == 3
+
+
+def test_a_worker_that_reports_too_late_for_its_slot_is_replaced() -> None:
+    agent = adopting()
+    for report in (TRAINS_TOO, SPARE):
+        agent.handle(report, 0.1)
+    agent.handle(ev.TimerFired(), 2.0)  # its slot goes to the spare
+    assert of(fx.EndWorker, agent.handle(TRAINS, 3.0)) == [
+        fx.EndWorker(worker="a-s1-1", how=fx.How.DUMP_AND_KILL)
+    ]
+
+
+def test_a_worker_that_reports_late_keeps_a_slot_that_is_still_free() -> None:
+    agent = adopting(replace(SETTINGS, spares=0))
+    agent.handle(TRAINS_TOO, 0.1)
+    agent.handle(killed("a-s1-3"), 0.2)
+    agent.handle(ev.TimerFired(), 2.0)
+    effects = agent.handle(TRAINS, 3.0)
+    assert not of(fx.EndWorker, effects)
+    assert {s.worker: s.slot for s in view(effects)}["a-s1-1"] == 1

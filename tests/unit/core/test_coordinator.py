@@ -9,7 +9,7 @@ from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
 from elastic.core.coordinator.phases import JobPhase
 from elastic.core.coordinator.progress import StallPolicy
-from elastic.core.coordinator.view import FormationPolicy
+from elastic.core.coordinator.view import FormationPolicy, return_patience_s
 from elastic.core.membership import Failure, FailureKind, Purpose, WorkerStatus
 from elastic.core.restarts import Verdict
 from tests.unit.core.cluster_views import FINISHED, READY, STARTING, TRAINING, generation, status
@@ -52,12 +52,13 @@ def persisted(effects: list[fx.Effect]) -> fx.PersistGeneration:
 
 def test_a_generation_is_announced_only_when_it_exists() -> None:
     machine = Coordinator(SETTINGS, last=generation(7))
-    effects = machine.handle(report("a", status("a0", READY), status("a1", READY)), 0.0)
+    later = return_patience_s(SETTINGS.formation)
+    effects = machine.handle(report("a", status("a0", READY), status("a1", READY)), later)
     assert persisted(effects).generation.number == 8
     assert not of(fx.AnnounceGeneration, effects)
     assert machine.current == generation(7)
-    assert machine.handle(ev.GenerationPersisted(number=7), 0.1) == []
-    effects = machine.handle(ev.GenerationPersisted(number=8), 0.1)
+    assert machine.handle(ev.GenerationPersisted(number=7), later) == []
+    effects = machine.handle(ev.GenerationPersisted(number=8), later)
     assert of(fx.AnnounceGeneration, effects)
 
 

@@ -37,6 +37,7 @@ NOBODY = generation(4)
 A, B = status("a0", TRAINING, 3), status("b0", TRAINING, 3)
 A_BROKEN = status("a0", READY, 3, broken=True, detail="reset")
 NEW = status("c0", READY)
+NEW_HEARD = status("c0", READY, heard=4)
 A_DONE = status("a0", FINISHED, 3, committed=8)
 
 
@@ -161,8 +162,15 @@ def test_towards_the_end(situation: GroupView, expected: object) -> None:
     ("situation", "now", "expected"),
     [
         (view(None), 0.0, End(in_time=True)),
-        (view(NOBODY, NEW), 0.0, End(in_time=True)),
-        (view(NOBODY, status("a0", READY, 3), NEW), 0.0, "STOPPING [a0]"),
+        (view(NOBODY, NEW), 0.0, WaitReason.ASSEMBLING),  # it may have been a member
+        (view(NOBODY, NEW), 10.0, End(in_time=True)),
+        (view(NOBODY, NEW_HEARD), 0.0, End(in_time=True)),
+        (view(NOBODY, status("a0", JOINING, 3, took_part=False)), 9.0, WaitReason.ASSEMBLING),
+        (view(NOBODY, status("a0", JOINING, 3, took_part=False)), 10.0, End(in_time=True)),
+        (view(NOBODY, status("a0", READY, 3), adopted_at=0.0), 9.0, WaitReason.ASSEMBLING),
+        (view(NOBODY, adopted_at=0.0), 9.0, WaitReason.ASSEMBLING),
+        (view(NOBODY, adopted_at=0.0), 10.0, End(in_time=True)),
+        (view(NOBODY, status("a0", READY, 3), NEW_HEARD), 0.0, "STOPPING [a0]"),
         (view(NOBODY, status("a0", READY, 3), B), 0.0, WaitReason.ASSEMBLING),
         (view(NOBODY, status("a0", READY, 3), B), 20.0, "STOPPING [a0]"),
         (view(PAIR, A, B, NEW), 0.0, "STOPPING planned [a0 b0]"),

@@ -99,3 +99,12 @@ def test_what_a_node_out_of_contact_said_last_proves_nothing() -> None:
     lineage = after()
     lineage.seen(sighting(status("a0", READY, 3), silent_since=1.0))
     assert not lineage.allows(["c0"])
+
+
+def test_a_node_that_reports_without_a_member_shows_its_end() -> None:
+    lineage = after()
+    lineage.reported("a", ["a0", "a1"])
+    lineage.reported("c", [])
+    assert not lineage.allows(["c0"])
+    lineage.reported("a", ["a1"])
+    assert lineage.allows(["c0"])

@@ -123,9 +123,37 @@ def test_a_node_has_left_when_none_of_its_workers_is_in_a_group() -> None:
     nodes.reported("a", 2, [status("a0", JOINING, 3)])
     assert departures.completed(nodes, alone) == []
     nodes.reported("a", 2, [status("a0", READY, 3)])
+    assert departures.completed(nodes, alone) == []  # it may have joined another since
+    nodes.reported("a", 2, [status("a0", READY, 3, heard=4)])
     assert departures.completed(nodes, generation(5, "a0", "b0")) == []
+    assert departures.completed(nodes, alone, PAIR) == []  # what follows is not in place
     assert departures.completed(nodes, alone) == ["a"]
     assert departures.completed(nodes, alone) == []
+
+
+def test_a_node_that_holds_the_state_stays_while_nobody_else_does() -> None:
+    nodes, departures, nobody = trained_by("a0", "b0"), Departures(), generation(4)
+    nodes.left("a")
+    nodes.reported("a", 2, [status("a0", READY, 3, heard=4, committed=8)])
+    assert departures.completed(nodes, nobody) == []
+    nodes.reported("b", 2, [status("b0", READY, 3, heard=4, committed=7)])
+    assert departures.completed(nodes, nobody) == []
+    nodes.reported("b", 2, [status("b0", READY, 3, heard=4, committed=8)])
+    nodes.fell_silent("b", 0.0)
+    assert departures.completed(nodes, nobody) == []
+    nodes.reported("b", 2, [status("b0", READY, 3, heard=4, committed=8)])
+    assert departures.completed(nodes, nobody) == ["a"]
+
+
+def test_who_holds_the_state_is_needed_without_a_group() -> None:
+    nodes, nobody = trained_by("a0", "b0"), generation(4)
+    nodes.reported("a", 2, [status("a0", READY, 3)])
+    nodes.reported("c", 1, [status("c0", READY)])
+    assert nodes.is_needed("a", [nobody])
+    assert nodes.is_needed("a", [PAIR, None])
+    assert nodes.is_needed("c", [generation(3, "c0"), nobody])
+    assert not nodes.is_needed("c", [nobody])
+    assert not nodes.is_needed("a", [generation(4, "b0")])
 
 
 def test_a_node_out_of_contact_has_not_left() -> None:

@@ -63,7 +63,7 @@ def test_whether_any_source_gives_a_setting(tmp_path: Path) -> None:
 def test_variables_of_other_commands_are_accepted_silently() -> None:
     environment = {"ELASTIC_MAX_WORKERS": "none", "ELASTIC_OUTPUT": "x", "ELASTIC_LISTEN": "y"}
     assert load(NodeSettings, ETCD, environment) == load(NodeSettings)
-    assert load_settings(RunSettings, {}, {"ELASTIC_LAUNCH": "x"}, None) == RunSettings()
+    assert load_settings(RunSettings, {}, {"ELASTIC_NODE_TTL_S": "x"}, None) == RunSettings()
 
 
 def test_a_misspelt_variable_of_any_command_is_told() -> None:

@@ -30,6 +30,7 @@ def test_the_set_of_options_is_frozen() -> None:
         "output",
         "listen",
         "job",
+        "launch",
         "seed",
         "start_timeout_s",
         "join_timeout_s",

@@ -1,0 +1,57 @@
+"""A new coordinator leaves nobody out before all nodes have had the time to find it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elastic.core.coordinator.formation import Wait, decide
+from elastic.core.coordinator.view import FormationPolicy, GroupView
+from elastic.core.membership import WorkerStatus
+from tests.unit.core.cluster_views import READY, TRAINING, generation, silent, status, view
+from tests.unit.core.test_formation import short
+
+POLICY = FormationPolicy(max_workers=3, agent_grace_s=30.0, roll_call_s=1.0, probe_interval_s=0.2)
+TRIO = generation(3, "a0", "b0", "c0")
+A, B, C = (status(w, TRAINING, 3) for w in ("a0", "b0", "c0"))
+BROKEN = status("a0", READY, 3, broken=True, detail="reset")
+ELECTED = 100.0
+
+
+def unheard(base: GroupView, nodes: str) -> GroupView:
+    """Nodes that the new coordinator knows from the one before."""
+    known = silent(base, ELECTED, nodes)
+    workers = {w: replace(s, expected=s.node in nodes) for w, s in known.workers.items()}
+    return replace(known, workers=workers)
+
+
+@pytest.mark.parametrize("members", [(A, C), (BROKEN, B, C)], ids=["a member died", "broken"])
+def test_the_first_to_report_do_not_go_on_without_the_rest(
+    members: tuple[WorkerStatus, ...],
+) -> None:
+    situation = unheard(view(TRIO, *members), "c")
+    decision = decide(situation, POLICY, ELECTED + 0.1)
+    assert isinstance(decision, Wait)
+    assert decision.until == pytest.approx(ELECTED + 0.3)  # to ask whether the group still works
+    late = decide(situation, POLICY, ELECTED + 0.9)
+    assert isinstance(late, Wait)
+    assert late.until == ELECTED + 1.0
+    assert short(decide(situation, POLICY, ELECTED + 1.0)).startswith("MEMBER_LOST [a0")
+
+
+def test_when_all_have_reported_nobody_is_waited_for() -> None:
+    situation = unheard(view(TRIO, A, C), "")
+    assert short(decide(situation, POLICY, ELECTED + 0.1)) == "MEMBER_LOST [a0 c0]"
+
+
+def test_a_group_that_trains_is_left_alone_for_longer() -> None:
+    situation = unheard(view(TRIO, A, B, C), "c")
+    assert isinstance(decide(situation, POLICY, ELECTED + 29.0), Wait)
+    stuck = replace(situation, stuck=True)
+    assert short(decide(stuck, POLICY, ELECTED + 1.1)) == "MEMBER_LOST [a0 b0]"
+
+
+def test_a_node_that_fell_silent_since_is_no_longer_waited_for() -> None:
+    situation = silent(view(TRIO, BROKEN, B, C), ELECTED + 0.1, "c")
+    assert short(decide(situation, POLICY, ELECTED + 0.2)) == "MEMBER_LOST [a0 b0]"

@@ -1,0 +1,66 @@
+"""What a member reports for the ledger, and when all of it again."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from elastic.v1 import local_pb2 as pb
+from elastic.worker.ledger import LedgerBacklog, LedgerRecord
+from elastic.worker.pulse import Pulse
+
+
+class Place:
+    """A member of rank 0 whose messages are written down."""
+
+    def __init__(self) -> None:
+        self.sent: list[pb.LedgerEntries] = []
+        generation = SimpleNamespace(number=1)
+        membership = SimpleNamespace(group=SimpleNamespace(rank=0, generation=generation))
+        link = SimpleNamespace(worker="w", send=self._send)
+        self.ledger = LedgerBacklog()
+        self.pulse = Pulse(cast(Any, link), cast(Any, membership))
+        position = SimpleNamespace(epoch=0)
+        state = SimpleNamespace(ledger=self.ledger, committed=0, position=position)
+        clock = SimpleNamespace(step_s=0.0, samples_per_s=0.0, in_step_s=lambda: 0.0)
+        self.pulse.publish(cast(Any, state), cast(Any, clock))
+
+    def commit(self, *steps: int) -> None:
+        for s in steps:
+            self.ledger.append(
+                LedgerRecord(step=s, epoch=0, generation=1, world_size=1, start=s, stop=s + 1)
+            )
+
+    def reported(self) -> list[tuple[bool, list[int]]]:
+        """(all that is not stored?, steps) of each report since the last look."""
+        self.pulse.flush()
+        said, self.sent = self.sent, []
+        return [(report.whole, [e.step for e in report.entries]) for report in said]
+
+    def _send(self, **kind: Any) -> None:
+        if "ledger" in kind:
+            self.sent.append(kind["ledger"])
+
+
+def test_the_first_report_is_whole_and_later_ones_what_is_new() -> None:
+    place = Place()
+    place.commit(0, 1)
+    assert place.reported() == [(True, [0, 1])]
+    place.commit(2)
+    assert place.reported() == [(False, [2])]
+    assert place.reported() == []
+
+
+def test_asked_again_it_sends_all_that_is_not_stored() -> None:
+    place = Place()
+    place.commit(0, 1, 2)
+    place.reported()
+    place.pulse.ledger_stored(committed=1, generation=1)
+    place.commit(3)
+    place.pulse.report_again()
+    assert place.reported() == [(True, [1, 2, 3])]
+    place.pulse.ledger_stored(committed=4, generation=1)
+    place.pulse.report_again()
+    assert place.reported() == [(True, [])]  # whoever asked knows that nothing is missing
+    place.commit(4)
+    assert place.reported() == [(False, [4])]

@@ -1,0 +1,154 @@
+"""What a worker reports of its training, and what it sends again to somebody new."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from elastic.v1 import job_pb2
+from elastic.worker.group import Group
+from elastic.worker.job_state import JobState
+from elastic.worker.ledger import LedgerRecord
+from elastic.worker.membership import Durations
+from elastic.worker.pulse import Pulse
+from elastic.worker.steps_clock import StepsClock
+from elastic.worker.synchronisation import Outcome
+
+
+class Wire:
+    """A link that writes down what is sent."""
+
+    worker = "w"
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, Any]] = []
+
+    def send(self, **kind: Any) -> None:
+        self.sent += kind.items()
+
+    def taken(self, kind: str) -> list[Any]:
+        taken = [message for found, message in self.sent if found == kind]
+        self.sent = [pair for pair in self.sent if pair[0] != kind]
+        return taken
+
+
+class Member:
+    """Of the group that the test gives it."""
+
+    def __init__(self) -> None:
+        self.group: Group | None = None
+        self.durations = Durations(join_s=0.5, sync_s=0.25)
+
+
+class Script:
+    """Trains; its pulse beats when the test says so."""
+
+    def __init__(self, group: Group | None = None) -> None:
+        self.wire, self.member = Wire(), Member()
+        self.member.group = group
+        self.pulse = Pulse(self.wire, self.member)  # type: ignore[arg-type]
+        self.state, self.clock = JobState(), StepsClock()
+        self.pulse.publish(self.state, self.clock)
+
+    def commit(self, *steps: int) -> None:
+        for step in steps:
+            self.state.ledger.append(
+                LedgerRecord(step=step, epoch=0, generation=1, world_size=1, start=step, stop=step)
+            )
+            self.state.committed = step + 1
+
+    def ledger(self) -> list[int]:
+        """The steps in the next beat's entries."""
+        self.pulse.flush()
+        return [e.step for entries in self.wire.taken("ledger") for e in entries.entries]
+
+
+def test_a_probe_is_answered_at_once_without_the_scripts_figures(alone: Group) -> None:
+    script = Script(alone)
+    script.state.committed = 7
+    script.pulse.report({"loss": torch.tensor(0.5)})
+    script.clock.begin()
+    script.pulse.answer_probe()
+    (answer,) = script.wire.taken("progress")
+    assert answer.probed
+    assert (answer.worker, answer.generation, answer.committed) == ("w", 1, 7)
+    assert answer.in_step_s > 0.0
+    assert not answer.reported
+    script.pulse.flush()
+    (progress,) = script.wire.taken("progress")
+    assert not progress.probed
+    assert dict(progress.reported) == {"loss": 0.5}
+
+
+def test_a_worker_without_a_group_answers_too() -> None:
+    script = Script()
+    script.pulse.answer_probe()
+    (answer,) = script.wire.taken("progress")
+    assert (answer.generation, answer.committed, answer.in_step_s) == (0, 0, 0.0)
+
+
+def test_rank_0_sends_each_step_of_the_ledger_once(alone: Group) -> None:
+    script = Script(alone)
+    script.commit(0, 1)
+    assert script.ledger() == [0, 1]
+    assert script.ledger() == []
+    script.commit(2)
+    assert script.ledger() == [2]
+
+
+def test_to_somebody_new_it_sends_all_that_is_not_stored(alone: Group) -> None:
+    script = Script(alone)
+    script.commit(0, 1, 2)
+    script.ledger()
+    script.pulse.ledger_stored(1, 1)
+    script.pulse.report_again()
+    assert script.ledger() == [1, 2]
+    assert script.ledger() == []
+
+
+def test_that_it_is_all_is_said_once_also_of_nothing(alone: Group) -> None:
+    script = Script(alone)
+    for ask in (lambda: None, script.pulse.report_again):
+        ask()
+        script.pulse.flush()
+        (entries,) = script.wire.taken("ledger")
+        assert entries.whole
+        assert list(entries.entries) == []
+        script.commit(len(script.state.ledger.since(0)))
+        script.pulse.flush()
+        (entries,) = script.wire.taken("ledger")
+        assert not entries.whole
+        script.pulse.ledger_stored(99, 1)
+
+
+def test_in_a_new_group_whoever_reports_sends_all(alone: Group) -> None:
+    script = Script(alone)
+    script.commit(0, 1)
+    script.ledger()
+    script.pulse.entered(alone, Outcome())
+    assert script.ledger() == [0, 1]
+
+
+def test_others_than_rank_0_keep_the_ledger_to_themselves() -> None:
+    script = Script()
+    script.commit(0)
+    assert script.ledger() == []
+
+
+@pytest.mark.parametrize("source", ["", "initial"])
+def test_the_way_into_a_group_is_told_with_its_first_step(alone: Group, source: str) -> None:
+    script = Script(alone)
+    script.pulse.entered(alone, Outcome(source=source))
+    script.pulse.flush()
+    assert script.wire.taken("reformed") == []
+    script.pulse.committed()
+    script.pulse.committed()
+    script.pulse.flush()
+    (reformed,) = script.wire.taken("reformed")
+    assert isinstance(reformed, job_pb2.Reformed)
+    assert (reformed.generation, reformed.source) == (1, source)
+    assert (reformed.join_s, reformed.sync_s) == (0.5, 0.25)
+    script.pulse.flush()
+    assert script.wire.taken("reformed") == []

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from elastic.core.membership import ChangeReason, Generation, Member, WorkerStatus
+from elastic.core.membership import (
+    ChangeReason,
+    Failure,
+    FailureKind,
+    Generation,
+    Member,
+    WorkerStatus,
+)
 from elastic.core.worker.machine import Worker
-from elastic.rpc.codec import generation_from_pb, status_to_pb
+from elastic.rpc.codec import failure_to_pb, generation_from_pb, status_to_pb
 from elastic.v1 import local_pb2
 from elastic.worker.checkpointing import Checkpointing
 from elastic.worker.group import Backend, Group, StoreHost
@@ -19,6 +27,7 @@ from elastic.worker.membership import Membership
 from elastic.worker.process import keep_from_children
 from elastic.worker.pulse import Pulse
 from elastic.worker.steps_clock import StepsClock
+from elastic.worker.stuck import STUCK_S
 from elastic.worker.synchronisation import Outcome
 
 _LOOPBACK = "127.0.0.1"
@@ -122,6 +131,7 @@ class AgentControl:
             Worker(link.worker, pid=os.getpid()),
             report=self._report_status,
             committed=lambda: self._state.committed if self._state is not None else 0,
+            give_up=self._give_up,
         )
         self._pulse = Pulse(link, self.membership)
         keep_from_children(self._descriptors)
@@ -209,6 +219,19 @@ class AgentControl:
 
     def _report_status(self, status: WorkerStatus) -> None:
         self._link.send(status=status_to_pb(status))
+
+    def _give_up(self) -> None:
+        """This process will never get out of a group that was aborted: see worker/stuck.py."""
+        faulthandler.dump_traceback(all_threads=True)
+        message = f"stood still for {STUCK_S:g} s in a group that had been given up"
+        failure = Failure(
+            worker=self._link.worker,
+            kind=FailureKind.LEFT_OUT,
+            signature=f"{FailureKind.LEFT_OUT.name}: {message}",
+            message=message,
+        )
+        self._link.send(failure=failure_to_pb(failure))
+        os._exit(1)
 
     def _descriptors(self) -> list[int]:
         group = self.membership.group

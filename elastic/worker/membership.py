@@ -11,6 +11,7 @@ from elastic.core.membership import Generation, WorkerStatus
 from elastic.core.worker.machine import HOLD_S, AbortGroup, Effect, Worker
 from elastic.errors import GroupLost
 from elastic.worker.group import Backend, Group, StoreHost, first_line, is_group_loss
+from elastic.worker.stuck import STUCK_S, watch_script
 
 
 @dataclass(slots=True)
@@ -34,6 +35,7 @@ class Membership:
     report: sends a status to the agent; called under the lock, must not block for long.
     committed: the count of committed steps, for reports.
     hold_s: how long to wait at the boundary of a planned change that is not settled yet.
+    give_up: called, if the script's thread does not come out of an aborted group; does not return.
     """
 
     def __init__(
@@ -44,12 +46,14 @@ class Membership:
         committed: Callable[[], int],
         join_timeout_s: float = 10.0,
         hold_s: float = HOLD_S,
+        give_up: Callable[[], None] = lambda: None,
     ) -> None:
         self._machine = machine
         self._report = report
         self._committed = committed
         self.join_timeout_s = join_timeout_s
         self._hold_s = hold_s
+        self._give_up = give_up
         self._changed = threading.Condition()
         self._group: Group | None = None
         self.durations = Durations()
@@ -214,5 +218,17 @@ class Membership:
                 group = self._group
                 if group is not None and group.generation.number == effect.generation:
                     group.abort()
+                    self._watch(group)
             else:
                 self._report(effect.status)
+
+    def _watch(self, group: Group) -> None:
+        """NCCL frees whoever is blocked; gloo may not."""
+        if group.backend.name != "gloo":
+            return
+        threading.Thread(
+            target=watch_script,
+            args=(lambda: self._group is not group, self._give_up, STUCK_S),
+            name="elastic-stuck",
+            daemon=True,
+        ).start()

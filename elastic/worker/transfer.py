@@ -65,17 +65,31 @@ def receive_tensors(
 
 
 def _send(tensor: torch.Tensor, rank: int) -> None:
-    """As dist.send(), whose patience with gloo is that of forming the group, whatever is set later:
-    the other member may have to load a checkpoint or to serve others first."""
-    _wait(dist.isend(tensor, rank))
+    """Return when `rank` has received it.
+
+    gloo never wakes whoever waits for an operation of which a part was done when the connection
+    broke or was shut down: `signalException` of its tcp/pair.cc knows only of those not yet begun.
+    So both sides first wait for a byte that follows it, and only then for the tensor itself.
+    """
+    end, answer = torch.zeros_like(tensor[:1]), torch.empty_like(tensor[:1])
+    sending = [dist.isend(tensor, rank), dist.isend(end, rank)]
+    _wait(dist.irecv(answer, rank))
+    for work in sending:
+        _wait(work)
 
 
 def _receive(tensor: torch.Tensor, rank: int) -> None:
-    """As dist.recv(), with the patience of a collective."""
-    _wait(dist.irecv(tensor, rank))
+    """The other side of `_send`."""
+    end = torch.empty_like(tensor[:1])
+    receiving = dist.irecv(tensor, rank)
+    _wait(dist.irecv(end, rank))
+    _wait(receiving)
+    _wait(dist.isend(end, rank))
 
 
 def _wait(work: dist.Work | None) -> None:
+    """With the patience of a collective. That of dist.send() with gloo is that of forming the
+    group, whatever is set later: the other member may have to load a checkpoint first."""
     assert work is not None, "both are members of the group"
     work.wait(COLLECTIVE_TIMEOUT)
 

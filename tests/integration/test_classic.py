@@ -27,7 +27,8 @@ TERMINATED = 143
 ALL = ["--console", "all"]
 # What torchrun tells itself, what the kernel or bash do, and what helps to find peers.
 NOT_COMPARED = {"TORCHELASTIC_SIGNALS_TO_HANDLE", "_", "SHLVL", "XDG_RUNTIME_DIR"}
-OURS = {"GLOO_SOCKET_IFNAME", "RES_OPTIONS", "TORCHINDUCTOR_CACHE_DIR"}  # the last: by import torch
+NOT_COMPARED |= {"TORCHINDUCTOR_CACHE_DIR"}  # set by some imports of torch, here and there
+OURS = {"GLOO_SOCKET_IFNAME", "RES_OPTIONS"}
 # Ports, ids, places; and torchrun names this host as it names itself.
 DIFFERENT = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
 

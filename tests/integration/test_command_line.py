@@ -102,7 +102,7 @@ def test_help_names_every_command(place: Place) -> None:
     assert {"run", "status", "checkpoint"} <= set(place.elastic("--help").stdout.split())
     text = place.elastic("run", "--help").stdout
     assert "--nproc-per-node" in text
-    assert "[run]" in text
+    assert "[job]" in text
 
 
 def test_plain_python_is_a_world_of_one(place: Place) -> None:

@@ -93,6 +93,8 @@ class Faults:
         world.journal.note(world.clock.now, "fault", fault.action.name, whom)
         if fault.action not in (Action.ADD_NODE, Action.DRAIN_NODE):
             world.journal.struck_at.append(world.clock.now)
+        lasts_s = fault.returns_after_s or 0.0
+        world.journal.struck.append((world.clock.now, fault.action.name, lasts_s))
         if fault.action in _DISTURBING:
             world.journal.disturbed_at.append(world.clock.now)
 

@@ -79,6 +79,13 @@ class Journal:
         """The most advanced replica in any responsive process when the job ended."""
         self.best_out_of_contact: Replica | None = None
         """The same of nodes that had lost contact so shortly before that they may come back."""
+        self.struck: list[tuple[float, str, float]] = []
+        """The faults: when they struck, what they did, and after how long they were over."""
+        self.agent_grace_s = 0.0
+        self.evaluates = False
+        """Members keep each other waiting in the middle of steps."""
+        self.replaced: list[str] = []
+        """Workers that were ended because their group did without them."""
         self.formed_at: dict[int, float] = {}
         self.broken_invariant = ""
 

@@ -122,7 +122,7 @@ def plan(seed: int, stress: str = "") -> Plan:
         faults = _stress(hard, stress)
     elif hard.random() < 0.4:
         faults += _stress(hard, hard.choice(STRESS))
-    return Plan(
+    whole = Plan(
         seed=seed,
         nodes=nodes,
         coordinator=_coordinator(rng, minimum, maximum, agent_grace_s=control.choice((0.0, 3.0))),
@@ -134,6 +134,11 @@ def plan(seed: int, stress: str = "") -> Plan:
         news_s=news.choice((0.005, 0.03, 0.12, 0.12, 0.7)),
         isolation_s=hard.choice((4.0, 4.0, 2.5)),
     )
+    if not stress:
+        return whole
+    # Nothing else delays anything: what happens follows from these faults.
+    pace = replace(whole.pace, evaluates=0.0)
+    return replace(whole, pace=pace, news_s=min(whole.news_s, 0.03))
 
 
 def _ends_the_job(fault: Fault, earlier: tuple[Fault, ...]) -> bool:
@@ -168,7 +173,7 @@ def _control_fault(rng: random.Random) -> Fault:
     return Fault(action=action, at_s=rng.uniform(0.2, 7.0), returns_after_s=returns_after_s)
 
 
-STRESS = ("drain", "drain", "drains", "leaders", "persisted", "agents", "stop")
+STRESS = ("drain", "drain", "drains", "leaders", "persisted", "agents", "stop", "split")
 
 
 def _stress(rng: random.Random, kind: str) -> tuple[Fault, ...]:
@@ -179,6 +184,11 @@ def _stress(rng: random.Random, kind: str) -> tuple[Fault, ...]:
         return (drain,)
     if kind == "drains":
         return (drain, replace(drain, at_s=at_s + rng.uniform(0.0, 2.0)))
+    if kind == "split":  # the group trains on where no leader sees it, and others come
+        cut = Fault(action=Action.CUT_OFF_NODE, at_s=3.0, returns_after_s=rng.uniform(2.0, 6.0))
+        newcomer = Fault(action=Action.ADD_NODE, at_s=rng.uniform(2.5, 4.0))
+        leader = Fault(action=Action.KILL_LEADER, at_s=rng.uniform(3.0, 5.0), returns_after_s=0.2)
+        return (*(replace(cut, worker=f"{node}-1") for node in "abcd"), newcomer, leader)
     if kind == "stop":
         action = rng.choice((Action.RESTART_AGENT, Action.CUT_OFF_NODE))
         away = Fault(action=action, at_s=at_s, returns_after_s=rng.uniform(0.2, 2.0))

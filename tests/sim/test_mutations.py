@@ -10,8 +10,9 @@ import pytest
 
 from elastic.core.agent.machine import Agent
 from elastic.core.coordinator import effects as fx
+from elastic.core.coordinator.decisions import Decision, End
 from elastic.core.coordinator.machine import Coordinator
-from elastic.core.membership import Generation
+from elastic.core.membership import Generation, WorkerStatus
 from elastic.core.recovery import Declaration, RecoveryPlan, plan_recovery
 from elastic.core.worker.machine import AbortGroup, Effect, Worker
 from tests.sim.group import Group
@@ -98,6 +99,82 @@ class LeavesWithoutSaving(Script):
         del generation
         yield 0.001
         self.process.done = True
+
+
+class IgnoresTheLineage(Coordinator):
+    """Forms a group beside another that may train."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._lineage.allows = lambda *_: True  # type: ignore[method-assign]
+
+
+class ForgetsWhoMayTrain(Coordinator):
+    """New in office, it knows only the newest generation."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **{**named, "may_train": ()})
+
+
+class ExpectsNobody(Coordinator):
+    """New in office, it takes nodes that have not come yet for lost."""
+
+    def _adopt(self, *arguments: Any) -> None:
+        super()._adopt(*arguments)
+        self._nodes.silent_lost()
+
+
+class ReportsAtOnce(Agent):
+    """Says that workers which it has just found are starting."""
+
+    def _view(self) -> tuple[WorkerStatus, ...]:
+        return tuple(p.status for p in self._processes.values())
+
+
+class StopsAtOnce(Coordinator):
+    """Who is out of contact while the job stops is lost."""
+
+    def _decide(self, now: float) -> Decision | End:
+        if self._stop is not None:
+            self._nodes.silent_lost()
+        return super()._decide(now)
+
+
+class LetsGoAtOnce(Coordinator):
+    """Tells a node that is to leave that it may, whatever its workers do."""
+
+    def _consider(self, now: float) -> list[fx.Effect]:
+        before = self._nodes.leaving
+        effects = super()._consider(now)
+        gone = before if self._stop is None else ()
+        return [*effects, *(fx.NodeDrained(node=node) for node in sorted(gone))]
+
+
+class LetsHoldersGo(Coordinator):
+    """Never mind that nobody else has what a node that leaves holds."""
+
+    def _consider(self, now: float) -> list[fx.Effect]:
+        current, effects = self._current, super()._consider(now)
+        if current is None or current.members or self._stop is not None:
+            return effects
+        return [*effects, *(fx.NodeDrained(node=node) for node in sorted(self._nodes.leaving))]
+
+
+@pytest.mark.parametrize(
+    ("parts", "checker", "stress"),
+    [
+        (Parts(coordinator=IgnoresTheLineage), "one_lineage", "split"),
+        (Parts(coordinator=ForgetsWhoMayTrain), "one_lineage", "split"),
+        (Parts(coordinator=ExpectsNobody), "control_plane", "leaders"),
+        (Parts(agent=ReportsAtOnce), "control_plane", "agents"),
+        (Parts(coordinator=StopsAtOnce), "stopping", "stop"),
+        (Parts(coordinator=LetsGoAtOnce), "drains", "drain"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_a_mistake_of_the_control_plane_is_found(parts: Parts, checker: str, stress: str) -> None:
+    found = (what for seed in range(300) for what in check(seed, parts, stress))
+    assert any(what.startswith(checker) for what in found)
 
 
 @pytest.mark.parametrize(

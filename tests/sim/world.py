@@ -57,6 +57,8 @@ class World:
         self.isolation_s = plan.isolation_s
         self.clock = clock or Clock(plan.seed)
         self.journal = Journal(plan.job, news_s=plan.news_s)
+        self.journal.agent_grace_s = plan.coordinator.formation.agent_grace_s
+        self.journal.evaluates = plan.pace.evaluates > 0.0
         self.storage = Storage()
         self.nodes: list[Node] = []
         self._stored: tuple[Generation | None, tuple[Generation, ...]] = (None, ())
@@ -121,7 +123,7 @@ class World:
         for name in sorted(self._gone):
             self.leader.gone(name)
         for node in self.nodes:
-            self.clock.after(self.clock.between(0.05, 1.0), node.connect)
+            self.clock.after(self.clock.between(0.05, 0.8), node.connect)
         if self.journal.stopped_at is not None:  # kept in the store, or asked for again
             self.faults.stop_again()
 
@@ -210,8 +212,12 @@ class World:
     def best_survivor(
         self, *, finished: bool = False, known_at: float = math.inf
     ) -> Replica | None:
-        """The most advanced replica that can be had, of nodes known to the coordinator then."""
-        """Members at the end of the job are not asked for their state any more."""
+        """The most advanced replica that can be had, of nodes known to the coordinator then.
+
+        Members at the end of the job are not asked for their state any more, nor are workers of
+        nodes that leave once they are in no group.
+        """
+        groups = [g.worker_ids for g in self.journal.generations if g.members][-2:]
         held = [
             p.replica
             for node in self.nodes
@@ -219,6 +225,7 @@ class World:
             for p in node.processes.values()
             if p.responsive and p.replica is not None
             if finished or not (p.done or p.replica.complete(self.job))
+            if not node.drains or any(p.name in workers for workers in groups)
         ]
         return _best(*held)
 
@@ -238,7 +245,7 @@ class World:
                 for n in self.nodes
                 if n.alive and not n.connected and self.clock.now < n.hung_up_at + grace_s
                 for p in n.processes.values()
-                if p.responsive
+                if p.responsive and not (p.done or (p.replica or Replica()).complete(self.job))
             )
         )
         self.journal.frozen_at_end = self._only_frozen_hold_state()

@@ -184,6 +184,8 @@ class _Formed:
         roll_call_until = self._roll_call_until()
         if self._now < roll_call_until:
             return self._keep_asking(roll_call_until)
+        if self._now < (until := self._state_is_away_until()):
+            return self._keep_asking(until)
         if self._lost or (self._broken and self._finished) or self._is_stranded():
             return self._form(self._active, ChangeReason.MEMBER_LOST)
         if self._silent:
@@ -212,6 +214,20 @@ class _Formed:
         since = [w.silent_since or 0.0 for w in self._silent if w.expected]
         return min(since) + self._policy.roll_call_s if since else self._now
 
+    def _state_is_away_until(self) -> float:
+        """While only members out of contact hold the state, nobody begins again without them."""
+        here = self._active + self._newcomers + self._outgoing
+        away = [w for w in self._silent if w.status.took_part]
+        if not away or any(w.status.took_part and w.silent_since is None for w in here):
+            return self._now
+        return self._place_kept_until(away)
+
+    def _place_kept_until(self, silent: list[Sighting]) -> float:
+        since = min(w.silent_since for w in silent if w.silent_since is not None)
+        if any(w.expected for w in silent):
+            return since + return_patience_s(self._policy)
+        return since + self._policy.agent_grace_s
+
     def _await_silent(self) -> Decision:
         """Members out of contact train on as long as the group does: their agent may come back.
 
@@ -219,12 +235,9 @@ class _Formed:
         """
         if len(self._silent) == len(self._active):
             return Wait(reason=WaitReason.OUT_OF_CONTACT)
-        since = min(w.silent_since for w in self._silent if w.silent_since is not None)
         arrived = all(self._has_arrived(w) for w in self._active)
         given_up = bool(self._broken) or self._view.stuck or self._view.stalled or not arrived
-        until = since + self._policy.agent_grace_s
-        if any(w.expected for w in self._silent):
-            until = since + return_patience_s(self._policy)
+        until = self._place_kept_until(self._silent)
         if given_up or self._now >= until:
             return self._form(self._active, ChangeReason.MEMBER_LOST)
         return self._keep_asking(until)

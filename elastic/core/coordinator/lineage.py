@@ -105,6 +105,8 @@ def _joins_without_state(w: Sighting, generation: Generation) -> bool:
 
 def _is_past(status: WorkerStatus, generation: Generation) -> bool:
     """It takes no further part in this generation's group."""
+    if status.phase is WorkerPhase.FINISHED:  # in whichever group it was
+        return True
     if status.generation != generation.number:
         return status.generation > generation.number
-    return status.phase in (WorkerPhase.READY, WorkerPhase.FINISHED)
+    return status.phase is WorkerPhase.READY

@@ -357,12 +357,15 @@ class Coordinator:
         return [endings.stopped(stop, in_time=in_time, grace_s=grace_s, restart_all=restart_all)]
 
     def _form(self, decision: Form, now: float) -> list[fx.Effect]:
-        abandoned = [] if decision.planned else self._checkpoints.abandon(self._nodes.silent_lost())
+        goes_on = decision.members and not decision.planned  # else they keep their place
+        abandoned = self._checkpoints.abandon(self._nodes.silent_lost()) if goes_on else []
         previous, alive = self._current, self._nodes.workers()
         lost = tuple(
             m.worker
             for m in (previous.members if previous else ())
-            if m.worker not in alive or m.worker in decision.left_out
+            if m.worker not in alive
+            or alive[m.worker].silent_since is not None
+            or m.worker in decision.left_out
         )
         if not decision.planned and decision.reason is ChangeReason.GROUP_BROKEN:
             self._progress.count_break()

@@ -55,7 +55,10 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     active = [w for w in members.values() if not _finished(w)]
     in_contact = all(w.silent_since is None for w in members.values())
     if active and in_contact and _is_to_be_left(current, view):
-        return _leave(current, active)
+        return _leave(current, active, is_whole=current.worker_ids.issubset(members))
+    others = [w for name, w in view.workers.items() if name not in members and _has_state(w)]
+    if others and not any(w.status.took_part for w in members.values()):
+        return _leave(current, active + others, is_whole=False)  # these have it to save
     # Nobody else is admitted any more, and any number of survivors can save.
     return decide(replace(view, workers=members), replace(policy, min_workers=1), now)
 
@@ -70,11 +73,20 @@ def _finished(w: Sighting) -> bool:
     return w.status.phase is WorkerPhase.FINISHED
 
 
-def _leave(current: Generation, active: list[Sighting]) -> Form:
-    """At a step boundary if the group trains; one that assembles or saves has none to wait for."""
-    trains = current.purpose is Purpose.TRAIN and all(
-        w.status.phase is WorkerPhase.TRAINING and w.status.generation == current.number
-        for w in active
+def _has_state(w: Sighting) -> bool:
+    return w.status.phase is WorkerPhase.READY and w.status.took_part and w.silent_since is None
+
+
+def _leave(current: Generation, active: list[Sighting], *, is_whole: bool) -> Form:
+    """At a step boundary if the group trains; one that assembles or saves, or has lost a member,
+    will come to none."""
+    trains = (
+        current.purpose is Purpose.TRAIN
+        and is_whole
+        and all(
+            w.status.phase is WorkerPhase.TRAINING and w.status.generation == current.number
+            for w in active
+        )
     )
     members = tuple(w.as_member() for w in active)
     return Form(members=members, reason=ChangeReason.STOPPING, planned=trains)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from tests.sim.checkers.control_plane import control_plane
 from tests.sim.checkers.drains import drains
 from tests.sim.checkers.every_sample_once import every_sample_once
 from tests.sim.checkers.liveness import liveness
@@ -25,6 +26,7 @@ CHECKERS: tuple[Checker, ...] = (
     every_sample_once,
     stopping,
     drains,
+    control_plane,
 )
 
 

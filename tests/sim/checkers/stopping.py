@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from elastic.core.membership import ChangeReason
 from tests.sim.faults import STOP_EXIT_CODE
 from tests.sim.journal import Journal
 from tests.sim.replica import Replica
@@ -16,8 +17,21 @@ def stopping(journal: Journal) -> Iterator[str]:
     if stopped and best is not None and unfinished and journal.newest_checkpoint.age < best.age:
         yield f"stopped at {best}, saved {journal.newest_checkpoint}"
     silent = journal.best_out_of_contact
+    complete = best is not None and best.complete(journal.job)
+    if complete or _lost_others(journal):
+        return
     if stopped and silent is not None and _is_far_behind(journal.newest_checkpoint, silent):
         yield f"stopped without waiting for {silent}, saved {journal.newest_checkpoint}"
+
+
+def _lost_others(journal: Journal) -> bool:
+    """Members were lost while the job stopped: who was out of contact then is not waited for."""
+    asked_at = journal.stopped_at if journal.stopped_at is not None else 0.0
+    return any(
+        journal.formed_at[g.number] >= asked_at
+        and g.reason not in (ChangeReason.STOPPING, ChangeReason.BELOW_MINIMUM)
+        for g in journal.generations
+    )
 
 
 def _is_far_behind(saved: Replica, held: Replica) -> bool:

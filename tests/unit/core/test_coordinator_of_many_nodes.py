@@ -206,7 +206,33 @@ def test_nobody_forms_a_group_beside_one_that_may_train_until_a_node_of_it_is_go
 ) -> None:
     job = adopted()
     assert job.report(status("c0", READY)) is None
-    assert job.tell(ev.NodeGone(node=gone)) == ["c0"]
+    assert job.tell(ev.NodeGone(node=gone)) is None  # the other holds the state, and may come
+    assert job.tell(ev.TimerFired(), after_s=8.0) == ["c0"]
+
+
+def test_nobody_begins_again_while_who_holds_the_state_may_come_back() -> None:
+    job = running("a0", "b0")
+    job.tell(ev.NodeLost(node="b"))
+    assert job.tell(ev.WorkerFailed(node="a", failure=killed("a0").failure)) is None
+    assert job.report(status("c0", READY)) is None
+    assert job.report(trains("b0", 1, committed=9)) == ["b0"]
+
+
+def test_a_dissolved_group_waits_for_a_member_out_of_contact() -> None:
+    job = running("a0", "b0", min_workers=2)
+    assert job.tell(ev.NodeLost(node="b"), killed("a0"), after_s=1.0) is None
+    assert job.tell(ev.TimerFired(), after_s=10.0) == []
+    assert job.report(status("c0", READY), status("c1", READY)) == ["c0", "c1"]
+
+
+def test_a_stuck_member_without_state_makes_room_for_newcomers() -> None:
+    job = Job(Coordinator(settings(max_workers=1, busy_timeout_s=30.0)))
+    assert job.report(status("b0", READY)) == ["b0"]
+    job.report(status("b0", JOINING, 1, took_part=False))
+    assert job.report(status("a0", READY)) is None
+    assert job.tell(ev.TimerFired(), after_s=30.0) is None  # a0 would be a second group
+    assert [e.worker for e in job.told(fx.ReplaceWorker)] == ["b0"]  # type: ignore[attr-defined]
+    assert job.tell(killed("b0")) == ["a0"]
 
 
 def test_a_holder_of_the_state_is_waited_for_though_another_member_is_lost() -> None:

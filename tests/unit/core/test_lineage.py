@@ -84,6 +84,7 @@ def test_a_group_that_has_lost_a_member_for_certain_trains_no_more(gone: str) ->
         (status("a0", READY, 0), True),
         (status("a0", READY, 3), False),
         (status("a0", FINISHED, 3), False),
+        (status("a0", FINISHED, 2), False),  # it never joins another
         (status("a0", JOINING, 4), False),
         (status("a0", TRAINING, 4), False),
         (status("c0", TRAINING, 4), True),
@@ -108,3 +109,24 @@ def test_a_node_that_reports_without_a_member_shows_its_end() -> None:
     assert not lineage.allows(["c0"])
     lineage.reported("a", ["a1"])
     assert lineage.allows(["c0"])
+
+
+def test_who_joins_a_group_without_any_state_is_in_the_way_of_another() -> None:
+    lineage = after()
+    joins = sighting(status("a0", JOINING, 3, took_part=False))
+    assert lineage.in_the_way(["c0"], joins) == {"a0"}
+    assert lineage.in_the_way(["b0", "c0"], joins) == frozenset()
+    assert lineage.in_the_way(["c0"], {}) == frozenset()
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        sighting(status("a0", JOINING, 3)),  # it holds the state
+        sighting(status("a0", TRAINING, 3)),
+        sighting(status("a0", JOINING, 2, took_part=False)),  # it has not come yet
+        sighting(status("a0", JOINING, 3, took_part=False), silent_since=1.0),
+    ],
+)
+def test_who_is_not_in_the_way(seen: dict[str, Sighting]) -> None:
+    assert after().in_the_way(["c0"], seen) == frozenset()

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.worker import transfer
-from elastic.worker.tensor_spec import describe
+from elastic.worker.group import Group, is_group_loss
+from elastic.worker.tensor_spec import TensorSpec, describe
 from tests.unit.worker import together
 from tests.unit.worker.together import Seat, run_together
 from tests.unit.worker.trees import DTYPES, make_tensor, same_tensor
@@ -113,3 +119,49 @@ def test_a_member_that_takes_longer_than_joining_may_is_waited_for(
         assert transfer.receive_json(seat.join(), 0) == "late"
 
     run_together(come_late, wait)
+
+
+HUGE = 2**28  # bytes: more than the kernel buffers
+
+
+def stop_in_the_middle(group: Group) -> None:
+    """Half of it has gone over the wire when this process stops for ever."""
+    buffer = torch.empty(HUGE, dtype=torch.uint8)
+    work = dist.irecv(buffer, 0) if group.rank == 1 else dist.isend(buffer, 1)
+    assert work is not None
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def expect_freedom(group: Group, transfer: Callable[[], object]) -> None:
+    """It ends soon after another thread has aborted the group."""
+    threading.Timer(1.0, group.abort).start()
+    began = time.monotonic()
+    with pytest.raises(RuntimeError) as caught:
+        transfer()
+    assert is_group_loss(caught.value, group)
+    assert time.monotonic() - began < 30.0
+
+
+@pytest.mark.parametrize("stopped", ["receiver", "sender"])
+def test_whoever_waits_for_a_member_that_has_stopped_is_freed_by_an_abort(
+    stopped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", HUGE)
+
+    def send(seat: Seat) -> None:
+        group, pids = seat.join(), seat.exchange(os.getpid())
+        if stopped == "sender":
+            stop_in_the_middle(group)
+        big = {"big": torch.zeros(HUGE, dtype=torch.uint8)}
+        expect_freedom(group, lambda: transfer.send_tensors(group, big, 1))
+        os.kill(pids[1], signal.SIGKILL)
+
+    def receive(seat: Seat) -> None:
+        group, pids = seat.join(), seat.exchange(os.getpid())
+        if stopped == "receiver":
+            stop_in_the_middle(group)
+        spec = TensorSpec(name="big", dtype="uint8", shape=(HUGE,))
+        expect_freedom(group, lambda: transfer.receive_tensors(group, [spec], 0))
+        os.kill(pids[0], signal.SIGKILL)
+
+    run_together(send, receive)

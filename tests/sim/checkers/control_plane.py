@@ -1,0 +1,42 @@
+"""P6: leaders and agents come and go, and the group that trains does not notice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from elastic.core.membership import ChangeReason
+from tests.sim.journal import Journal
+
+# With news slower than this, who is new in office may take a node for lost.
+_NEWS_S = 0.12
+# From an agent's start until the coordinator has heard from it, beside the ways of the news.
+_RETURN_S = 0.3
+_UNHARMED = (ChangeReason.STARTED, ChangeReason.MEMBER_JOINED)
+
+
+def control_plane(journal: Journal) -> Iterator[str]:
+    slow = journal.evaluates or journal.news_s > _NEWS_S
+    if slow or not all(_is_harmless(journal, *fault) for fault in journal.struck):
+        return
+    for worker in journal.replaced:
+        yield f"{worker} was replaced"
+    for generation in journal.generations:
+        if generation.reason not in _UNHARMED:
+            yield f"generation {generation.number} was formed: {generation.reason.name}"
+
+
+def _is_harmless(journal: Journal, at: float, action: str, lasts_s: float) -> bool:
+    if action == "KILL_LEADER":
+        return True
+    back_s = lasts_s + _RETURN_S + 4 * journal.news_s
+    if action != "RESTART_AGENT" or back_s > journal.agent_grace_s:
+        return False
+    return not any(at < until and at + back_s > since for since, until in _assemblies(journal))
+
+
+def _assemblies(journal: Journal) -> Iterator[tuple[float, float]]:
+    """Groups that are not whole do not wait for members out of contact."""
+    for generation in journal.generations:
+        formed_at = journal.formed_at[generation.number]
+        agreed = [a.at for a in journal.agreed if a.generation == generation.number]
+        yield formed_at - _RETURN_S, max(agreed, default=formed_at) + _RETURN_S

@@ -1,0 +1,134 @@
+"""What a coordinator does while the job stops: whoever holds what is not saved saves it first."""
+
+from __future__ import annotations
+
+from elastic.core.coordinator import effects as fx
+from elastic.core.coordinator import events as ev
+from elastic.core.coordinator.machine import Coordinator
+from elastic.core.coordinator.phases import JobPhase
+from elastic.core.membership import Purpose
+from tests.unit.core.cluster_views import FINISHED, JOINING, READY, TRAINING, generation, status
+from tests.unit.core.test_coordinator_of_many_nodes import (
+    Job,
+    adopted,
+    killed,
+    reported,
+    running,
+    settings,
+    trains,
+)
+
+STOP = ev.StopRequested(exit_code=143, reason="a test")
+SAVING = generation(5, "a0", "b0", purpose=Purpose.SAVE_AND_LEAVE)
+
+
+def ended(job: Job) -> list[int]:
+    return [e.exit_code for e in job.told(fx.EndJob)]  # type: ignore[attr-defined]
+
+
+def test_a_member_out_of_contact_is_waited_for() -> None:
+    job = running("a0")
+    job.tell(ev.NodeLost(node="a"))
+    assert job.tell(STOP) is None
+    assert ended(job) == []
+    assert job.report(trains("a0", 1, committed=6)) == ["a0"]
+    assert job.formed[-1].purpose is Purpose.SAVE_AND_LEAVE
+
+
+def test_without_a_group_a_holder_out_of_contact_is_waited_for() -> None:
+    job = running("a0", "b0", min_workers=2)
+    assert job.tell(killed("b0")) == []
+    job.report(status("a0", READY, 1, heard=2))
+    job.tell(ev.NodeLost(node="a"))
+    assert job.tell(STOP) is None
+    assert ended(job) == []
+    assert job.report(status("a0", READY, 1, heard=2)) == ["a0"]
+
+
+def test_who_may_have_trained_since_it_reported_is_heard_first() -> None:
+    job = Job(Coordinator(settings(min_workers=2)))
+    job.tell(reported(status("a0", READY)), reported(status("b0", READY)))
+    assert job.tell(killed("b0")) == []
+    assert job.tell(STOP) is None
+    job.report(status("a0", JOINING, 1, took_part=False))
+    assert ended(job) == []
+    assert job.report(status("a0", READY, 1, heard=2, committed=1)) == ["a0"]
+
+
+def test_who_is_stuck_on_its_way_in_is_not_waited_for_to_the_end() -> None:
+    job = Job(Coordinator(settings(min_workers=2)))
+    job.tell(reported(status("a0", READY)), reported(status("b0", READY)))
+    job.report(status("a0", JOINING, 1, took_part=False))
+    job.tell(killed("b0"))
+    job.tell(STOP)
+    job.tell(ev.TimerFired(), after_s=10.0)
+    assert ended(job) == [143]
+
+
+def test_a_new_coordinator_has_those_save_again_who_may_have_missed_that_they_are_done() -> None:
+    job = adopted(SAVING)
+    job.report(status("a0", FINISHED, 5))
+    assert job.report(trains("b0")) == ["b0"]
+    assert job.formed[-1].leave_after is None
+    job.report(status("b0", FINISHED, 6))
+    assert ended(job) == [143]
+
+
+def test_a_new_coordinator_goes_on_to_stop_the_job() -> None:
+    job = adopted(SAVING)
+    assert job.machine.phase is JobPhase.DRAINING
+    job.tell(ev.StopRequested(exit_code=7, reason="asked again"))
+    job.tell(ev.StopRequested(exit_code=8, reason="too late"))
+    job.tell(reported(status("a0", FINISHED, 5)), reported(status("b0", FINISHED, 5)))
+    assert ended(job) == [7]
+
+
+def test_a_new_coordinator_waits_for_survivors_before_it_ends_the_job() -> None:
+    job = adopted(generation(5))
+    assert job.tell(STOP) is None
+    assert ended(job) == []
+    assert job.report(status("a0", READY, 4, heard=5), after_s=0.1) is None
+    assert job.tell(ev.TimerFired(), after_s=10.0) == ["a0"]
+
+
+def test_the_last_node_saves_before_it_goes() -> None:
+    """Below the minimum its workers are in no group, and yet hold what is not saved."""
+    job = running("a0", "b0", min_workers=2)
+    assert job.tell(killed("b0")) == []
+    job.tell(reported(node="b"), ev.NodeGone(node="b"))
+    job.report(status("a0", READY, 1, heard=2, committed=6))
+    assert job.tell(ev.NodeLeaving(node="a", reason="SIGTERM")) == ["a0"]
+    assert job.told(fx.NodeDrained) == []
+    assert job.formed[-1].purpose is Purpose.SAVE_AND_LEAVE
+
+
+def test_members_that_a_planned_change_was_about_to_drop_save_too() -> None:
+    job = running("a0", "b0")
+    assert job.tell(ev.NodeLeaving(node="a", reason="SIGTERM")) == ["b0"]
+    assert sorted(job.tell(STOP) or []) == ["a0", "b0"]
+
+
+def test_a_group_that_is_left_for_a_planned_change_is_needed_until_that_is_in_place() -> None:
+    job = running("a0", "b0")
+    assert job.tell(ev.NodeLeaving(node="a", reason="SIGTERM")) == ["b0"]
+    after = status("a0", READY, 1, heard=2, committed=8)
+    job.tell(reported(after), reported(trains("b0", 1, heard=2, committed=7)))
+    assert job.told(fx.NodeDrained) == []
+    job.report(status("b0", TRAINING, 2, committed=8))
+    assert job.told(fx.NodeDrained) == [fx.NodeDrained(node="a")]
+
+
+def test_a_group_that_has_lost_a_member_comes_to_no_boundary() -> None:
+    job = running("a0", "b0")
+    job.tell(ev.NodeLost(node="b"), STOP)
+    assert job.tell(ev.NodeGone(node="b")) == ["a0"]
+    assert job.formed[-1].leave_after is None
+
+
+def test_who_came_back_too_late_saves_if_the_others_hold_nothing_any_more() -> None:
+    job = running("a0", "b0", min_workers=1)
+    assert job.tell(killed("b0")) == ["a0"]
+    job.report(status("a0", TRAINING, 2))
+    assert job.tell(STOP, after_s=0.1) == ["a0"]
+    job.tell(reported(status("c0", READY, 1, heard=3, committed=4)))
+    assert job.tell(reported(status("a0", JOINING, 3, took_part=False))) == ["a0", "c0"]

@@ -191,8 +191,11 @@ class Group:
             return
         if self.backend.name == "nccl":
             dist.distributed_c10d._abort_process_group()
-        else:
-            dist.destroy_process_group()
+            return
+        last = [dist.group.WORLD] if self.aborted else []
+        dist.destroy_process_group()
+        if last:  # it ends with its last reference, when its threads do: see worker/stuck.py
+            threading.Thread(target=last.clear, name="elastic-discard", daemon=True).start()
 
 
 def is_group_loss(error: BaseException, group: Group | None) -> bool:

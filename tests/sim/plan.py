@@ -138,7 +138,13 @@ def plan(seed: int, stress: str = "") -> Plan:
         return whole
     # Nothing else delays anything: what happens follows from these faults.
     pace = replace(whole.pace, evaluates=0.0)
-    return replace(whole, pace=pace, news_s=min(whole.news_s, 0.03))
+    whole = replace(whole, pace=pace, news_s=min(whole.news_s, 0.03))
+    if stress != "split":
+        return whole
+    policy = replace(whole.coordinator.formation, min_workers=1, agent_grace_s=0.0)
+    coordinator = replace(whole.coordinator, formation=policy)
+    job = job._replace(epochs=10)
+    return replace(whole, coordinator=coordinator, job=job, isolation_s=6.0)
 
 
 def _ends_the_job(fault: Fault, earlier: tuple[Fault, ...]) -> bool:
@@ -185,9 +191,9 @@ def _stress(rng: random.Random, kind: str) -> tuple[Fault, ...]:
     if kind == "drains":
         return (drain, replace(drain, at_s=at_s + rng.uniform(0.0, 2.0)))
     if kind == "split":  # the group trains on where no leader sees it, and others come
-        cut = Fault(action=Action.CUT_OFF_NODE, at_s=3.0, returns_after_s=rng.uniform(2.0, 6.0))
-        newcomer = Fault(action=Action.ADD_NODE, at_s=rng.uniform(2.5, 4.0))
-        leader = Fault(action=Action.KILL_LEADER, at_s=rng.uniform(3.0, 5.0), returns_after_s=0.2)
+        cut = Fault(action=Action.CUT_OFF_NODE, at_s=3.0, returns_after_s=rng.uniform(3.0, 8.0))
+        newcomer = Fault(action=Action.ADD_NODE, at_s=rng.uniform(3.1, 4.0))
+        leader = Fault(action=Action.KILL_LEADER, at_s=rng.uniform(3.5, 5.0), returns_after_s=0.2)
         return (*(replace(cut, worker=f"{node}-1") for node in "abcd"), newcomer, leader)
     if kind == "stop":
         action = rng.choice((Action.RESTART_AGENT, Action.CUT_OFF_NODE))

@@ -122,6 +122,8 @@ def _await_return(
     until = view.formed_at + policy.busy_timeout_s
     if now < until:
         return Wait(reason=WaitReason.ASSEMBLING, until=until)
+    if view.current.leave_after is not None:  # one of them may hold up the rest
+        return Form(members=(), reason=ChangeReason.STALLED)
     names = frozenset(w.status.worker for w in returning)
     return Form(members=(), reason=ChangeReason.JOIN_TIMED_OUT, left_out=names)
 
@@ -283,22 +285,27 @@ class _Formed:
         A member that does not even acknowledge the announcement is frozen or cut off. One that
         does may be evaluating between two steps, which is its right for much longer. Before a
         planned change takes effect its members train on, so only the first arrival starts that
-        clock.
+        clock. Whoever comes back has not heard of anything meanwhile.
         """
-        deaf = [w for w in self._active if w.status.heard < self._current.number]
-        deaf_until = self._view.formed_at + self._policy.join_timeout_s
-        if deaf and self._now >= deaf_until:
+        unheard = [w for w in self._active if w.status.heard < self._current.number]
+        deaf = [w for w in unheard if self._now >= self._deaf_from(w)]
+        if deaf:
             return self._leave_out(deaf)
+        deaf_until = min(map(self._deaf_from, unheard), default=None)
         since = self._view.assembling_since
         if since is None:
-            return Wait(reason=WaitReason.ASSEMBLING, until=deaf_until if deaf else None)
-        busy_until = since + self._patience_s()
+            return Wait(reason=WaitReason.ASSEMBLING, until=deaf_until)
+        late = [w for w in self._active if not self._has_started_to_join(w)]
+        busy_until = max([since, *(w.in_contact_since for w in late)]) + self._patience_s()
         if self._now >= busy_until and self._current.leave_after is not None:
             return self._form(self._active, ChangeReason.STALLED)  # one of them holds up the rest
         if self._now >= busy_until:
-            return self._leave_out([w for w in self._active if not self._has_started_to_join(w)])
-        until = min(deaf_until, busy_until) if deaf else busy_until
+            return self._leave_out(late)
+        until = busy_until if deaf_until is None else min(deaf_until, busy_until)
         return Wait(reason=WaitReason.ASSEMBLING, until=until)
+
+    def _deaf_from(self, w: Sighting) -> float:
+        return max(self._view.formed_at, w.in_contact_since) + self._policy.join_timeout_s
 
     def _patience_s(self) -> float:
         """A member that stalled a step is not evaluating: it gets no more time than a deaf one.

@@ -147,7 +147,7 @@ class Coordinator:
 
     @_apply.register
     def _(self, event: ev.NodeReported, now: float) -> list[fx.Effect]:
-        lost = self._nodes.reported(event.node, event.slots, event.workers)
+        lost = self._nodes.reported(event.node, event.slots, event.workers, now)
         self._lineage.reported(event.node, [s.worker for s in event.workers])
         for status in self._nodes.workers_of(event.node):
             if status.took_part:

@@ -17,6 +17,7 @@ class _Node:
     """Failed, and not yet missing from the node's view; a name may come back after a restart."""
     silent_since: float | None = None
     expected: bool = False
+    in_contact_since: float = 0.0
 
 
 class Nodes:
@@ -56,6 +57,7 @@ class Nodes:
                     status=s,
                     silent_since=node.silent_since,
                     expected=node.expected,
+                    in_contact_since=node.in_contact_since,
                     leaving=name in self._leaving,
                 )
                 for name, node in self._nodes.items()
@@ -108,11 +110,13 @@ class Nodes:
         self._seen = None
 
     def reported(
-        self, name: NodeId, slots: int, workers: Iterable[WorkerStatus]
+        self, name: NodeId, slots: int, workers: Iterable[WorkerStatus], now: float = 0.0
     ) -> frozenset[WorkerId]:
         """A node's whole view, which replaces the one before."""
         self._seen = None
-        node = self._nodes.setdefault(name, _Node())
+        node = self._nodes.setdefault(name, _Node(in_contact_since=now))
+        if node.silent_since is not None:
+            node.in_contact_since = now
         seen = {s.worker: s for s in workers}
         before = frozenset(node.workers)
         node.slots, node.silent_since, node.expected = slots, None, False

@@ -60,7 +60,10 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     if others and not any(w.status.took_part for w in members.values()):
         return _leave(current, active + others, is_whole=False)  # these have it to save
     # Nobody else is admitted any more, and any number of survivors can save.
-    return decide(replace(view, workers=members), replace(policy, min_workers=1), now)
+    decision = decide(replace(view, workers=members), replace(policy, min_workers=1), now)
+    if isinstance(decision, Form) and not _any_has_state(decision, view):
+        return replace(decision, members=(*decision.members, *(w.as_member() for w in others)))
+    return decision
 
 
 def _is_to_be_left(current: Generation, view: GroupView) -> bool:
@@ -75,6 +78,10 @@ def _finished(w: Sighting) -> bool:
 
 def _has_state(w: Sighting) -> bool:
     return w.status.phase is WorkerPhase.READY and w.status.took_part and w.silent_since is None
+
+
+def _any_has_state(decision: Form, view: GroupView) -> bool:
+    return any(view.workers[m.worker].status.took_part for m in decision.members)
 
 
 def _leave(current: Generation, active: list[Sighting], *, is_whole: bool) -> Form:
@@ -96,6 +103,9 @@ def _gather_to_save(
     view: GroupView, policy: FormationPolicy, holders: list[Sighting], now: float
 ) -> Decision | End:
     """Nobody trains, but survivors hold in memory what is not saved; newcomers hold nothing."""
+    current = view.current
+    if current is not None and current.leave_after is not None and holders:
+        return Form(members=(), reason=ChangeReason.STOPPING)  # now, not at the next boundary
     known = [w for w in holders if w.status.took_part and w.silent_since is None]
     ready = [w for w in known if w.status.phase is WorkerPhase.READY]
     patient_until = _patient_until(view, policy, holders)

@@ -59,6 +59,8 @@ class Sighting:
     status: WorkerStatus
     silent_since: float | None = None
     """Since when its node has been out of contact; None: it is in contact."""
+    in_contact_since: float = 0.0
+    """Since when it can hear of generations again."""
     expected: bool = False
     """Not seen by this coordinator yet: it is what the one before knew, or decided."""
     leaving: bool = False

@@ -31,12 +31,14 @@ def _is_harmless(journal: Journal, at: float, action: str, lasts_s: float) -> bo
     back_s = lasts_s + _RETURN_S + 4 * journal.news_s
     if action != "RESTART_AGENT" or back_s > journal.agent_grace_s:
         return False
-    return not any(at < until and at + back_s > since for since, until in _assemblies(journal))
+    return not any(since < at + back_s and at < until for since, until in _assemblies(journal, at))
 
 
-def _assemblies(journal: Journal) -> Iterator[tuple[float, float]]:
-    """Groups that are not whole do not wait for members out of contact."""
+def _assemblies(journal: Journal, at: float) -> Iterator[tuple[float, float]]:
+    """Groups that are not whole do not wait for members out of contact. What was formed after
+    `at` for a loss is no excuse for it."""
     for generation in journal.generations:
         formed_at = journal.formed_at[generation.number]
         agreed = [a.at for a in journal.agreed if a.generation == generation.number]
-        yield formed_at - _RETURN_S, max(agreed, default=formed_at) + _RETURN_S
+        if generation.reason in _UNHARMED or formed_at < at:
+            yield formed_at - _RETURN_S, max(agreed, default=formed_at) + _RETURN_S

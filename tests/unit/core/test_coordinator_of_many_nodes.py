@@ -222,7 +222,36 @@ def test_a_dissolved_group_waits_for_a_member_out_of_contact() -> None:
     job = running("a0", "b0", min_workers=2)
     assert job.tell(ev.NodeLost(node="b"), killed("a0"), after_s=1.0) is None
     assert job.tell(ev.TimerFired(), after_s=10.0) == []
-    assert job.report(status("c0", READY), status("c1", READY)) == ["c0", "c1"]
+    assert job.report(status("c0", READY), status("c1", READY)) is None
+    assert job.tell(ev.TimerFired(), after_s=30.0) == ["c0", "c1"]
+
+
+def test_a_member_that_holds_up_a_planned_end_of_the_group_costs_the_others_nothing() -> None:
+    job = running("a0", "b0", min_workers=2, busy_timeout_s=20.0)
+    assert job.tell(ev.NodeLeaving(node="a", reason="SIGTERM")) == []
+    assert job.tell(ev.TimerFired(), after_s=20.0) == []
+    assert job.formed[-1].leave_after is None  # frees who is blocked
+    assert job.told(fx.ReplaceWorker) == []
+    job.report(status("a0", READY, 1, heard=3, committed=5))
+    job.tell(ev.TimerFired(), after_s=20.0)
+    assert [e.worker for e in job.told(fx.ReplaceWorker)] == ["b0"]  # type: ignore[attr-defined]
+
+
+def test_who_comes_back_is_given_the_time_to_hear_of_a_generation() -> None:
+    """Its coordinator has died with the news; it has been cut off for longer than most wait."""
+    job = adopted(generation(6, "b0"), generation(5, "a0", "b0"))
+    assert job.report(trains("b0", 5), after_s=60.0) is None
+    assert job.told(fx.ReplaceWorker) == []
+    assert job.wakes_at() == job.now + 10.0
+    assert job.report(status("b0", READY, 5, heard=6)) is None
+    assert job.told(fx.ReplaceWorker) == []
+
+
+def test_who_does_not_hear_all_the_same_is_left_out() -> None:
+    job = adopted(generation(6, "b0"), generation(5, "a0", "b0"))
+    assert job.report(trains("b0", 5), after_s=60.0) is None
+    job.tell(ev.TimerFired(), after_s=10.0)
+    assert [e.worker for e in job.told(fx.ReplaceWorker)] == ["b0"]  # type: ignore[attr-defined]
 
 
 def test_a_stuck_member_without_state_makes_room_for_newcomers() -> None:

@@ -131,4 +131,22 @@ def test_who_came_back_too_late_saves_if_the_others_hold_nothing_any_more() -> N
     job.report(status("a0", TRAINING, 2))
     assert job.tell(STOP, after_s=0.1) == ["a0"]
     job.tell(reported(status("c0", READY, 1, heard=3, committed=4)))
-    assert job.tell(reported(status("a0", JOINING, 3, took_part=False))) == ["a0", "c0"]
+    assert job.tell(reported(status("a0", JOINING, 3, took_part=False))) == ["c0", "a0"]
+
+
+def test_who_came_back_too_late_saves_if_the_others_are_left_out() -> None:
+    job = running("a0", "b0", "d0")
+    assert job.tell(killed("b0")) == ["a0", "d0"]
+    job.tell(reported(trains("a0", 2)), reported(status("d0", JOINING, 2, took_part=False)))
+    job.report(status("c0", READY, 1, heard=2, committed=4))
+    assert sorted(job.tell(STOP, after_s=0.0) or []) == ["a0", "d0"]
+    job.tell(reported(status("d0", JOINING, 3, took_part=False)))
+    assert sorted(job.tell(killed("a0")) or []) == ["c0", "d0"]
+
+
+def test_a_planned_end_of_the_group_is_not_waited_for() -> None:
+    job = running("a0", "b0", min_workers=2)
+    assert job.tell(ev.NodeLeaving(node="a", reason="SIGTERM")) == []
+    assert job.formed[-1].leave_after is not None
+    assert job.tell(STOP) == []
+    assert job.formed[-1].leave_after is None

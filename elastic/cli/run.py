@@ -214,7 +214,9 @@ def _job_options(settings: RunSettings, checkpoints: CheckpointDirectory | None)
 
 def worker_environment(workers: int, host: str, *, classic: bool) -> dict[str, str]:
     """This process's, and what several workers on a machine need besides, reached at `host`."""
-    environment = dict(os.environ)
+    environment = {**os.environ}
+    if environment.get("GRPC_VERBOSITY") == "NONE":  # our own wish, see main.py
+        del environment["GRPC_VERBOSITY"]
     # Several workers must not each take every core. torchrun gives each one, if there are several.
     threads = 1 if classic else max(1, (os.cpu_count() or 1) // workers)
     if not classic or workers > 1:

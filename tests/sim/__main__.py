@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 import time
@@ -10,22 +11,27 @@ from multiprocessing import get_context
 
 from tests.sim.checkers import violations
 from tests.sim.history import check
-from tests.sim.plan import plan
+from tests.sim.plan import STRESS, plan
 from tests.sim.world import World
+
+KINDS = ("", *sorted(set(STRESS)))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--seeds", default="0:1000", help="first:last+1, or one seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument(
+        "--stress", default="", choices=["", *sorted(set(STRESS))], help="nothing else"
+    )
     parser.add_argument("--verbose", action="store_true", help="print each history")
     arguments = parser.parse_args()
     seeds = _seeds(arguments.seeds)
     began = time.perf_counter()
     if arguments.verbose:
-        failed = [seed for seed in seeds if _tell(seed)]
+        failed = [seed for seed in seeds if _tell(seed, arguments.stress)]
     else:
-        failed = _run_all(seeds, arguments.jobs)
+        failed = _run_all(seeds, arguments.jobs, arguments.stress)
     took_s = time.perf_counter() - began
     print(f"{len(seeds) - len(failed)} passed, {len(failed)} failed", end="")
     print(f" in {took_s:.1f} s, {len(seeds) / took_s:.0f} seeds/s")
@@ -37,20 +43,23 @@ def _seeds(text: str) -> range:
     return range(int(first), int(end) if end else int(first) + 1)
 
 
-def _run_all(seeds: range, jobs: int) -> list[int]:
+def _run_all(seeds: range, jobs: int, stress: str) -> list[int]:
     failed = []
+    judge = functools.partial(check, stress=stress)
+    again = f" --stress {stress}" if stress else ""
     with get_context("spawn").Pool(jobs) as pool:
-        for seed, found in zip(seeds, pool.imap(check, seeds, chunksize=50), strict=True):
+        for seed, found in zip(seeds, pool.imap(judge, seeds, chunksize=50), strict=True):
             if found:
                 failed.append(seed)
-                print(f"seed {seed}: {found[0]}\n  python -m tests.sim --seeds {seed} --verbose")
+                print(f"seed {seed}: {found[0]}")
+                print(f"  python -m tests.sim --seeds {seed}{again} --verbose")
     return failed
 
 
-def _tell(seed: int) -> bool:
-    journal = World(plan(seed)).run()
+def _tell(seed: int, stress: str) -> bool:
+    journal = World(plan(seed, stress)).run()
     found = violations(journal)
-    print(plan(seed), *journal.lines(), *found, journal.fingerprint(), sep="\n")
+    print(plan(seed, stress), *journal.lines(), *found, journal.fingerprint(), sep="\n")
     return bool(found)
 
 

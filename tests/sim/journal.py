@@ -75,8 +75,10 @@ class Journal:
         """Nodes were to leave: the job stops if all are."""
         self.nodes_drained: dict[str, int] = {}
         """Nodes that were told that they are not needed, and the newest generation then."""
-        self.best_at_end: Replica | None = None
+        self.result: Replica | None = None
         """The most advanced replica in any responsive process when the job ended."""
+        self.best_at_end: Replica | None = None
+        """The same of those that were in contact when the last group was formed."""
         self.best_out_of_contact: Replica | None = None
         """The same of nodes that had lost contact so shortly before that they may come back."""
         self.struck: list[tuple[float, str, float]] = []

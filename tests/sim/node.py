@@ -98,8 +98,8 @@ class Node:
         self._agent_runs, self._knows_its_workers = True, False
         found = tuple((p.name, p.pid) for p in self.processes.values() if p.alive)
         self.tell(ev.Started(workers=found))
-        for process in self.processes.values():
-            process.report_again()
+        for process in self.processes.values():  # once they have found its socket
+            self.clock.after(self.clock.between(0.0, 0.3), process.report_again)
 
     def _hang_up(self, notice_s: tuple[float, float]) -> None:
         if self.connected:

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.sim.history import check, fingerprint
+from tests.sim.plan import STRESS
 
 HERE = Path(__file__).parent
 SEEDS = range(2000)
 ONCE_FAILED = [
-    int(line.split()[0])
+    line.split()[0]
     for line in (HERE / "seeds.txt").read_text().splitlines()
     if line and not line.startswith("#")
 ]
@@ -33,8 +34,15 @@ def test_every_history_keeps_the_promises() -> None:
 
 
 @pytest.mark.parametrize("seed", ONCE_FAILED)
-def test_what_once_failed_is_mended(seed: int) -> None:
-    assert check(seed) == []
+def test_what_once_failed_is_mended(seed: str) -> None:
+    number, _, stress = seed.partition("/")
+    assert check(int(number), stress=stress) == []
+
+
+@pytest.mark.parametrize("stress", sorted(set(STRESS)))
+def test_a_control_plane_under_stress_keeps_the_promises(stress: str) -> None:
+    failed = {seed: found for seed in range(60) if (found := check(seed, stress=stress))}
+    assert not failed
 
 
 def test_a_seed_replays_its_history_in_another_process() -> None:

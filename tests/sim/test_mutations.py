@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from elastic.core.agent import events as agent_events
 from elastic.core.agent.machine import Agent
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator.decisions import Decision, End
 from elastic.core.coordinator.machine import Coordinator
-from elastic.core.membership import Generation, WorkerStatus
+from elastic.core.membership import Generation
 from elastic.core.recovery import Declaration, RecoveryPlan, plan_recovery
 from elastic.core.worker.machine import AbortGroup, Effect, Worker
 from tests.sim.group import Group
@@ -124,11 +125,13 @@ class ExpectsNobody(Coordinator):
         self._nodes.silent_lost()
 
 
-class ReportsAtOnce(Agent):
-    """Says that workers which it has just found are starting."""
+class ForgetsWhomItFinds(Agent):
+    """Starts others beside the workers that an earlier agent has left."""
 
-    def _view(self) -> tuple[WorkerStatus, ...]:
-        return tuple(p.status for p in self._processes.values())
+    def handle(self, event: agent_events.Event, now: float) -> list[Any]:
+        if isinstance(event, agent_events.Started):
+            event = agent_events.Started()
+        return super().handle(event, now)
 
 
 class StopsAtOnce(Coordinator):
@@ -150,25 +153,15 @@ class LetsGoAtOnce(Coordinator):
         return [*effects, *(fx.NodeDrained(node=node) for node in sorted(gone))]
 
 
-class LetsHoldersGo(Coordinator):
-    """Never mind that nobody else has what a node that leaves holds."""
-
-    def _consider(self, now: float) -> list[fx.Effect]:
-        current, effects = self._current, super()._consider(now)
-        if current is None or current.members or self._stop is not None:
-            return effects
-        return [*effects, *(fx.NodeDrained(node=node) for node in sorted(self._nodes.leaving))]
-
-
 @pytest.mark.parametrize(
     ("parts", "checker", "stress"),
     [
         (Parts(coordinator=IgnoresTheLineage), "one_lineage", "split"),
         (Parts(coordinator=ForgetsWhoMayTrain), "one_lineage", "split"),
         (Parts(coordinator=ExpectsNobody), "control_plane", "leaders"),
-        (Parts(agent=ReportsAtOnce), "control_plane", "agents"),
+        (Parts(agent=ForgetsWhomItFinds), "control_plane", "agents"),
         (Parts(coordinator=StopsAtOnce), "stopping", "stop"),
-        (Parts(coordinator=LetsGoAtOnce), "drains", "drain"),
+        (Parts(coordinator=LetsGoAtOnce), "planned_changes", "drain"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )

@@ -235,6 +235,7 @@ class World:
         Who comes back after the last group was formed is not waited for, which can cost the step
         that only it had completed; who is out of contact keeps its place for a while.
         """
+        self.journal.result = self.best_survivor(finished=True)
         saving = [g for g in self.journal.generations if g.members][-1:]
         known_at = self._formed_at[saving[0].number] if saving else self.clock.now
         self.journal.best_at_end = self.best_survivor(finished=True, known_at=known_at)

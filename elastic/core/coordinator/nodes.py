@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ class _Node:
     """Failed, and not yet missing from the node's view; a name may come back after a restart."""
     silent_since: float | None = None
     expected: bool = False
-    in_contact_since: float = 0.0
+    in_contact_since: float = -math.inf
 
 
 class Nodes:

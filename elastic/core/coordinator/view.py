@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -59,7 +60,7 @@ class Sighting:
     status: WorkerStatus
     silent_since: float | None = None
     """Since when its node has been out of contact; None: it is in contact."""
-    in_contact_since: float = 0.0
+    in_contact_since: float = -math.inf
     """Since when it can hear of generations again."""
     expected: bool = False
     """Not seen by this coordinator yet: it is what the one before knew, or decided."""

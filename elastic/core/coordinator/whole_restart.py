@@ -36,7 +36,7 @@ def stop_whole(view: GroupView, deadline: float, now: float) -> Decision | End:
         if now < deadline:
             return _dissolve(ChangeReason.STOPPING)
         return End(in_time=not present)
-    running = any(_has_run(w, view) for w in view.workers.values())
+    running = _is_ending(view)
     if running and now < deadline:
         return Wait(reason=WaitReason.ENDING_THE_LAST_GROUP)
     return End(in_time=not running)
@@ -44,7 +44,7 @@ def stop_whole(view: GroupView, deadline: float, now: float) -> Decision | End:
 
 def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
     """Start when everybody who can come is ready, or patience has run out."""
-    if any(_has_run(w, view) for w in view.workers.values()):
+    if _is_ending(view):
         # Also the members of a group that a new leader knows nothing of: they are training.
         return Wait(reason=WaitReason.ENDING_THE_LAST_GROUP)
     ready = _fresh(view)
@@ -125,6 +125,12 @@ def _fresh(view: GroupView) -> list[Sighting]:
         and w.status.worker not in members
         and not _has_run(w, view)
     ]
+
+
+def _is_ending(view: GroupView) -> bool:
+    """Somebody in contact has run and is not gone yet. A node out of contact is not waited for: its
+    scripts wait for the others, and whether they may be replaced is for the lineage to say."""
+    return any(_has_run(w, view) for w in view.workers.values() if w.silent_since is None)
 
 
 def _has_run(w: Sighting, view: GroupView) -> bool:

@@ -27,7 +27,7 @@ def every_sample_once(journal: Journal) -> Iterator[str]:
 def _lineage_of_result(journal: Journal) -> list[Commit]:
     """The steps that the most advanced worker left at the end went through."""
     by_lineage = {c.replica.lineage: c for c in journal.commits}
-    commit = by_lineage.get(journal.best_at_end.lineage) if journal.best_at_end else None
+    commit = by_lineage.get(journal.result.lineage) if journal.result else None
     steps: list[Commit] = []
     while commit is not None:
         steps.append(commit)

@@ -140,6 +140,7 @@ def test_a_group_that_breaks_by_itself_is_reported_broken() -> None:
         place = Place("w0", seat.host)
         place.membership.announce(seat.generation(1))
         place.enter()
+        seat.exchange("in")
         place.membership.abandon()
         seat.exchange("broken")
 
@@ -147,6 +148,7 @@ def test_a_group_that_breaks_by_itself_is_reported_broken() -> None:
         place = Place("w1", seat.host)
         place.membership.announce(seat.generation(1))
         place.enter()
+        seat.exchange("in")
         seat.exchange("broken")
         with pytest.raises(RuntimeError) as caught:
             meet()

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 0:3000
 
-.PHONY: install demo test lint proto sim bench-recovery bench-cluster bench-overhead bench-survival bench-classic clean
+.PHONY: install demo test lint proto sim bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic clean
 
 install: $(VENV)/.installed
 
@@ -43,6 +43,9 @@ bench-classic: install
 
 bench-cluster: install
 	$(BIN)/python -m benchmarks.cluster
+
+bench-load: install
+	$(BIN)/python -m benchmarks.load
 
 bench-overhead: install
 	$(BIN)/python -m benchmarks.overhead

@@ -47,7 +47,7 @@ class Process:
         self.replica: Replica | None = None
         self.begun = 0
         self.in_step_since: float | None = None
-        self.stored_step = -1
+        self.stored_step = self.abandoned_step = -1
         self._unsettled: dict[int, ShardReported] = {}
         self._written_at = 0.0
         self.dismissed = False
@@ -141,9 +141,11 @@ class Process:
         if self.deaf:
             return
         self._unsettled = {at: sent for at, sent in self._unsettled.items() if at > step}
-        if not abandoned:
+        if abandoned:
+            self.abandoned_step = step
+        else:
             self.stored_step = max(self.stored_step, step)
-            self.thread.nudge()
+        self.thread.nudge()
 
     def report_again(self) -> None:
         """The agent or the coordinator is new."""

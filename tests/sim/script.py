@@ -166,10 +166,12 @@ class Script:
         yield from group.collective(("step", self.process.committed), self.process)
 
     def _save_and_leave(self, generation: Generation) -> Body:
-        """Save, and stay until the checkpoint is whole or a newer generation takes over."""
+        """Save, and stay until the checkpoint is whole, can not be, or a newer generation takes
+        over: as Checkpointing.save_and_wait does it."""
         process = self.process
+        process.abandoned_step = -1
         process.save(generation)
-        while process.stored_step < process.committed:
+        while process.committed not in (process.stored_step, process.abandoned_step):
             if process.worker.superseded():
                 return
             yield Wait.NEWS

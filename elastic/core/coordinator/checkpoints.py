@@ -30,6 +30,9 @@ class CheckpointTracker:
     _given_up: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=16))
     abandoned: bool = False
     """A save was given up since the last commit: another should follow soon."""
+    told: bool = True
+    """Members are to hear of saves that wait for a lost member. While the job stops they would
+    leave without a checkpoint: there the next group saves the same step."""
 
     def written(self, generation: Generation, step: int, index: int, count: int) -> bool:
         """Record a part; True when the checkpoint is now whole."""
@@ -54,13 +57,14 @@ class CheckpointTracker:
 
     def abandon(self, workers: Iterable[WorkerId]) -> list[fx.Effect]:
         """The same for several, as effects."""
-        return [
+        effects: list[fx.Effect] = [
             fx.AbandonCheckpoint(
                 generation=generation, step=step, message=f"{worker} was lost while saving"
             )
             for worker in sorted(workers)
             for step, generation in self.lost(worker)
         ]
+        return effects if self.told else []
 
     def refused(self, step: int, generation: int) -> bool:
         """Storage refused a part: at once again would not help. False if that was known."""

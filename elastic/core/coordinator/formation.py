@@ -56,7 +56,7 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
             return Wait(reason=WaitReason.ASSEMBLING, until=until)
     silent = [w.silent_since for w in view.workers.values() if w.silent_since is not None]
     if silent:
-        until = min(silent) + policy.agent_grace_s
+        until = max(silent) + policy.agent_grace_s
         if now < until:  # the same for whoever has lost its agent
             return Wait(reason=WaitReason.ASSEMBLING, until=until)
         view = replace(view, workers=_in_contact(view.workers))
@@ -222,13 +222,11 @@ class _Formed:
         away = [w for w in self._silent if w.status.took_part]
         if not away or any(w.status.took_part and w.silent_since is None for w in here):
             return self._now
-        return self._place_kept_until(away)
+        return max(map(self._place_kept_until, away))
 
-    def _place_kept_until(self, silent: list[Sighting]) -> float:
-        since = min(w.silent_since for w in silent if w.silent_since is not None)
-        if any(w.expected for w in silent):
-            return since + return_patience_s(self._policy)
-        return since + self._policy.agent_grace_s
+    def _place_kept_until(self, w: Sighting) -> float:
+        patience_s = return_patience_s(self._policy) if w.expected else self._policy.agent_grace_s
+        return (w.silent_since or 0.0) + patience_s
 
     def _await_silent(self) -> Decision:
         """Members out of contact train on as long as the group does: their agent may come back.
@@ -239,7 +237,7 @@ class _Formed:
             return Wait(reason=WaitReason.OUT_OF_CONTACT)
         arrived = all(self._has_arrived(w) for w in self._active)
         given_up = bool(self._broken) or self._view.stuck or self._view.stalled or not arrived
-        until = self._place_kept_until(self._silent)
+        until = min(map(self._place_kept_until, self._silent))
         if given_up or self._now >= until:
             return self._form(self._active, ChangeReason.MEMBER_LOST)
         return self._keep_asking(until)

@@ -337,7 +337,7 @@ class Coordinator:
         return Stop(exit_code=exit_code, reason=reason, deadline=deadline)
 
     def _begin_stop(self, stop: Stop) -> None:
-        self._stop = stop
+        self._stop, self._checkpoints.told = stop, False
         self._enter(JobPhase.DRAINING)
 
     def _complete(self) -> list[fx.Effect]:

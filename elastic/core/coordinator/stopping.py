@@ -125,7 +125,7 @@ def _patient_until(view: GroupView, policy: FormationPolicy, holders: list[Sight
     instants = [view.formed_at + policy.join_timeout_s] if holders else []
     since = [w.silent_since for w in holders if w.silent_since is not None]
     if since:
-        instants.append(min(since) + policy.agent_grace_s)
+        instants.append(max(since) + policy.agent_grace_s)
     if view.adopted_at is not None:
         instants.append(view.adopted_at + return_patience_s(policy))
     return max(instants, default=-math.inf)

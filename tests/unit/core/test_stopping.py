@@ -144,6 +144,32 @@ def test_who_came_back_too_late_saves_if_the_others_are_left_out() -> None:
     assert sorted(job.tell(killed("a0")) or []) == ["c0", "d0"]
 
 
+def test_who_saves_is_not_told_that_the_checkpoint_is_given_up_for_a_lost_member() -> None:
+    """It would leave, when in the next group it saves the same step."""
+    job = running("a0", "b0")
+    job.tell(STOP)
+    job.tell(*(reported(status(w, TRAINING, 2, committed=4)) for w in ("a0", "b0")))
+    job.tell(ev.ShardReported(worker="a0", generation=2, step=4, index=0, count=2))
+    assert job.tell(killed("b0")) == ["a0"]
+    assert job.told(fx.AbandonCheckpoint) == []
+    job.tell(ev.ShardReported(worker="b0", generation=2, step=4, index=1, count=2))
+    assert job.told(fx.CommitCheckpoint) == []
+    job.tell(ev.SaveReportedFailed(generation=3, step=4, message="no space"))
+    assert len(job.told(fx.AbandonCheckpoint)) == 1
+
+
+def test_whoever_has_lost_contact_last_is_waited_for_in_its_turn() -> None:
+    job = running("a0", "b0", min_workers=2)
+    job.tell(ev.NodeLost(node="b"))
+    job.report(status("a0", READY, 1, broken=True))
+    assert job.formed[-1].members == ()
+    job.report(status("a0", READY, 1, heard=2))
+    job.tell(STOP, ev.NodeLost(node="a"), after_s=7.0)
+    job.tell(ev.TimerFired(), after_s=4.0)
+    assert ended(job) == []  # b0 has had its time
+    assert job.report(status("a0", READY, 1, heard=2)) == ["a0"]
+
+
 def test_a_planned_end_of_the_group_is_not_waited_for() -> None:
     job = running("a0", "b0", min_workers=2)
     assert job.tell(ev.NodeLeaving(node="a", reason="SIGTERM")) == []

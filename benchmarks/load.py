@@ -34,6 +34,7 @@ JOB = "load"
 _PROGRESS_S = 0.2
 _STEADY_S = 10.0
 _DEADLINE_S = 120.0
+_ISOLATION_S = 60.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -53,6 +54,7 @@ class FakeAgent:
     async def attend(self, channel: grpc.aio.Channel) -> None:
         """Until the stream ends."""
         hello = pb.AgentHello(node=self.node, host="127.0.0.1", slots=1)
+        hello.isolation_timeout_s = _ISOLATION_S
         self._say(hello=hello)
         self._report("PREPARING", 0)
         call: Any = pb_grpc.ControlStub(channel).Attend(self._messages())
@@ -175,6 +177,7 @@ def _measure(agents: int) -> dict[str, float]:
         command = [sys.executable, "-m", "elastic.cli", "coordinator", "--job", JOB]
         command += ["--listen", address, "--etcd", etcd.endpoints(), "--min-workers", "1"]
         command += ["--gather-timeout-s", "60", "--agent-grace-s", "0", "--planned-interval-s", "0"]
+        command += ["--isolation-timeout-s", str(_ISOLATION_S)]
         with log, subprocess.Popen(command, stdout=log, stdin=subprocess.DEVNULL) as coordinator:
             try:
                 return asyncio.run(_drive(agents, address, coordinator.pid))

@@ -207,6 +207,20 @@ class EtcdCluster:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def fill(self) -> None:
+        """Write until there is no space: needs a small --quota-backend-bytes."""
+        with contextlib.suppress(AssertionError):
+            while True:
+                self.ctl("put", "filling", "x" * 100_000)
+        assert "NOSPACE" in self.ctl("alarm", "list")
+
+    def make_space(self) -> None:
+        """What an operator does then."""
+        (status,) = json.loads(self.ctl("endpoint", "status", "--write-out=json"))
+        self.ctl("compact", str(status["Status"]["header"]["revision"]))
+        self.ctl("defrag")
+        self.ctl("alarm", "disarm")
+
     def close(self) -> None:
         for member in self.members:
             member.kill()

@@ -317,6 +317,7 @@ class AgentDaemon:
         elif kind == "probe":
             self._server.broadcast(probe=pb.ProbeProgress())
         elif kind == "drained":
+            self._journal.record("released", reason=message.drained.reason)
             self._driver.post(ev.Drained())
         elif kind == "refused":
             self.crashed(_refusal(message.refused))

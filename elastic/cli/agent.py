@@ -267,6 +267,7 @@ def _options(
             version=__version__,
             command=" ".join((*_LAUNCHED[command.classic], *command.argv)),
             classic=command.classic,
+            isolation_timeout_s=settings.isolation_timeout_s,
             command_digest=command.digest,
             start_token=token,
         ),

@@ -190,6 +190,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "registration_gone": lambda _: "the registration in the store is lost",
     "cut_off": lambda f: f"cut off from store and coordinator for {f['silent_s']:g} s",
     "preempted": lambda f: f"this machine is about to go: {f['reason']}",
+    "released": lambda f: f"this node has left: {f['reason']}",
     "handing_over": lambda f: (
         f"the agent ends; its workers wait {f['grace_s']:g} s for another one"
     ),

@@ -51,7 +51,6 @@ async def _coordinate(
             store,
             journal,
             recent,
-            isolation_timeout_s=settings.isolation_timeout_s,
             leader_ttl_s=settings.leader_ttl_s,
         )
         server = ControlServer(office, settings.listen, security=security, report=journal.record)
@@ -138,5 +137,6 @@ def _job_options(
         ledger=settings.ledger,
         quarantine_after=settings.quarantine_after,
         quarantine_window_s=settings.quarantine_window_s,
+        isolation_timeout_s=settings.isolation_timeout_s,
         address=address,
     )

@@ -42,7 +42,9 @@ def name_of(node: NodeId) -> str:
 class Attendance:
     """One agent for each name: the newest, since the store gives a name to one at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, isolation_timeout_s: float = 0.0) -> None:
+        """isolation_timeout_s: after which all agents that are cut off must end their workers."""
+        self._isolation_timeout_s = isolation_timeout_s
         self._nodes: dict[str, AttendingNode] = {}
 
     def __iter__(self) -> Iterator[AttendingNode]:
@@ -61,6 +63,13 @@ class Attendance:
             return _refused(
                 f"the agent of node {hello.node!r} has version {hello.version}, this coordinator "
                 f"{__version__}; install the same one"
+            )
+        if hello.isolation_timeout_s != self._isolation_timeout_s:
+            return _refused(
+                f"the agent of node {hello.node!r} has --isolation-timeout-s "
+                f"{hello.isolation_timeout_s:g}, this coordinator {self._isolation_timeout_s:g}: "
+                "a node that is cut off could train on after others were told that it has ended; "
+                "give both the same"
             )
         for other in self._nodes.values():
             theirs = other.stream.hello

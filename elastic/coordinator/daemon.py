@@ -66,7 +66,7 @@ class CoordinatorDaemon:
             self._machine, self._execute, ev.TimerFired(), on_error=self._crashed
         )
         self._tasks = TaskSupervisor(self._crashed)
-        self._nodes = Attendance()
+        self._nodes = Attendance(isolation_timeout_s=options.isolation_timeout_s)
         self._views = ViewBatches(self._driver.post, self._nodes.count)
         self._exclusions = Exclusions(store, job=options.job, guard=leadership.guard)
         self._failures = NodeFailures(options.quarantine_after, options.quarantine_window_s)
@@ -350,10 +350,14 @@ class CoordinatorDaemon:
         node = self._nodes.find(effect.node)
         if node is None:
             return
-        self._journal.record("node_left_group", node=node.stream.node)
-        excluded = self._exclusions.get(node.stream.node)
-        if excluded is None or excluded.state != QUARANTINED:
-            node.stream.send(drained=pb.Drained())
+        name = node.stream.node
+        self._journal.record("node_left_group", node=name)
+        excluded, reason = self._exclusions.get(name), self._node_pb(node).reason
+        if excluded is None:
+            node.stream.send(drained=pb.Drained(reason=reason))
+        elif excluded.state != QUARANTINED:
+            back = f"`elastic nodes --clear {name}` lets it come back"
+            node.stream.send(drained=pb.Drained(reason=f"{reason}; {back}"))
 
     @_carry_out.register
     def _(self, effect: fx.SetTimer) -> None:

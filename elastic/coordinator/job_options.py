@@ -25,5 +25,7 @@ class JobOptions:
     ledger: Path | None = None
     quarantine_after: int = 0
     quarantine_window_s: float = 600.0
+    isolation_timeout_s: float = 0.0
+    """After which agents that are cut off end their workers; 0: they never do."""
     address: str = ""
     """Where it is reached, for people."""

@@ -36,14 +36,12 @@ class Office:
         journal: Journal,
         recent: RecentEntries,
         *,
-        isolation_timeout_s: float,
         leader_ttl_s: float = LEADER_TTL_S,
     ) -> None:
         self._options = options
         self._store = store
         self._journal = journal
         self._recent = recent
-        self._isolation_timeout_s = isolation_timeout_s
         self._daemon: CoordinatorDaemon | None = None
         self._suspect = False
         self._election = Election(
@@ -137,7 +135,7 @@ class Office:
             self._store,
             daemon,
             job=self._options.job,
-            isolation_timeout_s=self._isolation_timeout_s,
+            isolation_timeout_s=self._options.isolation_timeout_s,
             expected={name_of(m.node) for m in last.generation.members} if last else (),
             as_of=last.revision if last is not None else 0,
         )

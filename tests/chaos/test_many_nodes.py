@@ -276,6 +276,8 @@ def test_a_drained_node_stays_away_until_it_is_cleared(cluster: Cluster) -> None
     cluster.wait_trained(10, "a", "b")
     assert not cluster.steps.repeated(drained_at_s)
     assert cluster.start_agent("c").wait() == 0  # told at once
+    (released,) = cluster.agent("c").named("released")
+    assert released["reason"].endswith("`elastic nodes --clear c` lets it come back")
     assert cluster.node_states() == {"a": "ready", "b": "ready", "c": "drained"}
     cluster.ask("nodes", "--clear", "c")
     cluster.start_agent("c")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,7 +27,7 @@ def test_an_etcd_without_space_says_so_and_works_again_afterwards() -> None:
                 await _fill(store)
             assert await store.get("filling") is not None
             await store.renew(lease)
-            await asyncio.to_thread(_make_space, cluster)
+            await asyncio.to_thread(cluster.make_space)
             await store.put("a", b"1")
 
     with etcd_cluster("--quota-backend-bytes=1000000", size=1) as cluster:
@@ -38,13 +37,6 @@ def test_an_etcd_without_space_says_so_and_works_again_afterwards() -> None:
 async def _fill(store: EtcdStore) -> None:
     for _ in range(100):
         await store.put("filling", bytes(100_000))
-
-
-def _make_space(cluster: EtcdCluster) -> None:
-    (status,) = json.loads(cluster.ctl("endpoint", "status", "--write-out=json"))
-    cluster.ctl("compact", str(status["Status"]["header"]["revision"]))
-    cluster.ctl("defrag")
-    cluster.ctl("alarm", "disarm")
 
 
 @pytest.fixture(scope="module")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.etcd_cluster import etcd_cluster, free_ports
+from tests.etcd_cluster import etcd_cluster
+from tests.integration.loopback_job import LoopbackJob
 from tests.integration.running import SCRIPTS, Place
 from tests.job_process import CommandProcess, descendants
 
@@ -23,25 +22,14 @@ NODES = ("a", "b")
 class TwoNodes:
     """One coordinator, agents on loopback."""
 
-    def __init__(self, place: Place, endpoints: str, files: Path) -> None:
-        self._files = files
+    def __init__(self, job: LoopbackJob) -> None:
+        self._job = job
         self._killed: list[CommandProcess] = []
-        self._environment = {
-            **place.environment,
-            "ELASTIC_ETCD": endpoints,
-            "ELASTIC_INSECURE": "true",
-            "ELASTIC_JOB": "classic",
-        }
-        (port,) = free_ports(1)
-        at = f"127.0.0.1:{port}"
-        self.coordinator = self._start("coordinator", "--listen", at, "--advertise", at)
+        self.coordinator = job.start_coordinator()
         self.agents = {node: self.start_agent(node) for node in NODES}
 
     def start_agent(self, node: str) -> CommandProcess:
-        names = ("--node-name", node, "--node-host", "127.0.0.1", "--node-ttl-s", "2")
-        logs = ("--log-dir", str(self._files / "logs"), "--console", "all")
-        script = (str(SCRIPTS / "plain_ddp.py"), str(self._files / "checkpoint"))
-        return self._start("agent", *names, *logs, *script, "--steps", "100000", "--pace-s", "0.02")
+        return self._job.start_agent(node, "--console", "all")
 
     def kill_node(self, node: str) -> None:
         """The agent and everything below it, so that nobody has time to end anything."""
@@ -51,7 +39,6 @@ class TwoNodes:
         for pid in (agent, *descendants(agent)):
             os.kill(pid, signal.SIGKILL)
         self.agents[node].wait()
-        self.agents[node].close()
         self._killed.append(self.agents[node])
 
     def wait_trained(self, world: int, restart: int) -> None:
@@ -68,12 +55,7 @@ class TwoNodes:
         return sorted((int(m[2]), int(m[1])) for m in found)
 
     def story(self) -> str:
-        said = {"coordinator": self.coordinator, **self.agents}
-        return "\n".join(f"{name}: {process.story()}" for name, process in said.items())
-
-    def close(self) -> None:
-        for process in (*self.agents.values(), self.coordinator):
-            process.close()
+        return self._job.story()
 
     def _output(self) -> list[str]:
         agents = {*self._killed, *self.agents.values()}
@@ -87,21 +69,19 @@ class TwoNodes:
         match: re.Match[str] = self.agents["a"].wait_for(found, f"{pattern}\n{self.story()}")
         return match
 
-    def _start(self, *arguments: str) -> CommandProcess:
-        command = [sys.executable, "-m", "elastic.cli", *arguments]
-        return CommandProcess(command, environment=self._environment)
-
 
 @pytest.fixture
 def nodes(place: Place, tmp_path: Path) -> Iterator[TwoNodes]:
+    script = (SCRIPTS / "plain_ddp.py", tmp_path / "checkpoint")
+    pace = ("--steps", "100000", "--pace-s", "0.02")
     with etcd_cluster(size=1) as cluster:
-        two = TwoNodes(place, cluster.endpoints(), tmp_path)
+        job = LoopbackJob(
+            place, (*script, *pace), etcd=cluster.endpoints(), ELASTIC_INSECURE="true"
+        )
         try:
-            yield two
+            yield TwoNodes(job)
         finally:
-            two.close()
-            for directory in place.run_directories():  # kept for the node's next agent
-                shutil.rmtree(directory)
+            job.close()
 
 
 @pytest.mark.timeout(240)

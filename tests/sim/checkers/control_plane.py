@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from elastic.core.membership import ChangeReason
@@ -20,7 +21,10 @@ def control_plane(journal: Journal) -> Iterator[str]:
         return
     for worker in journal.replaced:
         yield f"{worker} was replaced"
+    completed = [c.at for c in journal.commits if c.replica.complete(journal.job)]
     for generation in journal.generations:
+        if journal.formed_at[generation.number] > min(completed, default=math.inf):
+            return  # members that have come to the end of the job wait for nobody
         if generation.reason not in _UNHARMED:
             yield f"generation {generation.number} was formed: {generation.reason.name}"
 
@@ -41,4 +45,5 @@ def _assemblies(journal: Journal, at: float) -> Iterator[tuple[float, float]]:
         formed_at = journal.formed_at[generation.number]
         agreed = [a.at for a in journal.agreed if a.generation == generation.number]
         if generation.reason in _UNHARMED or formed_at < at:
-            yield formed_at - _RETURN_S, max(agreed, default=formed_at) + _RETURN_S
+            whole = len(agreed) == generation.world_size
+            yield formed_at - _RETURN_S, max(agreed, default=0.0) + _RETURN_S if whole else math.inf

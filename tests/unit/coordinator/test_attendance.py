@@ -34,6 +34,10 @@ def test_a_node_is_told_from_another_one_of_its_name() -> None:
         ({"node": "n2", "version": __version__}, ""),
         ({"node": "n2", "version": "0.0.0"}, r"'n2' has version 0\.0\.0.*install the same"),
         ({"node": "n2", "command_digest": "e"}, r"'n2' runs another command than that of 'n1'"),
+        (
+            {"node": "n2", "isolation_timeout_s": 60.0},
+            r"isolation-timeout-s 60, this coordinator 0:",
+        ),
         ({"node": "n1", "command_digest": "e"}, ""),  # in the place of the only other one
     ],
 )

@@ -45,7 +45,6 @@ class Candidate:
             store,
             Journal(self.diary.entries.append, self.recent),
             self.recent,
-            isolation_timeout_s=60.0,
             leader_ttl_s=2.0,
         )
         self.running: asyncio.Task[int] | None = None

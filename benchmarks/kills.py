@@ -1,0 +1,104 @@
+"""Kills one worker after the other of jobs of two sides, in turns, and measures what it costs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.jobs import Job
+from benchmarks.kill_figures import KillFigures, kill_figures
+from benchmarks.scripts.mlp import SIZES
+from benchmarks.scripts.step_log import Mark, commits
+
+_START_S = 90.0
+_RECOVER_S = 120.0
+_SETTLE_STEPS = 25
+
+Start = Callable[[str, Path, argparse.Namespace], Job]
+
+
+def parse_kill_options(description: str | None) -> argparse.Namespace:
+    """The command line of a benchmark that kills workers."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=10, help="kills on each side (10)")
+    parser.add_argument("--kills-per-job", type=int, default=2, help="then the other side (2)")
+    parser.add_argument("--workers", type=int, default=3, help="workers of the job (3)")
+    parser.add_argument("--size", choices=SIZES, default="5m", help="of the model (5m)")
+    parser.add_argument("--seed", type=int, default=0, help="of victims and moments (0)")
+    return parser.parse_args()
+
+
+def kill_in_turns(
+    start: Start,
+    options: argparse.Namespace,
+    *,
+    warm_s: float,
+    finished: Callable[[Job], None] = lambda _: None,
+) -> dict[str, list[KillFigures]]:
+    """Figures of each kill of the sides "elastic" and "torchrun".
+
+    start: starts a job of a side in a directory; warm_s: seconds of training before each kill,
+    besides random ones; finished: is given each job before it is ended.
+    """
+    chance = random.Random(options.seed)
+    figures: dict[str, list[KillFigures]] = {"elastic": [], "torchrun": []}
+    while any(len(done) < options.kills for done in figures.values()):
+        for side, done in figures.items():
+            kills = min(options.kills_per_job, options.kills - len(done))
+            with (
+                tempfile.TemporaryDirectory() as scratch,
+                start(side, Path(scratch), options) as job,
+            ):
+                for _ in range(kills):
+                    done.append(_kill_one(job, chance, options.workers, warm_s))
+                    _say(side, len(done), options.kills, done[-1])
+                finished(job)
+    return figures
+
+
+def _kill_one(job: Job, chance: random.Random, workers: int, warm_s: float) -> KillFigures:
+    """Kill a random worker at a random moment of steady training; wait until all is well again."""
+    job.wait_until(_settled(workers, 0.0), what="steady training", limit_s=_START_S)
+    time.sleep(warm_s + chance.uniform(0, 2))
+    victim = chance.choice(_members(job.marks()))
+    killed_at_s = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    job.wait_until(_settled(workers, killed_at_s), what="recovery", limit_s=_RECOVER_S)
+    return kill_figures(job.marks(), killed_at_s=killed_at_s, workers=workers)
+
+
+def _settled(workers: int, since_s: float) -> Callable[[Sequence[Mark]], bool]:
+    """A group of all workers has trained for a while, and began after `since_s`."""
+
+    def condition(marks: Sequence[Mark]) -> bool:
+        old = max((m.generation for m in marks if m.at_s <= since_s), default=-1)
+        own = [
+            m
+            for m in commits(marks)
+            if m.generation > old and m.rank == 0 and m.world_size == workers
+        ]
+        return len(own) >= _SETTLE_STEPS
+
+    return condition
+
+
+def _members(marks: Sequence[Mark]) -> list[int]:
+    """Pids of the newest group."""
+    newest = max(mark.generation for mark in marks)
+    return sorted({mark.pid for mark in marks if mark.generation == newest})
+
+
+def _say(side: str, number: int, kills: int, figures: KillFigures) -> None:
+    print(
+        f"{side:9} kill {number:2} of {kills}: next step after {figures.any_step_s:.3f} s, "
+        f"{figures.steps_again} steps again",
+        flush=True,
+    )

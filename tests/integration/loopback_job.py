@@ -1,0 +1,123 @@
+"""A job of many nodes on this machine's loopback: one coordinator at a time, and agents."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.etcd_cluster import free_ports
+from tests.integration.running import Place
+from tests.job_process import DEADLINE_S, CommandProcess, Event
+
+_POLL_S = 0.02
+
+
+class LoopbackJob:
+    """`script` and its arguments run on every node; `environment` is that of every command."""
+
+    def __init__(
+        self,
+        place: Place,
+        script: tuple[str | Path, ...],
+        *,
+        etcd: str,
+        job: str = "loopback",
+        **environment: str,
+    ) -> None:
+        self.files = place.files
+        self.environment = {
+            **place.environment,
+            "ELASTIC_ETCD": etcd,
+            "ELASTIC_JOB": job,
+            **environment,
+        }
+        self._place = place
+        self._script = script
+        (port,) = free_ports(1)
+        self.address = f"127.0.0.1:{port}"
+        self.coordinators: list[CommandProcess] = []
+        """One after the other."""
+        self.agents: dict[str, list[CommandProcess]] = {}
+        """Of each node, one after the other."""
+        self._processes: list[CommandProcess] = []
+
+    # ---- processes
+
+    def start(self, *arguments: str | Path, **environment: str) -> CommandProcess:
+        """Any `elastic` command."""
+        command = [sys.executable, "-m", "elastic.cli", *map(str, arguments)]
+        process = CommandProcess(command, environment=self.environment | environment)
+        self._processes.append(process)
+        return process
+
+    def start_coordinator(self, *options: str | Path, **environment: str) -> CommandProcess:
+        """In the place of the one before."""
+        where = ("--listen", self.address, "--advertise", self.address)
+        events = ("--events-file", "/dev/stderr")
+        coordinator = self.start("coordinator", *where, *events, *options, **environment)
+        self.coordinators.append(coordinator)
+        return coordinator
+
+    def start_agent(self, node: str, *options: str | Path, **environment: str) -> CommandProcess:
+        """The node's."""
+        agent = self.start(*self.agent_command(node, *options), **environment)
+        self.agents.setdefault(node, []).append(agent)
+        return agent
+
+    def agent_command(self, node: str, *options: str | Path) -> tuple[str | Path, ...]:
+        """The arguments of `elastic` for an agent of this job."""
+        names = ("--node-name", node, "--node-host", "127.0.0.1", "--node-ttl-s", "2")
+        return ("agent", *names, "--log-dir", self.files / "logs", *options, *self._script)
+
+    def close(self) -> None:
+        """End all of it; nothing of a node is kept for a next agent."""
+        for process in self._processes:
+            process.close()
+        for directory in self._place.run_directories():
+            shutil.rmtree(directory)
+
+    # ---- what is known
+
+    def events(self, name: str, **fields: Any) -> list[Event]:
+        """Those of this name and with these fields, of all coordinators."""
+        return [
+            event
+            for coordinator in self.coordinators
+            for event in coordinator.named(name)
+            if all(event.get(key) == value for key, value in fields.items())
+        ]
+
+    def generation(self) -> int:
+        """The newest that was announced; 0 before the first."""
+        return max((e["generation"] for e in self.events("generation_formed")), default=0)
+
+    def world(self) -> int:
+        """The number of members of the newest group."""
+        return max(
+            ((e["generation"], e["world_size"]) for e in self.events("generation_formed")),
+            default=(0, 0),
+        )[1]
+
+    def worker_pid(self, node: str) -> int:
+        """The process of the node's member of the newest group."""
+        formed = max(self.events("generation_formed"), key=lambda e: int(e["generation"]))
+        (worker,) = [m for m in formed["members"] if m.startswith(f"{node}-")]
+        started = [e for agent in self.agents[node] for e in agent.named("worker_started")]
+        return next(int(e["pid"]) for e in started if e["worker"] == worker)
+
+    def story(self) -> str:
+        """What all processes have said, for a failing test."""
+        return "\n".join(f"--- {p.process.args}\n{p.story()}" for p in self._processes[-6:])
+
+    # ---- waiting
+
+    def wait(self, condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> None:
+        """Until it holds; fails with the whole story after the deadline."""
+        end = time.monotonic() + deadline_s
+        while not condition():
+            assert time.monotonic() < end, f"no {what} within {deadline_s} s\n{self.story()}"
+            time.sleep(_POLL_S)

@@ -1,0 +1,128 @@
+"""Wall clocks that are set while a job trains, also beyond the end of its certificates."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.certificates import Certificates, make_certificates, sign_for_job
+from tests.chaos.kills import ENVIRONMENT
+from tests.cluster import TRAINER
+from tests.cluster_steps import StepRecords
+from tests.etcd_cluster import etcd_cluster
+from tests.integration.loopback_job import LoopbackJob
+from tests.integration.running import CONFIGURATION, Place
+from tests.wall_clock import WallClock
+
+pytestmark = pytest.mark.timeout(180)
+
+JOB = "clocks"
+NODES = ("a", "b")
+DAY_S = 24 * 3600
+
+
+class Clocked:
+    """A job with certificates for two days. Its coordinator and its agents share a clock."""
+
+    def __init__(self, job: LoopbackJob, clock: WallClock, made: Certificates) -> None:
+        self.job, self.clock, self.made = job, clock, made
+        self.steps = StepRecords(job.files / "out")
+
+    def set_clock(self, offset_s: int) -> None:
+        """Until all have noticed."""
+        self.clock.set(offset_s)
+        processes = [self.job.coordinators[-1], *(self.job.agents[node][-1] for node in NODES)]
+
+        def noticed() -> bool:
+            stamps = [p.events[-1]["time"] for p in processes if p.named("progress")]
+            return bool(stamps) and all(
+                abs(stamp - time.time() - offset_s) < DAY_S / 2 for stamp in stamps
+            )
+
+        self.job.wait(noticed, f"a clock {offset_s} s ahead")
+
+    def trains_on(self) -> None:
+        """Ten more steps are committed."""
+        reached = self.steps.newest()
+        self.job.wait(lambda: self.steps.newest() >= reached + 10, "ten more steps")
+
+    def recovers(self) -> None:
+        """From a worker that is killed now, in a time that makes sense."""
+        recovered = len(self.job.events("recovered"))
+        os.kill(self.job.worker_pid("b"), signal.SIGKILL)
+        self.job.wait(lambda: len(self.job.events("recovered")) > recovered, "recovery")
+        report = self.job.events("recovered")[recovered]
+        phases = {name: value for name, value in report.items() if name.endswith("_s")}
+        assert all(0 <= value < 30 for value in phases.values()), phases
+        self.job.wait(lambda: self.job.world() == len(NODES), "both workers")
+        self.trains_on()
+
+
+@pytest.fixture
+def clocked(place: Place, tmp_path: Path) -> Iterator[Clocked]:
+    """Two nodes train."""
+    made = make_certificates(tmp_path / "made")
+    good = sign_for_job(made, JOB)
+    clock = WallClock(tmp_path / "clock")
+    (tmp_path / "out").mkdir()
+    with etcd_cluster(size=1) as cluster:
+        job = LoopbackJob(
+            place,
+            (TRAINER, tmp_path / "out", "--epochs", "100000", "--step-s", "0.02"),
+            etcd=cluster.endpoints(),
+            job=JOB,
+            ELASTIC_TLS_CA=str(good.ca),
+            ELASTIC_TLS_CERT=str(good.certificate),
+            ELASTIC_TLS_KEY=str(good.key),
+            **ENVIRONMENT,
+            **clock.environment,
+        )
+        try:
+            job.start_coordinator()
+            for node in NODES:
+                job.start_agent(node)
+            job.wait(lambda: job.world() == len(NODES), "a group of all")
+            yield Clocked(job, clock, made)
+        finally:
+            job.close()
+
+
+def test_clocks_that_jump_disturb_nothing(clocked: Clocked) -> None:
+    clocked.trains_on()
+    for offset_s in (DAY_S, -DAY_S, 0):
+        generation = clocked.job.generation()
+        clocked.set_clock(offset_s)
+        clocked.trains_on()
+        assert clocked.job.generation() == generation
+        assert not clocked.job.events("node_lost")
+        assert not clocked.job.events("leadership_in_doubt")
+        clocked.recovers()
+
+
+def test_certificates_that_expire_under_a_job_are_replaced_under_it(clocked: Clocked) -> None:
+    clocked.trains_on()
+    generation = clocked.job.generation()
+    clocked.set_clock(3 * DAY_S)
+    clocked.recovers()  # streams that are up stay up
+    newcomer = clocked.job.start("status")
+    assert newcomer.wait() == CONFIGURATION
+    assert "expired" in newcomer.messages[-1]
+
+    clocked.job.coordinators[-1].process.kill()
+    refused = clocked.job.start_coordinator()
+    assert refused.wait() == CONFIGURATION
+    assert "expired" in refused.messages[-1]
+    clocked.trains_on()
+
+    sign_for_job(clocked.made, JOB, days=10)
+    formed = clocked.job.generation()
+    clocked.job.start_coordinator()
+    clocked.job.wait(lambda: len(clocked.job.events("node_connected")) >= 4, "both agents")
+    clocked.trains_on()
+    assert clocked.job.generation() == formed > generation
+    clocked.recovers()

@@ -1,0 +1,256 @@
+"""Whoever comes to a running job with wrong papers or garbage is told so; the job trains on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from elastic.v1 import control_pb2 as pb
+from elastic.v1 import control_pb2_grpc as pb_grpc
+from tests.certificates import Certificates, make_certificates, sign, sign_for_job
+from tests.chaos.kills import ENVIRONMENT
+from tests.cluster import TRAINER
+from tests.cluster_steps import StepRecords
+from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports
+from tests.integration.loopback_job import LoopbackJob
+from tests.integration.running import CONFIGURATION, Place
+from tests.job_process import CommandProcess
+
+pytestmark = pytest.mark.timeout(120)
+
+JOB = "first"
+NAMES = f"DNS:{JOB}.job.elastic"
+NODES = ("a", "b")
+TEMPORARY = 75
+
+
+class Guarded:
+    """A job with mutual TLS on an etcd that asks for a password."""
+
+    def __init__(self, job: LoopbackJob, made: Certificates, others: Certificates) -> None:
+        self.job, self.made, self.others = job, made, others
+        self.steps = StepRecords(job.files / "out")
+
+    @contextlib.contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Meanwhile and afterwards the same group trains on, and no node has been lost."""
+        before = self.job.generation(), len(self.job.events("node_lost"))
+        yield
+        reached = self.steps.newest()
+        self.job.wait(lambda: self.steps.newest() >= reached + 10, "ten more steps")
+        assert (self.job.generation(), len(self.job.events("node_lost"))) == before
+        for node in NODES:
+            assert self.job.agents[node][-1].process.poll() is None
+
+    def command(self, what: str, **environment: str) -> CommandProcess:
+        """A command of somebody else, on the same machine."""
+        if what == "agent":
+            return self.job.start(*self.job.agent_command("stranger"), **environment)
+        if what == "coordinator":
+            (port,) = free_ports(1)
+            return self.job.start(what, "--listen", f"127.0.0.1:{port}", **environment)
+        return self.job.start(what, **environment)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("strangers")
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EtcdCluster]:
+    with etcd_cluster(size=1) as cluster:
+        for command in ("user add root:secret", "user grant-role root root", "auth enable"):
+            cluster.ctl(*command.split())
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def guarded(files: Path, etcd: EtcdCluster) -> Iterator[Guarded]:
+    """Two nodes train."""
+    made = make_certificates(files / "made")
+    others = make_certificates(files / "others")
+    good = sign_for_job(made, JOB)
+    (files / "out").mkdir()
+    place = Place(files)
+    job = LoopbackJob(
+        place,
+        (TRAINER, files / "out", "--epochs", "100000", "--step-s", "0.02"),
+        etcd=etcd.endpoints(),
+        job=JOB,
+        ELASTIC_ETCD_USER="root",
+        ELASTIC_ETCD_PASSWORD="secret",
+        ELASTIC_TLS_CA=str(good.ca),
+        ELASTIC_TLS_CERT=str(good.certificate),
+        ELASTIC_TLS_KEY=str(good.key),
+        **ENVIRONMENT,
+    )
+    try:
+        job.start_coordinator()
+        for node in NODES:
+            job.start_agent(node)
+        job.wait(lambda: job.world() == len(NODES), "a group of all")
+        guarded = Guarded(job, made, others)
+        job.wait(lambda: guarded.steps.newest() >= 10, "ten steps")
+        yield guarded
+    finally:
+        job.close()
+        place.close()
+
+
+# ---- wrong papers
+
+
+COMMANDS = ("agent", "coordinator", "status")
+
+
+@pytest.mark.parametrize("what", COMMANDS)
+@pytest.mark.parametrize(
+    ("papers", "why"),
+    [
+        ("expired", r"certificate .*expired.pem expired at .* replace it, or set the clock"),
+        ("second", r"second.pem is not one of job 'first': it names second.job.elastic; expected"),
+        ("wildcard", r"wildcard.pem is not one of job 'first'.* a wildcard does not count"),
+    ],
+)
+def test_a_certificate_that_does_not_fit(
+    guarded: Guarded, what: str, papers: str, why: str
+) -> None:
+    days = -1 if papers == "expired" else 2
+    names = {"second": "DNS:second.job.elastic", "wildcard": "DNS:*.job.elastic"}.get(papers, NAMES)
+    sign(guarded.made, papers, days=days, names=names)
+    with guarded.undisturbed():
+        _refused(guarded.command(what, **_papers(guarded.made, papers)), why)
+
+
+@pytest.mark.parametrize("what", ["agent", "status"])
+def test_a_certificate_of_another_authority(guarded: Guarded, what: str) -> None:
+    sign(guarded.others, "stranger", names=NAMES)
+    papers = _papers(guarded.others, "stranger")
+    own = {**papers, "ELASTIC_TLS_CA": str(guarded.made.ca)}
+    with guarded.undisturbed():
+        _refused(guarded.command(what, **papers), "")
+        _refused(guarded.command(what, **own), "")
+
+
+@pytest.mark.parametrize("what", COMMANDS)
+def test_a_wrong_etcd_password(guarded: Guarded, what: str) -> None:
+    with guarded.undisturbed():
+        command = guarded.command(what, ELASTIC_ETCD_PASSWORD="wrong")
+        _refused(command, "the user or the password is wrong")
+
+
+@pytest.mark.parametrize("what", COMMANDS)
+def test_endpoints_that_nobody_answers_at_are_named_one_by_one(guarded: Guarded, what: str) -> None:
+    ports = free_ports(3)
+    endpoints = ",".join(f"127.0.0.1:{port}" for port in ports)
+    with guarded.undisturbed():
+        command = guarded.command(what, ELASTIC_ETCD=endpoints)
+        if what == "status":
+            assert command.wait() == TEMPORARY, command.story()
+            told = command.messages[-1]
+        else:  # a daemon waits for its etcd, and says so
+            told = command.wait_for_event("warning")["message"]
+            command.process.terminate()
+            assert command.wait() == 143, command.story()
+        for port in ports:
+            assert f"127.0.0.1:{port}: " in told
+
+
+def test_an_agent_that_would_outlive_its_group(guarded: Guarded) -> None:
+    with guarded.undisturbed():
+        command = guarded.command("agent", ELASTIC_ISOLATION_TIMEOUT_S="600")
+        _refused(command, "--isolation-timeout-s 600, this coordinator 120:.* give both the same")
+
+
+def _papers(made: Certificates, name: str) -> dict[str, str]:
+    return {
+        "ELASTIC_TLS_CA": str(made.ca),
+        "ELASTIC_TLS_CERT": str(made.certificate(name)),
+        "ELASTIC_TLS_KEY": str(made.key(name)),
+    }
+
+
+def _refused(command: CommandProcess, why: str) -> None:
+    assert command.wait() == CONFIGURATION, command.story()
+    with pytest.raises(AssertionError, match=why):
+        raise AssertionError(command.messages[-1])
+
+
+# ---- garbage
+
+
+def _noise(length: int) -> bytes:
+    return random.Random(length).randbytes(length)
+
+
+@pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\n\r\n", _noise(100), _noise(1_000_000)])
+def test_garbage_on_the_coordinators_port(guarded: Guarded, noise: bytes) -> None:
+    host, _, port = guarded.job.address.partition(":")
+    with guarded.undisturbed():
+        for _ in range(20):
+            with socket.create_connection((host, int(port))) as connection:
+                _pour(connection, noise)
+
+
+def test_garbage_on_the_sockets_of_a_node(guarded: Guarded) -> None:
+    directories = {agent: _sockets_of(guarded.job, agent) for agent in NODES}
+    assert all(len(paths) >= 2 for paths in directories.values()), directories
+    with guarded.undisturbed():
+        for paths in directories.values():
+            for path in paths:
+                assert path.stat().st_mode & 0o777 == 0o600
+                for noise in (b"\xff" * 8, _noise(100), _noise(1_000_000)):
+                    with socket.socket(socket.AF_UNIX) as connection:
+                        connection.connect(str(path))
+                        _pour(connection, noise)
+    refused = [e for n in NODES for e in guarded.job.agents[n][-1].named("connection_refused")]
+    assert refused
+
+
+def _sockets_of(job: LoopbackJob, node: str) -> list[Path]:
+    base = Path(job.environment["XDG_RUNTIME_DIR"])
+    return sorted(path for path in base.glob(f"*/*{node}*/*") if path.is_socket())
+
+
+def _pour(connection: socket.socket, noise: bytes) -> None:
+    connection.settimeout(5)
+    with contextlib.suppress(ConnectionError, TimeoutError):
+        connection.sendall(noise)
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(1)
+
+
+@pytest.mark.parametrize("mebibytes", [45, 70])
+def test_a_message_too_large(guarded: Guarded, mebibytes: int) -> None:
+    """Above what is taken, and above what gRPC reads at all; from somebody of the job."""
+    files = guarded.made
+    credentials = grpc.ssl_channel_credentials(
+        files.ca.read_bytes(), files.key(JOB).read_bytes(), files.certificate(JOB).read_bytes()
+    )
+    options = [
+        ("grpc.ssl_target_name_override", f"{JOB}.job.elastic"),
+        ("grpc.max_send_message_length", -1),
+    ]
+    hello = pb.AgentHello(node="large", host="127.0.0.1", slots=1, start_token="0" * 16)
+    messages: list[Any] = [
+        pb.AgentMessage(hello=hello),
+        pb.AgentMessage(stop=pb.StopRequest(reason="x" * (mebibytes << 20))),
+    ]
+    with (
+        guarded.undisturbed(),
+        grpc.secure_channel(guarded.job.address, credentials, options) as channel,
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            for _ in pb_grpc.ControlStub(channel).Attend(iter(messages), timeout=30):
+                pass
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert os.path.exists(f"/proc/{guarded.job.coordinators[-1].process.pid}")

@@ -1,0 +1,31 @@
+"""A wall clock that can be set, for real processes; their monotonic clocks run on."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+_LIBRARY = Path(str(files("libfaketime"))) / "vendor" / "libfaketime" / "src" / "libfaketime.so.1"
+_LOOK_S = 1
+
+
+class WallClock:
+    """Of the processes that are started with `environment`."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.offset_s = 0
+        self.environment = {
+            "LD_PRELOAD": str(_LIBRARY),
+            "FAKETIME_TIMESTAMP_FILE": str(file),
+            "FAKETIME_CACHE_DURATION": str(_LOOK_S),
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+        self.set(0)
+
+    def set(self, offset_s: int) -> None:
+        """Ahead of the machine's; the processes look every second."""
+        self.offset_s = offset_s
+        new = self._file.with_suffix(".new")
+        new.write_text(f"{offset_s:+d}\n")
+        new.replace(self._file)

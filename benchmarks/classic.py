@@ -10,14 +10,12 @@ Both are measured by marks that the script writes.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.jobs import SCRIPTS, Job, marks_directory, torchrun_job
+from benchmarks.jobs import Job, elastic_job, torchrun_job
 from benchmarks.kill_figures import KillFigures
 from benchmarks.kills import kill_in_turns, parse_kill_options
 from benchmarks.report import save, seconds, show, spread
@@ -42,11 +40,7 @@ def _start(side: str, scratch: Path, options: argparse.Namespace) -> Job:
     arguments += ["--checkpoint", str(scratch / "checkpoint.pt"), "--checkpoint-every", "20"]
     if side == "torchrun":
         return torchrun_job(scratch, *arguments, workers=options.workers)
-    command = [sys.executable, "-m", "elastic.cli", "run", "--output", "json"]
-    command += ["--job", f"bench-{os.getpid()}-{scratch.name}"]
-    command += ["--nproc-per-node", str(options.workers), "--log-dir", str(scratch / "logs")]
-    script = [str(SCRIPTS / "torchrun_train.py"), "--log-dir", str(marks_directory(scratch))]
-    return Job([*command, *script, *arguments], scratch, {})
+    return elastic_job(scratch, *arguments, workers=options.workers, script="torchrun_train.py")
 
 
 _ROWS: dict[str, Callable[[KillFigures], float]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from benchmarks.scripts.step_log import Mark, StepLogReader
 ROOT = Path(__file__).parent.parent
 SCRIPTS = ROOT / "benchmarks" / "scripts"
 _POLL_S = 0.05
+_NUMBERS = itertools.count()
 _TERM_S = 8.0
 
 
@@ -86,13 +88,19 @@ class Job:
         self.close()
 
 
-def elastic_job(directory: Path, *arguments: str, workers: int, options: Sequence[str] = ()) -> Job:
+def elastic_job(
+    directory: Path,
+    *arguments: str,
+    workers: int,
+    options: Sequence[str] = (),
+    script: str = "elastic_train.py",
+) -> Job:
     """`elastic run` of this checkout."""
     command = [sys.executable, "-m", "elastic.cli", "run", "--output", "json"]
-    command += ["--job", f"bench-{os.getpid()}-{directory.name}", "--nproc-per-node", str(workers)]
+    command += ["--job", f"bench-{os.getpid()}-{next(_NUMBERS)}", "--nproc-per-node", str(workers)]
     command += ["--log-dir", str(directory / "logs"), *options]
-    script = [str(SCRIPTS / "elastic_train.py"), "--log-dir", str(marks_directory(directory))]
-    return Job([*command, *script, *arguments], directory, {})
+    command += [str(SCRIPTS / script), "--log-dir", str(marks_directory(directory))]
+    return Job([*command, *arguments], directory, {})
 
 
 def torchrun_job(directory: Path, *arguments: str, workers: int) -> Job:

@@ -8,6 +8,7 @@ ElasticError
 ├── TransientError          the same call may succeed later
 │   └── CheckpointWriteError  the storage refused a write; the checkpoints before it are intact
 ├── CheckpointDamaged       a stored checkpoint does not match its digests
+├── StepOverdue             the step was committed without this worker; absorbed by `with step`
 ├── NotInGroup              rank or world size asked for before the group has formed
 └── GroupLost               the process group broke; absorbed by `with step` and `session.run`
 """

@@ -41,7 +41,7 @@ def make_certificates(directory: Path, *names: str) -> Certificates:
     """A new authority, and a certificate for 127.0.0.1 for each name."""
     made = Certificates(directory)
     directory.mkdir()
-    subject = ("-x509", "-days", "2", "-subj", "/CN=test authority")
+    subject = ("-x509", "-days", "30", "-subj", "/CN=test authority")
     openssl("req", *_NEW_KEY, *subject, "-keyout", _ca_key(made), "-out", made.ca)
     for name in names:
         sign(made, name)

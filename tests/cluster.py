@@ -43,6 +43,7 @@ class Cluster:
         self.coordinator_options: tuple[str, ...] = ()
         self.coordinators: dict[str, list[CommandProcess]] = {name: [] for name in COORDINATORS}
         """On each host, one after the other."""
+        self._forgiven = 0
         self.agents: dict[str, list[CommandProcess]] = {}
 
     @property
@@ -119,6 +120,13 @@ class Cluster:
         assert command.wait() == 0, command.story()
         command.close()
         return "\n".join(command.output)
+
+    def forgive(self) -> None:
+        """No node has failed too often, whatever has been done to it so far."""
+        lost = self.events("node_lost")
+        for name in sorted({event["node"] for event in lost[self._forgiven :]}):
+            self.ask("nodes", "--clear", name)
+        self._forgiven = len(lost)
 
     def node_states(self) -> dict[str, str]:
         """By `elastic nodes`."""

@@ -13,6 +13,7 @@ from elastic.rpc.control import ControlClient, CoordinatorLost
 from elastic.v1 import control_pb2 as pb
 
 _RETRY_S = 0.25
+_RETRY_REFUSED_S = 2.0
 _KEPT = ("failure", "notice", "stop", "leave")
 """What a coordinator must hear even if it was away; all else is sent anew on a new stream."""
 _MOST_KEPT = 1000
@@ -123,7 +124,10 @@ class CoordinatorLink:
                     if not self._let_in:
                         self._on_refused(error)
                         return
-                    self._tell_lost(str(error))  # once it was good enough
+                    # Once it was good enough: the group trains on, whoever leads it now. Somebody
+                    # may mend that, or another coordinator lead.
+                    self._tell_lost(str(error))
+                    await asyncio.sleep(_RETRY_REFUSED_S)
                 except (CoordinatorLost, TransientError) as error:
                     self._tell_lost(str(error))
                 await asyncio.sleep(_RETRY_S)
@@ -147,6 +151,8 @@ class CoordinatorLink:
             for message in kept:
                 outgoing.put_nowait(message)
             async for answer in client.attend(_Drained(outgoing)):
+                if answer.HasField("refused"):
+                    raise ConfigurationError(answer.refused.message)
                 self.connected = self._let_in = True
                 self._told_lost = ""
                 self._on_message(answer)

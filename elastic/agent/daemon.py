@@ -23,7 +23,6 @@ from elastic.core.agent import effects as fx
 from elastic.core.agent import events as ev
 from elastic.core.agent.machine import Agent, AgentSettings
 from elastic.core.membership import FailureKind
-from elastic.errors import ConfigurationError, ElasticError, ExitCode, TransientError
 from elastic.rpc.codec import (
     failure_from_pb,
     failure_to_pb,
@@ -116,13 +115,16 @@ class AgentDaemon:
         self._view: tuple[Any, ...] = ()
         self._leaves_because = ""
         self._attending = False
+        self.adopts = False
+        """It has found what an earlier agent has left."""
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """The agent's exit code, once no process is left."""
 
     async def start(self) -> None:
         """Listen, attend the coordinator, warm up the zygote."""
         await self._server.start()
-        if not await self._zygote.open():
+        self.adopts = await self._zygote.open()
+        if not self.adopts:
             self._attend()
         self._tasks.start(self._zygote.run(), "zygote")
         self._tasks.start(self._logs.run(), "logs")
@@ -316,11 +318,11 @@ class AgentDaemon:
             self._driver.post(ev.JobEnded(exit_code=message.job_ended.exit_code))
         elif kind == "probe":
             self._server.broadcast(probe=pb.ProbeProgress())
+        elif kind == "drain":
+            self._driver.post(ev.DrainRequested(called_off=message.drain.called_off))
         elif kind == "drained":
             self._journal.record("released", reason=message.drained.reason)
             self._driver.post(ev.Drained())
-        elif kind == "refused":
-            self.crashed(_refusal(message.refused))
 
     def _report_again(self) -> None:
         """Whoever coordinates now may know nothing of this node."""
@@ -434,9 +436,3 @@ class AgentDaemon:
         """A bug here must not look like a hang."""
         if not self.ended.done():
             self.ended.set_exception(error)
-
-
-def _refusal(refused: control_pb2.Refused) -> ElasticError:
-    if refused.exit_code == ExitCode.CONFIGURATION:
-        return ConfigurationError(refused.message)
-    return TransientError(refused.message)

@@ -64,11 +64,13 @@ class ZygoteProcess:
         path = str(self._run_directory / _SOCKET)
         try:
             self._reader, self._writer = await asyncio.open_unix_connection(path)
-            return True
+            found = True
         except OSError:
             self._keeper = self._start(path)
             self._reader, self._writer = await asyncio.open_unix_connection(path)
-            return False
+            found = False
+        self._writer.write(encode(pb.ZygoteRequest(attach=pb.AttachRequest())))
+        return found
 
     async def run(self) -> None:
         """Read its events until it ends."""

@@ -24,7 +24,7 @@ from elastic.cli.launch import is_classic
 from elastic.cli.run import log_directory, require_script, worker_environment
 from elastic.core.agent.machine import AgentSettings
 from elastic.core.restarts import Backoff
-from elastic.errors import ExitCode
+from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.control import ControlClient
 from elastic.rpc.security import Security, choose_security
 from elastic.runtime.journal import Journal
@@ -67,6 +67,17 @@ class NodeCommand:
         return is_classic(Path(self.argv[0]), self.settings.launch)
 
     @property
+    def text(self) -> str:
+        """All that must be equal on all nodes of a job, for people."""
+        s = self.settings
+        parts = [*_LAUNCHED[self.classic]]
+        if s.checkpoint_dir is not None:
+            parts += ["--checkpoint-dir", s.checkpoint_dir]
+            parts += ["--checkpoint-every", str(s.checkpoint_every)]
+        parts += ["--record-samples"] if s.record_samples else []
+        return " ".join((*parts, *self.argv))
+
+    @property
     def digest(self) -> str:
         """Equal on all nodes of a job."""
         s = self.settings
@@ -99,13 +110,13 @@ async def _attend(
     warnings_to(journal)
     security = choose_security(settings.job, settings.security)
     async with open_store(settings.store) as store:
-        ends = JobEnds(store, job=settings.job)
         node = _Node(command, directory, logs, journal, display, store, security)
         try:
             await node.start()
-            await ends.start()
-            node.tasks.start(node.hear_of_end(ends), "job-end")
             return await node.daemon.ended
+        except ConfigurationError:
+            node.spare_what_it_found()
+            raise
         finally:
             await node.close()
 
@@ -146,6 +157,7 @@ class _Node:
             display.output,
         )
         self.tasks = TaskSupervisor(self.daemon.crashed)
+        self._ends = JobEnds(store, job=settings.job)
         self._let_go = False
         journal.record(
             "agent_started", job=settings.job, node=command.node, host=host, log_dir=str(logs)
@@ -168,6 +180,11 @@ class _Node:
         if settings.preemption_file is not None or settings.preemption_command is not None:
             self.tasks.start(self._leave_when_preempted(), "preemption")
 
+    def spare_what_it_found(self) -> None:
+        """An agent that was started wrongly does not end what a right one can adopt."""
+        if self.daemon.adopts:
+            self._hand_over()
+
     async def close(self) -> None:
         """End the workers and leave, or leave the workers to the next agent."""
         await self.daemon.close(let_go=self._let_go)
@@ -175,14 +192,16 @@ class _Node:
         if not self._let_go:
             await self._registration.close()
 
-    async def hear_of_end(self, ends: JobEnds) -> None:
-        """The leader tells; but this node may have been cut off then."""
-        self.daemon.job_ended(await ends.next_end())
-
     async def _register(self) -> None:
+        await self._ends.start()  # an end from here on is that of the job which it takes part in
+        self.tasks.start(self._hear_of_end(), "job-end")
         await self._registration.register()
         self._leaders.registered.set()
         await self._registration.keep()
+
+    async def _hear_of_end(self) -> None:
+        """The leader tells; but this node may have been cut off then."""
+        self.daemon.job_ended(await self._ends.next_end())
 
     async def _leave_when_preempted(self) -> None:
         settings = self._settings
@@ -265,7 +284,7 @@ def _options(
             host=socket.gethostname(),
             slots=settings.nproc_per_node,
             version=__version__,
-            command=" ".join((*_LAUNCHED[command.classic], *command.argv)),
+            command=command.text,
             classic=command.classic,
             isolation_timeout_s=settings.isolation_timeout_s,
             command_digest=command.digest,

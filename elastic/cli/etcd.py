@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import socket
 from pathlib import Path
 
@@ -12,18 +13,22 @@ from elastic.store.etcd.options import etcd_options
 from elastic.store.etcd.store import EtcdStore
 
 
-def open_store(settings: StoreSettings) -> EtcdStore:
-    """Raises ConfigurationError."""
-    return EtcdStore(
-        etcd_options(
-            ",".join(settings.etcd),
-            ca=settings.etcd_ca,
-            certificate=settings.etcd_cert,
-            key=settings.etcd_key,
-            user=settings.etcd_user,
-            password=etcd_password(settings),
-        )
+def open_store(settings: StoreSettings, *, total_timeout_s: float | None = None) -> EtcdStore:
+    """total_timeout_s: for a call, all attempts together; None: the store's own.
+
+    Raises ConfigurationError.
+    """
+    options = etcd_options(
+        ",".join(settings.etcd),
+        ca=settings.etcd_ca,
+        certificate=settings.etcd_cert,
+        key=settings.etcd_key,
+        user=settings.etcd_user,
+        password=etcd_password(settings),
     )
+    if total_timeout_s is not None:
+        options = dataclasses.replace(options, total_timeout_s=total_timeout_s)
+    return EtcdStore(options)
 
 
 def address_towards(settings: StoreSettings) -> str:

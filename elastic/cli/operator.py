@@ -15,9 +15,9 @@ from elastic.cli.etcd import open_store
 from elastic.cli.formats import print_json, print_table, require_format
 from elastic.cli.status import print_status, to_document
 from elastic.core.membership import WorkerPhase
-from elastic.errors import ExitCode, TransientError
+from elastic.errors import ConfigurationError, ExitCode, TransientError
 from elastic.rpc.control import ControlClient
-from elastic.rpc.security import PLAINTEXT, Plaintext, choose_security
+from elastic.rpc.security import choose_security, stays_here
 from elastic.runtime.run_directory import find_job
 from elastic.settings.operator import OperatorSettings
 from elastic.store.leader_watch import find_leader
@@ -26,6 +26,7 @@ from elastic.v1 import control_pb2 as pb
 T = TypeVar("T")
 _LOCAL_TIMEOUT_S = 5.0
 _NEXT_LEADER_S = 0.25
+_STORE_SHARE = 0.8  # of the time for an answer
 _LAST_EVENTS = ("job_finished", "job_ended")
 
 
@@ -54,11 +55,15 @@ class Target:
     async def _find(self) -> ControlClient:
         settings = self.settings
         if settings is None:
-            address = self.address or find_job(self.job).address
-            plain = Plaintext(insecure=True) if self.address else PLAINTEXT
-            return ControlClient(address, security=plain, report=_quiet)
+            if self.address is not None and not stays_here(self.address):
+                raise ConfigurationError(
+                    f"--address {self.address} is not on this machine; a job of many nodes is "
+                    "found with --etcd and --job, and asked with the certificates it has"
+                )
+            return ControlClient(self.address or find_job(self.job).address, report=_quiet)
         security = choose_security(settings.job, settings.security)
-        async with open_store(settings.store) as store:
+        patience_s = _STORE_SHARE * settings.timeout_s  # so that it says who did not answer
+        async with open_store(settings.store, total_timeout_s=patience_s) as store:
             try:
                 leader = await asyncio.wait_for(
                     find_leader(store, job=settings.job), settings.timeout_s

@@ -26,7 +26,8 @@ from elastic.core.coordinator.view import FormationPolicy
 from elastic.core.restarts import Backoff
 from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.control import ControlClient, ControlServer
-from elastic.runtime.journal import Journal
+from elastic.rpc.security import stays_here
+from elastic.runtime.journal import Journal, RecentEntries
 from elastic.runtime.network import interface_of
 from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.run_directory import RunDirectory
@@ -35,6 +36,9 @@ from elastic.store.memory import MemoryStore
 from elastic.v1.control_pb2 import AgentHello
 
 _LOOPBACK = "127.0.0.1"
+_MANY_NODES = (
+    "for several machines there are `elastic coordinator` and `elastic agent` (docs/MANY_NODES.md)"
+)
 _SIGNALS = {
     signal.SIGINT: (ExitCode.INTERRUPTED, "Ctrl-C"),
     signal.SIGTERM: (ExitCode.TERMINATED, "SIGTERM"),
@@ -58,6 +62,7 @@ def run(command: Command) -> int:
     """Run the job to its end; return the exit code. Raises ConfigurationError."""
     settings = command.settings
     require_script(Path(command.argv[0]))
+    _require_one_machine(settings)
     checkpoints = _checkpoints(settings)
     logs = log_directory(settings.job, settings.log_dir)
     display = _display(settings)
@@ -74,14 +79,15 @@ async def _run(
     display: Display,
 ) -> int:
     settings = command.settings
-    journal = Journal(display.entry)
+    recent = RecentEntries()
+    journal = Journal(display.entry, recent)
     directory = RunDirectory(settings.job)
     adopt_orphans()
     try:
         store = MemoryStore()
         leadership = await lead(store, job=settings.job, candidate=uuid.uuid4().hex)
         coordinator = CoordinatorDaemon(
-            _job_options(settings, checkpoints), store, leadership, journal
+            _job_options(settings, checkpoints), store, leadership, journal, recent=recent
         )
         await coordinator.start()
         server = ControlServer(
@@ -155,6 +161,20 @@ def require_script(script: Path) -> None:
         raise ConfigurationError(
             f"the script {str(script)!r} {what}; give the path of a Python file: "
             "elastic run [options] SCRIPT [arguments]"
+        )
+
+
+def _require_one_machine(settings: RunSettings) -> None:
+    """Raises ConfigurationError for what needs others, whom nothing here lets in."""
+    if settings.nnodes.minimum > 1:
+        raise ConfigurationError(
+            f"--nnodes {settings.nnodes.minimum}:{settings.nnodes.maximum} needs other nodes, and "
+            f"`elastic run` is one; {_MANY_NODES}"
+        )
+    if settings.listen is not None and not stays_here(settings.listen):
+        raise ConfigurationError(
+            f"--listen {settings.listen} is reached from other machines, and nothing protects it; "
+            f"listen on 127.0.0.1; {_MANY_NODES}"
         )
 
 

@@ -11,7 +11,7 @@ from elastic.core.membership import NodeId, WorkerStatus
 from elastic.errors import ExitCode
 from elastic.rpc.control import AgentStream
 from elastic.v1 import control_pb2 as pb
-from elastic.version import __version__
+from elastic.version import __version__, release_of
 
 _TOKEN_LENGTH = 8
 
@@ -59,10 +59,10 @@ class Attendance:
         present = self._nodes.get(hello.node)
         if present is not None and not hello.start_token:
             return _refused(f"the node name {hello.node!r} is taken; choose another")
-        if hello.version and hello.version != __version__:
+        if hello.version and release_of(hello.version) != release_of(__version__):
             return _refused(
                 f"the agent of node {hello.node!r} has version {hello.version}, this coordinator "
-                f"{__version__}; install the same one"
+                f"{__version__}; install the same release, {release_of(__version__)}"
             )
         if hello.isolation_timeout_s != self._isolation_timeout_s:
             return _refused(
@@ -81,12 +81,12 @@ class Attendance:
                 )
         return None
 
-    def arrive(self, stream: AgentStream) -> AttendingNode | None:
-        """Let the agent in; the node that it takes the place of, if there was one."""
+    def arrive(self, stream: AgentStream) -> tuple[AttendingNode | None, AttendingNode]:
+        """Let the agent in: the node that it takes the place of, if there was one, and its own."""
         before = self._nodes.get(stream.node)
         node = node_id(stream.node, stream.hello.start_token)
         self._nodes[stream.node] = AttendingNode(stream=stream, node=node)
-        return before
+        return before, self._nodes[stream.node]
 
     def leave(self, stream: AgentStream) -> AttendingNode | None:
         """Its stream has ended; None if it was not, or is no longer, the node's."""

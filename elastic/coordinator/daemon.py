@@ -9,9 +9,10 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from elastic.coordinator.attendance import Attendance, AttendingNode, name_of, node_id
+from elastic.coordinator.attendance import Attendance, name_of, node_id
 from elastic.coordinator.construction import make_commits, make_machine, open_ledger
-from elastic.coordinator.exclusions import DRAINED, QUARANTINED, Exclusions
+from elastic.coordinator.departing_nodes import DepartingNodes
+from elastic.coordinator.exclusions import Exclusions
 from elastic.coordinator.hearing import Hearing
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import Leadership, save_generation
@@ -22,16 +23,14 @@ from elastic.coordinator.view_batches import ViewBatches
 from elastic.coordinator.wording import ending
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
-from elastic.core.membership import Failure
 from elastic.core.quarantine import NodeFailures
-from elastic.rpc.codec import generation_to_pb, status_to_pb
+from elastic.rpc.codec import generation_to_pb
 from elastic.rpc.control import AgentStream
 from elastic.runtime.driver import Driver
 from elastic.runtime.journal import Journal, RecentEntries
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.store.interface import GuardFailed, Store
 from elastic.store.job_documents import NodeDocument
-from elastic.store.retries import until_answered
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2
 
@@ -68,9 +67,14 @@ class CoordinatorDaemon:
         self._tasks = TaskSupervisor(self._crashed)
         self._nodes = Attendance(isolation_timeout_s=options.isolation_timeout_s)
         self._views = ViewBatches(self._driver.post, self._nodes.count)
-        self._exclusions = Exclusions(store, job=options.job, guard=leadership.guard)
-        self._failures = NodeFailures(options.quarantine_after, options.quarantine_window_s)
-        self._leaving: dict[str, str] = {}  # reasons by node id
+        self._departing = DepartingNodes(
+            self._nodes,
+            Exclusions(store, job=options.job, guard=leadership.guard),
+            NodeFailures(options.quarantine_after, options.quarantine_window_s),
+            journal,
+            post=self._views.post,
+            start=self._tasks.start,
+        )
         self._recoveries = Recoveries()
         self._started_unix_s = time.time()
         self._saves = Saves(
@@ -87,8 +91,8 @@ class CoordinatorDaemon:
             current=lambda: self._machine.current,
             generation=self._machine.generation,
             may_record=in_office,
-            on_failure=self._worker_failed,
-            on_leave=self._wants_to_leave,
+            on_failure=self._departing.worker_failed,
+            on_leave=self._departing.wants_to_leave,
             on_stop=self.stop,
         )
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -100,7 +104,7 @@ class CoordinatorDaemon:
 
     async def start(self) -> None:
         """Learn what earlier coordinators have kept; sits out outages."""
-        await until_answered(self._exclusions.load, "load the excluded nodes")
+        await self._departing.load()
 
     async def close(self) -> None:
         """End what still runs here, and every stream."""
@@ -132,11 +136,10 @@ class CoordinatorDaemon:
             stream.send(refused=refused)
             stream.close()
             return
-        before = self._nodes.arrive(stream)
-        node = node_id(stream.node, stream.hello.start_token)
+        before, node = self._nodes.arrive(stream)
         if before is not None:
             before.stream.close()
-            if before.node != node:
+            if before.node != node.node:
                 self._views.post(ev.NodeLost(node=before.node))
         self._journal.record(
             "node_connected", node=stream.node, host=stream.host, slots=stream.slots
@@ -145,9 +148,7 @@ class CoordinatorDaemon:
             self.registry.connected(stream.node, stream.hello.start_token)
         if stream.hello.classic:
             self._views.post(ev.ClassicScriptReported())
-        excluded = self._exclusions.get(stream.node)
-        if excluded is not None:
-            self._views.post(ev.NodeLeaving(node=node, reason=excluded.reason))
+        self._departing.arrived(node)
         current = self._machine.current
         if current is not None:
             stream.send(generation=generation_to_pb(current))
@@ -185,26 +186,11 @@ class CoordinatorDaemon:
 
     async def drain(self, name: str, reason: str) -> str:
         """Have a node left and kept out; say what follows. Raises TransientError."""
-        await self._exclude(name, DRAINED, reason or "drained by an operator")
-        connected = self._nodes.named(name) is not None
-        return (
-            f"the workers of {name} leave at the next step boundary"
-            if connected
-            else f"no node {name} is connected now; it will be kept out when it comes"
-        )
+        return await self._departing.drain(name, reason)
 
     async def clear(self, name: str) -> str:
         """Let a node take part again; say what follows. Raises TransientError."""
-        cleared = await self._exclusions.clear(name)
-        self._failures.forgive(name)
-        if cleared is None:
-            return f"{name} was neither drained nor in quarantine"
-        self._journal.record("node_cleared", node=name, state=cleared.state)
-        node = self._nodes.named(name)
-        if node is not None:
-            self._leaving.pop(node.node, None)
-            self._views.post(ev.NodeWelcomed(node=node.node))
-        return f"{name} may take part again"
+        return await self._departing.clear(name)
 
     def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
         """The journal as JSON lines: what is remembered, then what comes."""
@@ -217,7 +203,7 @@ class CoordinatorDaemon:
             job=self._options.job,
             phase=self._machine.phase.value,
             generation=generation_to_pb(current) if current is not None else None,
-            nodes=self._nodes_pb(),
+            nodes=self._departing.statuses(),
             progress=self._hearing.progress,
             started_unix_s=self._started_unix_s,
             restarts=self._machine.restarts_spent(time.monotonic()),
@@ -244,7 +230,7 @@ class CoordinatorDaemon:
         """Nothing of it runs any more."""
         ids = [node_id(node, start_token)] if start_token else self._absent_ids(node)
         for gone in ids:
-            self._leaving.pop(gone, None)
+            self._departing.gone(gone)
             self._views.post(ev.NodeGone(node=gone))
 
     def _absent_ids(self, name: str) -> list[str]:
@@ -253,39 +239,6 @@ class CoordinatorDaemon:
         return sorted(
             {m.node for m in members if name_of(m.node) == name and not self._nodes.find(m.node)}
         )
-
-    # ---- nodes that are to go
-
-    def _worker_failed(self, node: AttendingNode, failure: Failure) -> None:
-        if self._failures.worker_failed(node.stream.node, failure, time.monotonic()):
-            self._quarantine(node.stream.node)
-
-    def _quarantine(self, name: str) -> None:
-        others = [n for n in self._nodes if n.stream.node != name and n.node not in self._leaving]
-        if not others or self._exclusions.get(name) is not None:
-            return
-        count = self._failures.failures(name, time.monotonic())
-        reason = f"{count} failures within {self._options.quarantine_window_s:g} s"
-        self._tasks.start(self._exclude(name, QUARANTINED, reason), "quarantine")
-
-    async def _exclude(self, name: str, state: str, reason: str) -> None:
-        self._journal.record(f"node_{state}", node=name, reason=reason)
-        node = self._nodes.named(name)
-        if node is not None:
-            self._leave(node, reason)
-        try:
-            await self._exclusions.add(name, state, reason)
-        except GuardFailed:
-            return  # the next leader does not know it: the operator sees the node come back
-
-    def _wants_to_leave(self, node: AttendingNode, reason: str) -> None:
-        if node.node not in self._leaving:
-            self._journal.record("node_leaving", node=node.stream.node, reason=reason)
-        self._leave(node, reason)
-
-    def _leave(self, node: AttendingNode, reason: str) -> None:
-        self._leaving[node.node] = reason
-        self._views.post(ev.NodeLeaving(node=node.node, reason=reason))
 
     # ---- what the machine wants
 
@@ -348,16 +301,8 @@ class CoordinatorDaemon:
     @_carry_out.register
     def _(self, effect: fx.NodeDrained) -> None:
         node = self._nodes.find(effect.node)
-        if node is None:
-            return
-        name = node.stream.node
-        self._journal.record("node_left_group", node=name)
-        excluded, reason = self._exclusions.get(name), self._node_pb(node).reason
-        if excluded is None:
-            node.stream.send(drained=pb.Drained(reason=reason))
-        elif excluded.state != QUARANTINED:
-            back = f"`elastic nodes --clear {name}` lets it come back"
-            node.stream.send(drained=pb.Drained(reason=f"{reason}; {back}"))
+        if node is not None:
+            self._departing.left_group(node)
 
     @_carry_out.register
     def _(self, effect: fx.SetTimer) -> None:
@@ -366,6 +311,8 @@ class CoordinatorDaemon:
     @_carry_out.register
     def _(self, effect: fx.Lost) -> None:
         self._recoveries.lost(effect)
+        members = self._machine.members_that_may_train()
+        self._departing.members_lost({m.node for m in members if m.worker in effect.workers})
 
     @_carry_out.register
     def _(self, effect: fx.StepDown) -> None:
@@ -404,33 +351,3 @@ class CoordinatorDaemon:
         """A bug here must not look like a hang."""
         if not self.ended.done():
             self.ended.set_exception(error)
-
-    def _nodes_pb(self) -> list[pb.NodeStatus]:
-        connected = {n.stream.node: self._node_pb(n) for n in self._nodes}
-        for name in self._exclusions.names():
-            excluded = self._exclusions.get(name)
-            if excluded is not None and name not in connected:
-                connected[name] = pb.NodeStatus(
-                    node=name,
-                    state=excluded.state,
-                    reason=excluded.reason,
-                    since_unix_s=excluded.since_unix_s,
-                )
-        return [connected[name] for name in sorted(connected)]
-
-    def _node_pb(self, node: AttendingNode) -> pb.NodeStatus:
-        name = node.stream.node
-        excluded = self._exclusions.get(name)
-        leaving = self._leaving.get(node.node)
-        state = excluded.state if excluded else "leaving" if leaving is not None else "ready"
-        return pb.NodeStatus(
-            node=name,
-            host=node.stream.host,
-            slots=node.stream.slots,
-            version=node.stream.hello.version,
-            workers=[status_to_pb(s) for s in node.statuses],
-            state=state,
-            reason=excluded.reason if excluded else leaving or "",
-            since_unix_s=excluded.since_unix_s if excluded else node.connected_unix_s,
-            failures=self._failures.failures(name, time.monotonic()),
-        )

@@ -45,8 +45,8 @@ class NodeHandler(Protocol):
 class NodeRegistry:
     """Start `run` once; say who is connected.
 
-    An agent ends its workers when, for `isolation_timeout_s`, neither its lease was renewed nor
-    a leader that holds its own lease was in contact with it. So they are gone that long, and a
+    An agent ends its workers when, for `isolation_timeout_s`, neither its lease was renewed nor a
+    coordinator was in contact with it. So they are gone that long, and a
     margin, after its key has gone and its connection has, unless it registers again.
     """
 

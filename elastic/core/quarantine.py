@@ -27,7 +27,7 @@ class NodeFailures:
         return failure.kind not in _SCRIPTS_OWN and self._count(node, now)
 
     def node_lost(self, node: str, now: float) -> bool:
-        """The node has been lost; True if that was once too often."""
+        """It is gone, with its agent, and was not to leave; True if that was once too often."""
         return self._count(node, now)
 
     def failures(self, node: str, now: float) -> int:

@@ -86,7 +86,7 @@ class NodeSettings:
     drain_timeout_s: float = field(
         default=15.0,
         metadata=about(
-            "Seconds for the workers of a drained or preempted node to leave at a step boundary.",
+            "Seconds for the workers of a node that is to leave to do so at a step boundary.",
             DURATION_OR_ZERO,
         ),
     )

@@ -57,7 +57,9 @@ SHARED_CHECKPOINT_DIR = about(
     "all nodes; unset: none are kept.",
     DIRECTORY,
 )
-CHECKPOINT_EVERY = about("Steps between checkpoints; 0: only when leaving.", whole(0))
+CHECKPOINT_EVERY = about(
+    "Steps between checkpoints; 0: only at the end and when leaving.", whole(0)
+)
 KEEP_CHECKPOINTS = about("Newest checkpoints kept.", whole(1))
 LEDGER = about("Record which samples each committed step used in this file.", FILE)
 LOG_DIR = about(

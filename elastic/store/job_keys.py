@@ -32,11 +32,6 @@ class JobKeys:
         return self._below("ended")
 
     @property
-    def spec(self) -> str:
-        """What the job is to be."""
-        return self._below("spec")
-
-    @property
     def nodes(self) -> str:
         """The folder of the nodes that have an agent."""
         return self._below("nodes/")

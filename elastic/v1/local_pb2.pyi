@@ -167,15 +167,21 @@ class EndRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class AttachRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ZygoteRequest(_message.Message):
-    __slots__ = ("spawn", "kill", "end")
+    __slots__ = ("spawn", "kill", "end", "attach")
     SPAWN_FIELD_NUMBER: _ClassVar[int]
     KILL_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
+    ATTACH_FIELD_NUMBER: _ClassVar[int]
     spawn: SpawnRequest
     kill: KillRequest
     end: EndRequest
-    def __init__(self, spawn: _Optional[_Union[SpawnRequest, _Mapping]] = ..., kill: _Optional[_Union[KillRequest, _Mapping]] = ..., end: _Optional[_Union[EndRequest, _Mapping]] = ...) -> None: ...
+    attach: AttachRequest
+    def __init__(self, spawn: _Optional[_Union[SpawnRequest, _Mapping]] = ..., kill: _Optional[_Union[KillRequest, _Mapping]] = ..., end: _Optional[_Union[EndRequest, _Mapping]] = ..., attach: _Optional[_Union[AttachRequest, _Mapping]] = ...) -> None: ...
 
 class Spawned(_message.Message):
     __slots__ = ("worker", "pid", "log_path")

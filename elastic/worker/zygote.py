@@ -29,7 +29,7 @@ import torch.distributed
 import torch.nn.parallel
 import torch.optim  # noqa: F401
 
-from elastic.rpc.framing import FrameDecoder, encode
+from elastic.rpc.framing import BadFrame, FrameDecoder, encode
 from elastic.runtime.keeper import KEEPER_GONE
 from elastic.runtime.orphans import adopt_orphans, children, end_children, signal_group
 from elastic.runtime.run_directory import remove_if_left
@@ -37,6 +37,7 @@ from elastic.v1 import local_pb2 as pb
 from elastic.worker.forked import become_worker
 
 _EXIT_GRACE_S = 5.0  # for processes that a finished worker left behind
+_MOST_CALLERS = 16  # at once; whoever is not an agent has no business here
 _FIRST_AGENT_S = 5.0  # for the agent that has started this zygote to connect
 
 
@@ -69,6 +70,7 @@ class _Zygote:
         self._listener = listener
         self._grace_s = grace_s
         self._agent: socket.socket | None = None
+        self._callers: dict[socket.socket, FrameDecoder] = {}  # who have not said what they are
         self._alone_until: float = time.monotonic() + max(grace_s, _FIRST_AGENT_S)
         self._untold: list[pb.ZygoteEvent] = []  # what happened while there was no agent
         self._keeper = os.getppid()
@@ -92,14 +94,11 @@ class _Zygote:
                     os.read(wake_read, 4096)
                 self._reap()
                 self._end_orphans()
-                if self._listener in ready:
-                    self._accept(selector)
-                elif self._agent in ready:
-                    task = self._serve_agent(selector)
-                    if task is not None:
-                        os.close(wake_write)
-                        os.close(wake_read)
-                        return task
+                task = self._serve_ready(ready, selector)
+                if task is not None:
+                    os.close(wake_write)
+                    os.close(wake_read)
+                    return task
         end_children()  # nobody could use them, nobody else would end them
         return None
 
@@ -107,16 +106,54 @@ class _Zygote:
         abandoned = self._agent is None and time.monotonic() >= self._alone_until
         return self._ending or abandoned or os.getppid() != self._keeper
 
-    # ---- the agent
+    def _serve_ready(
+        self, ready: set[Any], selector: selectors.BaseSelector
+    ) -> Callable[[], int] | None:
+        callers = [caller for caller in self._callers if caller in ready]
+        task = self._serve_agent(selector) if self._agent in ready else None
+        for caller in callers if task is None else ():
+            task = task or self._hear(caller, selector)
+        if self._listener in ready and task is None:
+            self._accept(selector)
+        return task
+
+    # ---- who calls
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
-        """The newest agent is the one that lives: it holds the lock of the run's directory."""
         connection, _ = self._listener.accept()
-        if self._agent is not None:
-            self._drop_agent(selector)
-        self._agent = connection
-        self._decoder = FrameDecoder(pb.ZygoteRequest)
+        if len(self._callers) == _MOST_CALLERS:
+            self._hang_up(next(iter(self._callers)), selector)
+        self._callers[connection] = FrameDecoder(pb.ZygoteRequest)
         selector.register(connection, selectors.EVENT_READ)
+
+    def _hear(
+        self, caller: socket.socket, selector: selectors.BaseSelector
+    ) -> Callable[[], int] | None:
+        """Only who speaks as an agent does takes the place of the one there is."""
+        data = _receive(caller)
+        try:
+            first: Any = next(self._callers[caller].feed(data), None) if data else None
+        except BadFrame:
+            data = b""
+        if not data or (first is not None and not first.HasField("attach")):
+            self._hang_up(caller, selector)
+        elif first is not None:
+            self._decoder = self._callers.pop(caller)
+            self._attend(caller, selector)
+            return self._obey(b"", selector)
+        return None
+
+    def _hang_up(self, caller: socket.socket, selector: selectors.BaseSelector) -> None:
+        del self._callers[caller]
+        selector.unregister(caller)
+        caller.close()
+
+    # ---- the agent
+
+    def _attend(self, connection: socket.socket, selector: selectors.BaseSelector) -> None:
+        """The newest agent is the one that lives: it holds the lock of the run's directory."""
+        self._drop_agent(selector)
+        self._agent = connection
         ready = pb.ZygoteReady(workers=self._workers.values(), keeper=self._keeper)
         self._send(pb.ZygoteEvent(ready=ready))
         untold, self._untold = self._untold, []
@@ -131,13 +168,19 @@ class _Zygote:
             self._alone_until = time.monotonic() + self._grace_s
 
     def _serve_agent(self, selector: selectors.BaseSelector) -> Callable[[], int] | None:
-        data = self._receive()
+        data = _receive(self._agent) if self._agent is not None else b""
         if not data:
             self._drop_agent(selector)
-        for request in self._decoder.feed(data):
-            task = self._carry_out(request)
-            if task is not None:
-                return task
+        return self._obey(data, selector)
+
+    def _obey(self, data: bytes, selector: selectors.BaseSelector) -> Callable[[], int] | None:
+        try:
+            for request in self._decoder.feed(data):
+                task = self._carry_out(request)
+                if task is not None:
+                    return task
+        except BadFrame:
+            self._drop_agent(selector)
         return None
 
     def _carry_out(self, request: Any) -> Callable[[], int] | None:
@@ -148,12 +191,6 @@ class _Zygote:
         elif request.HasField("spawn"):
             return self._fork(request.spawn)
         return None
-
-    def _receive(self) -> bytes:
-        try:
-            return self._agent.recv(65536) if self._agent is not None else b""
-        except OSError:
-            return b""
 
     def _send(self, event: pb.ZygoteEvent) -> None:
         """What an agent that is gone misses is told the next one."""
@@ -175,8 +212,9 @@ class _Zygote:
             for number in (signal.SIGCHLD, KEEPER_GONE):
                 signal.signal(number, signal.SIG_DFL)
             self._listener.close()
-            if self._agent is not None:
-                self._agent.close()
+            for connection in (self._agent, *self._callers):
+                if connection is not None:
+                    connection.close()
             return lambda: become_worker(request, parent)
         spawned = pb.Spawned(worker=request.worker, pid=pid, log_path=request.log_path)
         self._workers[pid] = spawned
@@ -232,6 +270,14 @@ class _Zygote:
         if self._agent is None:
             return max(0.0, self._alone_until - time.monotonic())
         return None
+
+
+def _receive(connection: socket.socket) -> bytes:
+    """What has come; nothing at the end."""
+    try:
+        return connection.recv(65536)
+    except OSError:
+        return b""
 
 
 def _next_dead() -> Any:

@@ -41,6 +41,7 @@ class Ground:
             net, etcd = self._stack.enter_context(network_with_etcd())
             self.cluster = Cluster(net, etcd, self._new_files())
         self.cluster.settle(*NODES)
+        self.cluster.forgive()
         return self.cluster
 
     def next_job(self) -> Cluster:

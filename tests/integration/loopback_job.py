@@ -77,6 +77,7 @@ class LoopbackJob:
         """End all of it; nothing of a node is kept for a next agent."""
         for process in self._processes:
             process.close()
+        self._place.kill_all()
         for directory in self._place.run_directories():
             shutil.rmtree(directory)
 

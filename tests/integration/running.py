@@ -82,6 +82,14 @@ class Place:
         """Those of jobs that run, or should have been removed."""
         return list(self.sockets.glob("*/*"))
 
+    def kill_all(self) -> None:
+        """What killed agents have left for others to adopt."""
+        while pids := self.processes():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+
     def close(self) -> None:
         """Nothing may be left of the jobs, which have ended or are killed now."""
         for job in self._jobs:

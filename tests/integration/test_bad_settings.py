@@ -73,6 +73,18 @@ def test_a_port_in_use(place: Place) -> None:
     assert not place.run_directories()
 
 
+@pytest.mark.parametrize(
+    "option", [("--nnodes", "2"), ("--nnodes", "2:4"), ("--listen", "0.0.0.0:0")], ids=" ".join
+)
+def test_what_one_machine_can_not_do(place: Place, option: tuple[str, str]) -> None:
+    result = place.elastic("run", *option, "--log-dir", "logs", STEADY)
+    assert result.returncode == CONFIGURATION
+    (line,) = result.stderr.splitlines()
+    assert f"{option[0]} {option[1][0]}" in line
+    assert "`elastic coordinator` and `elastic agent`" in line
+    assert not (place.files / "logs").exists()
+
+
 @pytest.mark.parametrize("option", ["--checkpoint-dir", "--log-dir", "--ledger"])
 def test_a_place_that_can_not_be_written_to(place: Place, tmp_path: Path, option: str) -> None:
     (tmp_path / "file").write_text("in the way")

@@ -58,6 +58,15 @@ def test_status_as_a_table(running: JobProcess, running_place: Place) -> None:
         assert str(running.pid_of(worker)) in result.stdout
 
 
+def test_events_so_far(running: JobProcess, running_place: Place) -> None:
+    result = running_place.elastic("events", "--job", "watched", "--output", "json")
+    assert result.returncode == 0, result.stderr
+    told = [json.loads(line)["event"] for line in result.stdout.splitlines()]
+    assert {"job_started", "generation_formed"} <= set(told)
+    assert "progress" not in told
+    assert set(told) <= {event["event"] for event in running.events}
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "name"),
     [(["--job", "other"], 75, "'other'"), (["--address", "127.0.0.1:9"], 75, "127.0.0.1:9")],

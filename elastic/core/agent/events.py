@@ -83,6 +83,13 @@ class JobEnded:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DrainRequested:
+    """An operator wants this node left, or no longer: the coordinator sees to it, in its time."""
+
+    called_off: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Drained:
     """No worker of this node is in the group any more, and none will be."""
 
@@ -126,6 +133,7 @@ Event = (
     | ReplaceRequested
     | DismissRequested
     | JobEnded
+    | DrainRequested
     | Drained
     | CutOff
     | LeaveRequested

@@ -73,6 +73,7 @@ class Agent:
         self._exit_code: int | None = None
         self._kill_at: float | None = None
         self._leave_by: float | None = None
+        self._drained_by: float | None = None
         self._runs_out = False  # asked to leave: nobody starts here any more
         self.phase = AgentPhase.WARMING
 
@@ -201,6 +202,9 @@ class Agent:
             self._exit_code = event.exit_code
             return []
         timeout_s = self._settings.leave_timeout_s
+        if timeout_s is not None and not self._may_be_in_a_group():
+            self._exit_code = event.exit_code
+            return self._end_all(now)
         self._runs_out = self._settings.classic
         retiring = self._retire([p for p in self._processes.values() if p.runs], now)
         if timeout_s is None:
@@ -209,6 +213,15 @@ class Agent:
             self._leave_by = now + timeout_s
             self._exit_code = event.exit_code
         return [fx.AskToLeave(reason=event.reason), *retiring]
+
+    @_apply.register
+    def _(self, event: ev.DrainRequested, now: float) -> list[fx.Effect]:
+        timeout_s = self._settings.leave_timeout_s
+        if event.called_off:
+            self._drained_by = None
+        elif timeout_s is not None and self._drained_by is None:
+            self._drained_by = now + timeout_s
+        return []
 
     @_apply.register
     def _(self, event: ev.Drained, now: float) -> list[fx.Effect]:
@@ -241,7 +254,7 @@ class Agent:
 
     def _tend(self, now: float) -> list[fx.Effect]:
         """Level-triggered: whatever happened, bring the node to where it should be."""
-        if self._leave_by is not None and now >= self._leave_by:
+        if any(now >= by for by in self._ends_by()):
             self._end_all(now)
         if self.phase is AgentPhase.ENDING:
             return self._wind_up(now)
@@ -316,9 +329,12 @@ class Agent:
         instants += [p.kill_at for p in self._processes.values() if p.kill_at is not None]
         if self._spawn_not_before > now:
             instants.append(self._spawn_not_before)
-        if self._leave_by is not None:
-            instants.append(self._leave_by)
+        instants += self._ends_by()
         return min(instants) if instants else None
+
+    def _ends_by(self) -> list[float]:
+        """When this node's workers are ended, wherever they are."""
+        return [by for by in (self._leave_by, self._drained_by) if by is not None]
 
     # ---- parts
 
@@ -373,6 +389,10 @@ class Agent:
         if process.status.heard >= newest.number:
             return []
         return [fx.ForwardGeneration(worker=process.status.worker, generation=newest)]
+
+    def _may_be_in_a_group(self) -> bool:
+        found = any(p.adopted or p.status.generation for p in self._processes.values())
+        return found or self._generation is not None
 
     def _end_all(self, now: float) -> list[fx.Effect]:
         self.phase = AgentPhase.ENDING

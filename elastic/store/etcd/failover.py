@@ -36,6 +36,8 @@ class Failover:
         self._current = 0
         self._attempt_timeout_s = attempt_timeout_s
         self._total_timeout_s = total_timeout_s
+        self._said_last: dict[Endpoint, Said] = {}
+        """By those that did not answer since one did: also to calls that waited for others."""
         self.answered = False
         """Has the cluster ever done what it was asked? The client knows."""
 
@@ -72,6 +74,7 @@ class Failover:
             connection = self.current
             answer = await self._attempt(attempt, connection, left_s)
             if not isinstance(answer, Said):
+                self._said_last.clear()
                 return Answer(answer, repeated=attempts > 0)
             attempts += 1
             if left_s >= self._attempt_timeout_s or connection.endpoint not in heard:
@@ -79,7 +82,8 @@ class Failover:
             self.move_on(connection)
             self._check_handshakes(heard)
             await self._pause(attempts, ends_at)
-        raise wording.unreachable(method, self._total_timeout_s, heard)
+        self._said_last |= heard
+        raise wording.unreachable(method, self._total_timeout_s, self._said_last)
 
     async def _attempt(
         self,

@@ -27,6 +27,7 @@ class Coordinator(Recorder):
         super().__init__()
         self.address = address
         self.said: list[pb.AgentMessage] = []
+        self.refuses = ""
         self._server: ControlServer | None = None
 
     async def start(self) -> None:
@@ -40,7 +41,11 @@ class Coordinator(Recorder):
 
     def agent_connected(self, stream: AgentStream) -> None:
         super().agent_connected(stream)
-        stream.send(probe=pb.Probe())
+        if self.refuses:
+            stream.send(refused=pb.Refused(message=self.refuses, exit_code=78))
+            stream.close()
+        else:
+            stream.send(probe=pb.Probe())
 
     def agent_said(self, stream: AgentStream, message: pb.AgentMessage) -> None:
         super().agent_said(stream, message)
@@ -320,6 +325,34 @@ def test_refused_later_it_is_an_outage_that_may_end(tmp_path: Path) -> None:
         await until(lambda: agent.link.connected)
         assert agent.refused == []
         assert agent.lost.count("the certificate has expired") == 1
+
+    run(tmp_path, check)
+
+
+def test_turned_away_at_first_the_agent_can_not_go_on(tmp_path: Path) -> None:
+    async def check(place: Place) -> None:
+        coordinator = await place.coordinator()
+        coordinator.refuses = "another command"
+        agent = place.agent(FixedLeader(coordinator.address))
+        await agent.running
+        assert [str(e) for e in agent.refused] == ["another command"]
+        assert agent.messages == []
+
+    run(tmp_path, check)
+
+
+def test_turned_away_by_a_later_leader_the_agent_goes_on(tmp_path: Path) -> None:
+    async def check(place: Place) -> None:
+        first, second, third = [await place.coordinator(name) for name in "abc"]
+        second.refuses = "another version"
+        election = Election(first)
+        agent = place.agent(election)
+        await until(lambda: agent.link.connected)
+        election.elect(second.address)
+        await until(lambda: "another version" in agent.lost)
+        election.elect(third.address)
+        await until(lambda: agent.link.connected)
+        assert agent.refused == []
 
     run(tmp_path, check)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +17,9 @@ from typing import Any
 
 import pytest
 
+from elastic.rpc.framing import encode
+from elastic.v1 import local_pb2 as pb
+
 DEADLINE_S = 90.0
 Start = Callable[..., "Owner"]
 
@@ -23,6 +28,7 @@ class Owner:
     """A process that has started or found the zygote of a directory."""
 
     def __init__(self, directory: Path, grace_s: float) -> None:
+        self.directory = directory
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.unit.agent.zygote_owner", str(directory), str(grace_s)],
             stdin=subprocess.PIPE,
@@ -132,6 +138,28 @@ def test_a_second_agent_finds_the_firsts_workers_and_hears_what_it_missed(start:
     second.tell("close")
     assert second.hear() == {"event": "closed"}
     assert is_gone(second.ready["keeper"])
+
+
+NOISE = {
+    "bytes": b"\xff" * 1000,
+    "half a message": (100).to_bytes(4, "big"),
+    "no message": (3).to_bytes(4, "big") + b"abc",
+    "another request": encode(pb.ZygoteRequest(end=pb.EndRequest())),
+}
+
+
+def test_strangers_do_not_take_the_agents_place(start: Start) -> None:
+    owner = start(60.0)
+    worker = owner.spawn("w1")
+    with contextlib.ExitStack() as stack:
+        for noise in (b"", *NOISE.values()) * 10:
+            stranger = stack.enter_context(socket.socket(socket.AF_UNIX))
+            stranger.connect(str(owner.directory / "zygote.sock"))
+            with contextlib.suppress(ConnectionError):
+                stranger.sendall(noise)
+        owner.spawn("w2")
+    owner.spawn("w3")
+    assert not is_gone(worker)
 
 
 def test_without_grace_all_ends_with_the_agent(start: Start) -> None:

@@ -240,6 +240,11 @@ def test_no_job_runs_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         operator.status(Target(job="digits"), output="json")
 
 
+def test_an_address_elsewhere_is_not_asked_in_plain_text() -> None:
+    with pytest.raises(ConfigurationError, match=r"10\.0\.0\.1:29400 is not on this.*--etcd"):
+        operator.status(Target(address="10.0.0.1:29400"), output="json")
+
+
 class Opened(FailingStore):
     """A store that a command can open."""
 
@@ -264,7 +269,8 @@ FAR = Target(
 def test_nobody_leads_or_the_store_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
-    def open_store(_settings: StoreSettings) -> Opened:
+    def open_store(_settings: StoreSettings, *, total_timeout_s: float) -> Opened:
+        assert total_timeout_s < 0.2
         store = Opened(Clock())
         if hangs:
             store.hangs["get"] = asyncio.Event()
@@ -287,7 +293,7 @@ def test_the_leader_is_found_in_the_store(
     store = Opened(Clock())
     document = LeaderDocument(candidate="c", address=place.target.address or "")
     asyncio.run(store.put(JobKeys("digits").leader, to_json(document)))
-    monkeypatch.setattr(operator, "open_store", lambda _settings: store)
+    monkeypatch.setattr(operator, "open_store", lambda _settings, **_: store)
     slow = dataclasses.replace(FAR.settings, timeout_s=DEADLINE_S)  # type: ignore[type-var]
     operator.status(Target(settings=slow), output="json")
     assert json.loads(capsys.readouterr().out)["job"] == "digits"

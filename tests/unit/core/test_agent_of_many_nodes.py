@@ -10,6 +10,7 @@ from elastic.core.agent import effects as fx
 from elastic.core.agent import events as ev
 from elastic.core.agent.machine import Agent, AgentPhase, AgentSettings
 from elastic.core.membership import Failure, FailureKind, WorkerPhase, WorkerStatus
+from tests.unit.core.cluster_views import generation
 
 SETTINGS = AgentSettings(node="a", slots=2, spares=1, start="s2")
 FOUND = (("a-s1-1", 11), ("a-s1-2", 12), ("a-s1-3", 13))
@@ -58,6 +59,7 @@ def serving(settings: AgentSettings = SETTINGS) -> Agent:
 def leaving(timeout_s: float = 60.0) -> Agent:
     """Asked to leave at 10 s."""
     agent = serving(replace(SETTINGS, leave_timeout_s=timeout_s))
+    agent.handle(ev.GenerationAnnounced(generation=generation(1, "b1")), 9.0)
     assert of(fx.AskToLeave, agent.handle(LEAVE, 10.0)) == [fx.AskToLeave(reason="SIGTERM")]
     return agent
 
@@ -179,6 +181,15 @@ def test_a_node_that_leaves_ends_when_it_is_drained() -> None:
     assert not of(fx.ReportFailure, effects)
 
 
+@pytest.mark.parametrize("adopts", [False, True])
+def test_a_node_that_knows_no_group_leaves_at_once_unless_one_may_be_here(adopts: bool) -> None:
+    settings = replace(SETTINGS, leave_timeout_s=60.0)
+    agent = adopting(settings) if adopts else serving(settings)
+    effects = agent.handle(LEAVE, 1.5)
+    assert bool(of(fx.AskToLeave, effects)) == adopts
+    assert len(of(fx.EndWorker, effects)) == (0 if adopts else 3)
+
+
 def test_a_node_that_is_not_drained_in_time_ends_all_the_same() -> None:
     agent = leaving(timeout_s=60.0)
     (timer,) = of(fx.SetTimer, agent.handle(ev.TimerFired(), 11.0))
@@ -199,6 +210,31 @@ def test_asked_again_it_asks_again_and_has_no_more_time() -> None:
 
 def test_the_second_signal_ends_a_node_that_leaves() -> None:
     assert len(of(fx.EndWorker, leaving().handle(ev.StopRequested(exit_code=130), 11.0))) == 3
+
+
+def test_a_node_that_an_operator_drains_has_the_same_time() -> None:
+    agent = serving(replace(SETTINGS, leave_timeout_s=60.0))
+    (timer,) = of(fx.SetTimer, agent.handle(ev.DrainRequested(), 10.0))
+    assert timer.at == 70.0  # type: ignore[attr-defined]
+    agent.handle(ev.DrainRequested(), 40.0)  # by the next leader, who knows of it too
+    assert len(of(fx.EndWorker, agent.handle(ev.TimerFired(), 70.0))) == 3
+    for n in (1, 2, 3):
+        effects = agent.handle(killed(f"a-s2-{n}"), 71.0)
+    assert of(fx.ExitAgent, effects) == [fx.ExitAgent(exit_code=0)]
+
+
+def test_a_drain_that_is_called_off_ends_nobody() -> None:
+    agent = serving(replace(SETTINGS, leave_timeout_s=60.0))
+    agent.handle(ev.DrainRequested(), 10.0)
+    (timer,) = of(fx.SetTimer, agent.handle(ev.DrainRequested(called_off=True), 11.0))
+    assert timer.at is None  # type: ignore[attr-defined]
+    assert not of(fx.EndWorker, agent.handle(ev.TimerFired(), 70.0))
+
+
+def test_on_one_machine_a_drain_ends_nobody() -> None:
+    agent = serving()
+    agent.handle(ev.DrainRequested(), 10.0)
+    assert not of(fx.EndWorker, agent.handle(ev.TimerFired(), 1000.0))
 
 
 def test_a_node_drained_by_an_operator_ends_well() -> None:

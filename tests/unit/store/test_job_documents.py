@@ -63,7 +63,6 @@ def test_keys() -> None:
     assert keys.leader == "elastic/job/leader"
     assert keys.generation == "elastic/job/generation"
     assert keys.incarnation == "elastic/job/incarnation"
-    assert keys.spec == "elastic/job/spec"
     assert keys.node("n1") == "elastic/job/nodes/n1"
     assert keys.quarantine("n1") == "elastic/job/quarantine/n1"
     assert keys.drain("n1") == "elastic/job/drain/n1"

@@ -1,0 +1,193 @@
+"""Who is to leave, and who hears of it: the machine, the node's agent, people."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from elastic.coordinator.attendance import Attendance, AttendingNode
+from elastic.coordinator.departing_nodes import DepartingNodes
+from elastic.coordinator.exclusions import Exclusions
+from elastic.coordinator.leadership import lead
+from elastic.core.coordinator import events as ev
+from elastic.core.membership import Failure, FailureKind
+from elastic.core.quarantine import NodeFailures
+from elastic.store.memory import MemoryStore
+from tests.contract.conftest import within_deadline
+from tests.unit.coordinator.agents import Diary, agent, kinds, sent
+
+TOKEN = "0123456789abcdef"
+KILLED = Failure(worker="n1-1", kind=FailureKind.SIGNAL)
+RAISED = Failure(worker="n1-1", kind=FailureKind.EXCEPTION)
+
+
+class Place:
+    """n1, n2 and n3 are connected; the second failure of a node is once too often."""
+
+    def __init__(self, store: MemoryStore, exclusions: Exclusions) -> None:
+        self.store = store
+        self.nodes = Attendance()
+        self.diary = Diary()
+        self.posted: list[ev.Event] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self.departing = DepartingNodes(
+            self.nodes,
+            exclusions,
+            NodeFailures(2, 60.0),
+            self.diary.journal,
+            post=self.posted.append,
+            start=self._start,
+        )
+        for name in ("n1", "n2", "n3"):
+            self.connect(name)
+
+    def connect(self, name: str) -> AttendingNode:
+        _, node = self.nodes.arrive(agent(name, TOKEN))
+        self.departing.arrived(node)
+        return node
+
+    def lose(self, *names: str) -> None:
+        """With their agents; the group goes on without them."""
+        lost = [self.node(name) for name in names]
+        for node in lost:
+            self.nodes.leave(node.stream)
+        self.departing.members_lost(node.node for node in lost)
+
+    def node(self, name: str) -> AttendingNode:
+        node = self.nodes.named(name)
+        assert node is not None
+        return node
+
+    async def states(self) -> dict[str, str]:
+        """When what was begun is done."""
+        await asyncio.gather(*self._tasks)
+        return {status.node: status.state for status in self.departing.statuses()}
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._tasks.append(asyncio.create_task(work, name=name))
+
+
+def check(test: Callable[[Place], Awaitable[None]]) -> None:
+    async def run() -> None:
+        store = MemoryStore()
+        leadership = await lead(store, job="job", candidate="c")
+        await test(Place(store, Exclusions(store, job="job", guard=leadership.guard)))
+
+    within_deadline(run())
+
+
+def test_the_agent_of_a_drained_node_is_told_at_once_and_when_it_is_out() -> None:
+    async def test(place: Place) -> None:
+        said = await place.departing.drain("n1", "a new disk")
+        assert said == "the workers of n1 leave at the next step boundary"
+        assert place.posted == [ev.NodeLeaving(node=place.node("n1").node, reason="a new disk")]
+        assert kinds(place.node("n1").stream) == ["drain"]
+        place.departing.left_group(place.node("n1"))
+        (message,) = sent(place.node("n1").stream)
+        assert message.drained.reason == (
+            "a new disk; `elastic nodes --clear n1` lets it come back"
+        )
+        assert await place.states() == {"n1": "drained", "n2": "ready", "n3": "ready"}
+        assert place.diary.names() == ["node_drained", "node_left_group"]
+
+    check(test)
+
+
+def test_a_drained_node_that_comes_back_is_told_again() -> None:
+    async def test(place: Place) -> None:
+        said = await place.departing.drain("n4", "")
+        assert said == "no node n4 is connected now; it will be kept out when it comes"
+        assert (await place.states())["n4"] == "drained"
+        node = place.connect("n4")
+        assert kinds(node.stream) == ["drain"]
+        assert place.posted == [ev.NodeLeaving(node=node.node, reason="drained by an operator")]
+
+    check(test)
+
+
+def test_a_drain_is_called_off_by_clearing_the_node() -> None:
+    async def test(place: Place) -> None:
+        await place.departing.drain("n1", "")
+        assert await place.departing.clear("n1") == "n1 may take part again"
+        drain, called_off = sent(place.node("n1").stream)
+        assert (drain.drain.called_off, called_off.drain.called_off) == (False, True)
+        assert place.posted[-1] == ev.NodeWelcomed(node=place.node("n1").node)
+        assert (await place.states())["n1"] == "ready"
+        assert await place.departing.clear("n1") == "n1 was neither drained nor in quarantine"
+
+    check(test)
+
+
+def test_a_node_that_wants_to_leave_is_let_go_without_a_mark() -> None:
+    async def test(place: Place) -> None:
+        node = place.node("n1")
+        for _ in range(2):
+            place.departing.wants_to_leave(node, "SIGTERM")
+        assert place.diary.of("node_leaving") == [{"node": "n1", "reason": "SIGTERM"}]
+        assert (await place.states())["n1"] == "leaving"
+        place.departing.left_group(node)
+        (message,) = sent(node.stream)
+        assert message.drained.reason == "SIGTERM"
+        place.departing.gone(node.node)
+        assert (await place.states())["n1"] == "ready"
+
+    check(test)
+
+
+def test_failures_of_workers_put_a_node_into_quarantine_where_it_waits() -> None:
+    async def test(place: Place) -> None:
+        node = place.node("n1")
+        for failure in (KILLED, RAISED, RAISED, KILLED):
+            place.departing.worker_failed(node, failure)
+        assert (await place.states())["n1"] == "quarantined"
+        assert place.diary.of("node_quarantined") == [
+            {"node": "n1", "reason": "2 failures within 60 s"}
+        ]
+        place.departing.left_group(node)
+        assert kinds(node.stream) == []
+
+    check(test)
+
+
+def test_a_node_that_is_lost_again_and_again_is_kept_out() -> None:
+    async def test(place: Place) -> None:
+        for _ in range(2):
+            place.lose("n1")
+            place.connect("n1")
+        assert (await place.states())["n1"] == "quarantined"
+
+    check(test)
+
+
+@pytest.mark.parametrize("why", ["several at once", "agents are there", "it was leaving"])
+def test_losses_that_are_not_the_nodes_fault(why: str) -> None:
+    async def test(place: Place) -> None:
+        for _ in range(3):
+            if why == "several at once":
+                place.lose("n1", "n2")
+                place.connect("n2")
+            elif why == "agents are there":
+                place.departing.members_lost([place.node("n1").node])
+                continue
+            else:
+                place.departing.wants_to_leave(place.node("n1"), "SIGTERM")
+                place.lose("n1")
+            place.connect("n1")
+        assert "node_quarantined" not in place.diary.names()
+
+    check(test)
+
+
+def test_the_last_node_that_is_left_is_not_put_out() -> None:
+    async def test(place: Place) -> None:
+        for name in ("n1", "n2", "n3"):
+            for _ in range(3):
+                place.departing.worker_failed(place.node(name), KILLED)
+            await place.states()
+        states = await place.states()
+        assert states == {"n1": "quarantined", "n2": "quarantined", "n3": "ready"}
+
+    check(test)

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 SCRIPTS = ROOT / "benchmarks" / "scripts"
 _POLL_S = 0.05
 _NUMBERS = itertools.count()
+_END_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM")  # also when the benchmark is killed
 _TERM_S = 8.0
 
 
@@ -32,7 +33,7 @@ class Job:
         self._output = directory / "output"
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
-                command,
+                [*_END_WITH_PARENT, *command],
                 cwd=ROOT,
                 env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment,
                 stdin=subprocess.DEVNULL,

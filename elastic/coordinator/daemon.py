@@ -75,6 +75,7 @@ class CoordinatorDaemon:
             post=self._views.post,
             start=self._tasks.start,
         )
+        self._refused: dict[str, str] = {}  # why, by name
         self._recoveries = Recoveries()
         self._started_unix_s = time.time()
         self._saves = Saves(
@@ -132,10 +133,13 @@ class CoordinatorDaemon:
         """An agent has said hello."""
         refused = self._nodes.refusal(stream.hello)
         if refused is not None:
-            self._journal.record("node_refused", node=stream.node, reason=refused.message)
+            if self._refused.get(stream.node) != refused.message:  # it comes again and again
+                self._refused[stream.node] = refused.message
+                self._journal.record("node_refused", node=stream.node, reason=refused.message)
             stream.send(refused=refused)
             stream.close()
             return
+        self._refused.pop(stream.node, None)
         before, node = self._nodes.arrive(stream)
         if before is not None:
             before.stream.close()

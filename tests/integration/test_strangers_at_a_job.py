@@ -27,7 +27,10 @@ pytestmark = pytest.mark.timeout(120)
 JOB = "first"
 NAMES = f"DNS:{JOB}.job.elastic"
 NODES = ("a", "b")
-TEMPORARY = 75
+TEMPORARY, TERMINATED = 75, 143
+COMMANDS = ("agent", "coordinator", "status")
+CLIENTS = ("agent", "status")
+"""Of the coordinator."""
 
 
 class Guarded:
@@ -109,10 +112,6 @@ def guarded(files: Path, etcd: EtcdCluster) -> Iterator[Guarded]:
 # ---- wrong papers
 
 
-COMMANDS = ("agent", "coordinator", "status")
-
-
-@pytest.mark.parametrize("what", COMMANDS)
 @pytest.mark.parametrize(
     ("papers", "why"),
     [
@@ -121,54 +120,46 @@ COMMANDS = ("agent", "coordinator", "status")
         ("wildcard", r"wildcard.pem is not one of job 'first'.*a wildcard does not count"),
     ],
 )
-def test_a_certificate_that_does_not_fit(
-    guarded: Guarded, what: str, papers: str, why: str
-) -> None:
+def test_a_certificate_that_does_not_fit(guarded: Guarded, papers: str, why: str) -> None:
     days = -1 if papers == "expired" else 2
     names = {"second": "DNS:second.job.elastic", "wildcard": "DNS:*.job.elastic"}.get(papers, NAMES)
     sign(guarded.made, papers, days=days, names=names)
     with guarded.undisturbed():
-        _refused(guarded.command(what, **_papers(guarded.made, papers)), why)
+        _all_refused(guarded, COMMANDS, why, **_papers(guarded.made, papers))
 
 
-@pytest.mark.parametrize("what", ["agent", "status"])
-def test_a_certificate_of_another_authority(guarded: Guarded, what: str) -> None:
+def test_a_certificate_of_another_authority(guarded: Guarded) -> None:
     sign(guarded.others, "stranger", names=NAMES)
     papers = _papers(guarded.others, "stranger")
     own = {**papers, "ELASTIC_TLS_CA": str(guarded.made.ca)}
     with guarded.undisturbed():
-        _refused(
-            guarded.command(what, **papers),
-            r"the coordinator's certificate is refused: .*expected one signed by an authority in",
+        why = r"the coordinator's certificate is refused: .*expected one signed by an authority in"
+        _all_refused(guarded, CLIENTS, why, **papers)
+        why = (
+            r"the coordinator does not accept the certificate .*stranger.pem .*unable to get local"
         )
-        _refused(
-            guarded.command(what, **own),
-            r"the coordinator does not accept the certificate .*stranger.pem .*unable to get local",
-        )
+        _all_refused(guarded, CLIENTS, why, **own)
 
 
-@pytest.mark.parametrize("what", COMMANDS)
-def test_a_wrong_etcd_password(guarded: Guarded, what: str) -> None:
+def test_a_wrong_etcd_password(guarded: Guarded) -> None:
     with guarded.undisturbed():
-        command = guarded.command(what, ELASTIC_ETCD_PASSWORD="wrong")
-        _refused(command, "the user or the password is wrong")
+        why = "the user or the password is wrong"
+        _all_refused(guarded, COMMANDS, why, ELASTIC_ETCD_PASSWORD="wrong")
 
 
-@pytest.mark.parametrize("what", COMMANDS)
-def test_endpoints_that_nobody_answers_at_are_named_one_by_one(guarded: Guarded, what: str) -> None:
+def test_endpoints_that_nobody_answers_at_are_named_one_by_one(guarded: Guarded) -> None:
     ports = free_ports(3)
     endpoints = ",".join(f"127.0.0.1:{port}" for port in ports)
     with guarded.undisturbed():
-        command = guarded.command(what, ELASTIC_ETCD=endpoints)
-        if what == "status":
-            assert command.wait() == TEMPORARY, command.story()
-            told = command.messages[-1]
-        else:  # a daemon waits for its etcd, and says so
-            told = command.wait_for_event("warning")["message"]
+        commands = {what: guarded.command(what, ELASTIC_ETCD=endpoints) for what in COMMANDS}
+        assert commands["status"].wait() == TEMPORARY, commands["status"].story()
+        told = [commands.pop("status").messages[-1]]
+        for command in commands.values():  # a daemon waits for its etcd, and says so
+            told.append(command.wait_for_event("warning")["message"])
             command.process.terminate()
-            assert command.wait() == 143, command.story()
+            assert command.wait() == TERMINATED, command.story()
         for port in ports:
-            assert f"127.0.0.1:{port}: " in told
+            assert all(f"127.0.0.1:{port}: " in message for message in told), told
 
 
 def test_an_agent_that_would_outlive_its_group(guarded: Guarded) -> None:
@@ -177,12 +168,32 @@ def test_an_agent_that_would_outlive_its_group(guarded: Guarded) -> None:
         _refused(command, "--isolation-timeout-s 600, this coordinator 120:.* give both the same")
 
 
+def test_an_agent_started_wrongly_leaves_the_workers_to_a_right_one(guarded: Guarded) -> None:
+    job = guarded.job
+    pid, generation = job.worker_pid("a"), job.generation()
+    job.agents["a"][-1].process.kill()
+    job.agents["a"][-1].wait()
+    wrong = job.start_agent("a", ELASTIC_ISOLATION_TIMEOUT_S="600")
+    _refused(wrong, "--isolation-timeout-s 600, this coordinator 120:")
+    assert wrong.named("handing_over")
+    right = job.start_agent("a")
+    right.wait_for_event("worker_adopted", pid=pid)
+    with guarded.undisturbed():
+        pass
+    assert (job.worker_pid("a"), job.generation()) == (pid, generation)
+
+
 def _papers(made: Certificates, name: str) -> dict[str, str]:
     return {
         "ELASTIC_TLS_CA": str(made.ca),
         "ELASTIC_TLS_CERT": str(made.certificate(name)),
         "ELASTIC_TLS_KEY": str(made.key(name)),
     }
+
+
+def _all_refused(guarded: Guarded, commands: tuple[str, ...], why: str, **environment: str) -> None:
+    for command in [guarded.command(what, **environment) for what in commands]:
+        _refused(command, why)
 
 
 def _refused(command: CommandProcess, why: str) -> None:

@@ -294,6 +294,21 @@ def test_doubt_is_recorded_once_and_so_is_its_end(monkeypatch: pytest.MonkeyPatc
     run(check)
 
 
+def test_whoever_can_not_take_part_is_told_each_time_and_reported_once() -> None:
+    async def check(contest: Contest) -> None:
+        for _ in range(3):
+            stream = agent("n1", "0123", version="0.0.9")
+            await contest.one.attended_by(stream)
+            assert kinds(stream) == ["refused", None]
+        (refused,) = contest.one.diary.of("node_refused")
+        assert (refused["node"], "0.0.9" in refused["reason"]) == ("n1", True)
+        await contest.one.attended_by(agent("n1", "0123"))
+        await contest.one.attended_by(agent("n1", "0123", version="0.0.9"))
+        assert len(contest.one.diary.of("node_refused")) == 2
+
+    run(check)
+
+
 def test_who_is_drained_stays_out_under_the_next_leader() -> None:
     async def check(contest: Contest) -> None:
         assert "n9" in await contest.one.office.drain("n9", "a new disk")

@@ -1,0 +1,38 @@
+"""A drained node whose workers do not come to a step boundary."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.etcd_cluster import etcd_cluster
+from tests.integration.loopback_job import LoopbackJob
+from tests.integration.running import SCRIPTS, Place
+
+NODES = ("a", "b")
+DRAIN_TIMEOUT_S = 2.0
+
+
+@pytest.mark.timeout(120)
+def test_a_drain_does_not_wait_for_ever(place: Place, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    script = (SCRIPTS / "evaluates_for_ever.py", begun)
+    with etcd_cluster(size=1) as cluster:
+        job = LoopbackJob(place, script, etcd=cluster.endpoints())
+        try:
+            job.start_coordinator("--min-workers", "2")
+            for node in NODES:
+                job.start_agent(node, "--drain-timeout-s", str(DRAIN_TIMEOUT_S))
+            job.wait(lambda: len(list(begun.iterdir())) == len(NODES), "both evaluations")
+            asked_s = time.monotonic()
+            assert job.start("drain", "b").wait() == 0
+            assert job.agents["b"][-1].wait() == 0, job.story()
+            assert time.monotonic() - asked_s >= DRAIN_TIMEOUT_S
+            job.wait(lambda: job.events("node_lost", node="b"), "the loss of b")
+            assert job.agents["a"][-1].process.poll() is None
+            assert not job.events("node_quarantined")
+        finally:
+            job.close()

@@ -15,12 +15,13 @@ from typing import IO, Any
 
 from elastic.errors import TransientError
 from elastic.rpc.framing import encode, read_message
-from elastic.runtime.orphans import end_children
+from elastic.runtime.orphans import end_children, end_marked
 from elastic.v1 import local_pb2 as pb
 
 _KEEPER = "elastic.runtime.keeper"
 _ZYGOTE = "elastic.worker.zygote"
 _SOCKET = "zygote.sock"
+_MARK = "_ELASTIC_RUN_DIRECTORY"  # in the environment of all that it starts
 _EXIT_GRACE_S = 5.0
 
 
@@ -66,6 +67,7 @@ class ZygoteProcess:
             self._reader, self._writer = await asyncio.open_unix_connection(path)
             found = True
         except OSError:
+            await asyncio.to_thread(self._end_left)
             self._keeper = self._start(path)
             self._reader, self._writer = await asyncio.open_unix_connection(path)
             found = False
@@ -86,6 +88,7 @@ class ZygoteProcess:
         if not self._closing:
             await self._reap()
             await asyncio.to_thread(end_children)
+            await asyncio.to_thread(self._end_left)
             self._on_lost()
 
     def spawn(self, request: pb.SpawnRequest) -> None:
@@ -119,6 +122,11 @@ class ZygoteProcess:
         code = self._keeper.poll() if isinstance(self._keeper, subprocess.Popen) else None
         return TransientError(f"the zygote ended unexpectedly ({code}); its log: {self._log}")
 
+    def _end_left(self) -> None:
+        """What is left of a zygote and its keeper that were killed together with their agent, or
+        under one that had found them and so is not their ancestor."""
+        end_marked(_MARK, str(self._run_directory))
+
     def _start(self, path: str) -> subprocess.Popen[bytes]:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -138,7 +146,7 @@ class ZygoteProcess:
                 stdin=self._hold if self._hold is not None else subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._environment,
+                env=self._environment | {_MARK: directory},
                 start_new_session=True,  # Ctrl-C on the terminal is the agent's to handle
             )
 

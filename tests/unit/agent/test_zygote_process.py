@@ -55,8 +55,10 @@ class Owner:
             heard = self.hear()
         return heard
 
-    def spawn(self, worker: str, seconds: float = 600.0, code: int = 0) -> int:
-        self.tell("spawn", worker, seconds, code)
+    def spawn(
+        self, worker: str, seconds: float = 600.0, code: int = 0, detached: Path | None = None
+    ) -> int:
+        self.tell("spawn", worker, seconds, code, *([detached] if detached is not None else []))
         spawned = self.hear_of("spawned")
         assert spawned["worker"] == worker
         return int(spawned["pid"])
@@ -202,3 +204,35 @@ def test_a_zygote_that_is_killed_is_lost_with_its_workers(start: Start) -> None:
     lost = second.hear_of("lost")
     assert "zygote.log" in lost["reason"]
     until(lambda: is_gone(worker))
+
+
+def detaching(owner: Owner) -> int:
+    """A process that a worker of this owner has started and let go of."""
+    file = owner.directory / "detached"
+    owner.spawn("w9", detached=file)
+    until(lambda: file.exists() and file.read_text().endswith("\n"))
+    return int(file.read_text())
+
+
+def test_what_workers_have_detached_ends_with_a_zygote_that_was_found(start: Start) -> None:
+    first = start(60.0)
+    detached = detaching(first)
+    first.killed()
+    second = start(60.0)
+    assert not is_gone(detached)
+    os.killpg(second.ready["keeper"], signal.SIGKILL)
+    second.hear_of("lost")
+    assert is_gone(detached)
+
+
+def test_when_all_are_killed_at_once_the_next_agent_ends_what_they_have_left(start: Start) -> None:
+    first = start(60.0)
+    detached = detaching(first)
+    first.process.send_signal(signal.SIGSTOP)
+    os.killpg(first.ready["keeper"], signal.SIGSTOP)
+    os.killpg(first.ready["keeper"], signal.SIGKILL)
+    first.killed()
+    assert not is_gone(detached)
+    second = start(60.0)
+    assert second.how == "started"
+    assert is_gone(detached)

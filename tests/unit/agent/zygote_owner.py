@@ -1,7 +1,7 @@
 """A process that has a zygote, says what it hears of it and does what it reads, one line each.
 
-`python -m tests.unit.agent.zygote_owner DIRECTORY GRACE_S`; reads "spawn WORKER SECONDS [CODE]",
-"kill WORKER SIGNAL", "let_go" and "close".
+`python -m tests.unit.agent.zygote_owner DIRECTORY GRACE_S`; reads "kill WORKER SIGNAL", "let_go",
+"close" and "spawn WORKER SECONDS [CODE [FILE]]".
 """
 
 from __future__ import annotations
@@ -66,16 +66,26 @@ async def _obey(zygote: ZygoteProcess, directory: Path) -> None:
             return
 
 
-def _request(directory: Path, worker: str, seconds: str, code: str = "0") -> pb.SpawnRequest:
+SCRIPT = """
+import os, subprocess, sys, time
+if sys.argv[3]:
+    subprocess.run(["sh", "-c", f"setsid sh -c 'echo $$ > {sys.argv[3]}; exec sleep 1000' &"])
+time.sleep(float(sys.argv[1]))
+sys.exit(int(sys.argv[2]))
+"""
+
+
+def _request(
+    directory: Path, worker: str, seconds: str, code: str = "0", detached: str = ""
+) -> pb.SpawnRequest:
+    """detached: a file for the pid of a process that the worker starts and lets go of."""
     script = directory / "script.py"
-    script.write_text(
-        "import sys, time; time.sleep(float(sys.argv[1])); sys.exit(int(sys.argv[2]))"
-    )
+    script.write_text(SCRIPT)
     return pb.SpawnRequest(
         worker=worker,
         socket_path=str(directory / "agent.sock"),
         log_path=str(directory / f"{worker}.log"),
-        argv=[str(script), seconds, code],
+        argv=[str(script), seconds, code, detached],
     )
 
 

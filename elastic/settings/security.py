@@ -21,7 +21,7 @@ def _fits_together(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
 class SecuritySettings:
     """Mutual TLS with three files, or plain text; `security_problems` says what does not fit."""
 
-    relations: ClassVar = (Relation((*_FILES, "insecure"), _fits_together),)
+    relations: ClassVar[tuple[Relation, ...]] = (Relation((*_FILES, "insecure"), _fits_together),)
 
     tls_ca: Path | None = field(
         default=None,

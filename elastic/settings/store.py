@@ -34,7 +34,7 @@ def _user_and_password(values: Mapping[str, Any], naming: Naming) -> Iterator[st
 class StoreSettings:
     """The way to etcd; `etcd_password` gives the password from wherever it is."""
 
-    relations: ClassVar = (
+    relations: ClassVar[tuple[Relation, ...]] = (
         Relation(("etcd_cert", "etcd_key"), _certificate_and_key),
         Relation(("etcd_user", "etcd_password_file", "etcd_password"), _user_and_password),
     )

@@ -47,7 +47,8 @@ class Process:
         self.replica: Replica | None = None
         self.begun = 0
         self.in_step_since: float | None = None
-        self.stored_step = self.abandoned_step = -1
+        self.stored_steps: set[int] = set()
+        self.abandoned_step = -1
         self._unsettled: dict[int, ShardReported] = {}
         self._written_at = 0.0
         self.dismissed = False
@@ -144,7 +145,7 @@ class Process:
         if abandoned:
             self.abandoned_step = step
         else:
-            self.stored_step = max(self.stored_step, step)
+            self.stored_steps.add(step)
         self.thread.nudge()
 
     def report_again(self) -> None:

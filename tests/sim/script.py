@@ -171,7 +171,7 @@ class Script:
         process = self.process
         process.abandoned_step = -1
         process.save(generation)
-        while process.committed not in (process.stored_step, process.abandoned_step):
+        while process.committed not in {*process.stored_steps, process.abandoned_step}:
             if process.worker.superseded():
                 return
             yield Wait.NEWS

@@ -110,7 +110,7 @@ def agent(
 
 _Address = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option(help="HOST:PORT of the coordinator, instead of looking for it."),
+    typer.Option(help="HOST:PORT on which a job of this machine listens, instead of its name."),
 ]
 _Output = Annotated[str, typer.Option(help="table or json.")]
 

@@ -38,7 +38,9 @@ def _most_and_least(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
 class CoordinatorSettings:
     """Validated settings of one `elastic coordinator`; `load_settings` builds it."""
 
-    relations: ClassVar[tuple[Relation, ...]] = (Relation(("min_workers", "max_workers"), _most_and_least),)
+    relations: ClassVar[tuple[Relation, ...]] = (
+        Relation(("min_workers", "max_workers"), _most_and_least),
+    )
 
     job: str = field(default="job", metadata=shared.JOB)
     listen: str = field(

@@ -40,7 +40,9 @@ def _renewed_in_time(values: Mapping[str, Any], naming: Naming) -> Iterator[str]
 class NodeSettings:
     """Validated settings of one `elastic agent`; `load_settings` builds it."""
 
-    relations: ClassVar[tuple[Relation, ...]] = (Relation(("isolation_timeout_s", "node_ttl_s"), _renewed_in_time),)
+    relations: ClassVar[tuple[Relation, ...]] = (
+        Relation(("isolation_timeout_s", "node_ttl_s"), _renewed_in_time),
+    )
 
     job: str = field(default="job", metadata=shared.JOB)
     node_name: str | None = field(

@@ -43,7 +43,9 @@ class RunSettings:
     Limits are checked there. Here only the relations between fields are asserted.
     """
 
-    relations: ClassVar[tuple[Relation, ...]] = (Relation(("min_workers", "nproc_per_node", "nnodes"), _reachable),)
+    relations: ClassVar[tuple[Relation, ...]] = (
+        Relation(("min_workers", "nproc_per_node", "nnodes"), _reachable),
+    )
 
     nproc_per_node: int = field(default=1, metadata=shared.NPROC_PER_NODE)
     nnodes: NodeRange = field(

@@ -25,10 +25,10 @@ from tests.job_process import JobProcess
 
 TERMINATED = 143
 ALL = ["--console", "all"]
-# What torchrun tells itself, what the kernel or bash do, and what helps to find peers.
+# What torchrun tells itself, what the kernel or bash do; what helps to find peers, and orphans.
 NOT_COMPARED = {"TORCHELASTIC_SIGNALS_TO_HANDLE", "_", "SHLVL", "XDG_RUNTIME_DIR"}
 NOT_COMPARED |= {"TORCHINDUCTOR_CACHE_DIR"}  # set by some imports of torch, here and there
-OURS = {"GLOO_SOCKET_IFNAME", "RES_OPTIONS"}
+OURS = {"GLOO_SOCKET_IFNAME", "RES_OPTIONS", "_ELASTIC_RUN_DIRECTORY"}
 # Ports, ids, places; and torchrun names this host as it names itself.
 DIFFERENT = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from elastic.settings.tls_files import TlsFiles
+from tests.chaos.kills import ENVIRONMENT
+from tests.cluster import TRAINER
+from tests.cluster_steps import StepRecords
 from tests.etcd_cluster import free_ports
 from tests.integration.running import Place
 from tests.job_process import DEADLINE_S, CommandProcess, Event
 
+NODES = ("a", "b")
 _POLL_S = 0.02
 
 
@@ -122,3 +128,43 @@ class LoopbackJob:
         while not condition():
             assert time.monotonic() < end, f"no {what} within {deadline_s} s\n{self.story()}"
             time.sleep(_POLL_S)
+
+
+class TrainingJob(LoopbackJob):
+    """Two nodes that train for as long as the test lasts; `steps` are those they have done."""
+
+    def __init__(self, place: Place, **named: str) -> None:
+        out = place.files / "out"
+        out.mkdir()
+        script = (TRAINER, out, "--epochs", "100000", "--step-s", "0.02")
+        super().__init__(place, script, **named, **ENVIRONMENT)
+        self.steps = StepRecords(out)
+
+    def trains_on(self, steps: int = 10) -> None:
+        """As many more are committed."""
+        reached = self.steps.newest()
+        self.wait(lambda: self.steps.newest() >= reached + steps, f"{steps} more steps")
+
+
+@contextlib.contextmanager
+def training_job(place: Place, **named: str) -> Iterator[TrainingJob]:
+    """It trains. Arguments are those of LoopbackJob."""
+    job = TrainingJob(place, **named)
+    try:
+        job.start_coordinator()
+        for node in NODES:
+            job.start_agent(node)
+        job.wait(lambda: job.world() == len(NODES), "a group of all")
+        job.trains_on()
+        yield job
+    finally:
+        job.close()
+
+
+def tls_environment(files: TlsFiles) -> dict[str, str]:
+    """Settings of any command that shows these certificates."""
+    return {
+        "ELASTIC_TLS_CA": str(files.ca),
+        "ELASTIC_TLS_CERT": str(files.certificate),
+        "ELASTIC_TLS_KEY": str(files.key),
+    }

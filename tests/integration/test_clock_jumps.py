@@ -11,32 +11,22 @@ from pathlib import Path
 import pytest
 
 from tests.certificates import Certificates, make_certificates, sign_for_job
-from tests.chaos.kills import ENVIRONMENT
-from tests.cluster import TRAINER
-from tests.cluster_steps import StepRecords
 from tests.etcd_cluster import etcd_cluster
-from tests.integration.loopback_job import LoopbackJob
+from tests.integration.loopback_job import NODES, TrainingJob, tls_environment, training_job
 from tests.integration.running import CONFIGURATION, Place
 from tests.wall_clock import WallClock
 
 pytestmark = pytest.mark.timeout(180)
 
 JOB = "clocks"
-NODES = ("a", "b")
 DAY_S = 24 * 3600
 
 
 class Clocked:
     """A job with certificates for two days. Its coordinator and its agents share a clock."""
 
-    def __init__(self, job: LoopbackJob, clock: WallClock, made: Certificates) -> None:
+    def __init__(self, job: TrainingJob, clock: WallClock, made: Certificates) -> None:
         self.job, self.clock, self.made = job, clock, made
-        self.steps = StepRecords(job.files / "out")
-
-    def trains_on(self) -> None:
-        """Ten more steps are committed."""
-        reached = self.steps.newest()
-        self.job.wait(lambda: self.steps.newest() >= reached + 10, "ten more steps")
 
     def recovers(self) -> None:
         """From a worker that is killed now, in a time that makes sense."""
@@ -49,44 +39,29 @@ class Clocked:
         ahead_s = report["time"] - time.time()
         assert abs(ahead_s - self.clock.offset_s) < DAY_S / 2
         self.job.wait(lambda: self.job.world() == len(NODES), "both workers")
-        self.trains_on()
+        self.job.trains_on()
 
 
 @pytest.fixture
 def clocked(place: Place, tmp_path: Path) -> Iterator[Clocked]:
     """Two nodes train."""
     made = make_certificates(tmp_path / "made")
-    good = sign_for_job(made, JOB)
+    papers = tls_environment(sign_for_job(made, JOB))
     clock = WallClock(tmp_path / "clock")
-    (tmp_path / "out").mkdir()
-    with etcd_cluster(size=1) as cluster:
-        job = LoopbackJob(
-            place,
-            (TRAINER, tmp_path / "out", "--epochs", "100000", "--step-s", "0.02"),
-            etcd=cluster.endpoints(),
-            job=JOB,
-            ELASTIC_TLS_CA=str(good.ca),
-            ELASTIC_TLS_CERT=str(good.certificate),
-            ELASTIC_TLS_KEY=str(good.key),
-            **ENVIRONMENT,
-            **clock.environment,
-        )
-        try:
-            job.start_coordinator()
-            for node in NODES:
-                job.start_agent(node)
-            job.wait(lambda: job.world() == len(NODES), "a group of all")
-            yield Clocked(job, clock, made)
-        finally:
-            job.close()
+    with (
+        etcd_cluster(size=1) as cluster,
+        training_job(
+            place, etcd=cluster.endpoints(), job=JOB, **papers, **clock.environment
+        ) as job,
+    ):
+        yield Clocked(job, clock, made)
 
 
 def test_clocks_that_jump_disturb_nothing(clocked: Clocked) -> None:
-    clocked.trains_on()
     for offset_s in (DAY_S, -DAY_S):
         generation = clocked.job.generation()
         clocked.clock.set(offset_s)
-        clocked.trains_on()
+        clocked.job.trains_on()
         assert clocked.job.generation() == generation
         assert not clocked.job.events("node_lost")
         assert not clocked.job.events("leadership_in_doubt")
@@ -94,7 +69,6 @@ def test_clocks_that_jump_disturb_nothing(clocked: Clocked) -> None:
 
 
 def test_certificates_that_expire_under_a_job_are_replaced_under_it(clocked: Clocked) -> None:
-    clocked.trains_on()
     generation = clocked.job.generation()
     clocked.clock.set(3 * DAY_S)
     clocked.recovers()  # streams that are up stay up
@@ -106,12 +80,12 @@ def test_certificates_that_expire_under_a_job_are_replaced_under_it(clocked: Clo
     refused = clocked.job.start_coordinator()
     assert refused.wait() == CONFIGURATION
     assert "expired" in refused.messages[-1]
-    clocked.trains_on()
+    clocked.job.trains_on()
 
     sign_for_job(clocked.made, JOB, days=10)
     formed = clocked.job.generation()
     clocked.job.start_coordinator()
     clocked.job.wait(lambda: len(clocked.job.events("node_connected")) >= 4, "both agents")
-    clocked.trains_on()
+    clocked.job.trains_on()
     assert clocked.job.generation() == formed > generation
     clocked.recovers()

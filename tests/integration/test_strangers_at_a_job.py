@@ -11,14 +11,18 @@ from pathlib import Path
 import grpc
 import pytest
 
+from elastic.settings.tls_files import TlsFiles
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import control_pb2_grpc as pb_grpc
 from tests.certificates import Certificates, make_certificates, sign, sign_for_job
-from tests.chaos.kills import ENVIRONMENT
-from tests.cluster import TRAINER
-from tests.cluster_steps import StepRecords
 from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports
-from tests.integration.loopback_job import LoopbackJob
+from tests.integration.loopback_job import (
+    NODES,
+    LoopbackJob,
+    TrainingJob,
+    tls_environment,
+    training_job,
+)
 from tests.integration.running import CONFIGURATION, Place
 from tests.job_process import CommandProcess
 
@@ -26,7 +30,6 @@ pytestmark = pytest.mark.timeout(120)
 
 JOB = "first"
 NAMES = f"DNS:{JOB}.job.elastic"
-NODES = ("a", "b")
 TEMPORARY, TERMINATED = 75, 143
 COMMANDS = ("agent", "coordinator", "status")
 CLIENTS = ("agent", "status")
@@ -36,17 +39,15 @@ CLIENTS = ("agent", "status")
 class Guarded:
     """A job with mutual TLS on an etcd that asks for a password."""
 
-    def __init__(self, job: LoopbackJob, made: Certificates, others: Certificates) -> None:
+    def __init__(self, job: TrainingJob, made: Certificates, others: Certificates) -> None:
         self.job, self.made, self.others = job, made, others
-        self.steps = StepRecords(job.files / "out")
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
         """Meanwhile and afterwards the same group trains on, and no node has been lost."""
         before = self.job.generation(), len(self.job.events("node_lost"))
         yield
-        reached = self.steps.newest()
-        self.job.wait(lambda: self.steps.newest() >= reached + 10, "ten more steps")
+        self.job.trains_on()
         after = self.job.generation(), len(self.job.events("node_lost"))
         assert after == before, self.job.story()
         for node in NODES:
@@ -81,31 +82,13 @@ def guarded(files: Path, etcd: EtcdCluster) -> Iterator[Guarded]:
     """Two nodes train."""
     made = make_certificates(files / "made")
     others = make_certificates(files / "others")
-    good = sign_for_job(made, JOB)
-    (files / "out").mkdir()
+    papers = tls_environment(sign_for_job(made, JOB))
     place = Place(files)
-    job = LoopbackJob(
-        place,
-        (TRAINER, files / "out", "--epochs", "100000", "--step-s", "0.02"),
-        etcd=etcd.endpoints(),
-        job=JOB,
-        ELASTIC_ETCD_USER="root",
-        ELASTIC_ETCD_PASSWORD="secret",
-        ELASTIC_TLS_CA=str(good.ca),
-        ELASTIC_TLS_CERT=str(good.certificate),
-        ELASTIC_TLS_KEY=str(good.key),
-        **ENVIRONMENT,
-    )
+    user = {"ELASTIC_ETCD_USER": "root", "ELASTIC_ETCD_PASSWORD": "secret"}
     try:
-        job.start_coordinator()
-        for node in NODES:
-            job.start_agent(node)
-        job.wait(lambda: job.world() == len(NODES), "a group of all")
-        guarded = Guarded(job, made, others)
-        job.wait(lambda: guarded.steps.newest() >= 10, "ten steps")
-        yield guarded
+        with training_job(place, etcd=etcd.endpoints(), job=JOB, **user, **papers) as job:
+            yield Guarded(job, made, others)
     finally:
-        job.close()
         place.close()
 
 
@@ -184,11 +167,8 @@ def test_an_agent_started_wrongly_leaves_the_workers_to_a_right_one(guarded: Gua
 
 
 def _papers(made: Certificates, name: str) -> dict[str, str]:
-    return {
-        "ELASTIC_TLS_CA": str(made.ca),
-        "ELASTIC_TLS_CERT": str(made.certificate(name)),
-        "ELASTIC_TLS_KEY": str(made.key(name)),
-    }
+    files = TlsFiles(ca=made.ca, certificate=made.certificate(name), key=made.key(name))
+    return tls_environment(files)
 
 
 def _all_refused(guarded: Guarded, commands: tuple[str, ...], why: str, **environment: str) -> None:

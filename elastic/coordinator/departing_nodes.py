@@ -52,7 +52,7 @@ class DepartingNodes:
         """Its agent has connected."""
         excluded = self._exclusions.get(node.stream.node)
         if excluded is not None:
-            self._post(ev.NodeLeaving(node=node.node, reason=excluded.reason))
+            self._leave(node, excluded.reason)
             if excluded.state == DRAINED:
                 node.stream.send(drain=pb.Drain())
 
@@ -155,13 +155,7 @@ class DepartingNodes:
     # ---- inside
 
     def _quarantine(self, name: str) -> None:
-        others = [
-            n
-            for n in self._nodes
-            if n.stream.node != name
-            and n.node not in self._leaving
-            and self._exclusions.get(n.stream.node) is None
-        ]
+        others = [n for n in self._nodes if n.stream.node != name and n.node not in self._leaving]
         if not others or self._exclusions.get(name) is not None:
             return
         count = self._failures.failures(name, time.monotonic())

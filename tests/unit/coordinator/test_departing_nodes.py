@@ -176,7 +176,20 @@ def test_losses_that_are_not_the_nodes_fault(why: str) -> None:
                 place.departing.wants_to_leave(place.node("n1"), "SIGTERM")
                 place.lose("n1")
             place.connect("n1")
-        assert "node_quarantined" not in place.diary.names()
+        assert "quarantined" not in (await place.states()).values()
+
+    check(test)
+
+
+def test_nodes_that_come_to_be_kept_out_do_not_count_as_others() -> None:
+    async def test(place: Place) -> None:
+        for name in ("n2", "n3"):
+            place.lose(name)
+            await place.departing.drain(name, "")
+            place.connect(name)
+        for _ in range(3):
+            place.departing.worker_failed(place.node("n1"), KILLED)
+        assert (await place.states())["n1"] == "ready"
 
     check(test)
 

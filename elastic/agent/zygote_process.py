@@ -19,7 +19,7 @@ from elastic.runtime.orphans import end_children, end_marked
 from elastic.v1 import local_pb2 as pb
 
 _KEEPER = "elastic.runtime.keeper"
-_ZYGOTE = "elastic.worker.zygote"
+_ZYGOTE = "elastic.worker.process.zygote"
 _SOCKET = "zygote.sock"
 _MARK = "_ELASTIC_RUN_DIRECTORY"  # in the environment of all that it starts
 _EXIT_GRACE_S = 5.0

@@ -19,15 +19,15 @@ from elastic.core.membership import (
 from elastic.core.worker.machine import Worker
 from elastic.rpc.codec import failure_to_pb, generation_from_pb, status_to_pb
 from elastic.v1 import local_pb2
-from elastic.worker.checkpointing import Checkpointing
-from elastic.worker.group import Backend, Group, StoreHost
-from elastic.worker.job_state import JobState
+from elastic.worker.group.membership import Membership
+from elastic.worker.group.process_group import Backend, Group, StoreHost
+from elastic.worker.group.stuck import STUCK_S
 from elastic.worker.link import Link
-from elastic.worker.membership import Membership
-from elastic.worker.process import keep_from_children
+from elastic.worker.process.children import keep_from_children
 from elastic.worker.pulse import Pulse
+from elastic.worker.state.checkpointing import Checkpointing
+from elastic.worker.state.job_state import JobState
 from elastic.worker.steps_clock import StepsClock
-from elastic.worker.stuck import STUCK_S
 from elastic.worker.synchronisation import Outcome
 
 _LOOPBACK = "127.0.0.1"
@@ -221,7 +221,7 @@ class AgentControl:
         self._link.send(status=status_to_pb(status))
 
     def _give_up(self) -> None:
-        """This process will never get out of a group that was aborted: see worker/stuck.py."""
+        """This process will never get out of a group that was aborted: see group/stuck.py."""
         faulthandler.dump_traceback(all_threads=True)
         message = f"stood still for {STUCK_S:g} s in a group that had been given up"
         failure = Failure(

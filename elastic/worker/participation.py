@@ -8,9 +8,9 @@ from typing import Protocol, TypeVar
 from elastic.core.membership import Purpose
 from elastic.errors import GroupLost
 from elastic.worker.control import Control
-from elastic.worker.group import Group, is_group_loss
-from elastic.worker.job_state import JobState
+from elastic.worker.group.process_group import Group, is_group_loss
 from elastic.worker.runs import Runs
+from elastic.worker.state.job_state import JobState
 from elastic.worker.steps_clock import StepsClock
 from elastic.worker.synchronisation import Synchronisation
 

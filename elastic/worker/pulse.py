@@ -10,10 +10,10 @@ import torch
 
 from elastic.v1 import job_pb2 as pb
 from elastic.v1 import local_pb2
-from elastic.worker.group import Group
-from elastic.worker.job_state import JobState
+from elastic.worker.group.membership import Membership
+from elastic.worker.group.process_group import Group
 from elastic.worker.link import Link
-from elastic.worker.membership import Membership
+from elastic.worker.state.job_state import JobState
 from elastic.worker.steps_clock import StepsClock
 from elastic.worker.synchronisation import Outcome
 

@@ -16,13 +16,13 @@ from elastic.core.learning_rate import ScalingRule
 from elastic.errors import ConfigurationError, GroupLost, NotInGroup, StepMisused, StepOverdue
 from elastic.worker.control import AgentControl, Control, LocalControl
 from elastic.worker.data_loader import DataLoader, Dealer
-from elastic.worker.group import Group
-from elastic.worker.job_state import JobState, Stateful
+from elastic.worker.group.distributed_model import DistributedModel
+from elastic.worker.group.process_group import Group
 from elastic.worker.learning_rate import ScaledOptimizer, retarget
-from elastic.worker.ledger import LedgerRecord
 from elastic.worker.link import Link
-from elastic.worker.model import DistributedModel
 from elastic.worker.participation import Participation
+from elastic.worker.state.job_state import JobState, Stateful
+from elastic.worker.state.ledger import LedgerRecord
 from elastic.worker.step import Step
 from elastic.worker.steps_clock import StepsClock
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from elastic.core.recovery import Declaration, RecoveryPlan
 from elastic.errors import GroupLost
-from elastic.worker.agreement import agree
-from elastic.worker.group import Group
-from elastic.worker.job_state import JobState
+from elastic.worker.group.agreement import agree
+from elastic.worker.group.process_group import Group
+from elastic.worker.group.transfer import receive_json, receive_tensors, send_json, send_tensors
 from elastic.worker.runs import Runs
-from elastic.worker.tensor_spec import TensorSpec, describe
-from elastic.worker.transfer import receive_json, receive_tensors, send_json, send_tensors
+from elastic.worker.state.job_state import JobState
+from elastic.worker.state.tensor_specs import TensorSpec, describe
 
 
 @dataclass(slots=True)

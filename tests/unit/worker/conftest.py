@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from elastic.core.membership import ChangeReason, Generation, Member
-from elastic.worker.group import Group, StoreHost
+from elastic.worker.group.process_group import Group, StoreHost
 from tests.unit.worker.together import GLOO
 
 

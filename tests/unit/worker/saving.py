@@ -8,10 +8,10 @@ from elastic.checkpoint import catalog
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.directory import CheckpointDirectory
 from elastic.checkpoint.manifest import Manifest
-from elastic.worker.shards import copy_share, plan_shards, write_share
-from elastic.worker.state_tree import flatten
-from elastic.worker.structure import Structure
-from elastic.worker.tensor_spec import describe
+from elastic.worker.state.shards import copy_share, plan_shards, write_share
+from elastic.worker.state.structure import Structure
+from elastic.worker.state.tensor_specs import describe
+from elastic.worker.state.tree import flatten
 from tests.unit.worker.trees import DTYPES, make_tensor
 
 

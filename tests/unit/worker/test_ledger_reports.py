@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from elastic.v1 import local_pb2 as pb
-from elastic.worker.ledger import LedgerBacklog, LedgerRecord
 from elastic.worker.pulse import Pulse
+from elastic.worker.state.ledger import LedgerBacklog, LedgerRecord
 
 
 class Place:

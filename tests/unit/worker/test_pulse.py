@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from elastic.v1 import job_pb2
-from elastic.worker.group import Group
-from elastic.worker.job_state import JobState
-from elastic.worker.ledger import LedgerRecord
-from elastic.worker.membership import Durations
+from elastic.worker.group.membership import Durations
+from elastic.worker.group.process_group import Group
 from elastic.worker.pulse import Pulse
+from elastic.worker.state.job_state import JobState
+from elastic.worker.state.ledger import LedgerRecord
 from elastic.worker.steps_clock import StepsClock
 from elastic.worker.synchronisation import Outcome
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from elastic.core.membership import ChangeReason, Generation, Member
-from elastic.worker.group import Backend, Group, StoreHost
+from elastic.worker.group.process_group import Backend, Group, StoreHost
 
 GLOO = Backend(name="gloo", device=torch.device("cpu"))
 JOIN_TIMEOUT_S = 10.0

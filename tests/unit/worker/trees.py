@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from elastic.worker.tensor_spec import REAL_PART, STORED_AS
+from elastic.worker.state.tensor_specs import REAL_PART, STORED_AS
 
 DTYPES = [*STORED_AS, *REAL_PART]
 

@@ -1,0 +1,234 @@
+"""Keeps the script's thread in the newest group it belongs to, and out of superseded ones."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from elastic.core.membership import Generation, WorkerStatus
+from elastic.core.worker.machine import HOLD_S, AbortGroup, Effect, Worker
+from elastic.errors import GroupLost
+from elastic.worker.group.process_group import Backend, Group, StoreHost, first_line, is_group_loss
+from elastic.worker.group.stuck import STUCK_S, watch_script
+
+
+@dataclass(slots=True)
+class Durations:
+    """How long the parts of the way into the present group took, in seconds."""
+
+    abort_s: float = 0.0
+    join_s: float = 0.0
+    sync_s: float = 0.0
+    ready_at: float = 0.0
+    """Monotonic instant at which the group was ready to train."""
+
+    def since_ready_s(self) -> float:
+        """Seconds since the group was ready to train."""
+        return time.monotonic() - self.ready_at
+
+
+class Membership:
+    """Runs the worker machine between two threads: the link's and the script's.
+
+    report: sends a status to the agent; called under the lock, must not block for long.
+    committed: the count of committed steps, for reports.
+    hold_s: how long to wait at the boundary of a planned change that is not settled yet.
+    give_up: called, if the script's thread does not come out of an aborted group; does not return.
+    """
+
+    def __init__(
+        self,
+        machine: Worker,
+        *,
+        report: Callable[[WorkerStatus], None],
+        committed: Callable[[], int],
+        join_timeout_s: float = 10.0,
+        hold_s: float = HOLD_S,
+        give_up: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._machine = machine
+        self._report = report
+        self._committed = committed
+        self.join_timeout_s = join_timeout_s
+        self._hold_s = hold_s
+        self._give_up = give_up
+        self._changed = threading.Condition()
+        self._group: Group | None = None
+        self.durations = Durations()
+
+    @property
+    def group(self) -> Group | None:
+        """The group that the script's thread is in or is building."""
+        return self._group
+
+    @property
+    def announced(self) -> Generation | None:
+        """The newest generation heard of."""
+        return self._machine.announced
+
+    # ---- on the link's thread
+
+    def announce(self, generation: Generation) -> None:
+        """The coordinator decided."""
+        with self._changed:
+            self._execute(self._machine.generation_announced(generation))
+            self._changed.notify_all()
+
+    def report_again(self) -> None:
+        """Send the status to whoever may not know it."""
+        with self._changed:
+            self._report(self._machine.status)
+
+    # ---- on the script's thread
+
+    def attach(self) -> None:
+        """The script called elastic.init()."""
+        with self._changed:
+            self._execute(self._machine.attached())
+
+    def assign(self, slot: int) -> None:
+        """The agent gave this worker a slot."""
+        with self._changed:
+            self._execute(self._machine.assigned(slot))
+
+    def prepare(self, endpoint: str) -> None:
+        """The script needs a group for the first time."""
+        with self._changed:
+            self._execute(self._machine.prepared(endpoint))
+
+    def enter(
+        self, host: StoreHost, backend: Backend, synchronise: Callable[[Group], int]
+    ) -> Group:
+        """Block until this worker is in a group whose members have come to one state.
+
+        synchronise: brings the members to one state and returns the committed steps; it is called
+        again in another group if its own is lost meanwhile.
+        """
+        while True:
+            group = self._begin_join(backend)
+            try:
+                started = time.monotonic()
+                group.build(host, self.join_timeout_s)
+                built = time.monotonic()
+                committed = synchronise(group)
+                group.check()
+            except Exception as error:
+                if not is_group_loss(error, group):
+                    raise
+                self.lost(error)
+                continue
+            with self._changed:
+                self._execute(self._machine.joined(group.generation, committed))
+            self.durations.join_s = built - started
+            self.durations.ready_at = time.monotonic()
+            self.durations.sync_s = self.durations.ready_at - built
+            return group
+
+    def must_leave(self) -> bool:
+        """At a step boundary: has the group been superseded?"""
+        return self._machine.must_leave(self._committed())
+
+    def leaves_here(self) -> bool:
+        """At a step boundary: is the group to be left now? Waits while that is being settled."""
+        if self._machine.following is None:
+            return False
+        committed = self._committed()
+        deadline = time.monotonic() + self._hold_s
+        with self._changed:
+            while self._machine.holds(committed):
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0.0:
+                    return True
+                self._changed.wait(remaining_s)
+        return self._machine.must_leave(committed)
+
+    def leave(self) -> None:
+        """At a step boundary: leave the group, as planned or because it was superseded."""
+        self._close_group(broken=False)
+        with self._changed:
+            self._execute(self._machine.group_left(self._committed()))
+
+    def lost(self, error: BaseException) -> None:
+        """The group broke under the script's thread: free the peers too, then say so."""
+        superseded = self._machine.superseded()
+        self._close_group(broken=True)
+        with self._changed:
+            if superseded:
+                self._execute(self._machine.group_left(self._committed()))
+            else:
+                detail = first_line(error)
+                self._execute(self._machine.group_broke(self._committed(), detail))
+
+    def drop_state(self) -> None:
+        """The state of another member begins to overwrite this one's."""
+        with self._changed:
+            self._execute(self._machine.state_dropped())
+
+    def finish(self) -> None:
+        """The script has ended well."""
+        if self._group is not None:
+            self._group.leave()
+        with self._changed:
+            self._execute(self._machine.finished(self._committed()))
+
+    def abandon(self) -> None:
+        """The script has failed: peers must not wait for this process to wind up."""
+        if self._group is not None:
+            self._group.abort()
+
+    def enter_run(self) -> None:
+        """The script is inside `session.run`."""
+        self._machine.run_entered()
+
+    def leave_run(self) -> None:
+        """`session.run` has returned."""
+        self._machine.run_left()
+
+    def note_committed(self) -> None:
+        """A step was committed."""
+        self._machine.committed(self._committed())
+
+    # ---- inside
+
+    def _begin_join(self, backend: Backend) -> Group:
+        with self._changed:
+            while (generation := self._machine.joinable()) is None:
+                self._changed.wait()
+            rank = generation.rank_of(self._machine.status.worker)
+            if rank is None:
+                raise GroupLost(f"not a member of generation {generation.number}")
+            self._group = Group(generation, rank, backend)
+            self._execute(self._machine.join_began(generation))
+            return self._group
+
+    def _close_group(self, *, broken: bool) -> None:
+        began = time.monotonic()
+        group, self._group = self._group, None
+        if group is not None:
+            if broken:
+                group.abort()  # at once: the peers that wait for this member are free too
+            group.close()
+        self.durations.abort_s = time.monotonic() - began
+
+    def _execute(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, AbortGroup):
+                group = self._group
+                if group is not None and group.generation.number == effect.generation:
+                    group.abort()
+                    self._watch(group)
+            else:
+                self._report(effect.status)
+
+    def _watch(self, group: Group) -> None:
+        """NCCL frees whoever is blocked; gloo may not."""
+        if group.backend.name != "gloo":
+            return
+        threading.Thread(
+            target=watch_script,
+            args=(lambda: self._group is not group, self._give_up, STUCK_S),
+            name="elastic-stuck",
+            daemon=True,
+        ).start()

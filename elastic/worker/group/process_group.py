@@ -1,0 +1,215 @@
+"""One generation's process group: built, aborted from another thread, left, closed."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import socket
+import threading
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from elastic.core.membership import Generation
+from elastic.errors import GroupLost
+from elastic.worker.group.sockets import Connection, connections, shut_down
+
+COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
+_MEETING_TIMEOUT = datetime.timedelta(days=1)  # the coordinator's patience ends long before
+
+# What torch raises when a peer or a connection is gone; a plain RuntimeError with gloo. With
+# "ProcessGroupGloo::allgather: invalid ..." it refuses a script's arguments.
+_LOST = re.compile(
+    r"(?<!ProcessGroup)(gloo|NCCL)|ncclComm|Connection (closed|reset|refused)|Broken pipe"
+    r"|socket time(d )?out|recvValue failed|failed to recv|sendBytes|DistNetworkError",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backend:
+    """How members reach each other. NCCL moves tensors of `device`; gloo those of the host."""
+
+    name: str
+    device: torch.device
+
+    @classmethod
+    def for_slot(cls, slot: int) -> Backend:
+        """NCCL on the GPU with this local rank, or gloo without GPUs."""
+        if torch.cuda.is_available() and dist.is_nccl_available():
+            device = torch.device("cuda", slot % torch.cuda.device_count())
+            torch.cuda.set_device(device)
+            return cls(name="nccl", device=device)
+        return cls(name="gloo", device=torch.device("cpu"))
+
+
+class StoreHost:
+    """The TCPStore that this worker offers to any generation in which it has rank 0."""
+
+    def __init__(self, host: str) -> None:
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, multi_tenant=False)
+        self.port: int = self._store.port
+        self.endpoint = f"{host}:{self.port}"
+
+
+class Group:
+    """A process group that any thread may abort while another is blocked in it."""
+
+    def __init__(self, generation: Generation, rank: int, backend: Backend) -> None:
+        self.generation = generation
+        self.rank = rank
+        self.world_size = generation.world_size
+        self.backend = backend
+        self._lock = threading.Lock()
+        self._before: frozenset[Connection] | None = None
+        self._built: frozenset[Connection] | None = None
+        self._own_store_port = 0
+        self._aborted = threading.Event()
+        self._wake = threading.Event()  # connected to the store, or aborted
+
+    @property
+    def aborted(self) -> bool:
+        """Somebody has cut it."""
+        return self._aborted.is_set()
+
+    def build(self, host: StoreHost, timeout_s: float) -> None:
+        """Assemble with the other members; raises GroupLost if that fails or is aborted.
+
+        timeout_s: for connecting, once all are there. Until then a member may evaluate for as
+        long as the coordinator lets it; if it never comes, a newer generation aborts this one.
+        """
+        timeout = datetime.timedelta(seconds=timeout_s)
+        self._own_store_port = host.port
+        with self._lock:
+            self._before = connections()
+        self.check()
+        try:
+            self._connect(self._meet(timeout), timeout)
+        except (RuntimeError, ValueError) as error:
+            self._discard()
+            raise GroupLost(f"the group did not assemble: {first_line(error)}") from error
+        with self._lock:
+            self._built = self._own(connections())
+        self.check()
+
+    def check(self) -> None:
+        """Raise GroupLost if it was aborted."""
+        if self.aborted:
+            raise GroupLost(f"generation {self.generation.number} was superseded")
+
+    def abort(self) -> None:
+        """From any thread: whoever is blocked in this group's collectives gets an error now."""
+        self._aborted.set()
+        self._wake.set()
+        if self.backend.name == "nccl" and dist.is_initialized():
+            dist.distributed_c10d._abort_process_group()
+        shut_down(self._connections())
+
+    def leave(self) -> None:
+        """Stop sending, still let peers read what was sent: for a member whose part is done."""
+        if self.backend.name == "gloo":
+            shut_down(self._connections(), socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Throw the group away; a new one may follow."""
+        if not self.aborted:
+            self.leave()
+        self._discard()
+
+    def descriptors(self) -> list[int]:
+        """Its sockets, for forked children to close."""
+        return [c.descriptor for c in self._built or ()]
+
+    def _store(self, timeout: datetime.timedelta) -> Store:
+        """A client of rank 0's store.
+
+        Connecting to a host that has died is tried again and again in C++, out of anybody's
+        reach. So it happens on a thread that is left to its fate when the group is aborted.
+        """
+        connected: list[Store] = []
+        failed: list[RuntimeError] = []
+        host, _, port = self.generation.store_endpoint.rpartition(":")
+
+        def connect() -> None:
+            try:
+                connected.append(TCPStore(host, int(port), is_master=False, timeout=timeout))
+            except RuntimeError as error:
+                failed.append(error)
+            self._wake.set()
+
+        threading.Thread(target=connect, name="elastic-connect", daemon=True).start()
+        self._wake.wait()
+        self.check()
+        if failed:
+            raise failed[0]
+        return connected[0]
+
+    def _meet(self, timeout: datetime.timedelta) -> Store:
+        """Wait at the store until every member is there."""
+        store = PrefixStore(self.generation.store_prefix, self._store(timeout))
+        if store.add("arrived", 1) == self.world_size:
+            store.set("all", "here")
+        store.wait(["all"], _MEETING_TIMEOUT)
+        return store
+
+    def _connect(self, store: Store, timeout: datetime.timedelta) -> None:
+        # torch puts its count of groups into the store's keys; a group that did not come up, or
+        # did so only here, must not leave this member's count different from its peers'.
+        dist.distributed_c10d._world.group_count = 0
+        dist.init_process_group(
+            self.backend.name,
+            store=store,
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=timeout,
+        )
+        if self.backend.name == "nccl":
+            self._connect_nccl()
+        else:
+            dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
+
+    def _connect_nccl(self) -> None:
+        """NCCL connects at the first collective: make it now, while the clock of joining runs."""
+        dist.barrier(device_ids=[self.backend.device.index])
+
+    def _connections(self) -> frozenset[Connection]:
+        with self._lock:
+            if self._before is None:
+                return frozenset()
+            return self._own(connections()) if self._built is None else self._built
+
+    def _own(self, now: frozenset[Connection]) -> frozenset[Connection]:
+        """This group's: new since before it was built, and not a client of the store hosted here,
+        which may already serve a later generation."""
+        new = now - (self._before or frozenset())
+        return frozenset(c for c in new if c.local_port != self._own_store_port)
+
+    def _discard(self) -> None:
+        if not dist.is_initialized():
+            return
+        if self.backend.name == "nccl":
+            dist.distributed_c10d._abort_process_group()
+            return
+        last = [dist.group.WORLD] if self.aborted else []
+        dist.destroy_process_group()
+        if last:  # it ends with its last reference, when its threads do: see worker/group/stuck.py
+            threading.Thread(target=last.clear, name="elastic-discard", daemon=True).start()
+
+
+def is_group_loss(error: BaseException, group: Group | None) -> bool:
+    """Does this exception say that the group is lost, and nothing else?"""
+    if isinstance(error, GroupLost):
+        return True
+    if not isinstance(error, RuntimeError) or group is None:
+        return False
+    if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
+        return True
+    return _LOST.search(str(error)) is not None
+
+
+def first_line(error: BaseException) -> str:
+    """The gist of an error for a one-line report."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:300]

@@ -1,0 +1,1 @@
+"""How a worker process begins and ends, whatever kind of script it runs."""

@@ -1,0 +1,96 @@
+"""Runs the user's script in a worker process and reports how it ended."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import traceback
+from pathlib import Path
+
+from elastic.core.membership import Failure, FailureKind
+from elastic.errors import ConfigurationError, ElasticError, ExitCode
+from elastic.rpc.codec import failure_to_pb
+from elastic.worker import session as sessions
+from elastic.worker.link import Link
+
+
+def run_script(link: Link, argv: list[str]) -> int:
+    """Run `argv[0]` as `__main__`, as `python` would; return the exit code."""
+    link.hello()
+    sys.argv = list(argv)
+    sys.path[0] = str(Path(argv[0]).resolve().parent)
+    try:
+        runpy.run_path(argv[0], run_name="__main__")
+        _finish(argv[0])
+    except SystemExit as ending:
+        return _exited(link, ending, argv[0])
+    except BaseException as error:  # noqa: BLE001 - whatever the script raised ends the process
+        return _raised(link, error)
+    return ExitCode.OK
+
+
+def _finish(script: str) -> None:
+    session = sessions.current()
+    if session is None:
+        raise ConfigurationError(
+            f"{script} ended without calling elastic.init(); call it once, before the model is "
+            "built, and train in `for step in session.steps(...)`; or give --launch torchrun, if "
+            "the script was written for torchrun"
+        )
+    session.finish()
+
+
+def _exited(link: Link, ending: SystemExit, script: str) -> int:
+    """sys.exit(): 0 and None are a good end, everything else a failure."""
+    if ending.code in (None, 0):
+        try:
+            _finish(script)
+        except BaseException as error:  # noqa: BLE001 - as above
+            return _raised(link, error)
+        return ExitCode.OK
+    code = ending.code if isinstance(ending.code, int) else 1
+    if not isinstance(ending.code, int):
+        print(ending.code, file=sys.stderr)
+    failure = Failure(
+        worker=link.worker,
+        kind=FailureKind.EXIT_CODE,
+        code=code,
+        signature=f"sys.exit({ending.code!r})",
+        message=f"the script called sys.exit({ending.code!r})",
+    )
+    _report(link, failure)
+    return code
+
+
+def _raised(link: Link, error: BaseException) -> int:
+    traceback.print_exception(error)
+    code = error.exit_code if isinstance(error, ElasticError) else ExitCode.SCRIPT_FAILED
+    last_line = traceback.format_exception_only(error)[-1].strip()
+    failure = Failure(
+        worker=link.worker,
+        kind=FailureKind.EXCEPTION,
+        code=int(code),
+        signature=_signature(error),
+        message=last_line,
+        traceback="".join(traceback.format_exception(error)),
+        retryable=code != ExitCode.CONFIGURATION,
+    )
+    _report(link, failure)
+    return int(code)
+
+
+def _report(link: Link, failure: Failure) -> None:
+    """First free the peers, then say why: they must not wait for this process to wind up."""
+    session = sessions.current()
+    if session is not None:
+        session.abandon()
+    link.send(failure=failure_to_pb(failure))
+
+
+def _signature(error: BaseException) -> str:
+    """The same for the same fault: the type, and the innermost line of the script's own code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    package = str(Path(__file__).parents[1])
+    own = [f for f in frames if not f.filename.startswith((package, "<frozen"))]
+    place = f"{own[-1].filename}:{own[-1].lineno}" if own else "?"
+    return f"{type(error).__name__} at {place}"

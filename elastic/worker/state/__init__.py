@@ -1,0 +1,1 @@
+"""What a worker holds, saves and restores."""

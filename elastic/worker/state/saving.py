@@ -1,0 +1,154 @@
+"""Writes this member's share of a checkpoint in the background and follows its commit."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elastic.checkpoint.catalog import is_committed
+from elastic.checkpoint.directory import CheckpointDirectory
+from elastic.errors import ElasticError
+from elastic.v1 import job_pb2 as pb
+from elastic.worker.state.job_state import JobState
+from elastic.worker.state.shards import HostShare, copy_share, plan_shards, write_share
+from elastic.worker.state.structure import Structure
+from elastic.worker.state.tensor_specs import describe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """This member's place in the group that saves."""
+
+    generation: int
+    rank: int
+    world_size: int
+
+
+class Saver:
+    """At most one save is under way: the next waits its turn, training does not.
+
+    send: takes `shard_saved=` or `save_failed=` for the agent; called on the writing thread.
+    """
+
+    def __init__(
+        self, directory: CheckpointDirectory, *, worker: str, every: int, send: Callable[..., None]
+    ) -> None:
+        self._directory = directory
+        self._worker = worker
+        self._every = every
+        self._send = send
+        self._writing: threading.Thread | None = None
+        self._share: HostShare | None = None
+        self._changed = threading.Condition()
+        self._settled: dict[int, bool] = {}
+        self._reports: dict[int, dict[str, Any]] = {}  # not settled, by step
+        self._last_step = 0
+
+    def is_due(self, committed: int) -> bool:
+        """Is this count of committed steps one after which every member saves?"""
+        due = self._every > 0 and committed > 0 and committed % self._every == 0
+        return due and committed != self._last_step
+
+    def save(self, state: JobState, place: Place) -> None:
+        """Copy this member's share to host memory and write it while training goes on."""
+        self.wait_idle()
+        step = state.committed
+        flat = state.capture()
+        specs = describe(flat.tensors)
+        structure = Structure(specs=specs, skeleton=flat.skeleton, extra=state.extra())
+        pieces = plan_shards(specs, place.world_size)[place.rank]
+        self._share = copy_share(flat.tensors, pieces, reuse=self._share)
+        self._last_step = step
+        with self._changed:
+            self._settled.pop(step, None)
+            self._reports.pop(step, None)
+        self._writing = threading.Thread(
+            target=self._write,
+            args=(step, place, self._share, structure, _positions(state)),
+            name="elastic-save",
+        )
+        self._writing.start()
+
+    def settle(self, step: int, *, committed: bool) -> None:
+        """The coordinator has committed or abandoned the checkpoint of `step`."""
+        with self._changed:
+            self._settled[step] = committed
+            self._reports = {at: sent for at, sent in self._reports.items() if at > step}
+            for old in sorted(self._settled)[:-8]:
+                del self._settled[old]
+            self._changed.notify_all()
+
+    def report_again(self) -> None:
+        """Send once more what was reported and not settled."""
+        with self._changed:
+            reports = list(self._reports.values())
+        for report in reports:
+            self._send(**report)
+
+    def is_settled(self, step: int, timeout_s: float) -> bool:
+        """Wait up to `timeout_s` until the checkpoint of `step` is committed or abandoned."""
+        with self._changed:
+            return self._changed.wait_for(lambda: step in self._settled, timeout_s)
+
+    def is_committed(self, step: int) -> bool:
+        """The checkpoint of `step` is known to be committed."""
+        return self._settled.get(step, False)
+
+    def wait_idle(self) -> None:
+        """Wait until nothing is being written."""
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+
+    def _write(
+        self,
+        step: int,
+        place: Place,
+        share: HostShare,
+        structure: Structure,
+        positions: Mapping[str, Any],
+    ) -> None:
+        index, count = place.rank, place.world_size
+        try:
+            if is_committed(self._directory, step):  # restored from it, or by the group before
+                self.settle(step, committed=True)
+                return
+            files = write_share(
+                self._directory, step, index, count, share, structure if index == 0 else None
+            )
+        except (ElasticError, OSError) as error:
+            failed = pb.SaveFailed(
+                worker=self._worker, step=step, generation=place.generation, message=str(error)
+            )
+            self._report(step, save_failed=failed)
+            return
+        digests = [
+            pb.FileDigest(name=f.name, size_bytes=f.size_bytes, xxh3_128=f.xxh3_128) for f in files
+        ]
+        saved = pb.ShardSaved(
+            worker=self._worker,
+            step=step,
+            generation=place.generation,
+            index=index,
+            count=count,
+            files=digests,
+            **positions,
+        )
+        self._report(step, shard_saved=saved)
+
+    def _report(self, step: int, **report: Any) -> None:
+        with self._changed:
+            self._reports[step] = report
+        self._send(**report)
+
+
+def _positions(state: JobState) -> dict[str, Any]:
+    ramps = state.extra()["ramps"]
+    return {
+        "epoch": state.position.epoch,
+        "cursor": state.position.cursor,
+        "learning_rate_json": json.dumps(ramps),
+    }

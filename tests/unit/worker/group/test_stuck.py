@@ -1,0 +1,78 @@
+"""A process that gloo never wakes ends itself; a script that takes its time does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from elastic.worker.group.stuck import watch_script
+from tests.unit.worker.together import Seat, run_together
+
+HUGE = 2**28  # bytes: more than the kernel buffers
+STUCK_S = 0.6
+
+
+def given_up(meanwhile: Callable[[], object], left: Callable[[], bool] = lambda: False) -> bool:
+    """What is said of this thread while it does that."""
+    ended, calls = threading.Event(), []
+    watch = threading.Thread(
+        target=watch_script,
+        args=(lambda: left() or ended.is_set(), lambda: calls.append("give up"), STUCK_S),
+    )
+    watch.start()
+    meanwhile()
+    ended.set()
+    watch.join()
+    return bool(calls)
+
+
+def compute(for_s: float) -> None:
+    """One call of torch that takes long."""
+    size, ends_at = 400, time.monotonic() + for_s
+    while time.monotonic() < ends_at:
+        began = time.monotonic()
+        torch.nn.functional.linear(torch.ones(size, size), torch.ones(size, size))
+        size = size * 2 if time.monotonic() - began < 0.1 else size
+
+
+@pytest.mark.parametrize(
+    "meanwhile", [lambda: time.sleep(3 * STUCK_S), lambda: compute(3 * STUCK_S)]
+)
+def test_a_script_may_do_what_it_likes(meanwhile: Callable[[], object]) -> None:
+    assert not given_up(meanwhile)
+
+
+def test_one_that_has_left_is_not_watched() -> None:
+    assert not given_up(lambda: time.sleep(3 * STUCK_S), left=lambda: True)
+
+
+def test_a_thread_that_gloo_does_not_wake_is_given_up() -> None:
+    def block(seat: Seat) -> None:
+        group, pids = seat.join(), seat.exchange(os.getpid())
+
+        def give_up() -> None:
+            os.kill(pids[1], signal.SIGKILL)
+            os._exit(0)
+
+        def abort() -> None:
+            group.abort()
+            watch_script(lambda: False, give_up, STUCK_S)
+
+        threading.Timer(1.0, abort).start()
+        dist.send(torch.zeros(HUGE, dtype=torch.uint8), 1)
+        raise AssertionError("gloo has woken it: worker/group/stuck.py can go")
+
+    def stop_in_the_middle(seat: Seat) -> None:
+        seat.join()
+        seat.exchange(os.getpid())
+        dist.irecv(torch.empty(HUGE, dtype=torch.uint8), 0)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    run_together(block, stop_in_the_middle)

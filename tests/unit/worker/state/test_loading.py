@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from elastic.checkpoint import catalog, local_directory
+from elastic.checkpoint.directory import open_directory
+from elastic.checkpoint.layout import STRUCTURE, path_in_step
+from elastic.errors import CheckpointDamaged, ElasticError, TransientError
+from elastic.worker.state.loading import load, load_latest
+from elastic.worker.state.tree import unflatten
+from tests.unit.checkpoint.faults import (
+    Countdown,
+    DyingDirectory,
+    DyingOs,
+    Killed,
+    every_kill_point,
+)
+from tests.unit.worker.saving import make_state, save
+from tests.unit.worker.trees import same
+
+
+def _unexpected(step: int, reason: str) -> None:
+    raise AssertionError(f"step {step} is not damaged: {reason}")
+
+
+def _newest(directory: Any) -> tuple[int, Any] | None:
+    loaded = load_latest(directory, _unexpected)
+    if loaded is None:
+        return None
+    return loaded.manifest.step, unflatten(loaded.structure.skeleton, loaded.tensors)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("saved")
+    save(open_directory(str(root)), 1, make_state(1), 2)
+    save(open_directory(str(root)), 2, make_state(2), 3)
+    return root
+
+
+def test_nothing_is_there() -> None:
+    assert load_latest(open_directory("memory://nothing/here"), _unexpected) is None
+
+
+def test_the_newest_is_loaded(saved: Path) -> None:
+    found = _newest(open_directory(str(saved)))
+    assert found is not None
+    assert found[0] == 2
+    assert same(found[1], make_state(2))
+
+
+NAMES = [
+    "manifest.json",
+    "structure.json",
+    *(f"shard-0000{i}-of-00003.safetensors" for i in range(3)),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damage_anywhere_is_detected_and_the_one_before_is_used(
+    saved: Path, name: str, data: st.DataObject
+) -> None:
+    path = saved / path_in_step(2, name)
+    intact = path.read_bytes()
+    position = data.draw(st.integers(0, len(intact) - 1))
+    if data.draw(st.booleans()):
+        damaged = intact[:position]
+    else:
+        flipped = intact[position] ^ (1 << data.draw(st.integers(0, 7)))
+        damaged = intact[:position] + bytes([flipped]) + intact[position + 1 :]
+    reports: list[tuple[int, str]] = []
+    try:
+        path.write_bytes(damaged)
+        loaded = load_latest(open_directory(str(saved)), lambda *report: reports.append(report))
+    finally:
+        path.write_bytes(intact)
+    assert loaded is not None
+    assert same(unflatten(loaded.structure.skeleton, loaded.tensors), make_state(1))
+    ((step, reason),) = reports
+    assert step == 2
+    assert str(path) in reason
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
+    directory = open_directory(str(tmp_path))
+    save(directory, 2, make_state(2), 3)
+    path = tmp_path / path_in_step(2, name)
+    path.unlink()
+    with pytest.raises(CheckpointDamaged, match=f"{path} is missing"):
+        load(directory, 2)
+
+
+def test_if_all_are_damaged_all_are_named(tmp_path: Path) -> None:
+    directory = open_directory(str(tmp_path))
+    for step in (1, 2):
+        save(directory, step, make_state(step))
+        (tmp_path / path_in_step(step, STRUCTURE)).write_bytes(b"{}")
+    reports: list[int] = []
+    with pytest.raises(CheckpointDamaged, match=r"none of the 2.*step-000000002.*step-000000001"):
+        load_latest(directory, lambda step, _: reports.append(step))
+    assert reports == [2, 1]
+
+
+def test_storage_out_of_reach_is_not_taken_for_damage(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(path: Path) -> bytes:
+        raise OSError(116, "Stale file handle", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", stale)
+    with pytest.raises(TransientError, match="Stale"):
+        load_latest(open_directory(str(saved)), _unexpected)
+
+
+@pytest.mark.parametrize("dropped", NAMES[1:])
+def test_a_manifest_that_does_not_list_everything_is_damage(tmp_path: Path, dropped: str) -> None:
+    """Digests alone would not notice a shard that was never reported."""
+    directory = open_directory(str(tmp_path))
+    save(directory, 2, make_state(2), 3)
+    manifest = catalog.read_manifest(directory, 2)
+    kept = tuple(file for file in manifest.files if file.name != dropped)
+    catalog.commit(directory, replace(manifest, files=kept))
+    with pytest.raises(CheckpointDamaged, match=r"lacks elements|out of turn|not among the files"):
+        load(directory, 2)
+
+
+def test_the_order_in_which_workers_reported_does_not_matter(tmp_path: Path) -> None:
+    directory = open_directory(str(tmp_path))
+    save(directory, 2, make_state(2), 3)
+    manifest = catalog.read_manifest(directory, 2)
+    catalog.commit(directory, replace(manifest, files=manifest.files[::-1]))
+    found = _newest(directory)
+    assert found is not None
+    assert same(found[1], make_state(2))
+
+
+def test_a_shard_of_another_model_does_not_fit(tmp_path: Path) -> None:
+    directory, other = open_directory(str(tmp_path / "a")), open_directory(str(tmp_path / "b"))
+    save(directory, 2, make_state(2), 1)
+    save(other, 2, {"alien": make_state(2)}, 1)
+    shard = "shard-00000-of-00001.safetensors"
+    alien = directory.write(path_in_step(2, shard), other.read(path_in_step(2, shard)))
+    manifest = catalog.read_manifest(directory, 2)
+    kept = tuple(file for file in manifest.files if file.name != shard)
+    catalog.commit(directory, replace(manifest, files=(alien, *kept)))
+    with pytest.raises(CheckpointDamaged, match=r"shard-00000-of-00001\.safetensors does not fit"):
+        load(directory, 2)
+
+
+class TestKilledAtEveryPoint:
+    """The newest visible checkpoint always loads, and is one that was saved."""
+
+    def test_system_calls_of_a_local_save(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen = set()
+        for operations in every_kill_point(limit=200):
+            directory = open_directory(str(tmp_path / str(operations)))
+            save(directory, 1, make_state(1))
+            with monkeypatch.context() as patch:
+                patch.setattr(local_directory, "os", DyingOs(Countdown(operations)))
+                finished = _survives(lambda directory=directory: self._save_and_prune(directory))
+            seen.add(self._assert_newest_is_what_was_saved(directory))
+            self._assert_it_can_be_done_again(directory)
+            if finished:
+                break
+        assert seen == {1, 2}
+
+    def test_operations_of_a_remote_save(self) -> None:
+        seen = set()
+        for operations in every_kill_point(limit=50):
+            directory = open_directory(f"memory://killed/{operations}")
+            save(directory, 1, make_state(1))
+            dying = DyingDirectory(directory, Countdown(operations))
+            finished = _survives(lambda dying=dying: self._save_and_prune(dying))
+            seen.add(self._assert_newest_is_what_was_saved(directory))
+            self._assert_it_can_be_done_again(directory)
+            if finished:
+                break
+        assert seen == {1, 2}
+
+    def test_saving_a_damaged_step_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Overwritten in place, the old manifest would vouch for half of the new files."""
+        for operations in every_kill_point(limit=200):
+            directory = open_directory(str(tmp_path / str(operations)))
+            save(directory, 1, make_state(1))
+            save(directory, 2, make_state(3))
+            with monkeypatch.context() as patch:
+                patch.setattr(local_directory, "os", DyingOs(Countdown(operations)))
+                finished = _survives(lambda directory=directory: self._save_and_prune(directory))
+            found = _newest(directory)
+            assert found is not None
+            assert any(same(found[1], make_state(seed)) for seed in (1, 2, 3))
+            if finished:
+                break
+        assert same(found[1], make_state(2))
+
+    def _save_and_prune(self, directory: Any) -> None:
+        catalog.prepare(directory, 2)
+        save(directory, 2, make_state(2))
+        catalog.prune(directory, keep_last=1)
+
+    def _assert_newest_is_what_was_saved(self, directory: Any) -> int:
+        found = _newest(directory)
+        assert found is not None
+        assert same(found[1], make_state(found[0]))
+        return found[0]
+
+    def _assert_it_can_be_done_again(self, directory: Any) -> None:
+        self._save_and_prune(directory)
+        assert self._assert_newest_is_what_was_saved(directory) == 2
+        assert catalog.scan(directory) == catalog.Catalog(committed=(2,), uncommitted=())
+
+
+def _survives(work: Callable[[], None]) -> bool:
+    try:
+        work()
+    except Killed:
+        return False
+    except ElasticError as error:
+        raise AssertionError("a killed process reports nothing") from error
+    return True
+
+
+@pytest.fixture(autouse=True)
+def _empty_memory() -> Iterator[None]:
+    yield
+    fsspec.filesystem("memory").store.clear()
+    fsspec.filesystem("memory").pseudo_dirs[:] = [""]

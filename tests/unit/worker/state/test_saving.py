@@ -1,0 +1,123 @@
+"""A save is reported, and again to whoever may not have heard, until it is settled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elastic.checkpoint import catalog
+from elastic.checkpoint.digest import FileDigest
+from elastic.checkpoint.directory import open_directory
+from elastic.worker.state.job_state import JobState
+from elastic.worker.state.saving import Place, Saver
+from tests.unit.worker.saving import make_manifest
+
+
+class Job:
+    """A member that saves alone."""
+
+    def __init__(self, root: Path, every: int = 2) -> None:
+        self.root = root
+        self.sent: list[dict[str, Any]] = []
+        self.saver = Saver(
+            open_directory(str(root)),
+            worker="w",
+            every=every,
+            send=lambda **kind: self.sent.append(kind),
+        )
+        self.state = JobState()
+        self.state.track({"model": torch.nn.Linear(2, 1)})
+
+    def save(self, step: int, generation: int = 3) -> None:
+        self.state.committed = step
+        self.saver.save(self.state, Place(generation=generation, rank=0, world_size=1))
+        self.saver.wait_idle()
+
+    def again(self) -> list[tuple[str, int, int]]:
+        """What is reported when it is asked for."""
+        self.sent.clear()
+        self.saver.report_again()
+        return [(k, r.step, r.generation) for sent in self.sent for k, r in sent.items()]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+def test_due_are_every_so_many_steps_once(job: Job) -> None:
+    assert [n for n in range(7) if job.saver.is_due(n)] == [2, 4, 6]
+    job.save(4)
+    assert not job.saver.is_due(4)
+    assert not Job(job.root, every=0).saver.is_due(4)
+
+
+def test_a_part_is_reported_when_it_is_written_and_again_when_asked(job: Job) -> None:
+    job.save(2)
+    ((kind, report),) = job.sent[0].items()
+    assert kind == "shard_saved"
+    assert (report.worker, report.step, report.generation) == ("w", 2, 3)
+    assert (report.index, report.count) == (0, 1)
+    assert {f.name for f in report.files} >= {"structure.json"}
+    assert job.again() == job.again() == [("shard_saved", 2, 3)]
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_what_is_settled_is_reported_no_more(job: Job, committed: bool) -> None:
+    job.save(2)
+    assert not job.saver.is_settled(2, 0.0)
+    job.saver.settle(2, committed=committed)
+    assert job.saver.is_settled(2, 0.0)
+    assert job.saver.is_committed(2) is committed
+    assert job.again() == []
+
+
+def test_a_later_settlement_settles_those_before(job: Job) -> None:
+    job.save(2)
+    job.save(4)
+    job.save(6)
+    assert [step for _, step, _ in job.again()] == [2, 4, 6]
+    job.saver.settle(4, committed=True)
+    assert [step for _, step, _ in job.again()] == [6]
+
+
+def test_a_step_saved_again_by_another_group_is_reported_as_that(job: Job) -> None:
+    job.save(2, generation=3)
+    job.saver.settle(2, committed=False)
+    job.save(2, generation=4)
+    assert not job.saver.is_settled(2, 0.0)
+    assert job.again() == [("shard_saved", 2, 4)]
+
+
+def test_a_save_that_failed_is_reported_again_too(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("elastic.worker.state.saving.write_share", full)
+    job.save(2)
+    ((kind, report),) = job.sent[0].items()
+    assert kind == "save_failed"
+    assert "No space left" in report.message
+    assert job.again() == [("save_failed", 2, 3)]
+    job.saver.settle(2, committed=False)
+    assert job.again() == []
+
+
+def test_a_checkpoint_that_is_there_is_not_written_again(job: Job) -> None:
+    job.save(2)
+    ((_, report),) = job.sent[0].items()
+    directory = open_directory(str(job.root))
+    digests = [
+        FileDigest(name=f.name, size_bytes=f.size_bytes, xxh3_128=f.xxh3_128) for f in report.files
+    ]
+    catalog.commit(directory, make_manifest(2, 1, digests))
+    restored = Job(job.root)
+    restored.save(2)
+    assert restored.sent == []
+    assert restored.saver.is_committed(2)
+    assert restored.again() == []

@@ -7,6 +7,8 @@ ElasticError
 │   └── StepMisused         the script uses a step so that its gradient would be wrong
 ├── TransientError          the same call may succeed later
 │   └── CheckpointWriteError  the storage refused a write; the checkpoints before it are intact
+├── StateLost               nobody holds the job's state any more; ends the job
+├── Stranded                this worker cannot go on from the group's state; another replaces it
 ├── CheckpointDamaged       a stored checkpoint does not match its digests
 ├── StepOverdue             the step was committed without this worker; absorbed by `with step`
 ├── NotInGroup              rank or world size asked for before the group has formed
@@ -72,6 +74,14 @@ class CheckpointDamaged(ElasticError):
 
 class NotInGroup(ElasticError):
     """Rank and world size exist only while the worker is a member of a group."""
+
+
+class StateLost(ElasticError):
+    """Nobody holds the job's state any more, and there is no checkpoint: the job ends."""
+
+
+class Stranded(ElasticError):
+    """This worker cannot go on from the group's state: a fresh one takes its place."""
 
 
 class StepOverdue(ElasticError):

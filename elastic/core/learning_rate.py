@@ -118,6 +118,14 @@ class Ramp:
         )
 
 
+def retarget(ramp: Ramp | None, rule: ScalingRule, batch_ratio: float, step: int) -> Ramp:
+    """The ramp to follow from `step` on, when the global batch has become `batch_ratio` times
+    that of the rule's reference. A job begins at the unscaled rate."""
+    if ramp is None:
+        ramp = Ramp(start_factor=1.0, end_factor=1.0, start_step=step, steps=0)
+    return ramp.retarget(step, end_factor=rule.factor(batch_ratio), steps=rule.warmup_steps)
+
+
 def _require_at_least(name: str, value: int, minimum: int) -> None:
     if value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")

@@ -1,9 +1,25 @@
-"""Who gives its state to whom once a new group stands: pure, from what each member declares."""
+"""Who gives its state to whom once a new group stands: pure, from what each member declares.
+
+A member's state has two marks. The *commit mark* is the state right after the block of the last
+committed step. The *begin mark* is the state with which the next block begins: a script may change
+what it tracks between two blocks (a scheduler that steps there, an average). A member whose block
+was given up while others completed it leaves that block as committed, and its script runs what
+stands below the block: it needs the commit mark. All other receivers need the begin mark.
+"""
 
 from __future__ import annotations
 
+import enum
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+
+class Mark(enum.Enum):
+    """Which moment a state is of."""
+
+    COMMIT = 1
+    BEGIN = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,18 +36,41 @@ class Declaration:
     """It has been in a group before, so its script is where the others' scripts are."""
     committed_in: int = 0
     """The generation in which it committed its last step."""
+    commit_digest: int = 0
+    """Of the replicated state at the commit mark; 0 if it cannot give that."""
+    begin_digest: int = 0
+    """Of the replicated state at the begin mark; 0 if it is not there."""
+    in_block: bool = False
+    """Its script is inside the block of the step after `committed`."""
+    loop: int = 0
+    """The script's loop over `session.steps` that it is at, from 0."""
     runs_done: int = 0
     """Calls of `session.run` completed since the last commit."""
     in_run: bool = False
     """Its script is inside such a call."""
 
+    @property
+    def age(self) -> tuple[int, int]:
+        """Equal for equal states only, and greater for the later one.
+
+        A count alone does not tell: a member that was cut off may have completed a step that the
+        others had to repeat, with other samples. As with Raft's logs (Ongaro and Ousterhout 2014,
+        section 5.4.1), what the later generation committed is right.
+        """
+        return self.committed_in, self.committed
+
+    def digest(self, mark: Mark) -> int:
+        """The digest at `mark`, 0 if unknown."""
+        return self.commit_digest if mark is Mark.COMMIT else self.begin_digest
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transfer:
-    """Rank `source` sends its state to rank `target`."""
+    """Rank `source` sends its state, as of `mark`, to rank `target`."""
 
     source: int
     target: int
+    mark: Mark = Mark.BEGIN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,43 +78,75 @@ class RecoveryPlan:
     """How the group comes to one state.
 
     committed: the step all agree on; None if nobody holds the state: rank 0 restores a checkpoint
-    or begins, and is the source.
+    or, unless the job had `begun`, begins, and is the source.
+    differed: ranks that declared the right step with another state than the source's.
+    stranded: ranks whose script is where no received state would fit: it needs a commit mark that
+    nobody can give, has calls of `session.run` before it that the others have forgotten, or is
+    inside one that belongs to another state.
     """
 
     committed: int | None
     transfers: tuple[Transfer, ...]
+    begun: bool = False
+    differed: tuple[int, ...] = ()
+    stranded: tuple[int, ...] = ()
 
 
 def plan_recovery(declarations: Sequence[Declaration]) -> RecoveryPlan:
     """The most advanced intact members are right; everyone else receives from one of them.
 
     A step that only one survivor committed is therefore kept: the others had all contributed to
-    it. Receivers are spread over the sources.
+    it. Where members of the same step differ, the majority is right, and on a tie whoever agrees
+    with the lowest rank. Receivers are spread over the sources.
     """
     intact = [rank for rank, d in enumerate(declarations) if d.intact]
     if not intact:
         targets = range(1, len(declarations))
-        transfers = tuple(Transfer(source=0, target=t) for t in targets)
-        return RecoveryPlan(committed=None, transfers=transfers)
-    newest = max(_age(declarations[rank]) for rank in intact)
-    sources = [rank for rank in intact if _age(declarations[rank]) == newest]
-    behind = [rank for rank in range(len(declarations)) if rank not in sources]
+        return RecoveryPlan(
+            committed=None,
+            transfers=tuple(Transfer(source=0, target=t) for t in targets),
+            begun=any(d.took_part and d.committed > 0 for d in declarations),
+        )
+    newest = max(declarations[rank].age for rank in intact)
+    held = [rank for rank in intact if declarations[rank].age == newest]
+    differed = _outvoted(declarations, held)
+    sources = [rank for rank in held if rank not in differed]
+    committed = declarations[sources[0]].committed
+    can_give_commit = [rank for rank in sources if declarations[rank].commit_digest]
+    transfers: list[Transfer] = []
+    stranded: list[int] = []
+    for rank, declared in enumerate(declarations):
+        if rank in sources:
+            continue
+        at_commit = declared.in_block and declared.took_part and declared.age != newest
+        calls_missed = at_commit and any(declarations[r].runs_done > 1 for r in sources)
+        mid_run = declared.in_run and declared.took_part
+        if (at_commit and not can_give_commit) or calls_missed or mid_run:
+            stranded.append(rank)
+        can_give_begin = [rank for rank in sources if declarations[rank].begin_digest] or sources
+        givers = can_give_commit if at_commit and can_give_commit else can_give_begin
+        mark = Mark.COMMIT if at_commit and can_give_commit else Mark.BEGIN
+        source = givers[len(transfers) % len(givers)]
+        transfers.append(Transfer(source=source, target=rank, mark=mark))
     return RecoveryPlan(
-        committed=declarations[sources[0]].committed,
-        transfers=tuple(
-            Transfer(source=sources[i % len(sources)], target=rank) for i, rank in enumerate(behind)
-        ),
+        committed=committed,
+        transfers=tuple(transfers),
+        begun=True,
+        differed=differed,
+        stranded=tuple(stranded),
     )
 
 
-def _age(declaration: Declaration) -> tuple[int, int]:
-    """Equal for equal states only, and greater for the later one.
-
-    A count alone does not tell: a member that was cut off may have completed a step that the others
-    had to repeat, with other samples. As with Raft's logs (Ongaro and Ousterhout 2014, section
-    5.4.1), what the later generation committed is right.
-    """
-    return declaration.committed_in, declaration.committed
+def _outvoted(declarations: Sequence[Declaration], held: Sequence[int]) -> tuple[int, ...]:
+    """Those of the ranks `held` whose state is not that of the majority, at the mark that most of
+    them can be compared at."""
+    mark = max(Mark, key=lambda m: sum(declarations[rank].digest(m) != 0 for rank in held))
+    digests = {r: declarations[r].digest(mark) for r in held if declarations[r].digest(mark)}
+    if len(set(digests.values())) < 2:
+        return ()
+    votes = Counter(digests.values())  # most_common keeps the order of first appearance on ties
+    right = votes.most_common(1)[0][0]
+    return tuple(rank for rank, digest in digests.items() if digest != right)
 
 
 def runs_to_repeat(declarations: Sequence[Declaration]) -> int | None:
@@ -90,16 +161,23 @@ def runs_to_repeat(declarations: Sequence[Declaration]) -> int | None:
         return 0
     if len(veterans) < len(declarations) and any(d.in_run for d in veterans):
         return None
-    newest = max(d.committed for d in veterans)
-    return min(d.runs_done if d.committed == newest else 0 for d in veterans)
+    newest = max(d.age for d in veterans)
+    if any(d.in_block and d.age != newest for d in veterans):
+        return 0  # it comes to the step's end now, and to what stands below it
+    return min(d.runs_done for d in veterans if d.age == newest)
 
 
 def odd_ones_out(declarations: Sequence[Declaration]) -> tuple[int, tuple[int, ...]]:
     """(a rank whose signature is right, the ranks that differ from it).
 
-    Right is what an intact member tracks; while nobody is, what rank 0 tracks.
+    Right is what an intact member tracks; while nobody is, what rank 0 tracks. A script that is at
+    an earlier loop may not have built all that it will track: it is compared when it gets there.
     """
     reference = next((r for r, d in enumerate(declarations) if d.intact), 0)
-    expected = declarations[reference].signature
-    odd = tuple(r for r, d in enumerate(declarations) if d.signature != expected)
+    right = declarations[reference]
+    odd = tuple(
+        rank
+        for rank, d in enumerate(declarations)
+        if d.signature != right.signature and d.loop == right.loop
+    )
     return reference, odd

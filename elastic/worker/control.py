@@ -6,7 +6,7 @@ import faulthandler
 import os
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from elastic.core.membership import (
     ChangeReason,
@@ -28,7 +28,9 @@ from elastic.worker.pulse import Pulse
 from elastic.worker.state.checkpointing import Checkpointing
 from elastic.worker.state.job_state import JobState
 from elastic.worker.steps_clock import StepsClock
-from elastic.worker.synchronisation import Outcome
+
+if TYPE_CHECKING:
+    from elastic.worker.training import Outcome
 
 _LOOPBACK = "127.0.0.1"
 
@@ -44,12 +46,12 @@ class Control(Protocol):
     recovers: bool
     """Whether a lost group can be followed by another."""
 
-    def publish(self, state: JobState, clock: StepsClock) -> None:
-        """Begin to report these figures."""
+    def publish(self, state: JobState, clock: StepsClock, answer: Callable[[], None]) -> None:
+        """Begin to report these figures; `answer` is called with each report, on its thread."""
         ...
 
-    def enter(self, synchronise: Callable[[Group], int]) -> Group:
-        """Block until in a group; see Membership.enter."""
+    def join(self) -> Group:
+        """Block until there is a group to join, and build it; see Membership.join."""
         ...
 
     def entered(self, group: Group, outcome: Outcome) -> None:
@@ -62,6 +64,10 @@ class Control(Protocol):
 
     def report(self, values: Mapping[str, Any]) -> None:
         """Figures of the script, newest wins."""
+        ...
+
+    def notice(self, name: str, fields: Mapping[str, str]) -> None:
+        """Something that an operator should know of, as an event."""
         ...
 
     def finish(self) -> None:
@@ -88,10 +94,10 @@ class LocalControl:
         self.membership.attach()
         self.membership.assign(0)
 
-    def publish(self, state: JobState, clock: StepsClock) -> None:
+    def publish(self, state: JobState, clock: StepsClock, answer: Callable[[], None]) -> None:
         """Nobody watches."""
 
-    def enter(self, synchronise: Callable[[Group], int]) -> Group:
+    def join(self) -> Group:
         """Form the group of one."""
         host = StoreHost(_LOOPBACK)
         self.membership.prepare(host.endpoint)
@@ -99,9 +105,12 @@ class LocalControl:
         self.membership.announce(
             Generation(number=1, incarnation="local", members=(alone,), reason=ChangeReason.STARTED)
         )
-        return self.membership.enter(host, self.backend, synchronise)
+        return self.membership.join(host, self.backend)
 
     def entered(self, group: Group, outcome: Outcome) -> None:
+        """Nobody watches."""
+
+    def notice(self, name: str, fields: Mapping[str, str]) -> None:
         """Nobody watches."""
 
     def committed(self) -> None:
@@ -157,17 +166,17 @@ class AgentControl:
 
     # ---- for the session
 
-    def publish(self, state: JobState, clock: StepsClock) -> None:
-        """Begin to report these figures."""
+    def publish(self, state: JobState, clock: StepsClock, answer: Callable[[], None]) -> None:
+        """Begin to report these figures; `answer` is called with each report, on its thread."""
         self._state = state
-        self._pulse.publish(state, clock)
+        self._pulse.publish(state, clock, answer)
 
-    def enter(self, synchronise: Callable[[Group], int]) -> Group:
-        """Block until in a group; see Membership.enter."""
+    def join(self) -> Group:
+        """Block until there is a group to join, and build it; see Membership.join."""
         if self._host is None:
             self._host = StoreHost(self._assignment.host or _LOOPBACK)
             self.membership.prepare(self._host.endpoint)
-        return self.membership.enter(self._host, self.backend, synchronise)
+        return self.membership.join(self._host, self.backend)
 
     def entered(self, group: Group, outcome: Outcome) -> None:
         """The group is ready to train."""
@@ -175,12 +184,15 @@ class AgentControl:
 
     def committed(self) -> None:
         """A step was committed."""
-        self.membership.note_committed()
         self._pulse.committed()
 
     def report(self, values: Mapping[str, Any]) -> None:
         """Figures of the script, newest wins."""
         self._pulse.report(values)
+
+    def notice(self, name: str, fields: Mapping[str, str]) -> None:
+        """Something that an operator should know of, as an event."""
+        self._link.send(notice=local_pb2.Notice(name=name, fields=dict(fields)))
 
     def finish(self) -> None:
         """Wait until every member's script has ended and what it saved is on storage."""

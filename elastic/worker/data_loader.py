@@ -83,6 +83,10 @@ class DataLoader:
             drop_last=self.drop_last,
         )
 
+    def ends_epoch(self, position: DataPosition, world_size: int) -> bool:
+        """Whether no step of this epoch follows `position`."""
+        return self.next_range(position, world_size).epoch > position.epoch
+
     def batch_ratio(self, world_size: int, reference_world: int) -> float:
         """How many times larger the global batch is than with `reference_world` workers."""
         return self.policy.global_batch(world_size) / self.policy.global_batch(reference_world)
@@ -102,6 +106,8 @@ class Deal:
 
     samples: SampleRange
     micro_batches: tuple[MicroBatch, ...]
+    ends_epoch: bool
+    """It is the epoch's last step."""
 
 
 class Dealer:
@@ -139,13 +145,14 @@ class Dealer:
             samples = self._loader.next_range(position, self._world_size)
             if samples.epoch >= self._epochs:
                 return
+            position = advance(position, samples)
             yield Deal(
                 samples=samples,
                 micro_batches=micro_batches(
                     samples, rank=self._rank, world_size=self._world_size, batch_size=batch_size
                 ),
+                ends_epoch=self._loader.ends_epoch(position, self._world_size),
             )
-            position = advance(position, samples)
 
     def _indices(self, deals: Iterator[Deal]) -> Iterator[list[int]]:
         """Dataset indices of every micro-batch."""

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from elastic.core.learning_rate import Ramp, ScalingRule
-
 
 class ScaledOptimizer:
     """Hooks on one optimizer. `factor()` is asked at each step."""
@@ -66,11 +64,3 @@ def _with_own_rate(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 def _copied(rate: Any) -> Any:
     return rate.clone() if isinstance(rate, torch.Tensor) else rate
-
-
-def retarget(ramp: Ramp | None, rule: ScalingRule, batch_ratio: float, step: int) -> Ramp:
-    """The ramp to follow from `step` on, when the global batch has become `batch_ratio` times
-    that of the rule's reference. A job begins at the unscaled rate."""
-    if ramp is None:
-        ramp = Ramp(start_factor=1.0, end_factor=1.0, start_step=step, steps=0)
-    return ramp.retarget(step, end_factor=rule.factor(batch_ratio), steps=rule.warmup_steps)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,7 +16,9 @@ from elastic.worker.group.process_group import Group
 from elastic.worker.link import Link
 from elastic.worker.state.job_state import JobState
 from elastic.worker.steps_clock import StepsClock
-from elastic.worker.synchronisation import Outcome
+
+if TYPE_CHECKING:
+    from elastic.worker.training import Outcome
 
 INTERVAL_S = 0.2  # of rank 0, which reports for the group
 _SIGN_OF_LIFE_S = 0.6  # of the others, well below the agent's patience with a silent process
@@ -31,6 +34,7 @@ class Pulse:
         self._link = link
         self._membership = membership
         self._state: JobState | None = None
+        self._answer: Callable[[], None] = lambda: None
         self._clock = StepsClock()
         self._reported: dict[str, Any] = {}
         self._reformed: pb.Reformed | None = None
@@ -44,8 +48,9 @@ class Pulse:
         """Begin."""
         threading.Thread(target=self._beat, name="elastic-pulse", daemon=True).start()
 
-    def publish(self, state: JobState, clock: StepsClock) -> None:
-        """What to report."""
+    def publish(self, state: JobState, clock: StepsClock, answer: Callable[[], None]) -> None:
+        """What to report; `answer` is called at every interval."""
+        self._answer = answer
         self._clock = clock
         self._state = state
 
@@ -111,6 +116,8 @@ class Pulse:
             self._wake.wait(INTERVAL_S if leads else _SIGN_OF_LIFE_S)
             self._wake.clear()
             self._send()
+            with contextlib.suppress(RuntimeError, OSError):  # the store ends with its host
+                self._answer()
 
     def _send(self) -> None:
         with self._sending:

@@ -2,52 +2,46 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
+import os
+import random
+import sys
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Literal, TypeVar, overload
 
+import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from elastic.core.data_order import advance
 from elastic.core.learning_rate import ScalingRule
-from elastic.errors import ConfigurationError, GroupLost, NotInGroup, StepMisused, StepOverdue
-from elastic.worker.control import AgentControl, Control, LocalControl
-from elastic.worker.data_loader import DataLoader, Dealer
+from elastic.errors import ConfigurationError, NotInGroup, StepMisused
+from elastic.worker.control import AgentControl, LocalControl
+from elastic.worker.data_loader import DataLoader
 from elastic.worker.group.distributed_model import DistributedModel
 from elastic.worker.group.process_group import Group
-from elastic.worker.learning_rate import ScaledOptimizer, retarget
+from elastic.worker.learning_rate import ScaledOptimizer
 from elastic.worker.link import Link
-from elastic.worker.participation import Participation
-from elastic.worker.state.job_state import JobState, Stateful
-from elastic.worker.state.ledger import LedgerRecord
+from elastic.worker.state.cells import NumpyGenerator, PythonGenerator, TorchGenerator
+from elastic.worker.state.job_state import Stateful, Values
+from elastic.worker.state.tree import flatten, tensors_of
 from elastic.worker.step import Step
-from elastic.worker.steps_clock import StepsClock
+from elastic.worker.training import ScriptCall, Training
 
 T = TypeVar("T")
 
-_BROKEN_OFF_WAIT_S = 10.0  # for the other members' shares, where a script left its loop early
+_LARGEST_RESULT_BYTES = 2**20
 
 
 class Session:
     """A worker's part in the job. Made by `elastic.init()`."""
 
-    def __init__(self, control: Control) -> None:
-        self._control = control
-        self._state = JobState()
-        self._clock = StepsClock()
-        self._part = Participation(control, self._state, self._clock)
-        self._part.equip(self)
-        self._models: list[DistributedModel] = []
-        self._scaled: list[tuple[ScaledOptimizer, ScalingRule]] = []
-        self._data: DataLoader | None = None
-        self._dealer: Dealer | None = None
-        self._epochs = 0
-        self._optimizer_steps = 0
-        self._counted: set[int] = set()
-        control.publish(self._state, self._clock)
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._generators: dict[str, Any] = {}
+        self._in_loop = False
+        self._calls_between = 0
+        self._finished_loops: dict[int, int] = {}
+        self._last_results: dict[str, Any] = {}
 
     # ---- who and where
 
@@ -69,17 +63,23 @@ class Session:
     @property
     def local_rank(self) -> int:
         """This worker's slot on its node."""
-        return self._control.slot
+        return self._training.control.slot
 
     @property
     def device(self) -> torch.device:
         """Where this worker's model and batches belong."""
-        return self._control.backend.device
+        return self._training.control.backend.device
 
     @property
     def committed(self) -> int:
         """Steps committed by the job so far."""
-        return self._state.committed
+        return self._training.state.committed
+
+    @property
+    def state(self) -> Values:
+        """A dictionary that is tracked: the same on every worker, saved, and put back with a step
+        that is lost. For what decides what the script does next: the best loss so far, a phase."""
+        return self._training.state.values
 
     # ---- setting up
 
@@ -87,280 +87,222 @@ class Session:
         """Put the module on the session's device and train it data-parallel.
 
         options: DistributedDataParallel's (bucket_cap_mb, find_unused_parameters, static_graph,
-        gradient_as_bucket_view, broadcast_buffers...).
+        gradient_as_bucket_view, broadcast_buffers...). Raises ConfigurationError for those that
+        can only be of one group.
         """
+        training = self._training
+        if self.device.type == "cpu" and any(
+            isinstance(m, nn.SyncBatchNorm) for m in module.modules()
+        ):
+            raise ConfigurationError(
+                f"session.distribute({type(module).__name__}): SyncBatchNorm works on GPUs only; "
+                "use BatchNorm on CPUs"
+            )
         model = DistributedModel(module.to(self.device), options)
-        self._models.append(model)
-        if self._part.group is not None:
-            model.wrap(self._control.backend)
+        training.models.append(model)
+        if training.group is not None:
+            model.wrap(training.control.backend)
         return model
 
     def track(self, **objects: Stateful) -> None:
-        """Replicate these objects to joining workers, save and restore them with checkpoints.
+        """Replicate these objects to joining workers, put them back with a step that is lost, save
+        and restore them with checkpoints.
 
         Anything with state_dict() and load_state_dict(). Raises ConfigurationError.
         """
-        self._state.track(objects)
-        for optimizer in self._state.optimizers():
-            if id(optimizer) not in self._counted:
-                self._counted.add(id(optimizer))
-                optimizer.register_step_post_hook(self._count_optimizer_step)
+        self._training.state.track(objects)
+
+    def track_local(self, **objects: Stateful) -> None:
+        """The same for objects whose state belongs to one worker, such as a rank's own statistics:
+        they are not compared between workers. A worker that joins begins with rank 0's, which are
+        those that checkpoints hold."""
+        self._training.state.track(objects, rank_local=True)
 
     def scale_lr(self, optimizer: torch.optim.Optimizer, rule: ScalingRule) -> None:
         """Scale the optimizer's learning rates with the global batch, by `rule`."""
-        number = len(self._scaled)
-        scaled = ScaledOptimizer(optimizer, lambda: self.lr_factor(number))
-        self._scaled.append((scaled, rule))
+        training = self._training
+        number = len(training.scaled)
+        training.scaled.append(ScaledOptimizer(optimizer, lambda: self.lr_factor(number)))
+        training.part.rules.append(rule)
 
     def lr_factor(self, number: int = 0) -> float:
         """The factor in force on the learning rates of the scaled optimizer `number`."""
-        ramp = self._state.ramps.get(str(number))
-        return ramp.factor(self._state.committed) if ramp is not None else 1.0
+        part = self._training.part
+        ramp = part.ramps.get(str(number))
+        return ramp.factor(part.progress.committed) if ramp is not None else 1.0
+
+    @overload
+    def generator(
+        self, name: str, *, kind: Literal["torch"] = "torch", seed: int = 0
+    ) -> torch.Generator: ...
+    @overload
+    def generator(
+        self, name: str, *, kind: Literal["numpy"], seed: int = 0
+    ) -> np.random.Generator: ...
+    @overload
+    def generator(self, name: str, *, kind: Literal["python"], seed: int = 0) -> random.Random: ...
+
+    def generator(
+        self, name: str, *, kind: Literal["torch", "numpy", "python"] = "torch", seed: int = 0
+    ) -> Any:
+        """A random generator that is tracked: the same on every worker, put back with a step that
+        is lost. The same name gives the same one. Raises ConfigurationError."""
+        if name in self._generators:
+            return self._generators[name]
+        if kind == "torch":
+            generator: Any = torch.Generator().manual_seed(seed)
+            tracked: Any = TorchGenerator(generator)
+        elif kind == "numpy":
+            generator = np.random.default_rng(seed)
+            tracked = NumpyGenerator(generator)
+        elif kind == "python":
+            generator = random.Random(seed)
+            tracked = PythonGenerator(generator)
+        else:
+            raise ConfigurationError(
+                f"session.generator({name!r}, kind={kind!r}): choose torch, numpy or python"
+            )
+        self._generators[name] = generator
+        self._training.state.track_own(f"session.generator.{name}", tracked)
+        return generator
+
+    def warm_up(self, function: Callable[..., Any], *args: Any, **named: Any) -> None:
+        """Call `function(*args, **named)` and undo what it changes: for a first forward and
+        backward pass, so that what has to be compiled is compiled before others wait for it.
+
+        Before `session.steps`, after `track`. Models are not distributed yet.
+        """
+        if self._training.group is not None:
+            raise StepMisused("session.warm_up() was called after session.steps() had begun")
+        self._training.warm_up(lambda: function(*args, **named))
 
     # ---- training
 
     def steps(self, data: DataLoader, *, epochs: int) -> Iterator[Step]:
-        """The steps that are left of `epochs` epochs, whatever happens to the group meanwhile."""
+        """The steps that are left of the first `epochs` epochs of `data`, whatever happens to the
+        group meanwhile.
+
+        A script may have several such loops: one for each epoch (`epochs=epoch + 1`), or one for
+        each phase with data of its own. Loops that the job has behind it have no steps for a
+        worker that joins, or for a job that goes on from a checkpoint.
+        """
         if epochs < 0:
             raise ConfigurationError(f"session.steps: epochs={epochs} is negative")
-        self._require_tracked()
-        self._data, self._epochs = data, epochs
-        if self._dealer is not None:  # the script left an earlier loop
-            self._deal(self._group("steps"))
-        while True:
-            self._part.at_boundary()
-            dealer = self._dealer
-            step = self._next_step()
-            if step is None:
-                break
-            self._control.checkpoints.save_if_due(self._state, self._group("steps"))
+        if self._finished_loops.get(id(data), -1) >= epochs:
+            raise ConfigurationError(
+                f"session.steps(data, epochs={epochs}) was called again after its {epochs} epochs "
+                "were done; epochs counts those of the whole job: give the number to go on to, as "
+                "in `for epoch in range(4): for step in session.steps(data, epochs=epoch + 1)`"
+            )
+        training = self._training
+        self._calls_between = 0
+        training.begin_loop(data, epochs)
+        if not training.skips:
+            self._in_loop = True
+            try:
+                yield from self._handed_out()
+                training.end_loop()
+            finally:
+                self._in_loop = False
+        self._finished_loops[id(data)] = epochs
+
+    def run(self, function: Callable[..., T], *args: Any, **named: Any) -> T:
+        """`function(*args, **named)`, for collectives outside of a step, as in an evaluation.
+
+        Runs it again in the new group if it lost the old one. Every worker must call it, at the
+        same place of the script, in or after the loop over `session.steps`. A call between two
+        loops must return numbers, tensors, strings, or lists and dictionaries of them: a worker
+        that joins later gets the result without a call.
+        """
+        training = self._training
+        if training.part.loop < 0:
+            raise ConfigurationError(
+                "session.run() was called before session.steps(): a worker that joins later could "
+                "not catch up with it; call it in the loop or after it"
+            )
+        if training.in_block:
+            raise StepMisused(
+                "session.run() was called inside of `with step:`; call it below the block"
+            )
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        where = _calling_place()
+        key = ""
+        if not self._in_loop:
+            key = f"{training.part.loop}/{self._calls_between}"
+            self._calls_between += 1
+        if key and training.part.holds_back:
+            held: T = training.held_result(key)
+            return held
+        if training.part.void and where in self._last_results:
+            return self._last_results[where]  # type: ignore[no-any-return]
+        result: T = training.call(
+            ScriptCall(
+                what=f"calls session.run({name})",
+                where=where,
+                function=lambda: function(*args, **named),
+            )
+        )
+        self._last_results[where] = result
+        if key:
+            self._keep_result(key, name, result)
+        return result
+
+    # ---- inside
+
+    def _handed_out(self) -> Iterator[Step]:
+        training = self._training
+        while (found := training.next_deal()) is not None:
+            dealer, deal = found
+            step = Step(training, dealer, deal)
             yield step
             if not step.was_entered:
                 raise StepMisused(
                     "a step was not used: write `for step in session.steps(...):` and directly "
                     "below it `with step:`"
                 )
-            if not step.committed and self._dealer is dealer:
+            if not step.committed and not training.part.void:
                 raise StepMisused(
                     f"step {step.index} was left by an exception that the script then caught: its "
                     "samples would be lost; catch it inside of `with step:`, or not at all"
                 )
-        self._end_steps()
-
-    def run(self, function: Callable[..., T], *args: Any, **named: Any) -> T:
-        """`function(*args, **named)`, for collectives outside of a step, as in an evaluation.
-
-        Runs it again in the new group if it lost the old one. Every worker must call it, at the
-        same place of the script, in or after the loop over `session.steps`.
-        """
-        if self._data is None:
-            raise ConfigurationError(
-                "session.run() was called before session.steps(): a worker that joins later could "
-                "not catch up with it; call it in the loop or after it"
-            )
-        return self._part.run(lambda: function(*args, **named))
-
-    # ---- for Step
-
-    def begin_step(self, step: Step) -> None:
-        """The script enters the commit scope.
-
-        If it has called `run` since the step was handed out, the group may have changed meanwhile,
-        and what was dealt for the old one is of no use.
-        """
-        dealer = self._dealer
-        if dealer is not None and step.dealer is not dealer and (deal := dealer.deal()) is not None:
-            step.take(dealer, deal)
-        for model in self._models:
-            model.save_buffers()
-        self._optimizer_steps = 0
-        self._clock.begin()
-
-    def require_dealt(self, step: Step) -> None:
-        """Raise StepOverdue if no step is left: the others had come to the end."""
-        if step.dealer is not self._dealer:
-            raise StepOverdue(f"step {step.index} was committed without this worker")
-
-    def reduce_gradients(self, reduce: bool) -> None:
-        """Whether the next backward all-reduces."""
-        for model in self._models:
-            model.reduce_gradients(reduce)
-
-    def wait_for_reduction(self) -> None:
-        """Return when the all-reduce is known to be complete; raises GroupLost if it is not.
-
-        gloo's backward returns only then. NCCL's is queued: an aborted one would not raise before
-        the optimizer has used its gradients.
-        """
-        if self.device.type != "cuda":
-            return
-        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        done.record()
-        done.synchronize()
-        self._part.require_current()
-
-    def is_group_loss(self, error: Exception) -> bool:
-        """Does the error say that the group is lost?"""
-        return self._part.is_loss(error)
-
-    def report(self, values: dict[str, Any]) -> None:
-        """Figures for whoever watches."""
-        self._control.report(values)
-
-    def commit(self, step: Step) -> None:
-        """The step's block has ended well."""
-        if self._control.keeps_ledger:
-            self._state.ledger.append(self._record(step))
-        self._state.position = advance(self._state.position, step.samples)
-        self._state.committed += 1
-        self._state.committed_in = self.generation
-        self._clock.commit(len(step.samples))
-        self._part.committed()
-
-    def recover(self, step: Step, error: Exception, *, reduced: bool) -> bool:
-        """The group was lost inside the step's block: join the next one.
-
-        Returns whether the step counts: because it was complete here, or on a member whose state
-        this worker has received.
-        """
-        optimizers, stepped = len(self._state.optimizers()), self._optimizer_steps
-        complete = reduced and 0 < optimizers <= stepped
-        # Between two optimizers' steps the state is of use to nobody; before the first it is whole.
-        torn = not complete and (stepped > 0 or (reduced and optimizers == 0))
-        if complete:
-            self.commit(step)
-        else:
-            for model in self._models:
-                model.restore_buffers()
-        for scaled, _ in self._scaled:
-            scaled.restore()
-        self._part.lose(error, torn=torn)
-        self._part.enter()
-        return self._state.committed > step.index
-
-    # ---- for Participation
-
-    def set_up(self, group: Group) -> None:
-        """Wrap the models, aim the learning rates, deal the data."""
-        for model in self._models:
-            model.wrap(group.backend)
-        data = self._data
-        if data is None:
-            return
-        for number, (_, rule) in enumerate(self._scaled):
-            ratio = data.batch_ratio(group.world_size, rule.reference_world)
-            ramp = self._state.ramps.get(str(number))
-            self._state.ramps[str(number)] = retarget(ramp, rule, ratio, self._state.committed)
-        self._deal(group)
-
-    def tear_down(self) -> None:
-        """Unwrap the models, drop what was loaded for this group."""
-        for model in self._models:
-            model.unwrap()
-        self._close_dealer()
-
-    # ---- for the bootstrap
-
-    def finish(self) -> None:
-        """The script has ended: wait until every member's has."""
-        if self._data is None:
-            raise ConfigurationError(
-                "the script ended without training: it never iterated over session.steps(); "
-                "write `for step in session.steps(data, epochs=...):`"
-            )
-        if self._dealer is not None:
-            self._save_broken_off()
-        self._control.finish()
-
-    def abandon(self) -> None:
-        """The script has failed: free the others."""
-        self._control.membership.abandon()
-
-    # ---- inside
 
     def _group(self, what: str) -> Group:
-        if self._part.group is None:
+        group = self._training.group
+        if group is None:
             raise NotInGroup(
                 f"session.{what} is not known yet: the group forms when session.steps() begins, "
                 "so that a joining worker can build its model before the others wait for it; use "
                 f"{what} inside the loop, or session.local_rank outside"
             )
-        return self._part.group
+        return group
 
-    def _require_tracked(self) -> None:
-        tracked = list(self._state.tracked.values())
-        if any(model not in tracked for model in self._models):
+    def _keep_result(self, key: str, name: str, result: Any) -> None:
+        """For workers that join later, and skip the loops before."""
+        try:
+            flatten({"result": result})
+        except ConfigurationError as error:
             raise ConfigurationError(
-                "a model given to session.distribute() is not tracked, so a joining worker would "
-                "begin with other weights; call session.track(model=model, optimizer=optimizer)"
+                f"session.run({name}) between two loops returned what a worker that joins later "
+                f"cannot be given: {error}"
+            ) from None
+        size_bytes = sum(t.numel() * t.element_size() for t in tensors_of(result))
+        if size_bytes > _LARGEST_RESULT_BYTES:
+            raise ConfigurationError(
+                f"session.run({name}) between two loops returned {size_bytes} bytes, which every "
+                f"worker that joins later is sent; return at most {_LARGEST_RESULT_BYTES}, or "
+                "assign the result inside of the function"
             )
+        self._training.state.results[key] = result
 
-    def _deal(self, group: Group) -> None:
-        self._close_dealer()
-        if self._data is not None:
-            self._dealer = Dealer(
-                self._data,
-                self._state.position,
-                rank=group.rank,
-                world_size=group.world_size,
-                epochs=self._epochs,
-            )
 
-    def _next_step(self) -> Step | None:
-        dealer = self._dealer
-        if dealer is None or (deal := dealer.deal()) is None:
-            return None
-        return Step(self, dealer, deal)
-
-    def _end_steps(self) -> None:
-        """Meet at the end, since a member that is a step behind still needs another's state; and
-        keep the result, whatever the interval between checkpoints."""
-        self._part.run(self._meet)
-        self._part.run(self._save_last)
-        self._close_dealer()
-
-    def _close_dealer(self) -> None:
-        if self._dealer is not None:
-            self._dealer.close()
-            self._dealer = None
-
-    def _meet(self) -> None:
-        dist.all_reduce(torch.zeros(1, device=self.device))
-        self._part.require_current()
-
-    def _save_last(self) -> None:
-        group = self._group("steps")
-        superseded = self._control.membership.must_leave
-        self._control.checkpoints.save_and_wait(self._state, group, superseded)
-
-    def _save_broken_off(self) -> None:
-        """The script left the loop before its end: keep the result, if every member left it at
-        this step. No collective here, which a member that still trains would take for its own."""
-        deadline = time.monotonic() + _BROKEN_OFF_WAIT_S
-        must_leave = self._control.membership.must_leave
-        with contextlib.suppress(GroupLost):
-            self._control.checkpoints.save_and_wait(
-                self._state,
-                self._group("steps"),
-                lambda: must_leave() or time.monotonic() > deadline,
-            )
-
-    def _record(self, step: Step) -> LedgerRecord:
-        group, samples = self._group("generation"), step.samples
-        return LedgerRecord(
-            step=self._state.committed,
-            epoch=samples.epoch,
-            generation=group.generation.number,
-            world_size=group.world_size,
-            start=samples.start,
-            stop=samples.stop,
-        )
-
-    def _count_optimizer_step(self, *_: Any) -> None:
-        self._optimizer_steps += 1
+def _calling_place() -> str:
+    """File and line of the script that called session.run."""
+    frame = sys._getframe(2)
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 _current: Session | None = None
+_training: Training | None = None
 _link: Link | None = None
 _refusal = ""
 
@@ -377,20 +319,34 @@ def use_link(link: Link) -> None:
     _link = link
 
 
-def current() -> Session | None:
-    """The process's session, once elastic.init() has been called."""
-    return _current
+def current_training() -> Training | None:
+    """What trains in this process, once elastic.init() has been called."""
+    return _training
 
 
 def init() -> Session:
     """Take part in the job; a warm spare waits here until it is needed.
 
     Without an agent (`python train.py`) the script is a job of one worker. Calling it again
-    returns the same session.
+    returns the same session. Raises ConfigurationError where another launcher has started several
+    workers, which would train apart.
     """
-    global _current
+    global _current, _training
     if _refusal:
         raise ConfigurationError(_refusal)
     if _current is None:
-        _current = Session(LocalControl() if _link is None else AgentControl(_link))
+        if _link is None:
+            _require_one_worker()
+        _training = Training(LocalControl() if _link is None else AgentControl(_link))
+        _current = Session(_training)
     return _current
+
+
+def _require_one_worker() -> None:
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    if world_size.strip() not in ("", "1"):
+        raise ConfigurationError(
+            f"elastic.init() in one of WORLD_SIZE={world_size} processes that another launcher has "
+            "started: each would train a model of its own; start the script with `elastic run "
+            f"--nproc-per-node {world_size} train.py`, or unset WORLD_SIZE"
+        )

@@ -2,44 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from elastic.core.data_order import SampleRange, loss_weight
-from elastic.errors import StepMisused, StepOverdue
+from elastic.errors import StepMisused
 from elastic.worker.data_loader import Deal, Dealer, to_device
+from elastic.worker.training import Training
 
-if TYPE_CHECKING:
-    from elastic.worker.session import Session
+
+class Means(Mapping[str, float]):
+    """What `step.mean` gives: by name or as attributes, once the block has ended.
+
+    NaN of a step that does not count: it is computed again.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, float] | None = None
+
+    def settle(self, values: Mapping[str, float]) -> None:
+        """For the step: the block has ended."""
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> float:
+        if self._values is None:
+            raise StepMisused(
+                f"the mean of {name} was read inside of `with step:`; it is known when the block "
+                "has ended"
+            )
+        return self._values.get(name, math.nan)
+
+    def __getattr__(self, name: str) -> float:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values or ())
+
+    def __len__(self) -> int:
+        return len(self._values or ())
 
 
 class Step:
     """A step of the job, as `session.steps` hands it out.
 
     `with step:` is the commit scope: leaving the block commits the step. If the group is lost
-    inside, the block ends quietly, `committed` says whether the step counts all the same, and if
-    not the loop hands out the same samples again.
+    inside, the block ends quietly, what it has changed is undone, and the loop hands out the same
+    samples again. `committed` says whether the step counts all the same.
     """
 
-    def __init__(self, session: Session, dealer: Dealer, deal: Deal) -> None:
-        self._session = session
+    def __init__(self, training: Training, dealer: Dealer, deal: Deal) -> None:
+        self._training = training
         self._fetched = 0
         self._reduced = False
         self._entered = False
+        self._means = Means()
+        self._sums: dict[str, torch.Tensor] = {}
+        self._summed: list[tuple[list[str], torch.Tensor]] = []
         self.committed = False
         """Whether the step counts; known when the block has ended."""
-        self.take(dealer, deal)
-
-    def take(self, dealer: Dealer, deal: Deal) -> None:
-        """For the session: the samples, also when a change of group has dealt them anew."""
-        self.dealer = dealer
-        self._samples, self._micro_batches = deal.samples, deal.micro_batches
-        self.index = self._session.committed
-        """Committed steps before this one, over the whole job."""
-        self.epoch = deal.samples.epoch
+        self._take(dealer, deal)
 
     @property
     def samples(self) -> SampleRange:
@@ -59,12 +86,11 @@ class Step:
         """
         if not self._entered:
             raise StepMisused("step.batches() was called outside of `with step:`")
-        self._session.require_dealt(self)
         last = len(self._micro_batches) - 1
         for number in range(self._fetched, len(self._micro_batches)):
-            self._session.reduce_gradients(number == last)
+            self._training.reduce_gradients(number == last)
             self._fetched += 1
-            yield to_device(self.dealer.fetch(), self._session.device)
+            yield to_device(self._dealer.fetch(), self._training.control.backend.device)
 
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
         """`loss.backward(**options)`, weighted by this rank's share of the global batch.
@@ -76,23 +102,50 @@ class Step:
             raise StepMisused(
                 "step.backward() was called before a batch was taken from step.batches()"
             )
+        if not self._reduced:
+            self._training.before_backward()
         micro_batch = self._micro_batches[self._fetched - 1]
-        weight = loss_weight(micro_batch, self._samples, world_size=self._session.world_size)
+        weight = loss_weight(micro_batch, self._samples, world_size=self._training.world_size)
+        last = self._fetched == len(self._micro_batches)
+        sums = self._begin_sums() if last else None
         (loss if weight == 1.0 else loss * weight).backward(**options)  # type: ignore[no-untyped-call]
-        if self._fetched == len(self._micro_batches):
-            self._session.wait_for_reduction()
+        if last:
+            if sums is not None:
+                sums.wait()
+            self._training.wait_for_reduction()
             self._reduced = True
+
+    def mean(self, **values: torch.Tensor | float) -> Means:
+        """The exact means over the global batch, known when the block has ended.
+
+        values: means over the samples of the micro-batch that `batches` yielded last; called once
+        for each micro-batch, with the same names on every rank. Called before `backward`, they are
+        summed along with the gradients; later they need a collective of their own.
+        """
+        if self._fetched == 0:
+            raise StepMisused("step.mean() was called before a batch was taken from step.batches()")
+        micro_batch = self._micro_batches[self._fetched - 1]
+        count = len(micro_batch) if micro_batch.weighted else 0
+        device = self._training.control.backend.device
+        for name, value in values.items():
+            mean = torch.as_tensor(value, dtype=torch.float64, device=device).detach()
+            total = mean.reshape(()) * count if count else torch.zeros_like(mean.reshape(()))
+            pair = torch.stack([total, torch.full_like(total, count)])
+            self._sums[name] = self._sums[name] + pair if name in self._sums else pair
+        return self._means
 
     def report(self, **values: Any) -> None:
         """Figures (loss=..., accuracy=...) for the live line, the status and the metrics.
 
         Tensors are read later, in the background, and only the newest of each name.
         """
-        self._session.report(values)
+        self._training.control.report(values)
 
     def __enter__(self) -> Step:
+        if (fresh := self._training.current_deal(self._dealer)) is not None:
+            self._take(*fresh)
         self._entered = True
-        self._session.begin_step(self)
+        self._training.begin_block(self.reduce_means)
         return self
 
     def __exit__(
@@ -101,27 +154,95 @@ class Step:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        if error is None:
-            self._require_reduced()
-            self._session.commit(self)
-            self.committed = True
-            return False
-        if isinstance(error, StepOverdue):
-            self.committed = True  # by the members that this one was behind
+        try:
+            if error is None:
+                error = self._end()
+            if error is None:
+                return False
+            if not isinstance(error, Exception) or not self._training.is_loss(error):
+                return False
+            self.committed = self._training.give_up_block(error)
+            means: Mapping[str, float] = {}
+            if self.committed:
+                means = self._training.state.means
+                self._follow()
+            self._means.settle(means)
             return True
-        if not isinstance(error, Exception) or not self._session.is_group_loss(error):
-            return False
-        self.committed = self._session.recover(self, error, reduced=self._reduced)
-        return True
+        finally:
+            self._training.leave_block()
+
+    # ---- for the training loop
+
+    @property
+    def dealer(self) -> Dealer:
+        """Where its samples come from."""
+        return self._dealer
 
     @property
     def was_entered(self) -> bool:
         """The script has used `with step:`."""
         return self._entered
 
-    def _require_reduced(self) -> None:
+    def reduce_means(self) -> bool:
+        """Sum what `mean` was given and what no gradient has carried yet; False if there is
+        nothing."""
+        work = self._begin_sums()
+        if work is not None:
+            work.wait()
+        return work is not None
+
+    # ---- inside
+
+    def _take(self, dealer: Dealer, deal: Deal) -> None:
+        """The samples, also when a change of group has dealt them anew."""
+        self._dealer = dealer
+        self._samples, self._micro_batches = deal.samples, deal.micro_batches
+        self.index = self._training.state.committed
+        """Committed steps before this one, over the whole job."""
+        self.epoch = deal.samples.epoch
+        self.ends_epoch = deal.ends_epoch
+        """The epoch's last step. The same on every member, also on one that has just joined."""
+
+    def _end(self) -> Exception | None:
+        """Commit. Returns the error if the group is lost only now."""
         if not self._reduced:
             raise StepMisused(
                 f"step {self.index} ended without an averaged gradient: take every micro-batch "
                 "from step.batches() and pass each loss to step.backward(loss)"
             )
+        try:
+            self.reduce_means()
+            means = self._settled_means()
+            self._training.commit(self._samples, means)
+        except Exception as error:
+            if not self._training.is_loss(error):
+                raise
+            return error
+        self.committed = True
+        self._means.settle(means)
+        return None
+
+    def _follow(self) -> None:
+        """The step that counts may be a later one than this, if the others had gone on for long."""
+        progress = self._training.state.progress
+        self.index = progress.committed - 1
+        self.epoch = self._training.state.position.epoch
+        self.ends_epoch = self._training.at_epoch_end()
+
+    def _begin_sums(self) -> Any:
+        """All-reduce what was given to `mean` since the last time; the work to wait for."""
+        if not self._sums:
+            return None
+        names = sorted(self._sums)
+        flat = torch.cat([self._sums.pop(name) for name in names])
+        self._summed.append((names, flat))
+        return self._training.all_reduce(flat)
+
+    def _settled_means(self) -> dict[str, float]:
+        """The means, once all sums are complete."""
+        totals: dict[str, list[float]] = {}
+        for names, flat in self._summed:
+            for name, (total, count) in zip(names, flat.view(-1, 2).tolist(), strict=True):
+                before = totals.get(name, [0.0, 0.0])
+                totals[name] = [before[0] + total, before[1] + count]
+        return {n: total / count if count else math.nan for n, (total, count) in totals.items()}

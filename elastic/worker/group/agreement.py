@@ -1,75 +1,72 @@
-"""Brings the members of a new group to one state: declare, compare, transfer."""
+"""What the members of a new group tell each other before any state moves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from elastic.core.recovery import (
-    Declaration,
-    RecoveryPlan,
-    odd_ones_out,
-    plan_recovery,
-    runs_to_repeat,
-)
-from elastic.errors import GroupLost, ModelMismatch
+from elastic.core.recovery import Declaration
+from elastic.errors import ModelMismatch
 from elastic.worker.group.process_group import Group
 from elastic.worker.group.transfer import receive_json, send_json
 from elastic.worker.state.tensor_specs import TensorSpec, first_differences
 
-
-def agree(
-    group: Group, mine: Declaration, structure: Callable[[], tuple[TensorSpec, ...]]
-) -> tuple[RecoveryPlan, int | None]:
-    """Exchange declarations; decide who receives from whom, and which runs are to be repeated.
-
-    structure: names, shapes and types of what this worker tracks; only asked for when signatures
-    differ. Raises ModelMismatch on the members that differ, naming what differs.
-    """
-    declarations = _gather(group, mine)
-    reference, odd = odd_ones_out(declarations)
-    if odd:
-        _explain_mismatch(group, reference, odd, structure())
-        raise GroupLost(f"rank {odd[0]} tracks another model and was told so")
-    return plan_recovery(declarations), runs_to_repeat(declarations)
+_FIELDS = dataclasses.fields(Declaration)
 
 
-def _gather(group: Group, mine: Declaration) -> list[Declaration]:
-    device = group.backend.device
-    row = torch.tensor(
-        [
-            mine.committed,
-            mine.intact,
-            mine.signature,
-            mine.took_part,
-            mine.committed_in,
-            mine.runs_done,
-            mine.in_run,
-        ],
-        dtype=torch.int64,
-    )
-    row = row.to(device)
+def declare(group: Group, mine: Declaration) -> tuple[Declaration, ...]:
+    """Give `mine` to all; return everybody's, by rank."""
+    row = torch.tensor([_encoded(mine, field) for field in _FIELDS], dtype=torch.int64)
+    row = row.to(group.backend.device)
     rows = [torch.empty_like(row) for _ in range(group.world_size)]
     dist.all_gather(rows, row)
-    return [
-        Declaration(
-            committed=committed,
-            intact=bool(intact),
-            signature=signature,
-            took_part=bool(took_part),
-            committed_in=committed_in,
-            runs_done=runs_done,
-            in_run=bool(in_run),
-        )
-        for committed, intact, signature, took_part, committed_in, runs_done, in_run in (
-            r.tolist() for r in rows
-        )
-    ]
+    return tuple(_decoded(r.tolist()) for r in rows)
 
 
-def _explain_mismatch(
+def _encoded(declaration: Declaration, field: dataclasses.Field[Any]) -> int:
+    return int(getattr(declaration, field.name))
+
+
+def _decoded(row: Sequence[int]) -> Declaration:
+    flags = {field.name for field in _FIELDS if field.type == "bool"}
+    named = zip((field.name for field in _FIELDS), row, strict=True)
+    values: dict[str, Any] = {n: bool(v) if n in flags else v for n, v in named}
+    return Declaration(**values)
+
+
+def differing_parameters(
+    group: Group, digest: int, names: Callable[[], Mapping[str, int]]
+) -> dict[int, list[str]]:
+    """The parameters of each rank that are not those of rank 0; none where all are alike.
+
+    names: digests by parameter, only asked for where `digest`, of all of them, differs somewhere.
+    """
+    mine = torch.tensor([digest], dtype=torch.int64, device=group.backend.device)
+    rows = [torch.empty_like(mine) for _ in range(group.world_size)]
+    dist.all_gather(rows, mine)
+    digests = [int(row.item()) for row in rows]
+    odd = [rank for rank, found in enumerate(digests) if found != digests[0]]
+    if not odd:
+        return {}
+    found: dict[int, list[str]] = {rank: [] for rank in odd}
+    if group.rank == 0:
+        for rank in odd:
+            send_json(group, dict(names()), rank)
+    elif group.rank in odd:
+        found[group.rank] = differences(names(), receive_json(group, 0))
+    return found
+
+
+def differences(mine: Mapping[str, int], theirs: Mapping[str, int]) -> list[str]:
+    """The names whose digests differ, or that only one side has."""
+    return [n for n in sorted(mine.keys() | theirs.keys()) if mine.get(n) != theirs.get(n)]
+
+
+def explain_mismatch(
     group: Group, reference: int, odd: tuple[int, ...], mine: tuple[TensorSpec, ...]
 ) -> None:
     """The reference sends its structure to each odd member, which raises; the others go on and

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,30 +11,62 @@ from torch import nn
 from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
+from elastic.errors import ConfigurationError, StepMisused
 from elastic.worker.group.process_group import Backend
+
+_PREFIX = "module."
+_MOST_WRAPPERS = 4
+# Options of DDP that tie a model to one process group, or change it for good.
+_REFUSED = {
+    "process_group": "every group of the job is another one; leave it out",
+    "device_mesh": "every group of the job is another one; leave it out",
+    "mixed_precision": "it ties the parameters to one wrapper; use torch.autocast instead",
+}
+
+Flags = tuple[bool, ...]
 
 
 class DistributedModel(nn.Module):
     """Behaves as `DistributedDataParallel(module, **options)` does, through changes of group.
 
-    Its state_dict is the module's own, without a "module." prefix, and attributes that it does
-    not have are looked up in the module.
+    Names of parameters, buffers and state are the module's own, without a "module." prefix, also
+    where another module contains this one; attributes that it does not have are looked up in the
+    module. ConfigurationError for options that can only be of one group.
     """
 
     def __init__(self, module: nn.Module, options: Mapping[str, Any]) -> None:
         super().__init__()
+        for name, advice in _REFUSED.items():
+            if options.get(name) is not None:
+                raise ConfigurationError(f"session.distribute(..., {name}=...): {advice}")
         self.module = module
         self._options = dict(options)
         self._hook: tuple[object, Callable[..., Any]] | None = None
-        self._hidden: list[DistributedDataParallel] = []  # a list: not a submodule
-        self._learning = False
-        self._module_buffers: list[torch.Tensor] | None = None
-        self._buffers_before: list[torch.Tensor] = []
+        self._backend: Backend | None = None
+        # By which parameters are trained; hidden in a dict: not submodules.
+        self._wrappers: dict[Flags, DistributedDataParallel] = {}
+        self._hidden: list[DistributedDataParallel] = []  # the present one; also no submodule
+        self._flags: Flags = ()
+        self._reduces = True
+        self._learns_graph = False
+        self._begun = False
+        self.forwarded = False
+        """Its forward pass has run in this block, through DDP."""
+        self._left_over: dict[nn.Parameter, tuple[int, int] | None] | None = None
+        self._all: list[nn.Parameter] = []  # looked up once a group, not at every step
+        self.register_load_state_dict_pre_hook(_with_prefix)  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Forward through DDP while in a group, else through the module."""
-        target = self._hidden[0] if self._hidden else self.module
-        return target(*inputs, **named)
+        if self._backend is None:
+            return self.module(*inputs, **named)
+        if not self._begun:
+            self._begin_pass()
+        if not self._hidden:
+            return self.module(*inputs, **named)
+        if torch.is_grad_enabled():
+            self.forwarded = True
+        return self._hidden[0](*inputs, **named)
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """As DDP's; registered again in each group (fp16, bf16 and PowerSGD hooks...).
@@ -43,27 +75,30 @@ class DistributedModel(nn.Module):
         numbers of iterations, as PowerSGD does, would not run the same collectives.
         """
         self._hook = (state, hook)
-        for ddp in self._hidden:
+        for ddp in self._wrappers.values():
             self._register_hook(ddp)
 
-    # ---- for the session
+    # ---- for the training loop
 
     def wrap(self, backend: Backend) -> None:
         """Put DDP around the module in the present group. Members are known to be alike."""
-        options = {"init_sync": False, **self._options}
-        if backend.device.type == "cuda":
-            options.setdefault("device_ids", [backend.device.index])
-        ddp = DistributedDataParallel(self.module, **options)
-        self._register_hook(ddp)
-        self._hidden = [ddp]
-        self._learning = bool(options.get("static_graph"))
-        self._module_buffers = None
+        self.unwrap()
+        self._backend = backend
+        self._all = list(self.module.parameters())
+        self._learns_graph = bool(self._options.get("static_graph"))
+        self._use_wrapper()
 
     def unwrap(self) -> None:
-        """Throw DDP away, and gradients that an interrupted reduction may have left half-done."""
-        self._hidden = []
-        for parameter in self.module.parameters():
-            parameter.grad = None
+        """Forget the group. Gradients are the caller's to put back or drop."""
+        self._wrappers, self._hidden, self._backend = {}, [], None
+        self._begun = False
+
+    def begin_block(self) -> None:
+        """A step begins."""
+        self._left_over = None
+        if not self.forwarded:  # else its gradients are averaged as usual, no need to watch them
+            self._left_over = {p: _sign(p.grad) for p in self._all}
+        self._begun = self.forwarded = False
 
     def reduce_gradients(self, reduce: bool) -> None:
         """What DDP's no_sync() sets: whether the next backward all-reduces.
@@ -71,32 +106,83 @@ class DistributedModel(nn.Module):
         A static graph is learnt in the first step, in which DDP can not go without: the result is
         the same, since what was reduced before is the same everywhere.
         """
-        wanted = reduce or self._learning
+        self._reduces = reduce
+        self._begun = False  # flags may have changed since the last micro-batch
+        wanted = reduce or self._learns_graph
         for ddp in self._hidden:
             if ddp.require_backward_grad_sync != wanted:  # setting it costs microseconds
                 ddp.require_backward_grad_sync = wanted
-        if reduce and self._learning:
-            self._learning = False
+        if reduce:
+            self._learns_graph = False
 
-    def save_buffers(self) -> None:
-        """Remember the buffers: a step that is computed again must not count twice in them."""
-        if self._module_buffers is None:  # looked up once in each group, not at every step
-            self._module_buffers = list(self.module.buffers())
-            self._buffers_before = [b.detach().clone() for b in self._module_buffers]
-        elif self._module_buffers:
-            torch._foreach_copy_(self._buffers_before, self._module_buffers)
+    def require_reduced(self) -> None:
+        """Raise StepMisused if gradients came to be in this block without a pass through DDP."""
+        if self.forwarded or self._backend is None or not self._has_fresh_gradients():
+            return
+        raise StepMisused(
+            f"gradients of {type(self.module).__name__} were computed in a step without being "
+            "averaged: the script calls the module itself; call the model that "
+            "session.distribute() has returned"
+        )
 
-    def restore_buffers(self) -> None:
-        """Undo what the interrupted step did to the buffers."""
-        if self._module_buffers:
-            torch._foreach_copy_(self._module_buffers, self._buffers_before)
+    # ---- inside
+
+    def _begin_pass(self) -> None:
+        """The block's first forward pass: which parameters are trained may have changed."""
+        self._begun = True
+        if self._flags != tuple(p.requires_grad for p in self._all):
+            self._use_wrapper()
+
+    def _use_wrapper(self) -> None:
+        """The wrapper for the parameters that are trained now; none if none is.
+
+        Each learns its buckets by itself. A script that freezes and thaws in every step (GANs)
+        goes to and fro between two of them.
+        """
+        assert self._backend is not None
+        self._flags = tuple(p.requires_grad for p in self._all)
+        if not any(self._flags):
+            self._hidden = []
+            return
+        if self._flags not in self._wrappers:
+            if len(self._wrappers) == _MOST_WRAPPERS:
+                self._wrappers.pop(next(iter(self._wrappers)))
+            self._wrappers[self._flags] = self._wrapped(self._backend)
+        ddp = self._wrappers[self._flags]
+        ddp.require_backward_grad_sync = self._reduces or self._learns_graph
+        self._hidden = [ddp]
+
+    def _wrapped(self, backend: Backend) -> DistributedDataParallel:
+        options = {"init_sync": False, **self._options}
+        if backend.device.type == "cuda":
+            options.setdefault("device_ids", [backend.device.index])
+        ddp = DistributedDataParallel(self.module, **options)
+        self._register_hook(ddp)
+        return ddp
 
     def _register_hook(self, ddp: DistributedDataParallel) -> None:
         if self._hook is not None:
             state, hook = self._hook
             ddp.register_comm_hook(_fresh(state), hook)
 
+    def _has_fresh_gradients(self) -> bool:
+        before = self._left_over
+        return before is not None and any(
+            p.grad is not None and _sign(p.grad) != before.get(p) for p in self._all
+        )
+
     # ---- the module's own face
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """The module's, under its own names, after this one."""
+        memo = set() if memo is None else memo
+        if self not in memo:
+            if remove_duplicate:
+                memo.add(self)
+            yield prefix, self
+            yield from self.module.named_modules(memo, prefix, remove_duplicate)
 
     def state_dict(self, *args: Any, **named: Any) -> Any:
         """The module's."""
@@ -110,7 +196,28 @@ class DistributedModel(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
+            if name == "module":
+                raise
             return getattr(super().__getattr__("module"), name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedModel:
+        """A model of its own that belongs to no group: an average's, a momentum encoder's."""
+        twin = DistributedModel(copy.deepcopy(self.module, memo), self._options)
+        twin.train(self.training)
+        memo[id(self)] = twin
+        return twin
+
+
+def _sign(gradient: torch.Tensor | None) -> tuple[int, int] | None:
+    return None if gradient is None else (id(gradient), gradient._version)
+
+
+def _with_prefix(model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Before it is loaded as part of another module: torch looks for the module's state below
+    "module."."""
+    for name in [n for n in state_dict if n.startswith(prefix)]:
+        state_dict[prefix + _PREFIX + name[len(prefix) :]] = state_dict.pop(name)
+    del model
 
 
 def _fresh(state: object) -> object:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from elastic.core.membership import Generation, WorkerStatus
-from elastic.core.worker.machine import HOLD_S, AbortGroup, Effect, Worker
+from elastic.core.worker.machine import AbortGroup, Effect, Worker
 from elastic.errors import GroupLost
-from elastic.worker.group.process_group import Backend, Group, StoreHost, first_line, is_group_loss
+from elastic.worker.group.process_group import Backend, Group, StoreHost, first_line
 from elastic.worker.group.stuck import STUCK_S, watch_script
 
 
@@ -34,7 +34,6 @@ class Membership:
 
     report: sends a status to the agent; called under the lock, must not block for long.
     committed: the count of committed steps, for reports.
-    hold_s: how long to wait at the boundary of a planned change that is not settled yet.
     give_up: called, if the script's thread does not come out of an aborted group; does not return.
     """
 
@@ -45,18 +44,18 @@ class Membership:
         report: Callable[[WorkerStatus], None],
         committed: Callable[[], int],
         join_timeout_s: float = 10.0,
-        hold_s: float = HOLD_S,
         give_up: Callable[[], None] = lambda: None,
     ) -> None:
-        self._machine = machine
+        self.machine = machine
+        """Asked by the script's protocol; its events come from here."""
         self._report = report
         self._committed = committed
         self.join_timeout_s = join_timeout_s
-        self._hold_s = hold_s
         self._give_up = give_up
         self._changed = threading.Condition()
         self._group: Group | None = None
         self.durations = Durations()
+        self._built_at = 0.0
 
     @property
     def group(self) -> Group | None:
@@ -66,141 +65,111 @@ class Membership:
     @property
     def announced(self) -> Generation | None:
         """The newest generation heard of."""
-        return self._machine.announced
+        return self.machine.announced
 
     # ---- on the link's thread
 
     def announce(self, generation: Generation) -> None:
         """The coordinator decided."""
         with self._changed:
-            self._execute(self._machine.generation_announced(generation))
+            self._execute(self.machine.generation_announced(generation))
             self._changed.notify_all()
 
     def report_again(self) -> None:
         """Send the status to whoever may not know it."""
         with self._changed:
-            self._report(self._machine.status)
+            self._report(self.machine.status)
 
     # ---- on the script's thread
 
     def attach(self) -> None:
         """The script called elastic.init()."""
         with self._changed:
-            self._execute(self._machine.attached())
+            self._execute(self.machine.attached())
 
     def assign(self, slot: int) -> None:
         """The agent gave this worker a slot."""
         with self._changed:
-            self._execute(self._machine.assigned(slot))
+            self._execute(self.machine.assigned(slot))
 
     def prepare(self, endpoint: str) -> None:
         """The script needs a group for the first time."""
         with self._changed:
-            self._execute(self._machine.prepared(endpoint))
+            self._execute(self.machine.prepared(endpoint))
 
-    def enter(
-        self, host: StoreHost, backend: Backend, synchronise: Callable[[Group], int]
-    ) -> Group:
-        """Block until this worker is in a group whose members have come to one state.
+    def join(self, host: StoreHost, backend: Backend) -> Group:
+        """Block until there is a generation to join, and build its group. Raises GroupLost."""
+        group = self._begin_join(backend)
+        started = time.monotonic()
+        group.build(host, self.join_timeout_s)
+        self._built_at = time.monotonic()
+        self.durations.join_s = self._built_at - started
+        return group
 
-        synchronise: brings the members to one state and returns the committed steps; it is called
-        again in another group if its own is lost meanwhile.
-        """
-        while True:
-            group = self._begin_join(backend)
-            try:
-                started = time.monotonic()
-                group.build(host, self.join_timeout_s)
-                built = time.monotonic()
-                committed = synchronise(group)
-                group.check()
-            except Exception as error:
-                if not is_group_loss(error, group):
-                    raise
-                self.lost(error)
-                continue
-            with self._changed:
-                self._execute(self._machine.joined(group.generation, committed))
-            self.durations.join_s = built - started
-            self.durations.ready_at = time.monotonic()
-            self.durations.sync_s = self.durations.ready_at - built
-            return group
+    def joined(self, committed: int) -> None:
+        """The group has come to one state. Raises GroupLost if it was aborted meanwhile."""
+        group = self._group
+        assert group is not None, "joined without a group"
+        group.check()
+        with self._changed:
+            self._execute(self.machine.joined(group.generation, committed))
+        self.durations.ready_at = time.monotonic()
+        self.durations.sync_s = self.durations.ready_at - self._built_at
 
     def must_leave(self) -> bool:
         """At a step boundary: has the group been superseded?"""
-        return self._machine.must_leave(self._committed())
+        return self.machine.must_leave(self._committed())
 
-    def leaves_here(self) -> bool:
-        """At a step boundary: is the group to be left now? Waits while that is being settled."""
-        if self._machine.following is None:
-            return False
-        committed = self._committed()
-        deadline = time.monotonic() + self._hold_s
+    def await_settlement(self, committed: int, timeout_s: float) -> bool:
+        """Wait at the boundary of a planned change until it is settled; False after the time."""
         with self._changed:
-            while self._machine.holds(committed):
-                remaining_s = deadline - time.monotonic()
-                if remaining_s <= 0.0:
-                    return True
-                self._changed.wait(remaining_s)
-        return self._machine.must_leave(committed)
+            return self._changed.wait_for(lambda: not self.machine.holds(committed), timeout_s)
 
     def leave(self) -> None:
         """At a step boundary: leave the group, as planned or because it was superseded."""
         self._close_group(broken=False)
         with self._changed:
-            self._execute(self._machine.group_left(self._committed()))
+            self._execute(self.machine.group_left(self._committed()))
 
     def lost(self, error: BaseException) -> None:
         """The group broke under the script's thread: free the peers too, then say so."""
-        superseded = self._machine.superseded()
+        superseded = self.machine.superseded()
         self._close_group(broken=True)
         with self._changed:
             if superseded:
-                self._execute(self._machine.group_left(self._committed()))
+                self._execute(self.machine.group_left(self._committed()))
             else:
                 detail = first_line(error)
-                self._execute(self._machine.group_broke(self._committed(), detail))
+                self._execute(self.machine.group_broke(self._committed(), detail))
 
     def drop_state(self) -> None:
         """The state of another member begins to overwrite this one's."""
         with self._changed:
-            self._execute(self._machine.state_dropped())
+            self._execute(self.machine.state_dropped())
 
     def finish(self) -> None:
         """The script has ended well."""
         if self._group is not None:
             self._group.leave()
         with self._changed:
-            self._execute(self._machine.finished(self._committed()))
+            self._execute(self.machine.finished(self._committed()))
 
     def abandon(self) -> None:
         """The script has failed: peers must not wait for this process to wind up."""
         if self._group is not None:
             self._group.abort()
 
-    def enter_run(self) -> None:
-        """The script is inside `session.run`."""
-        self._machine.run_entered()
-
-    def leave_run(self) -> None:
-        """`session.run` has returned."""
-        self._machine.run_left()
-
-    def note_committed(self) -> None:
-        """A step was committed."""
-        self._machine.committed(self._committed())
-
     # ---- inside
 
     def _begin_join(self, backend: Backend) -> Group:
         with self._changed:
-            while (generation := self._machine.joinable()) is None:
+            while (generation := self.machine.joinable()) is None:
                 self._changed.wait()
-            rank = generation.rank_of(self._machine.status.worker)
+            rank = generation.rank_of(self.machine.status.worker)
             if rank is None:
                 raise GroupLost(f"not a member of generation {generation.number}")
             self._group = Group(generation, rank, backend)
-            self._execute(self._machine.join_began(generation))
+            self._execute(self.machine.join_began(generation))
             return self._group
 
     def _close_group(self, *, broken: bool) -> None:

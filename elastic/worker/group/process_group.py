@@ -44,6 +44,13 @@ class Backend:
             return cls(name="nccl", device=device)
         return cls(name="gloo", device=torch.device("cpu"))
 
+    def wait_for_device(self) -> None:
+        """Return when the device has done all that it was given so far."""
+        if self.device.type == "cuda":
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
+            done.synchronize()
+
 
 class StoreHost:
     """The TCPStore that this worker offers to any generation in which it has rank 0."""
@@ -66,6 +73,8 @@ class Group:
         self._before: frozenset[Connection] | None = None
         self._built: frozenset[Connection] | None = None
         self._own_store_port = 0
+        self.store: Store | None = None
+        """Where the members have met, under the generation's own prefix."""
         self._aborted = threading.Event()
         self._wake = threading.Event()  # connected to the store, or aborted
 
@@ -93,6 +102,14 @@ class Group:
         with self._lock:
             self._built = self._own(connections())
         self.check()
+
+    def collectives(self) -> int:
+        """How many collectives were begun in it so far."""
+        world = dist.group.WORLD
+        if world is None:
+            return 0
+        count: int = world._get_sequence_number_for_group()  # type: ignore[attr-defined]
+        return count
 
     def check(self) -> None:
         """Raise GroupLost if it was aborted."""
@@ -152,6 +169,7 @@ class Group:
         if store.add("arrived", 1) == self.world_size:
             store.set("all", "here")
         store.wait(["all"], _MEETING_TIMEOUT)
+        self.store = store
         return store
 
     def _connect(self, store: Store, timeout: datetime.timedelta) -> None:

@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 
 from elastic.core.membership import Failure, FailureKind
-from elastic.errors import ConfigurationError, ElasticError, ExitCode
+from elastic.errors import ConfigurationError, ElasticError, ExitCode, StateLost
 from elastic.rpc.codec import failure_to_pb
 from elastic.worker import session as sessions
 from elastic.worker.link import Link
@@ -30,14 +30,14 @@ def run_script(link: Link, argv: list[str]) -> int:
 
 
 def _finish(script: str) -> None:
-    session = sessions.current()
-    if session is None:
+    training = sessions.current_training()
+    if training is None:
         raise ConfigurationError(
             f"{script} ended without calling elastic.init(); call it once, before the model is "
             "built, and train in `for step in session.steps(...)`; or give --launch torchrun, if "
             "the script was written for torchrun"
         )
-    session.finish()
+    training.finish()
 
 
 def _exited(link: Link, ending: SystemExit, script: str) -> int:
@@ -73,7 +73,7 @@ def _raised(link: Link, error: BaseException) -> int:
         signature=_signature(error),
         message=last_line,
         traceback="".join(traceback.format_exception(error)),
-        retryable=code != ExitCode.CONFIGURATION,
+        retryable=code != ExitCode.CONFIGURATION and not isinstance(error, StateLost),
     )
     _report(link, failure)
     return int(code)
@@ -81,9 +81,9 @@ def _raised(link: Link, error: BaseException) -> int:
 
 def _report(link: Link, failure: Failure) -> None:
     """First free the peers, then say why: they must not wait for this process to wind up."""
-    session = sessions.current()
-    if session is not None:
-        session.abandon()
+    training = sessions.current_training()
+    if training is not None:
+        training.abandon()
     link.send(failure=failure_to_pb(failure))
 
 

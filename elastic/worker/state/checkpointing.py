@@ -10,7 +10,7 @@ from elastic.errors import GroupLost
 from elastic.v1 import local_pb2 as pb
 from elastic.worker.group.process_group import Group
 from elastic.worker.state.job_state import JobState
-from elastic.worker.state.loading import load_latest
+from elastic.worker.state.loading import Loaded, load_latest
 from elastic.worker.state.saving import Place, Saver
 
 Notify = Callable[[str, Mapping[str, str]], None]
@@ -42,12 +42,17 @@ class Checkpointing:
 
         return cls(Saver(directory, worker=worker, every=every, send=send), directory, notify)
 
+    @property
+    def every(self) -> int:
+        """Steps between two checkpoints; 0: none are saved at intervals."""
+        return self._saver.every if self._saver is not None else 0
+
     # ---- restoring
 
-    def restore(self, state: JobState) -> str:
-        """Load the newest intact checkpoint into `state`; say where the state comes from."""
+    def load(self) -> tuple[Loaded | None, str]:
+        """The newest intact checkpoint, None if there is none; and where the state comes from."""
         if self._directory is None:
-            return "initial"
+            return None, "initial"
         damaged: list[int] = []
 
         def on_damaged(step: int, reason: str) -> None:
@@ -56,34 +61,33 @@ class Checkpointing:
 
         loaded = load_latest(self._directory, on_damaged)
         if loaded is None:
-            return "initial"
-        state.restore(loaded.structure.skeleton, loaded.tensors, loaded.structure.extra)
+            return None, "initial"
         for step in damaged:  # their steps will be saved again
             catalog.prepare(self._directory, step)
-        return f"checkpoint of step {loaded.manifest.step}"
+        return loaded, f"checkpoint of step {loaded.manifest.step}"
 
     # ---- saving
 
-    def save_if_due(self, state: JobState, group: Group) -> None:
-        """At a step boundary."""
-        if self._saver is not None and self._saver.is_due(state.committed):
-            self._saver.save(state, _place(group))
-
-    def save_on_entry(self, state: JobState, group: Group) -> None:
-        """On entering a group: a save of the one before may have been abandoned."""
-        if self._saver is not None and group.generation.save_first and state.committed > 0:
-            self._saver.save(state, _place(group))
+    def save(self, state: JobState, group: Group) -> None:
+        """Begin to save at a step boundary, unless this group already does so."""
+        if self._saver is not None and state.committed > 0:
+            place = _place(group)
+            if self._saver.last != (state.committed, place.generation):
+                self._saver.save(state, place)
 
     def save_and_wait(self, state: JobState, group: Group, superseded: Callable[[], bool]) -> None:
         """Save unless this very step is saved, and wait until it is committed or given up.
 
         Raises GroupLost once `superseded`: another group must save then.
         """
-        saver = self._saver
-        if saver is None or state.committed == 0 or saver.is_committed(state.committed):
+        saver, step = self._saver, state.committed
+        if saver is None or step == 0 or saver.is_committed(step):
             return
-        saver.save(state, _place(group))
-        while not saver.is_settled(state.committed, timeout_s=0.05):
+        place = _place(group)
+        under_way = saver.last == (step, place.generation) and not saver.is_settled(step, 0.0)
+        if not under_way:
+            saver.save(state, place)
+        while not saver.is_settled(step, timeout_s=0.05):
             if superseded() or group.aborted:
                 raise GroupLost("superseded while saving")
 

@@ -9,10 +9,14 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from torch import nn
 
+from elastic.checkpoint import documents
 from elastic.checkpoint.documents import Json
 from elastic.core.data_order import DataPosition
 from elastic.core.learning_rate import Ramp
+from elastic.core.worker.actions import Progress
 from elastic.errors import CheckpointDamaged, CheckpointMismatch, ConfigurationError
+from elastic.worker.state.cells import Gradients
+from elastic.worker.state.digest import digest_of
 from elastic.worker.state.ledger import LedgerBacklog, LedgerRecord
 from elastic.worker.state.tensor_specs import TensorSpec, describe, first_differences, signature
 from elastic.worker.state.tree import FlatState, flatten, unflatten
@@ -31,19 +35,48 @@ class Stateful(Protocol):
         ...
 
 
+class Values(dict[str, Any]):
+    """`session.state`: a dictionary of the script's that is tracked like any other object."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The values."""
+        return dict(self)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Replace the values."""
+        self.clear()
+        self.update(state_dict)
+
+
 class JobState:
-    """The replicated state: counters, data position, learning-rate ramps, tracked objects."""
+    """The replicated state: the job's progress, its ledger, tracked objects.
+
+    Objects of the session's own are tracked under names with a dot, which a script cannot use.
+    """
 
     def __init__(self) -> None:
-        self.committed = 0
-        self.committed_in = 0
-        """The generation that committed the last step: tells apart equal counts after a fork."""
-        self.position = DataPosition()
-        self.ramps: dict[str, Ramp] = {}
+        self.progress = Progress()
+        self.loader = 0
+        """The number of the loader that the script uses now."""
         self.ledger = LedgerBacklog()
-        self._tracked: dict[str, Stateful] = {}
+        self.values = Values()
+        self.results = Values()
+        """What calls of `session.run` between two loops have returned, for those who skip them."""
+        self.gradients = Gradients()
+        self._scripts: dict[str, Stateful] = {}
+        self._rank_local: set[str] = set()
+        self.means = Values()
+        """What `step.mean` has found in the last committed step."""
+        self._own: dict[str, Stateful] = {
+            "session.state": self.values,
+            "session.results": self.results,
+            "session.means": self.means,
+            "session.gradients": self.gradients,
+        }
+        self.version = 0
+        """Grows with everything that comes to be tracked."""
 
-    def track(self, objects: Mapping[str, Stateful]) -> None:
+    def track(self, objects: Mapping[str, Stateful], *, rank_local: bool = False) -> None:
         """Add objects by name. Raises ConfigurationError."""
         for name, tracked in objects.items():
             if not isinstance(tracked, Stateful):
@@ -51,25 +84,50 @@ class JobState:
                     f"session.track({name}=...): a {type(tracked).__name__} has no state_dict() "
                     "and load_state_dict(); wrap it in an object that has them"
                 )
-            if self._tracked.get(name, tracked) is not tracked:
+            if self._scripts.get(name, tracked) is not tracked:
                 raise ConfigurationError(
                     f"session.track({name}=...): another object is tracked under this name; "
                     "choose another one"
                 )
-            self._tracked[name] = tracked
+            self._scripts[name] = tracked
+            if isinstance(tracked, nn.Module):
+                self.gradients.watch(name, tracked)
+            if rank_local:
+                self._rank_local.add(name)
+            self.version += 1
+
+    def track_own(self, name: str, tracked: Stateful) -> None:
+        """Add an object of the session's own; its name has a dot."""
+        self._own[name] = tracked
+        self.version += 1
+
+    @property
+    def committed(self) -> int:
+        """Steps committed by the job so far."""
+        return self.progress.committed
+
+    @property
+    def position(self) -> DataPosition:
+        """How far the present loader is."""
+        return self.progress.position(self.loader)
 
     @property
     def tracked(self) -> Mapping[str, Stateful]:
-        """The tracked objects by name."""
-        return self._tracked
+        """The script's tracked objects by name."""
+        return self._scripts
+
+    @property
+    def everything(self) -> Mapping[str, Stateful]:
+        """The tracked objects by name, those of the session's own included."""
+        return {**self._scripts, **self._own}
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those among the tracked objects."""
-        return [t for t in self._tracked.values() if isinstance(t, torch.optim.Optimizer)]
+        return [t for t in self._scripts.values() if isinstance(t, torch.optim.Optimizer)]
 
     def modules(self) -> dict[str, nn.Module]:
         """Those among the tracked objects, by name."""
-        return {n: t for n, t in self._tracked.items() if isinstance(t, nn.Module)}
+        return {n: t for n, t in self._scripts.items() if isinstance(t, nn.Module)}
 
     # ---- comparing
 
@@ -83,52 +141,122 @@ class JobState:
 
     def signature(self) -> int:
         """63 bits that are equal for equal structures and names of tracked objects."""
-        names = [TensorSpec(name=n, dtype="object", shape=()) for n in self._tracked]
+        names = [TensorSpec(name=n, dtype="object", shape=()) for n in self._scripts]
         return signature([*self.structure(), *names]) & (2**63 - 1)
+
+    def digest(self) -> int:
+        """63 bits that are equal for equal replicated state: not of what is rank-local."""
+        flat = self._replicated()
+        local = self.local_names(flat)
+        tensors = [t for name, t in sorted(flat.tensors.items()) if name not in local]
+        document = {"state": flat.skeleton, "flags": self._flags(), "job": self._position()}
+        return digest_of(tensors, documents.encode(document))
+
+    def digests(self) -> dict[str, int]:
+        """The same of each tensor, and of the rest: what differs between two members."""
+        flat = self._replicated()
+        local = self.local_names(flat)
+        found = {n: digest_of([t]) for n, t in flat.tensors.items() if n not in local}
+        skeletons = cast("Any", flat.skeleton)["dict"]
+        for name, skeleton in skeletons:
+            found[f"{name} (numbers)"] = digest_of([], documents.encode({"state": skeleton}))
+        job = {"flags": self._flags(), "job": self._position()}
+        return {**found, "the job's counters": digest_of([], documents.encode(job))}
+
+    def parameters_digest(self) -> int:
+        """The same of the tracked modules' parameters alone."""
+        return digest_of(p for m in self.modules().values() for p in m.parameters())
+
+    def parameter_digests(self) -> dict[str, int]:
+        """The same of each parameter."""
+        return {
+            f"{name}.{path}": digest_of([parameter])
+            for name, module in self.modules().items()
+            for path, parameter in module.named_parameters()
+        }
+
+    def local_names(self, flat: FlatState) -> frozenset[str]:
+        """The tensors of `flat` that are rank-local: buffers, such as the statistics of BatchNorm
+        between two broadcasts, and what the script has declared so."""
+        buffers = {
+            f"{name}.{path}" for name, m in self.modules().items() for path, _ in m.named_buffers()
+        }
+        declared = tuple(f"{name}." for name in self._rank_local)
+        return frozenset(n for n in flat.tensors if n in buffers or n.startswith(declared))
 
     # ---- taking out and putting in
 
     def capture(self) -> FlatState:
         """The tracked objects' state; tensors share memory with the live ones."""
-        return flatten({name: tracked.state_dict() for name, tracked in self._tracked.items()})
+        return flatten({name: tracked.state_dict() for name, tracked in self.everything.items()})
 
-    def extra(self) -> dict[str, Json]:
-        """Everything else, as JSON."""
+    def extra(self, progress: Progress | None = None) -> dict[str, Json]:
+        """Everything else, as JSON; `progress`, if it is another one than the present."""
+        progress = progress or self.progress
         return {
-            "committed": self.committed,
-            "committed_in": self.committed_in,
-            "epoch": self.position.epoch,
-            "cursor": self.position.cursor,
-            "ramps": {name: dataclasses.asdict(ramp) for name, ramp in self.ramps.items()},
+            **self._position(progress),
+            "committed": progress.committed,
+            "committed_in": progress.committed_in,
+            "loop": progress.loop,
+            "requires_grad": self._flags(),
             "ledger": [dataclasses.asdict(record) for record in self.ledger.since(0)],
         }
 
     def restore(
         self, skeleton: Json, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Json]
     ) -> None:
-        """Replace everything. Raises CheckpointMismatch or CheckpointDamaged."""
+        """Replace everything but the progress. Raises CheckpointMismatch or CheckpointDamaged."""
         states = cast("dict[str, Any]", unflatten(skeleton, tensors))
         self._require_same_objects(states)
         self._require_same_structure(describe(tensors))
-        for name, tracked in self._tracked.items():
-            tracked.load_state_dict(states[name])
-        self._restore_extra(cast("Mapping[str, Any]", extra))
-
-    def _restore_extra(self, extra: Mapping[str, Any]) -> None:
+        for name, tracked in self.everything.items():
+            if name in states:
+                tracked.load_state_dict(states[name])
+        self._restore_flags(extra)
         try:
-            self.committed = int(extra["committed"])
-            self.committed_in = int(extra["committed_in"])
-            self.position = DataPosition(epoch=extra["epoch"], cursor=extra["cursor"])
-            self.ramps = {name: Ramp(**ramp) for name, ramp in extra["ramps"].items()}
-            self.ledger = LedgerBacklog(LedgerRecord(**record) for record in extra["ledger"])
+            records = cast("list[dict[str, Any]]", extra["ledger"])
+            self.ledger = LedgerBacklog(LedgerRecord(**record) for record in records)
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointDamaged(f"the job's counters can not be read: {error!r}") from error
+            raise CheckpointDamaged(f"the job's ledger cannot be read: {error!r}") from error
+
+    # ---- inside
+
+    def _replicated(self) -> FlatState:
+        return flatten(
+            {
+                name: tracked.state_dict()
+                for name, tracked in self.everything.items()
+                if name not in self._rank_local and tracked is not self.gradients
+            }
+        )
+
+    def _position(self, progress: Progress | None = None) -> dict[str, Json]:
+        at = progress or self.progress
+        return {
+            "positions": [[p.epoch, p.cursor] for p in at.positions],
+            "ramps": {name: dataclasses.asdict(ramp) for name, ramp in at.ramps.items()},
+        }
+
+    def _flags(self) -> dict[str, Json]:
+        """Which parameters of each module are trained, as a string of 0 and 1."""
+        return {
+            name: "".join("01"[p.requires_grad] for p in module.parameters())
+            for name, module in self.modules().items()
+        }
+
+    def _restore_flags(self, extra: Mapping[str, Json]) -> None:
+        flags = cast("Mapping[str, str]", extra.get("requires_grad", {}))
+        for name, module in self.modules().items():
+            for parameter, flag in zip(module.parameters(), flags.get(name, ""), strict=False):
+                if parameter.requires_grad != (flag == "1"):
+                    parameter.requires_grad_(flag == "1")
 
     def _require_same_objects(self, states: Mapping[str, Any]) -> None:
-        if states.keys() != self._tracked.keys():
+        saved = {name for name in states if "." not in name}
+        if saved != self._scripts.keys():
             raise CheckpointMismatch(
-                f"the saved state is of {sorted(states)}, but the script tracks "
-                f"{sorted(self._tracked)}; track the same names, or use another checkpoint "
+                f"the saved state is of {sorted(saved)}, but the script tracks "
+                f"{sorted(self._scripts)}; track the same names, or use another checkpoint "
                 "directory"
             )
 
@@ -142,3 +270,21 @@ class JobState:
                 "script's model, there: the saved one); build the model it was saved from, or use "
                 "another checkpoint directory"
             )
+
+
+def progress_of(extra: Mapping[str, Json]) -> Progress:
+    """The progress that `JobState.extra` wrote. Raises CheckpointDamaged."""
+    found = cast("Mapping[str, Any]", extra)
+    try:
+        positions = found.get("positions")
+        if positions is None:  # written before scripts could have several loops
+            positions = [[found["epoch"], found["cursor"]]]
+        return Progress(
+            committed=int(found["committed"]),
+            committed_in=int(found["committed_in"]),
+            loop=int(found.get("loop", 0)),
+            positions=tuple(DataPosition(epoch=epoch, cursor=c) for epoch, c in positions),
+            ramps={name: Ramp(**ramp) for name, ramp in found["ramps"].items()},
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointDamaged(f"the job's counters cannot be read: {error!r}") from error

@@ -38,19 +38,15 @@ class Saver:
     ) -> None:
         self._directory = directory
         self._worker = worker
-        self._every = every
+        self.every = every
         self._send = send
         self._writing: threading.Thread | None = None
         self._share: HostShare | None = None
         self._changed = threading.Condition()
         self._settled: dict[int, bool] = {}
         self._reports: dict[int, dict[str, Any]] = {}  # not settled, by step
-        self._last_step = 0
-
-    def is_due(self, committed: int) -> bool:
-        """Is this count of committed steps one after which every member saves?"""
-        due = self._every > 0 and committed > 0 and committed % self._every == 0
-        return due and committed != self._last_step
+        self.last = (0, 0)
+        """(step, generation) of the newest save."""
 
     def save(self, state: JobState, place: Place) -> None:
         """Copy this member's share to host memory and write it while training goes on."""
@@ -61,7 +57,7 @@ class Saver:
         structure = Structure(specs=specs, skeleton=flat.skeleton, extra=state.extra())
         pieces = plan_shards(specs, place.world_size)[place.rank]
         self._share = copy_share(flat.tensors, pieces, reuse=self._share)
-        self._last_step = step
+        self.last = (step, place.generation)
         with self._changed:
             self._settled.pop(step, None)
             self._reports.pop(step, None)

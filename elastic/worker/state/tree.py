@@ -15,6 +15,7 @@ JSON has fewer types than Python, so whatever it lacks is an object with one key
 from __future__ import annotations
 
 import collections
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -79,6 +80,61 @@ def unflatten(skeleton: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
         return _decode(skeleton, tensors)
     except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise CheckpointDamaged(f"the stored state can not be put together: {error!r}") from error
+
+
+def copy_tree(value: Any) -> Any:
+    """The tree in memory of its own, as far as changes to it could show."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    kind = type(value)
+    if kind is dict:
+        return {key: copy_tree(item) for key, item in value.items()}
+    if kind in (list, tuple, set):
+        return kind(copy_tree(item) for item in value)
+    if isinstance(value, (dict, list, set)):
+        return copy.deepcopy(value)
+    return value
+
+
+def trees_equal(left: Any, right: Any) -> bool:
+    """Whether two trees have the same content, bit by bit."""
+    if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
+        return same_tensor(left, right)
+    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
+        return type(left) is type(right) and left.tobytes() == right.tobytes()
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(trees_equal(left[k], right[k]) for k in left)
+    if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
+        return len(left) == len(right) and all(map(trees_equal, left, right))
+    return bool(left == right) or (left != left and right != right)
+
+
+def same_tensor(left: Any, right: Any) -> bool:
+    """Whether both are tensors with the same shape, type and bits."""
+    if not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)):
+        return False
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    left, right = left.detach(), right.detach().to(left.device)
+    if torch.equal(left, right):
+        return True
+    if not (left.is_floating_point() or left.is_complex()):
+        return False
+    pair = (t.contiguous().reshape(-1).view(torch.uint8) for t in (left, right))
+    return bool(torch.equal(*pair))  # NaN differs from itself
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors in a tree, in its order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [t for item in value.values() for t in tensors_of(item)]
+    if isinstance(value, (list, tuple)):
+        return [t for item in value for t in tensors_of(item)]
+    return []
 
 
 class _Flattening:

@@ -1,0 +1,382 @@
+"""The script's way through the groups of a job: joins, agrees, trains, commits, and starts over.
+
+A protocol without I/O. Each method that a script's call leads to is a generator: it yields
+actions (core/worker/actions.py) for its driver to carry out, and is resumed with their results,
+until it returns. The driver throws `GroupLost` into it where an action ends with the loss of the
+group. In production the session drives it, with processes and tensors; the simulator drives the
+same code.
+
+What a member holds, and when it may be trusted:
+
+- `progress` is replaced as a whole, by a commit or by what another member or storage gives.
+- What follows from the last commit and the generation (the ramps of the learning rate) is derived
+  anew in every group and is kept only with the next commit, so it cannot differ between members.
+- `intact`: the tracked state is exactly that of `progress.committed` steps. It ends where another
+  state begins to overwrite it, or where a block that was given up could not be undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any, Protocol, TypeAlias
+
+from elastic.core.data_order import SampleRange
+from elastic.core.invariants import require
+from elastic.core.learning_rate import ScalingRule, retarget
+from elastic.core.membership import Purpose
+from elastic.core.recovery import (
+    Declaration,
+    Mark,
+    RecoveryPlan,
+    odd_ones_out,
+    plan_recovery,
+    runs_to_repeat,
+)
+from elastic.core.worker import actions as act
+from elastic.core.worker.actions import NO_RAMPS, Call, Progress, Ramps, Seat
+from elastic.core.worker.machine import HOLD_S, Worker
+from elastic.errors import GroupLost, StateLost, Stranded
+
+Steps: TypeAlias = Generator[act.Action, Any, Any]
+
+
+class Batches(Protocol):
+    """What the protocol must know of a loop's loader."""
+
+    def batch_ratio(self, world_size: int, reference_world: int) -> float:
+        """How many times larger the global batch is than with `reference_world` workers."""
+        ...
+
+
+class Participation:
+    """One worker's part in the job, seen from its script.
+
+    worker: the membership machine, which this protocol only asks. save_every: committed steps
+    between two checkpoints; 0 for none.
+    """
+
+    def __init__(self, worker: Worker, *, save_every: int = 0) -> None:
+        self._worker = worker
+        self._save_every = save_every
+        self.progress = Progress()
+        self.seat: Seat | None = None
+        """Where everything is set up; None between two groups."""
+        self.intact = False
+        self.took_part = False
+        self.loop = -1
+        """The script's loop over `session.steps` that it is in or was in last, from 0."""
+        self.loader = 0
+        self.ramps: Ramps = NO_RAMPS
+        """Those in force here; the job's own from the next commit on."""
+        self.rules: list[ScalingRule] = []
+        self.holds_back = False
+        """A state of a later loop waits until the script has come to it."""
+        self.runs_done = 0
+        self._batches: Batches | None = None
+        self._last_call: Call = None
+        self._in_run = False
+        self._in_block = False
+        self._at_begin = False
+        self._void = False
+        self._overwritten = False
+        self._saved_step = -1
+        self._save_owed = False
+        self._compare_due = False
+        self._repeat_from = 0
+
+    @property
+    def here(self) -> Progress:
+        """The progress, as of this place of the script: a loop may have begun since the commit."""
+        return replace(self.progress, loop=max(self.loop, 0))
+
+    @property
+    def void(self) -> bool:
+        """The block that the script has left last does not count: what it does until the same step
+        is handed out again is undone."""
+        return self._void
+
+    @property
+    def skips(self) -> bool:
+        """The job is past the script's present loop."""
+        return self.holds_back and self.progress.loop > self.loop
+
+    # ---- what the script does
+
+    def begin_loop(self, loader: int, batches: Batches) -> Steps:
+        """The script begins its next loop, over the loader with this number."""
+        self.loop += 1
+        self.loader, self._batches = loader, batches
+        if self.seat is None:
+            if not self.took_part:
+                yield from self._enter()
+        elif not self.holds_back:
+            yield from self._set_up(self.seat)
+        if self.holds_back and self.progress.loop <= self.loop:
+            require(self.progress.loop == self.loop, "a loop was passed over")
+            yield from self._arrive()
+
+    def boundary(self) -> Steps:
+        """Between two steps: change the group if it was superseded, join if there is none."""
+        while True:
+            try:
+                if self._void:
+                    self._void = False
+                    yield act.PutBackForRetry()
+                self._at_begin = True
+                yield from self._be_in_current_group()
+                yield from self._duties()
+            except GroupLost as error:
+                yield from self.lose(error)
+                continue
+            return
+
+    def begin_block(self) -> None:
+        """The script enters the block of a step."""
+        self._in_block = True
+
+    def commit(self, samples: SampleRange) -> None:
+        """The block has ended: its step counts."""
+        require(self.seat is not None and self.intact, "a step was committed without a group")
+        assert self.seat is not None
+        self.progress = self.progress.after(
+            samples,
+            loader=self.loader,
+            loop=self.loop,
+            generation=self.seat.generation.number,
+            ramps=self.ramps,
+        )
+        self._in_block = self._at_begin = False
+        self.runs_done, self._last_call = 0, None
+        self._compare_due = True
+        self._worker.committed(self.progress.committed)
+
+    def give_up_block(self, error: GroupLost) -> Steps:
+        """The group was lost inside the block. Returns whether its step counts all the same,
+        because others have completed it and this member has received their state."""
+        index = self.progress.committed
+        self.intact = (yield act.PutBack()) and self.intact
+        self._at_begin = True
+        yield from self.lose(error)
+        yield from self._enter()
+        self._in_block = False
+        counts = self.progress.committed > index
+        if not counts:
+            self._void = True
+            yield act.KeepForRetry()
+        return counts
+
+    def run(self, call: Call) -> Steps:
+        """Make a call with the other members, in the next group if this one is lost. Returns its
+        result."""
+        self._in_run, self._at_begin = True, False
+        self._worker.run_entered()
+        try:
+            while True:
+                try:
+                    if self.seat is None:
+                        yield from self._enter()
+                    yield from self._leave_job_if_told()
+                    committed = self.progress.committed
+                    yield act.MeetForCall(committed=committed, number=self.runs_done, call=call)
+                    result = yield act.Perform(call=call)
+                except GroupLost as error:
+                    yield from self.lose(error)
+                    continue
+                self.runs_done += 1
+                self._last_call = call
+                return result
+        finally:
+            self._in_run = False
+            self._worker.run_left()
+
+    def lose(self, error: GroupLost) -> Steps:
+        """The group is lost."""
+        self.seat = None
+        yield act.TearDown()
+        yield act.Break(error=error)
+
+    # ---- at a boundary
+
+    def _be_in_current_group(self) -> Steps:
+        while self.seat is None or (yield from self._leaves_here()):
+            if self.seat is not None:
+                self.seat = None
+                yield act.TearDown()
+                yield act.Leave()
+            yield from self._enter()
+
+    def _leaves_here(self) -> Steps:
+        """Is the group to be left now? Waits while that is being settled."""
+        worker, committed = self._worker, self.progress.committed
+        if worker.following is None:
+            return False
+        if worker.holds(committed):
+            settled = yield act.AwaitSettlement(committed=committed, timeout_s=HOLD_S)
+            if not settled:
+                return True
+        return worker.must_leave(committed)
+
+    def _duties(self) -> Steps:
+        yield from self._leave_job_if_told()
+        committed = self.progress.committed
+        if committed == 0:
+            return
+        if self._compare_due and committed & (committed - 1) == 0:
+            self._compare_due = False
+            yield act.CompareReplicas()
+        due = self._save_every > 0 and committed % self._save_every == 0
+        if self._save_owed or (due and committed != self._saved_step):
+            self._save_owed, self._saved_step = False, committed
+            yield act.Save(progress=self.here)
+
+    def _leave_job_if_told(self) -> Steps:
+        """Every member comes here from a boundary or a call, so that their states are of one
+        place of the script: a block that was given up is left first."""
+        if self.seat is not None and self.seat.generation.purpose is Purpose.SAVE_AND_LEAVE:
+            yield act.SaveAndWait(progress=self.here)
+            yield act.LeaveJob()
+
+    # ---- into a group
+
+    def _enter(self) -> Steps:
+        """Be in a group whose members have come to one state, with everything set up."""
+        while True:
+            try:
+                seat = yield act.Join(held=self.intact, at_begin=self._at_begin)
+                yield from self._agree(seat)
+                self.seat = seat
+                yield act.TellJoined(committed=self.progress.committed)
+                if not self.holds_back:
+                    yield from self._set_up(seat)
+                    yield from self._repeat_call()
+            except GroupLost as error:
+                yield from self.lose(error)
+                continue
+            self._save_owed = seat.generation.save_first
+            yield act.Entered()
+            return
+
+    def _agree(self, seat: Seat) -> Steps:
+        """Come to one state with the group."""
+        declarations: tuple[Declaration, ...] = yield act.Declare(mine=self._declaration())
+        reference, odd = odd_ones_out(declarations)
+        if odd:
+            yield act.ExplainMismatch(reference=reference, odd=odd)
+            raise GroupLost(f"rank {odd[0]} tracks another model and was told so")
+        repeat_from = runs_to_repeat(declarations)
+        if repeat_from is None:
+            raise GroupLost("a newcomer joined while session.run() was under way")
+        plan = plan_recovery(declarations)
+        if seat.rank in plan.stranded:
+            raise Stranded(
+                "the group goes on from a state that does not fit the place that this worker's "
+                "script is at; a fresh worker takes its place"
+            )
+        if plan.stranded:
+            raise GroupLost(f"rank {plan.stranded[0]} cannot go on from the group's state")
+        yield from self._carry_out(plan, seat)
+        received = any(t.target == seat.rank for t in plan.transfers)
+        if received or not self.took_part:
+            self.runs_done, self._last_call = repeat_from, None
+        self._repeat_from = repeat_from
+        self.intact = not self.holds_back
+        self.took_part = True
+        self._compare_due = True
+
+    def _declaration(self) -> Declaration:
+        return Declaration(
+            committed=self.progress.committed,
+            committed_in=self.progress.committed_in,
+            intact=self.intact,
+            signature=0,
+            took_part=self.took_part,
+            in_block=self._in_block,
+            loop=max(self.loop, 0),
+            runs_done=self.runs_done,
+            in_run=self._in_run,
+        )
+
+    def _carry_out(self, plan: RecoveryPlan, seat: Seat) -> Steps:
+        if plan.differed:
+            right = plan.transfers[0].source
+            yield act.TellDifference(ranks=plan.differed, right=right)
+        if plan.committed is None and seat.rank == 0:
+            yield from self._restore(seat, begun=plan.begun)
+        for transfer in plan.transfers:
+            if transfer.source == seat.rank:
+                progress = self.progress if transfer.mark is Mark.COMMIT else self.here
+                if self.holds_back:
+                    progress = self.progress
+                yield act.Send(rank=transfer.target, progress=progress, mark=transfer.mark)
+            elif transfer.target == seat.rank:
+                if self.intact:
+                    yield act.DropState()
+                self.intact, self._overwritten = False, True  # until all of it is here
+                received: Progress = yield act.Receive(
+                    rank=transfer.source, loop=max(self.loop, 0), mark=transfer.mark
+                )
+                self._take_over(received)
+                self._at_begin = transfer.mark is Mark.BEGIN
+
+    def _restore(self, seat: Seat, *, begun: bool) -> Steps:
+        """Nobody holds the state. A torn one is never taken for the initial one."""
+        restored: Progress | None = yield act.Restore(loop=max(self.loop, 0))
+        if restored is None and begun:
+            raise StateLost(
+                "every member that held the job's state was lost, or was interrupted while its "
+                "state changed, and there is no checkpoint to go back to; start the job again, "
+                "with --checkpoint-dir to keep its progress"
+            )
+        if restored is None and (self.took_part or self._overwritten):
+            raise Stranded(
+                "the first step was interrupted while the state changed; a fresh worker takes this "
+                "one's place and the job begins again"
+            )
+        self._take_over(replace(restored or Progress(), committed_in=seat.generation.number))
+
+    def _take_over(self, progress: Progress) -> None:
+        if self.took_part and progress.loop < self.loop:
+            raise Stranded(
+                f"the job goes back to loop {progress.loop} over session.steps(), which this "
+                f"worker's script has left for loop {self.loop}; a fresh worker takes its place"
+            )
+        if progress.committed < self._saved_step:
+            self._saved_step = -1
+        self.progress = progress
+        self.holds_back = progress.loop > self.loop
+        self._overwritten = False
+
+    def _set_up(self, seat: Seat) -> Steps:
+        """What the generation derives from the last commit, and what the driver must set up."""
+        if self._batches is not None:
+            self.ramps = {
+                str(number): retarget(
+                    self.progress.ramps.get(str(number)),
+                    rule,
+                    self._batches.batch_ratio(seat.generation.world_size, rule.reference_world),
+                    self.progress.committed,
+                )
+                for number, rule in enumerate(self.rules)
+            }
+        yield act.SetUp(seat=seat)
+
+    def _repeat_call(self) -> Steps:
+        """Make the last call once more, for members that have not completed it."""
+        if self._repeat_from >= self.runs_done:
+            return
+        require(self._repeat_from == self.runs_done - 1, "a member is two calls behind another")
+        call, number = self._last_call, self._repeat_from
+        if call is None:
+            raise GroupLost("a member needs a session.run() call from before this one joined")
+        committed = self.progress.committed
+        yield act.MeetForCall(committed=committed, number=number, call=call)
+        yield act.Perform(call=call)
+
+    def _arrive(self) -> Steps:
+        """The script has come to the job's loop."""
+        yield act.TakeHeld()
+        self.holds_back = False
+        self.intact = True
+        if self.seat is not None:
+            yield from self._set_up(self.seat)

@@ -1,0 +1,68 @@
+"""Sees to it that every optimizer that trains is tracked: others would train each worker apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from elastic.errors import StepMisused
+from elastic.worker.state.job_state import JobState
+from elastic.worker.state.tree import same_tensor, tensors_of
+
+_DEEPEST = 3
+
+
+class Optimizers:
+    """Those that have stepped, and whether the tracked objects hold their state."""
+
+    def __init__(self, state: JobState) -> None:
+        self._state = state
+        self._known: set[int] = set()
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped inside of a step. Raises StepMisused if it is not tracked."""
+        optimizer._elastic_steps = getattr(optimizer, "_elastic_steps", 0) + 1  # type: ignore[attr-defined]
+        if id(optimizer) not in self._known:
+            self._require_tracked(optimizer)
+            self._known.add(id(optimizer))
+
+    def _require_tracked(self, optimizer: torch.optim.Optimizer) -> None:
+        tracked = self._state.tracked
+        if any(item is optimizer for item in tracked.values()):
+            return
+        kind = type(optimizer).__name__
+        holders = [n for n, item in tracked.items() if any(o is optimizer for o in _inside(item))]
+        if not holders:
+            raise StepMisused(
+                f"an optimizer ({kind}) stepped that is not tracked: a worker that joins would go "
+                "on with another state of it; write session.track(optimizer=...)"
+            )
+        held = [t for name in holders for t in tensors_of(tracked[name].state_dict())]
+        pointers = {t.data_ptr() for t in held}
+        for tensor in tensors_of(list(optimizer.state.values())):
+            if tensor.data_ptr() not in pointers and not any(same_tensor(tensor, t) for t in held):
+                raise StepMisused(
+                    f"the {kind} inside of {holders[0]} has a state that {holders[0]}.state_dict() "
+                    "does not contain: a worker that joins would go on without it; track it too: "
+                    f"session.track({holders[0]}_inner=...)"
+                )
+
+
+def _inside(item: Any, depth: int = 0) -> Iterator[torch.optim.Optimizer]:
+    """Optimizers that an object keeps. A scheduler's is not its own: it leaves out its state."""
+    if isinstance(item, torch.optim.lr_scheduler.LRScheduler) or depth > _DEEPEST:
+        return
+    if depth and isinstance(item, torch.optim.Optimizer):
+        yield item
+    if isinstance(item, dict):
+        inner: Any = item.values()
+    elif isinstance(item, (list, tuple)):
+        inner = item
+    elif isinstance(item, (torch.Tensor, torch.nn.Module, str, int, float)) or item is None:
+        return
+    else:
+        inner = getattr(item, "__dict__", {}).values()
+    for value in inner:
+        yield from _inside(value, depth + 1)

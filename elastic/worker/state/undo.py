@@ -1,0 +1,251 @@
+"""Puts the tracked state back to where a block began, at the cost of what a block really changes.
+
+A block is given up when its group is lost before its last collective; what the script had changed
+by then has to be undone. Copying all that is tracked at every block would cost as much as a
+checkpoint, so the set of what needs copying is learned:
+
+- Small state (rates, schedulers, scalers, `session.state`, generators) is copied at every block.
+- Of large state (tensors of modules, of optimizers, of large objects) everything is copied in the
+  blocks of `_learns`, and afterwards compared: what had changed before the last collective belongs
+  to the *block set* and is copied at every block from then on; what changed between the end of a
+  block and the begin of the next belongs to the *gap set*, copied at every commit.
+- In other blocks version counters, optimizers' hooks and the objects' attributes tell of changes
+  outside of the sets. Such a change extends the set from the next block on. Should the group be
+  lost in that very block, the state cannot be put back, and `put_back` says so.
+
+Version counters alone would not do: fused optimizers and writes through `.data` do not move them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from elastic.worker.state.cells import Cell, Copy, cells_of
+from elastic.worker.state.job_state import JobState
+
+_RELEARN_EVERY = 512  # blocks
+_LEARNT_AT_ONCE = 3  # blocks
+_COSTLY_BYTES = 2**20
+
+
+class Undo:
+    """The copies and the two sets.
+
+    collectives: how many collectives the group has begun so far.
+    on_costly: told of the names and bytes of large state that is copied at every block.
+    """
+
+    def __init__(
+        self,
+        state: JobState,
+        *,
+        device: torch.device,
+        collectives: Callable[[], int],
+        on_costly: Callable[[list[str], int], None],
+    ) -> None:
+        self._state = state
+        self._device = device
+        self._collectives = collectives
+        self._on_costly = on_costly
+        self._version = -1
+        self._large: list[Cell] = []
+        self._small: list[Cell] = []
+        self._block_set: set[int] = set()
+        self._gap_set: set[int] = set()
+        self._blocks = 0
+        self._learning = False
+        self._begin = _Mark()
+        self._commit: _Mark | None = None
+        self._retry: _Mark | None = None
+        self._gradients: Copy = []
+        self._collectives_seen = 0
+        self._missed = False
+        self._told: list[str] = []
+
+    @property
+    def holds_commit(self) -> bool:
+        """The state right after the last commit can be had."""
+        return self._commit is not None
+
+    # ---- in the course of a block
+
+    def begin(self) -> None:
+        """A step is handed out: its block begins."""
+        if self._version != self._state.version:
+            self._enumerate()
+        marks = [cell.mark() for cell in self._large]
+        if self._commit is not None:
+            self._note_gap(self._commit, marks)
+        self._learning = self._learns()
+        wanted = set(range(len(self._large))) if self._learning else self._block_set
+        self._begin = self._copy(wanted, reuse=self._begin, marks=marks)
+        self._gradients = self._state.gradients.begin()
+        self._missed = False
+        self._collectives_seen = self._collectives()
+
+    def before_backward(self) -> None:
+        """The block's first backward pass comes."""
+        if self._state.gradients.before_backward():
+            self._missed = True
+
+    def reduced(self) -> None:
+        """A reduction is complete: what has changed so far changed before a collective."""
+        self._collectives_seen = self._collectives()
+        self._note_block()
+
+    def collectives_since_reduction(self) -> bool:
+        """Whether the block has begun collectives after its reductions."""
+        return self._collectives() != self._collectives_seen
+
+    def end(self) -> None:
+        """The block has ended and its step counts."""
+        if self.collectives_since_reduction():
+            self._note_block()  # some of them came later, after changes that nothing told apart
+        self._blocks += 1
+        if self._blocks % _RELEARN_EVERY == 0:
+            self._enumerate()
+        self._mark_commit()
+
+    def received(self, *, at_commit: bool) -> None:
+        """Another member's state, or a checkpoint, was put in place."""
+        self._commit = None
+        if at_commit:
+            self._mark_commit()
+
+    # ---- when a block is given up
+
+    def put_back(self) -> bool:
+        """Undo what the block has changed. Returns whether that was possible."""
+        changed = set() if self._learning else self._changed_since(self._begin)
+        self._restore(self._begin)
+        self._state.gradients.put_back(self._gradients)
+        return not self._missed and changed <= self._begin.large.keys()
+
+    def keep_for_retry(self) -> None:
+        """The script runs what stands below the block, which does not count."""
+        self._retry = self._copy(self._block_set | self._gap_set)
+
+    def put_back_for_retry(self) -> None:
+        """The same step is handed out again."""
+        if self._retry is not None:
+            self._restore(self._retry)
+            self._retry = None
+
+    # ---- the commit mark
+
+    @contextlib.contextmanager
+    def as_of_commit(self) -> Iterator[None]:
+        """Within, the state is that right after the last commit; needs `holds_commit`."""
+        commit = self._commit
+        assert commit is not None, "there is no commit mark"
+        if not self.changed_since_commit():
+            yield
+            return
+        now = self._copy(set(commit.large))
+        self._restore(commit)
+        try:
+            yield
+        finally:
+            self._restore(now)
+
+    def changed_since_commit(self) -> bool:
+        """Whether the state is known not to be the one right after the last commit."""
+        commit = self._commit
+        if commit is None:
+            return True
+        small = zip(self._small, commit.small, strict=True)
+        return any(cell.differs(copy) for cell, copy in small) or any(
+            self._large[index].differs(copy) for index, copy in commit.large.items()
+        )
+
+    # ---- learning
+
+    def _learns(self) -> bool:
+        count = self._blocks % _RELEARN_EVERY
+        return count < _LEARNT_AT_ONCE or count & (count - 1) == 0
+
+    def _mark_commit(self) -> None:
+        wanted = set(range(len(self._large))) if self._learns() else self._gap_set
+        marks = [cell.mark() for cell in self._large]
+        self._commit = self._copy(wanted, reuse=self._commit, marks=marks)
+
+    def _note_gap(self, commit: _Mark, marks: list[object]) -> None:
+        """Large state that has changed since the commit: from the next commit on it is copied."""
+        if len(commit.large) == len(self._large):  # learnt from the content itself
+            changed = {i for i, copy in commit.large.items() if self._large[i].differs(copy)}
+        else:
+            changed = {i for i, mark in enumerate(marks) if mark != commit.marks[i]}
+        self._gap_set |= changed
+        if changed - commit.large.keys():
+            self._commit = None  # this once nobody can be brought to that mark from here
+
+    def _note_block(self) -> None:
+        """Large state that has changed since the block's begin: the next ones copy it."""
+        changed = self._changed_since(self._begin) - self._block_set
+        if self._learning or not changed:
+            if self._learning:
+                copies = self._begin.large.items()
+                changed = {i for i, c in copies if self._large[i].differs(c)} - self._block_set
+        else:
+            self._missed = True
+        if changed:
+            self._block_set |= changed
+            self._tell_cost()
+
+    def _changed_since(self, mark: _Mark) -> set[int]:
+        pairs = zip(self._large, mark.marks, strict=True)
+        return {index for index, (cell, before) in enumerate(pairs) if cell.mark() != before}
+
+    def _tell_cost(self) -> None:
+        costly = [self._large[i] for i in sorted(self._block_set)]
+        names = [cell.name for cell in costly]
+        total = sum(cell.size_bytes() for cell in costly)
+        if names != self._told and total >= _COSTLY_BYTES:
+            self._told = names
+            self._on_costly(names, total)
+
+    # ---- copies
+
+    def _copy(
+        self, wanted: set[int], *, reuse: _Mark | None = None, marks: list[object] | None = None
+    ) -> _Mark:
+        old = reuse.large if reuse is not None else {}
+        large = {}
+        for index in sorted(wanted):
+            # What is copied only to learn from it must not fill a device's memory.
+            on_host = self._device.type != "cpu" and index not in self._block_set | self._gap_set
+            large[index] = self._large[index].copy(old.get(index), on_host=on_host)
+        return _Mark(small=[cell.copy() for cell in self._small], large=large, marks=marks or [])
+
+    def _restore(self, mark: _Mark) -> None:
+        for index, copy in mark.large.items():
+            self._large[index].put_back(copy)
+        for cell, copy in zip(self._small, mark.small, strict=True):
+            cell.put_back(copy)
+
+    def _enumerate(self) -> None:
+        """The cells of all that is tracked."""
+        if self._version != self._state.version:
+            self._blocks = 0  # learn about what is new
+        self._version = self._state.version
+        names = [cell.name for cell in self._large]
+        block = {names[i] for i in self._block_set}
+        gap = {names[i] for i in self._gap_set}
+        self._large, self._small = cells_of(self._state.everything, self._device)
+        self._block_set = {i for i, cell in enumerate(self._large) if cell.name in block}
+        self._gap_set = {i for i, cell in enumerate(self._large) if cell.name in gap}
+        self._commit = None
+        self._begin = _Mark()
+
+
+@dataclass(slots=True)
+class _Mark:
+    """Copies of the small cells and of some large ones, by their index, and signs of all."""
+
+    small: list[Copy] = field(default_factory=list)
+    large: dict[int, Copy] = field(default_factory=dict)
+    marks: list[object] = field(default_factory=list)

@@ -1,0 +1,660 @@
+"""Carries out what the worker's participation asks for, with groups, tensors and storage."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from elastic.core.data_order import SampleRange
+from elastic.core.recovery import Declaration, Mark
+from elastic.core.worker import actions as act
+from elastic.core.worker.actions import Progress
+from elastic.core.worker.participation import Participation, Steps
+from elastic.errors import ConfigurationError, GroupLost, StepMisused
+from elastic.worker.control import Control
+from elastic.worker.data_loader import DataLoader, Deal, Dealer
+from elastic.worker.group import agreement, calls
+from elastic.worker.group.distributed_model import DistributedModel
+from elastic.worker.group.process_group import Group, is_group_loss
+from elastic.worker.group.transfer import receive_json, receive_tensors, send_json, send_tensors
+from elastic.worker.learning_rate import ScaledOptimizer
+from elastic.worker.optimizers import Optimizers
+from elastic.worker.state.job_state import JobState, progress_of
+from elastic.worker.state.ledger import LedgerRecord
+from elastic.worker.state.tensor_specs import TensorSpec, describe
+from elastic.worker.state.tree import unflatten
+from elastic.worker.state.undo import Undo
+from elastic.worker.steps_clock import StepsClock
+
+
+class JobStopping(SystemExit):
+    """Raised at a step boundary when the job is to be left; unwinds the script."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptCall:
+    """Something that every worker calls at the same place of the script."""
+
+    what: str
+    where: str
+    function: Callable[[], Any]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How this member came to its state in the present group."""
+
+    source: str = ""
+    """"initial" or the checkpoint, if nobody held the state."""
+    bytes_received: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Held:
+    """A state that waits until the script has come to its loop."""
+
+    skeleton: Any
+    tensors: Mapping[str, torch.Tensor]
+    extra: Mapping[str, Any]
+
+
+class Training:
+    """A worker's training, from its first loop over the steps to the end of the script."""
+
+    def __init__(self, control: Control) -> None:
+        self.control = control
+        self.state = JobState()
+        self.clock = StepsClock()
+        self.models: list[DistributedModel] = []
+        self.scaled: list[ScaledOptimizer] = []
+        self.optimizers = Optimizers(self.state)
+        self.outcome = Outcome()
+        self._membership = control.membership
+        self.part = Participation(control.membership.machine, save_every=control.checkpoints.every)
+        self._undo = Undo(
+            self.state,
+            device=control.backend.device,
+            collectives=self._collectives,
+            on_costly=self._tell_cost,
+        )
+        self._data: DataLoader | None = None
+        self._loaders: list[DataLoader] = []
+        self._epochs = 0
+        self._dealer: Dealer | None = None
+        self._held: _Held | None = None
+        self._digests: _Digests | None = None
+        self._in_block = False
+        self._reduce_means: Callable[[], bool] = _no
+        self._carry_out: dict[type, Callable[[Any], Any]] = {
+            act.Join: self._join,
+            act.Declare: self._declare,
+            act.ExplainMismatch: self._explain_mismatch,
+            act.DropState: lambda _: self._membership.drop_state(),
+            act.Send: self._send,
+            act.Receive: self._receive,
+            act.Restore: self._restore,
+            act.TakeHeld: self._take_held,
+            act.TellDifference: self._tell_difference,
+            act.SetUp: self._set_up,
+            act.TearDown: self._tear_down,
+            act.TellJoined: lambda a: self._membership.joined(a.committed),
+            act.Entered: self._entered,
+            act.Leave: lambda _: self._membership.leave(),
+            act.Break: lambda a: self._membership.lost(a.error),
+            act.AwaitSettlement: self._await_settlement,
+            act.PutBack: self._put_back,
+            act.KeepForRetry: lambda _: self._undo.keep_for_retry(),
+            act.PutBackForRetry: lambda _: self._undo.put_back_for_retry(),
+            act.CompareReplicas: self._compare_replicas,
+            act.Save: self._save,
+            act.SaveAndWait: lambda _: self._save_and_wait(),
+            act.LeaveJob: self._leave_job,
+            act.MeetForCall: self._meet_for_call,
+            act.Perform: self._perform_call,
+        }
+        control.publish(self.state, self.clock, self._answer_calls)
+        register_optimizer_step_pre_hook(self._optimizer_steps)
+        register_optimizer_step_post_hook(self._optimizer_stepped)
+
+    # ---- what is known
+
+    @property
+    def group(self) -> Group | None:
+        """The group that everything is set up for."""
+        return self._membership.group if self.part.seat is not None else None
+
+    @property
+    def in_block(self) -> bool:
+        """The script is inside of `with step:`."""
+        return self._in_block
+
+    # ---- the loop over the steps
+
+    def begin_loop(self, data: DataLoader, epochs: int) -> None:
+        """The script begins a loop over `session.steps`."""
+        self._require_trained_together()
+        known = next((n for n, loader in enumerate(self._loaders) if loader is data), None)
+        if known is None:
+            known = len(self._loaders)
+            self._loaders.append(data)
+        self._data, self._epochs = data, epochs
+        self.state.loader = known
+        self._drive(self.part.begin_loop(known, data))
+
+    @property
+    def skips(self) -> bool:
+        """The job is past the script's present loop, which has nothing to do in it."""
+        return self.part.skips
+
+    def next_deal(self) -> tuple[Dealer, Deal] | None:
+        """Come to the next step; None after the last one."""
+        self._drive(self.part.boundary())
+        self.state.progress = self.part.here
+        dealer = self._dealer
+        assert dealer is not None, "a boundary is left in a group"
+        deal = dealer.deal()
+        if deal is None:
+            return None
+        if self.control.recovers:
+            self._undo.begin()
+        return dealer, deal
+
+    def current_deal(self, dealer: Dealer) -> tuple[Dealer, Deal] | None:
+        """The step's samples once more, if the group has changed since it was dealt; the loop may
+        have called `session.run`."""
+        if self._dealer is dealer or self._dealer is None:
+            return None
+        deal = self._dealer.deal()
+        assert deal is not None, "no step was committed since"
+        return self._dealer, deal
+
+    def end_loop(self) -> None:
+        """Meet at the end, since a member that is a step behind still needs another's state; and
+        begin to save the result, whatever the interval between checkpoints."""
+        self.call(ScriptCall(what="ends its loop over session.steps", where="", function=_nothing))
+        if self.part.progress.committed > 0:
+            self._save(act.Save(progress=self.part.here))
+        self._close_dealer()
+
+    # ---- a step's block
+
+    def begin_block(self, reduce_means: Callable[[], bool]) -> None:
+        """The script enters `with step:`. reduce_means: called before an optimizer steps, since
+        what is reduced later makes every step copy what the optimizer has changed; returns whether
+        there was anything to reduce."""
+        self._in_block = True
+        self._reduce_means = reduce_means
+        self.part.begin_block()
+        for model in self.models:
+            model.begin_block()
+        self.clock.begin()
+
+    def leave_block(self) -> None:
+        """It has left it, whichever way."""
+        self._in_block = False
+
+    def before_backward(self) -> None:
+        """The block's first backward pass comes."""
+        if self.control.recovers:
+            self._undo.before_backward()
+
+    def reduce_gradients(self, reduce: bool) -> None:
+        """Whether the next backward all-reduces."""
+        for model in self.models:
+            model.reduce_gradients(reduce)
+
+    @property
+    def world_size(self) -> int:
+        """Of the present group."""
+        seat = self.part.seat
+        return seat.generation.world_size if seat is not None else 1
+
+    def at_epoch_end(self) -> bool:
+        """The last committed step was its epoch's last."""
+        data = self._data
+        return data is not None and data.ends_epoch(self.state.position, self.world_size)
+
+    def wait_for_reduction(self) -> None:
+        """Return when the reductions begun so far are known to be complete; raises GroupLost.
+
+        gloo's backward returns only then. NCCL's is queued: an aborted one would not raise before
+        the optimizer has used its gradients.
+        """
+        self.control.backend.wait_for_device()
+        self._require_current()
+        if self.control.recovers:
+            self._undo.reduced()
+
+    def all_reduce(self, values: torch.Tensor) -> dist.Work | None:
+        """Begin to sum `values` over the members, in place."""
+        work: dist.Work | None = dist.all_reduce(values, async_op=True)
+        return work
+
+    def commit(self, samples: SampleRange, means: Mapping[str, float]) -> None:
+        """The block has ended well."""
+        for model in self.models:
+            model.require_reduced()
+        if self.control.recovers and self._undo.collectives_since_reduction():
+            self.control.backend.wait_for_device()
+            self._require_current()
+        self.state.means.load_state_dict(means)
+        self.part.commit(samples)
+        self.state.progress = self.part.progress
+        if self.control.recovers:
+            self._undo.end()
+        if self.control.keeps_ledger:
+            self.state.ledger.append(self._record(samples))
+        self.clock.commit(len(samples))
+        self.control.committed()
+
+    def give_up_block(self, error: Exception) -> bool:
+        """The group was lost in the block. Returns whether its step counts all the same."""
+        for scaled in self.scaled:
+            scaled.restore()
+        counts: bool = self._drive(self.part.give_up_block(_as_loss(error)))
+        self.state.progress = self.part.here if not counts else self.part.progress
+        return counts
+
+    def is_loss(self, error: BaseException) -> bool:
+        """Does the error say that the group is lost, and may another follow?"""
+        return (
+            isinstance(error, Exception)
+            and self.control.recovers
+            and is_group_loss(error, self._membership.group)
+        )
+
+    # ---- calls outside of steps
+
+    def call(self, call: ScriptCall) -> Any:
+        """Make a call together with the other workers."""
+        return self._drive(self.part.run(call))
+
+    def held_result(self, key: str) -> Any:
+        """What a call of `session.run` between two loops had returned to the others."""
+        held = self._held
+        assert held is not None, "no state waits"
+        results = unflatten(held.skeleton, held.tensors)["session.results"]
+        if key not in results:
+            raise ConfigurationError(
+                f"the script calls session.run() between loops {key.partition('/')[0]} and the "
+                "next where the worker whose state this one took over had not; use the script that "
+                "the checkpoint was saved by, or another checkpoint directory"
+            )
+        return results[key]
+
+    def warm_up(self, function: Callable[[], Any]) -> None:
+        """Call `function` and undo what it changes."""
+        self._undo.begin()
+        function()
+        self._undo.put_back()
+
+    # ---- the end
+
+    def finish(self) -> None:
+        """The script has ended: wait until every member's has, and the result is saved."""
+        if self._data is None:
+            raise ConfigurationError(
+                "the script ended without training: it never iterated over session.steps(); "
+                "write `for step in session.steps(data, epochs=...):`"
+            )
+        if self.part.holds_back:
+            raise ConfigurationError(
+                f"the job's state is of loop {self.part.progress.loop + 1} over session.steps(), "
+                f"but the script has only {self.part.loop + 1}; use the script that the checkpoint "
+                "was saved by, or another checkpoint directory"
+            )
+        self.call(ScriptCall(what="ends the script", where="", function=self._save_and_wait))
+        self._close_dealer()
+        self.control.finish()
+
+    def abandon(self) -> None:
+        """The script has failed: free the others."""
+        self._membership.abandon()
+
+    # ---- driving the protocol
+
+    def _drive(self, protocol: Steps) -> Any:
+        """Carry out what the protocol asks for, until it returns."""
+        resume: Callable[[Any], act.Action] = protocol.send
+        value: Any = None
+        while True:
+            try:
+                action = resume(value)
+            except StopIteration as end:
+                return end.value
+            try:
+                resume, value = protocol.send, self._carry_out[type(action)](action)
+            except Exception as error:  # noqa: BLE001 - the protocol decides what follows
+                resume = protocol.throw
+                value = _as_loss(error) if self.is_loss(error) else error
+
+    # ---- into a group
+
+    def _join(self, join: act.Join) -> act.Seat:
+        """The digests are taken while the group forms: reading the state takes milliseconds."""
+        if join.held and self._digests is None:  # else of an attempt before this one
+            self._digests = _Digests(self.state, self._undo, at_begin=join.at_begin)
+        group = self.control.join()
+        return act.Seat(generation=group.generation, rank=group.rank)
+
+    def _declare(self, declare: act.Declare) -> tuple[Declaration, ...]:
+        self.outcome = Outcome()
+        digests = self._digests
+        commit, begin = digests.wait() if digests is not None else (0, 0)
+        self._digests = None
+        mine = replace(
+            declare.mine,
+            signature=self.state.signature(),
+            commit_digest=commit,
+            begin_digest=begin,
+        )
+        return agreement.declare(self._joining(), mine)
+
+    def _explain_mismatch(self, mismatch: act.ExplainMismatch) -> None:
+        agreement.explain_mismatch(
+            self._joining(), mismatch.reference, mismatch.odd, self.state.structure()
+        )
+
+    def _tell_difference(self, difference: act.TellDifference) -> None:
+        """Name what differs, as an event of the member whose state is about to be replaced."""
+        group = self._joining()
+        if group.rank == difference.right:
+            for rank in difference.ranks:
+                send_json(group, self.state.digests(), rank)
+        elif group.rank in difference.ranks:
+            names = agreement.differences(
+                self.state.digests(), receive_json(group, difference.right)
+            )
+            self.control.notice(
+                "state_differed",
+                {
+                    "step": str(self.part.progress.committed),
+                    "names": ", ".join(names[:10]),
+                    "differing": str(len(names)),
+                },
+            )
+
+    def _send(self, send: act.Send) -> None:
+        group = self._joining()
+        with self._undo.as_of_commit() if send.mark is Mark.COMMIT else contextlib.nullcontext():
+            if self._held is not None:
+                skeleton, tensors = self._held.skeleton, self._held.tensors
+                extra = dict(self._held.extra)
+            else:
+                flat = self.state.capture()
+                skeleton, tensors = flat.skeleton, flat.tensors
+                extra = self.state.extra(send.progress)
+            specs = describe(tensors)
+            table = [[s.name, s.dtype, list(s.shape)] for s in specs]
+            document = {"tensors": table, "skeleton": skeleton, "extra": extra}
+            send_json(group, document, send.rank)
+            send_tensors(group, {s.name: tensors[s.name] for s in specs}, send.rank)
+
+    def _receive(self, receive: act.Receive) -> Progress:
+        group = self._joining()
+        document = receive_json(group, receive.rank)
+        specs = [
+            TensorSpec(name=name, dtype=dtype, shape=tuple(shape))
+            for name, dtype, shape in document["tensors"]
+        ]
+        tensors, self.outcome.bytes_received = receive_tensors(group, specs, receive.rank)
+        held = _Held(skeleton=document["skeleton"], tensors=tensors, extra=document["extra"])
+        return self._take_or_hold(held, receive.loop, at_commit=receive.mark is Mark.COMMIT)
+
+    def _restore(self, restore: act.Restore) -> Progress | None:
+        loaded, self.outcome.source = self.control.checkpoints.load()
+        if loaded is None:
+            return None
+        held = _Held(
+            skeleton=loaded.structure.skeleton,
+            tensors=loaded.tensors,
+            extra=loaded.structure.extra,
+        )
+        return self._take_or_hold(held, restore.loop, at_commit=False)
+
+    def _take_or_hold(self, held: _Held, loop: int, *, at_commit: bool) -> Progress:
+        progress = progress_of(held.extra)
+        self._held = held if progress.loop > loop else None
+        if self._held is None:
+            self._put_in_place(held, progress, at_commit=at_commit)
+        else:
+            self.state.progress = progress
+        return progress
+
+    def _put_in_place(self, held: _Held, progress: Progress, *, at_commit: bool) -> None:
+        self.state.restore(held.skeleton, held.tensors, held.extra)
+        self.state.progress = progress
+        self._undo.received(at_commit=at_commit)
+
+    def _take_held(self, _: act.TakeHeld) -> None:
+        held, self._held = self._held, None
+        assert held is not None, "no state waits"
+        self._put_in_place(held, progress_of(held.extra), at_commit=False)
+
+    def _set_up(self, _: act.SetUp) -> None:
+        self._close_dealer()
+        for model in self.models:
+            model.wrap(self.control.backend)
+        group, data = self._joining(), self._data
+        if data is not None:
+            self._dealer = Dealer(
+                data,
+                self.part.progress.position(self.part.loader),
+                rank=group.rank,
+                world_size=group.world_size,
+                epochs=self._epochs,
+            )
+
+    def _tear_down(self, _: act.TearDown) -> None:
+        self.clock.interrupt()
+        for model in self.models:
+            model.unwrap()
+        self._close_dealer()
+
+    def _entered(self, _: act.Entered) -> None:
+        self.state.progress = self.part.progress
+        self.control.entered(self._joining(), self.outcome)
+
+    def _await_settlement(self, wait: act.AwaitSettlement) -> bool:
+        return self._membership.await_settlement(wait.committed, wait.timeout_s)
+
+    def _joining(self) -> Group:
+        group = self._membership.group
+        if group is None:
+            raise GroupLost("there is no group")
+        return group
+
+    def _require_current(self) -> None:
+        """Raise GroupLost if the group was aborted."""
+        self._joining().check()
+
+    def _close_dealer(self) -> None:
+        if self._dealer is not None:
+            self._dealer.close()
+            self._dealer = None
+
+    # ---- state
+
+    def _put_back(self, _: act.PutBack) -> bool:
+        for model in self.models:
+            model.unwrap()
+        return self._undo.put_back()
+
+    def _compare_replicas(self, _: act.CompareReplicas) -> None:
+        group = self._joining()
+        if group.world_size == 1:
+            return
+        odd = agreement.differing_parameters(
+            group, self.state.parameters_digest(), self.state.parameter_digests
+        )
+        self._require_current()
+        if odd:
+            names = odd.get(group.rank) or []
+            which = f" ({', '.join(names[:3])})" if names else ""
+            raise StepMisused(
+                f"the parameters of rank {', '.join(map(str, odd))} are not those of rank 0 after "
+                f"step {self.part.progress.committed}{which}, although nothing was lost: something "
+                "trains them that is not averaged. Call the model that session.distribute() "
+                "returned, change parameters in the same way on every rank, and seed what is random"
+            )
+
+    def _save(self, save: act.Save) -> None:
+        self.state.progress = save.progress
+        self.control.checkpoints.save(self.state, self._joining())
+
+    def _save_and_wait(self) -> None:
+        self.state.progress = self.part.here
+        self.control.checkpoints.save_and_wait(
+            self.state, self._joining(), self._membership.must_leave
+        )
+
+    def _leave_job(self, _: act.LeaveJob) -> None:
+        raise JobStopping(0)
+
+    # ---- calls
+
+    def _meet_for_call(self, meeting: act.MeetForCall) -> None:
+        calls.meet(self._joining(), meeting.committed, meeting.number, meeting.call)
+
+    def _perform_call(self, perform: act.Perform) -> Any:
+        result = perform.call.function()
+        self.control.backend.wait_for_device()
+        self._require_current()
+        return result
+
+    def _answer_calls(self) -> None:
+        """On the reporting thread: whoever waits for this member in a call learns where it is."""
+        group = self._membership.group
+        if group is None or not self._in_block or self.clock.in_step_s() < 0.5:
+            return
+        committed = self.part.progress.committed
+        doing = f"inside the block of step {committed} at {_place_of_main_thread()}"
+        calls.answer(group, calls.Whereabouts(committed=committed, doing=doing))
+
+    # ---- what the script does wrong
+
+    def _require_trained_together(self) -> None:
+        covered = {id(p) for module in self.state.modules().values() for p in module.parameters()}
+        if not self.models:
+            raise ConfigurationError(
+                "no model was given to session.distribute(), so every worker would train one of "
+                "its own; write `model = session.distribute(Net())`"
+            )
+        for model in self.models:
+            if any(id(p) not in covered for p in model.parameters()):
+                raise ConfigurationError(
+                    f"a model given to session.distribute() ({type(model.module).__name__}) is not "
+                    "tracked, so a joining worker would begin with other weights; call "
+                    "session.track(model=model, optimizer=optimizer)"
+                )
+
+    def _optimizer_steps(self, *_: Any) -> None:
+        if self._in_block and self._reduce_means():
+            self.wait_for_reduction()
+
+    def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._in_block:
+            self.optimizers.stepped(optimizer)
+
+    def _tell_cost(self, names: list[str], size_bytes: int) -> None:
+        self.control.notice(
+            "step_copies_state",
+            {
+                "names": ", ".join(names),
+                "bytes": str(size_bytes),
+                "advice": "these change before the step's last collective, so every step copies "
+                "them; make all collectives, step.mean() included, before the first "
+                "optimizer.step() to save that",
+            },
+        )
+
+    def _collectives(self) -> int:
+        group = self._membership.group
+        return group.collectives() if group is not None else 0
+
+    def _record(self, samples: SampleRange) -> LedgerRecord:
+        group = self._joining()
+        return LedgerRecord(
+            step=self.part.progress.committed - 1,
+            epoch=samples.epoch,
+            generation=group.generation.number,
+            world_size=group.world_size,
+            start=samples.start,
+            stop=samples.stop,
+        )
+
+
+class _Digests:
+    """The digests of the state at both marks, taken on a thread of their own."""
+
+    def __init__(self, state: JobState, undo: Undo, *, at_begin: bool) -> None:
+        self._found = (0, 0)
+        self._error: Exception | None = None
+
+        def take() -> None:
+            try:
+                now = state.digest() if at_begin or not undo.changed_since_commit() else 0
+                commit = 0
+                if undo.holds_commit:
+                    if now and not undo.changed_since_commit():
+                        commit = now
+                    else:
+                        with undo.as_of_commit():
+                            commit = state.digest()
+                self._found = (commit, now if at_begin else 0)
+            except Exception as error:  # noqa: BLE001 - raised where the digests are asked for
+                self._error = error
+
+        self._thread = threading.Thread(target=take, name="elastic-digest", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> tuple[int, int]:
+        """(at the commit mark, at the begin mark), 0 for what this member does not have."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._found
+
+
+def _as_loss(error: Exception) -> GroupLost:
+    if isinstance(error, GroupLost):
+        return error
+    lost = GroupLost(str(error))
+    lost.__cause__ = error
+    return lost
+
+
+def _no() -> bool:
+    """There is nothing to reduce."""
+    return False
+
+
+def _nothing() -> None:
+    """A call that is only for meeting."""
+
+
+def _place_of_main_thread() -> str:
+    """File and line of the script's innermost frame."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    places: Iterator[str] = _script_places(frame)
+    return next(places, "an unknown place")
+
+
+def _script_places(frame: Any) -> Iterator[str]:
+    packages = ("/elastic/worker/", "/site-packages/", "/lib/python")
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not any(p in name for p in packages):
+            yield f"{name}:{frame.f_lineno}"
+        frame = frame.f_back

@@ -247,16 +247,21 @@ class Scaler(Object):
 
     def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
         del reuse, on_host
-        return copy_tree(self._tracked.state_dict()), dict(self._tracked._per_optimizer_states)
+        return copy_tree(self._tracked.state_dict()), self._stages()
 
     def put_back(self, copy: Copy) -> None:
         state, stages = copy
-        super().put_back(state)
+        self._tracked.load_state_dict(copy_tree(state))
         self._tracked._per_optimizer_states.clear()
-        self._tracked._per_optimizer_states.update(stages)
+        for optimizer, stage in stages.items():
+            self._tracked._per_optimizer_states[optimizer].update(stage)
 
     def differs(self, copy: Copy) -> bool:
-        return super().differs(copy[0])
+        return self._stages() != copy[1] or not trees_equal(self._tracked.state_dict(), copy[0])
+
+    def _stages(self) -> dict[int, dict[str, Any]]:
+        states = self._tracked._per_optimizer_states
+        return {optimizer: copy_tree(dict(stage)) for optimizer, stage in states.items()}
 
 
 # ---- gradients that a script accumulates over several steps by hand

@@ -354,6 +354,7 @@ class Session:
             world_size=group.world_size,
             start=samples.start,
             stop=samples.stop,
+            run=group.generation.incarnation,
         )
 
     def _count_optimizer_step(self, *_: Any) -> None:

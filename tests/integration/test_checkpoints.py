@@ -37,7 +37,9 @@ def checkpoints(originals: Path, tmp_path: Path) -> Path:
 
 
 def shard(checkpoints: Path, step: int, index: int = 0) -> Path:
-    return checkpoints / f"step-{step:09}" / f"shard-{index:05}-of-00002.safetensors"
+    name = f"shard-{index:05}-of-00002-*.safetensors"
+    (found,) = (checkpoints / f"step-{step:09}").glob(name)
+    return found
 
 
 def flip_a_bit(file: Path) -> None:

@@ -104,4 +104,9 @@ class Checkpointing:
 
 
 def _place(group: Group) -> Place:
-    return Place(generation=group.generation.number, rank=group.rank, world_size=group.world_size)
+    return Place(
+        run=group.generation.incarnation,
+        generation=group.generation.number,
+        rank=group.rank,
+        world_size=group.world_size,
+    )

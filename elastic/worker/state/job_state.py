@@ -92,6 +92,16 @@ class JobState:
         """The tracked objects' state; tensors share memory with the live ones."""
         return flatten({name: tracked.state_dict() for name, tracked in self._tracked.items()})
 
+    def local_names(self, flat: FlatState) -> frozenset[str]:
+        """The names of what may differ between members: the buffers of tracked modules.
+
+        Found by their memory: a tensor that is tracked twice has one name in `flat`.
+        """
+        buffers = {
+            _place(buffer) for module in self.modules().values() for buffer in module.buffers()
+        }
+        return frozenset(n for n, t in flat.tensors.items() if t.numel() and _place(t) in buffers)
+
     def extra(self) -> dict[str, Json]:
         """Everything else, as JSON."""
         return {
@@ -142,3 +152,7 @@ class JobState:
                 "script's model, there: the saved one); build the model it was saved from, or use "
                 "another checkpoint directory"
             )
+
+
+def _place(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape

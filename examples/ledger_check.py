@@ -5,11 +5,13 @@
 
 A ledger, written by `elastic run --ledger FILE`, has one JSON object a line:
 
-    {"incarnation": id}                   the job was started
-    {"resume": s, "generation": g}        steps from s on were lost and are computed again
-    {"step": 0, "epoch": 0, "generation": 1, "world_size": 3, "start": 0, "stop": 48}
+    {"incarnation": id}                        a coordinator of this run begins to write
+    {"resume": s, "run": id, "generation": g}  what stands above of steps from s on does not count
+    {"step": 0, "epoch": 0, "run": id, "generation": 1, "world_size": 3, "start": 0, "stop": 48}
 
-A step consumed the positions [start, stop) of its epoch's order. Needs Python and nothing else.
+A step consumed the positions [start, stop) of its epoch's order. A run is one start of the job and
+counts its generations from 1; one that begins from a checkpoint repeats steps of the run before.
+Needs Python and nothing else.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class Audit:
     """Whole epochs: the last one counts only if every sample of it was seen."""
     generations: int
     resumed: int
-    """How often committed steps were computed again, since nobody who held them was left."""
+    """How often committed steps were lost and others took their place, or none has yet."""
     problems: tuple[str, ...]
 
 
@@ -67,21 +69,23 @@ def audit(lines: Iterable[str], *, samples: int, epochs: int | None = None) -> A
         problems.append(f"epoch {newest} in a job of {epochs} epochs")
     if not lineage:
         problems.append("no step at all")
-    generations = len({(record["start_of_job"], record["generation"]) for record in lineage})
+    generations = len({(record["run"], record["generation"]) for record in lineage})
     return Audit(len(lineage), complete, generations, resumed, tuple(problems))
 
 
 def surviving(records: Iterable[Record]) -> tuple[list[Record], int]:
     """The records of the steps that count, and how often steps were given up to get there."""
     lineage: list[Record] = []
-    resumed = 0
+    taken_back: list[list[Record]] = []
     for record in records:
         if "resume" not in record:
             lineage.append(record)
             continue
-        kept = [earlier for earlier in lineage if earlier["step"] < record["resume"]]
-        resumed += len(kept) < len(lineage)
-        lineage = kept
+        taken_back.append([r for r in lineage if r["step"] >= record["resume"]])
+        lineage = [r for r in lineage if r["step"] < record["resume"]]
+    counting = {record["step"]: record for record in lineage}
+    # A coordinator that is new, or of a run that begins from a checkpoint, hears of some twice.
+    resumed = sum(any(counting.get(r["step"]) != r for r in steps) for steps in taken_back)
     return lineage, resumed
 
 
@@ -102,7 +106,7 @@ def _parsed(lines: Iterable[str], problems: list[str]) -> Iterator[Record]:
     A crash may leave half a line, if the next one is of a new start: what it lacks is missed below.
     """
     torn: list[str] = []
-    start = 0
+    incarnation = ""
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
@@ -111,13 +115,13 @@ def _parsed(lines: Iterable[str], problems: list[str]) -> Iterator[Record]:
             continue
         if isinstance(record, dict) and "incarnation" in record:
             torn = torn[:-1]
-            start += 1
+            incarnation = str(record["incarnation"])
         problems += torn
         torn = []
         if not isinstance(record, dict):
             problems.append(f"line {number} is not an object")
         elif _is_counts(record, ("resume", "generation")) or _is_counts(record, _FIELDS):
-            yield record | {"start_of_job": start}
+            yield {"run": incarnation, **record}  # ledgers of before had no "run" in each line
         elif "incarnation" not in record:
             problems.append(f"line {number} is no record of a step: {line.strip()[:60]!r}")
     problems += torn
@@ -128,23 +132,24 @@ def _is_counts(record: Record, fields: Iterable[str]) -> bool:
 
 
 def _out_of_order(lineage: list[Record]) -> Iterator[str]:
-    """Steps must count from 0 without a gap, and generations never go back.
-
-    Generations are numbered anew each time that the job is started.
-    """
-    worlds: dict[tuple[int, int], int] = {}
-    newest = (0, 0)
+    """Steps must count from 0 without a gap, and neither runs nor their generations go back."""
+    worlds: dict[tuple[str, int], int] = {}
+    newest: dict[str, int] = {}
+    present = None
     for number, record in enumerate(lineage):
         if record["step"] != number:
             yield f"step {record['step']} stands where step {number} belongs"
             return
-        generation = (record["start_of_job"], record["generation"])
-        if generation < newest:
-            yield f"step {number}: generation {generation[1]} after {newest[1]}"
-        newest = max(newest, generation)
-        world = worlds.setdefault(generation, record["world_size"])
+        run, generation = record["run"], record["generation"]
+        if run != present and run in newest:
+            yield f"step {number}: run {run} again after run {present}"
+        present = run
+        if generation < newest.get(run, 0):
+            yield f"step {number}: generation {generation} after {newest[run]}"
+        newest[run] = max(generation, newest.get(run, 0))
+        world = worlds.setdefault((run, generation), record["world_size"])
         if record["world_size"] != world:
-            yield f"step {number}: generation {generation[1]} with two sizes, {world} and others"
+            yield f"step {number}: generation {generation} with two sizes, {world} and others"
 
 
 def _ranges_by_epoch(lineage: list[Record]) -> dict[int, list[tuple[int, int]]]:

@@ -11,6 +11,8 @@ from elastic.checkpoint.digest import Digester, FileDigest, difference
 from elastic.checkpoint.directory import CheckpointDirectory
 from elastic.checkpoint.layout import (
     MANIFEST,
+    is_structure_name,
+    parse_shard_name,
     parse_step_directory_name,
     path_in_step,
     step_directory_name,
@@ -128,6 +130,23 @@ def commit(directory: CheckpointDirectory, manifest: Manifest) -> None:
                 "all nodes?"
             )
     directory.write(path_in_step(manifest.step, MANIFEST), manifests.to_json(manifest))
+
+
+def sweep(directory: CheckpointDirectory, manifest: Manifest) -> list[str]:
+    """Remove what other groups left of the step of a committed checkpoint; return the names.
+
+    A late writer may bring such a file after that. Nobody reads it, and it goes with the step.
+    """
+    listed = {file.name for file in manifest.files}
+    step = step_directory_name(manifest.step)
+    left = [
+        name
+        for name in directory.list(step)
+        if name not in listed and (parse_shard_name(name) is not None or is_structure_name(name))
+    ]
+    for name in left:
+        directory.remove(path_in_step(manifest.step, name))
+    return left
 
 
 def prune(directory: CheckpointDirectory, keep_last: int) -> list[int]:

@@ -53,8 +53,12 @@ class CheckpointDirectory(Protocol):
         """Return a file's length, None if there is no such file; TransientError as `read`."""
         ...
 
-    def list(self) -> list[str]:
-        """Return the names under the root, sorted; none if the root does not exist."""
+    def list(self, relative: str = "") -> list[str]:
+        """Return the names under the root or a directory in it, sorted; none if it is absent."""
+        ...
+
+    def remove(self, relative: str) -> None:
+        """Remove a file; absent is fine. Raises CheckpointWriteError."""
         ...
 
     def remove_tree(self, name: str) -> None:

@@ -2,10 +2,14 @@
 
 ROOT/
 └── step-000001200/
-    ├── shard-00000-of-00004.safetensors   the first share of the tensors' bytes
+    ├── shard-00000-of-00004-g7-5fa5c435.safetensors   the first share of the tensors' bytes
     ├── ...
-    ├── structure.json                     which tensors there are, and what surrounds them
-    └── manifest.json                      written last: its presence is the commit
+    ├── structure-g7-5fa5c435.json     which tensors there are, and what surrounds them
+    └── manifest.json                  written last: its presence is the commit
+
+"g7-5fa5c435" is the group that saved, by generation and run. Files of several groups may stand
+side by side, and none replaces another's: those that the manifest lists count. In format version 1
+names lack the group.
 """
 
 from __future__ import annotations
@@ -13,10 +17,12 @@ from __future__ import annotations
 import re
 
 MANIFEST = "manifest.json"
-STRUCTURE = "structure.json"
 
 _STEP_DIRECTORY = re.compile(r"step-(\d{9,})", re.ASCII)
-_SHARD = re.compile(r"shard-(\d{5,})-of-(\d{5,})\.safetensors", re.ASCII)
+_GROUP = r"(?:-g\d+-[0-9a-z]{1,8})?"
+_SHARD = re.compile(rf"shard-(\d{{5,}})-of-(\d{{5,}}){_GROUP}\.safetensors", re.ASCII)
+_STRUCTURE = re.compile(rf"structure{_GROUP}\.json", re.ASCII)
+_NOT_IN_RUN = re.compile(r"[^0-9a-z]", re.ASCII)
 
 
 def step_directory_name(step: int) -> str:
@@ -34,19 +40,38 @@ def parse_step_directory_name(name: str) -> int | None:
     return step if step_directory_name(step) == name else None
 
 
-def shard_name(index: int, count: int) -> str:
-    """Return "shard-00000-of-00004.safetensors" for shard 0 of 4."""
+def group_name(generation: int, run: str) -> str:
+    """Return "g7-5fa5c435" for generation 7 of the run (the job's incarnation) "5fa5c435b28b...".
+
+    Generations count from 1 in each run, so that they alone do not tell groups apart.
+    """
+    return f"g{generation}-{_NOT_IN_RUN.sub('', run.lower())[:8] or '0'}"
+
+
+def shard_name(index: int, count: int, group: str) -> str:
+    """Return "shard-00000-of-00004-g7-5fa5c435.safetensors" for shard 0 of 4 of a group."""
     assert 0 <= index < count, f"shard {index} of {count} does not exist"
-    return f"shard-{index:05d}-of-{count:05d}.safetensors"
+    return f"shard-{index:05d}-of-{count:05d}-{group}.safetensors"
+
+
+def structure_name(group: str) -> str:
+    """Return "structure-g7-5fa5c435.json"."""
+    return f"structure-{group}.json"
 
 
 def parse_shard_name(name: str) -> tuple[int, int] | None:
-    """Return (index, count) of a name made by `shard_name`, None for any other name."""
+    """Return (index, count) of the name of a shard, of whatever group; None for any other name."""
     match = _SHARD.fullmatch(name)
     if match is None:
         return None
     index, count = int(match.group(1)), int(match.group(2))
-    return (index, count) if index < count and shard_name(index, count) == name else None
+    canonical = name.startswith(f"shard-{index:05d}-of-{count:05d}")
+    return (index, count) if index < count and canonical else None
+
+
+def is_structure_name(name: str) -> bool:
+    """Is it the name of the document about a checkpoint's tensors, of whatever group?"""
+    return _STRUCTURE.fullmatch(name) is not None
 
 
 def path_in_step(step: int, name: str) -> str:

@@ -87,19 +87,30 @@ class LocalDirectory:
         except _ABSENT:
             return None
 
-    def list(self) -> list[str]:
-        """Return the root's entries, sorted."""
+    def list(self, relative: str = "") -> list[str]:
+        """Return the directory's entries, sorted."""
+        path = self._root / relative
         try:
-            return sorted(os.listdir(self._root))
+            return sorted(os.listdir(path))
         except FileNotFoundError:
             return []
         except (NotADirectoryError, PermissionError) as error:
             raise ConfigurationError(
-                f"the checkpoint directory {self._root} can not be listed: "
+                f"the checkpoint directory {path} can not be listed: "
                 f"{_reason(error)}; {_advice(error)}"
             ) from error
         except OSError as error:
-            raise TransientError(f"listing {self._root} failed: {_reason(error)}") from error
+            raise TransientError(f"listing {path} failed: {_reason(error)}") from error
+
+    def remove(self, relative: str) -> None:
+        """Unlink the file. Not made durable: a crash may bring it back."""
+        path = self._root / relative
+        try:
+            _unlink_if_there(path)
+        except NotADirectoryError:
+            return
+        except OSError as error:
+            raise CheckpointWriteError(f"removing {path} failed: {_reason(error)}") from error
 
     def remove_tree(self, name: str) -> None:
         """Remove the manifest durably, then the rest."""

@@ -13,7 +13,8 @@ from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.documents import Json
 from elastic.errors import CheckpointDamaged
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_READABLE = (1, FORMAT_VERSION)  # version 1 differs in the names of the files only
 
 _CHECKSUM = "manifest_xxh3_128"
 _HEX_128 = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -57,10 +58,10 @@ def from_json(content: bytes, where: str) -> Manifest:
     """Parse a manifest; CheckpointDamaged names the file `where` and what is wrong with it."""
     document = documents.decode(content, where)
     version = documents.field(document, "format_version", int, where)
-    if version != FORMAT_VERSION:
+    if version not in _READABLE:
         raise CheckpointDamaged(
             f"{where} has format version {version}; this version of elastic reads only "
-            f"{FORMAT_VERSION}: load it with the version that wrote it"
+            f"{' and '.join(map(str, _READABLE))}: load it with the version that wrote it"
         )
     stored = documents.field(document, _CHECKSUM, str, where)
     body = {key: value for key, value in document.items() if key != _CHECKSUM}
@@ -73,7 +74,7 @@ def from_json(content: bytes, where: str) -> Manifest:
 def _manifest(body: Mapping[str, Json], where: str) -> Manifest:
     documents.only_keys(body, frozenset(field.name for field in fields(Manifest)), where)
     return Manifest(
-        format_version=FORMAT_VERSION,
+        format_version=_count(body, "format_version", where),
         job=documents.field(body, "job", str, where),
         step=_count(body, "step", where),
         generation=_count(body, "generation", where),

@@ -108,14 +108,20 @@ class RemoteDirectory:
         except FileNotFoundError:
             return None
 
-    def list(self) -> list[str]:
-        """Return the names directly under the root, sorted."""
+    def list(self, relative: str = "") -> list[str]:
+        """Return the names directly under the root or a directory in it, sorted."""
         try:
-            with self._reading("") as path:
+            with self._reading(relative) as path:
                 found = self._fs.ls(path, detail=False)
         except FileNotFoundError:
             return []
         return sorted(str(entry).rstrip("/").rpartition("/")[2] for entry in found)
+
+    def remove(self, relative: str) -> None:
+        """Remove the object."""
+        with self._storing(relative, "removing"), contextlib.suppress(FileNotFoundError):
+            self._fs.rm_file(self._path(relative))
+        self._fs.invalidate_cache()
 
     def remove_tree(self, name: str) -> None:
         """Remove the manifest, then the rest."""

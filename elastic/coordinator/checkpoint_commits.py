@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 import time
 
 from elastic.checkpoint import catalog
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.directory import CheckpointDirectory
 from elastic.checkpoint.manifest import Manifest
+from elastic.errors import ElasticError
 from elastic.v1 import job_pb2 as pb
 
 
@@ -20,6 +23,7 @@ class CheckpointCommits:
         self._job = job
         self._keep_last = keep_last
         self._reports: dict[tuple[int, int], dict[int, pb.ShardSaved]] = {}
+        self._committing = threading.Lock()
 
     @property
     def url(self) -> str:
@@ -36,16 +40,23 @@ class CheckpointCommits:
         self._reports.pop((step, generation), None)
 
     def commit(self, step: int, generation: int) -> int:
-        """Write the manifest, remove what is too old; return the checkpoint's bytes.
+        """Write the manifest, remove what is of no use; return the checkpoint's bytes.
 
+        Two groups may save the same step, one after the other. The first that is whole stands: its
+        manifest is not replaced by one whose files may have been swept.
         Raises CheckpointWriteError.
         """
-        shards = self._reports.pop((step, generation))
-        manifest = self._manifest(step, generation, shards)
-        catalog.commit(self._directory, manifest)
-        catalog.prune(self._directory, self._keep_last)
-        for key in [key for key in self._reports if key[0] <= step]:
-            del self._reports[key]
+        with self._committing:
+            if catalog.is_committed(self._directory, step):
+                manifest = catalog.read_manifest(self._directory, step)
+            else:
+                manifest = self._manifest(step, generation, self._reports[step, generation])
+                catalog.commit(self._directory, manifest)
+            for key in [key for key in list(self._reports) if key[0] <= step]:
+                self._reports.pop(key, None)
+            with contextlib.suppress(ElasticError):  # it goes with the step, if not now
+                catalog.sweep(self._directory, manifest)
+            catalog.prune(self._directory, self._keep_last)
         return sum(file.size_bytes for file in manifest.files)
 
     def _manifest(self, step: int, generation: int, shards: dict[int, pb.ShardSaved]) -> Manifest:

@@ -3,6 +3,9 @@
 The state of the data is a DataPosition, whatever the world size: a step takes the next
 `global_batch` positions, and only then are they dealt to the ranks of the moment. So a change of
 world size neither repeats nor skips a sample.
+
+BatchNorm refuses a batch with one value per channel in training. So no step, share or micro-batch
+has a single sample where that can be avoided; a rank that is left without samples gets a stand-in.
 """
 
 from __future__ import annotations
@@ -10,8 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-# BatchNorm refuses a single value per channel in training, hence two samples where there are two.
-_STAND_IN_SAMPLES = 2
+_LEAST_SAMPLES = 2  # of a batch that BatchNorm accepts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,20 +103,22 @@ BatchPolicy: TypeAlias = PerWorkerBatch | FixedGlobalBatch
 def next_range(
     position: DataPosition, *, length: int, global_batch: int, drop_last: bool = False
 ) -> SampleRange:
-    """The samples of the step after `position`; never empty.
+    """The samples of the step after `position`; never empty, never more than one epoch has.
 
-    An epoch's last step has what is left of `length` samples, or with `drop_last` the remainder is
-    skipped and the step comes from the next epoch. ValueError if no step is possible, or if the
-    position lies outside the data.
+    An epoch's last step has what is left of `length` samples. Where that would be a single one,
+    the step before it leaves it a second. With `drop_last` a remainder is skipped and the step
+    comes from the next epoch. ValueError if the position lies outside the data.
     """
-    _require_at_least("global_batch", global_batch, 1)
-    _require_at_least("length", length, global_batch if drop_last else 1)
+    _require_at_least("length", length, 1)
+    size = _effective(global_batch, length)
     left = length - position.cursor
     if left < 0:
         raise ValueError(f"cursor must be at most the length {length}, got {position.cursor}")
-    if left < (global_batch if drop_last else 1):
-        return SampleRange(epoch=position.epoch + 1, start=0, stop=min(global_batch, length))
-    stop = position.cursor + min(global_batch, left)
+    if left < (size if drop_last else 1):
+        position, left = DataPosition(epoch=position.epoch + 1), length
+    if left == size + 1 and size > _LEAST_SAMPLES and not drop_last:
+        size -= 1
+    stop = position.cursor + min(size, left)
     return SampleRange(epoch=position.epoch, start=position.cursor, stop=stop)
 
 
@@ -132,19 +136,23 @@ def advance(position: DataPosition, samples: SampleRange) -> DataPosition:
 def steps_in_epoch(*, length: int, global_batch: int, drop_last: bool = False) -> int:
     """Steps that a whole epoch of `length` samples takes at a constant `global_batch`."""
     _require_at_least("length", length, 0)
-    _require_at_least("global_batch", global_batch, 1)
-    return length // global_batch if drop_last else -(-length // global_batch)
+    if length == 0:
+        return 0
+    size = _effective(global_batch, length)
+    return length // size if drop_last else -(-length // size)
 
 
-def share(samples: SampleRange, *, rank: int, world_size: int) -> SampleRange:
+def share(samples: SampleRange, *, rank: int, world_size: int, batch_size: int) -> SampleRange:
     """The part of `samples` that `rank` (from 0) takes; empty if there are too few.
 
-    The shares of all ranks are contiguous, in rank order and differ by at most one sample, the
-    larger ones first. ValueError unless 0 <= rank < world_size.
+    The shares of all ranks are contiguous, in rank order and differ by at most one sample (with
+    batches of two by a pair), the larger ones first. None has a single sample where that can be
+    avoided. ValueError unless 0 <= rank < world_size.
     """
     _require_at_least("rank", rank, 0)
     _require_at_least("world_size", world_size, rank + 1)
-    start, stop = _split(samples.start, samples.stop, index=rank, parts=world_size)
+    _require_at_least("batch_size", batch_size, 1)
+    start, stop = _piece(samples.start, samples.stop, rank, world_size, batch_size)
     return SampleRange(epoch=samples.epoch, start=start, stop=stop)
 
 
@@ -154,21 +162,23 @@ def micro_batches(
     """The passes of `rank` over its share, none larger than `batch_size`.
 
     Every rank gets ceil(largest share / batch_size) of them, since SyncBatchNorm and a static graph
-    need as many forward passes everywhere. Their sizes differ by at most one, except that a rank
-    out of samples gets a stand-in: the first samples of the step once more, to be weighted zero.
+    need as many forward passes everywhere. None has a single sample, unless `batch_size` is 1, or
+    the step has one sample, or it is 2 and the step has an odd number. A rank that runs out of
+    samples gets stand-ins: the first samples of the step once more, to be weighted zero.
     ValueError if `samples` is empty or `rank` is not below `world_size`.
     """
     _require_at_least("batch_size", batch_size, 1)
     _require_at_least("len(samples)", len(samples), 1)
-    own = share(samples, rank=rank, world_size=world_size)
-    largest_share = -(-len(samples) // world_size)
-    count = -(-largest_share // batch_size)
-    parts = (_split(own.start, own.stop, index=index, parts=count) for index in range(count))
+    own, largest = (
+        share(samples, rank=r, world_size=world_size, batch_size=batch_size) for r in (rank, 0)
+    )
+    count = -(-len(largest) // batch_size)
+    pieces = (_piece(own.start, own.stop, index, count, batch_size) for index in range(count))
     return tuple(
         MicroBatch(start=start, stop=stop, weighted=True)
         if start < stop
         else _stand_in(samples, batch_size)
-        for start, stop in parts
+        for start, stop in pieces
     )
 
 
@@ -185,16 +195,39 @@ def loss_weight(micro_batch: MicroBatch, samples: SampleRange, *, world_size: in
     return len(micro_batch) * world_size / len(samples) if micro_batch.weighted else 0.0
 
 
+def _effective(global_batch: int, length: int) -> int:
+    """A step takes at most what one epoch has, however large the group is."""
+    _require_at_least("global_batch", global_batch, 1)
+    return min(global_batch, length)
+
+
 def _stand_in(samples: SampleRange, batch_size: int) -> MicroBatch:
-    size = min(_STAND_IN_SAMPLES, batch_size, len(samples))
+    size = min(_LEAST_SAMPLES, batch_size, len(samples))
     return MicroBatch(start=samples.start, stop=samples.start + size, weighted=False)
 
 
-def _split(start: int, stop: int, *, index: int, parts: int) -> tuple[int, int]:
-    """Part `index` of [start, stop) cut into `parts` contiguous ones, the larger ones first."""
-    size, larger = divmod(stop - start, parts)
-    part_start = start + index * size + min(index, larger)
-    return part_start, part_start + size + (index < larger)
+def _piece(start: int, stop: int, index: int, parts: int, batch_size: int) -> tuple[int, int]:
+    """Piece `index` of [start, stop), cut into at most `parts`; empty if it has none.
+
+    With batches of three or more, any number of samples can be cut into pieces of two and more.
+    With batches of two an odd share would leave one over, so samples are dealt in pairs.
+    """
+    length = stop - start
+    unit = 2 if batch_size == 2 else 1
+    least = 1 if batch_size <= 2 else _LEAST_SAMPLES
+    units = -(-length // unit)
+    used = max(1, min(parts, units // least))
+    if index >= used:
+        return stop, stop
+    first, last = _split(units, index, used)
+    return start + first * unit, min(start + last * unit, stop)
+
+
+def _split(count: int, index: int, parts: int) -> tuple[int, int]:
+    """Part `index` of [0, count) cut into `parts` contiguous ones, the larger ones first."""
+    size, larger = divmod(count, parts)
+    first = index * size + min(index, larger)
+    return first, first + size + (index < larger)
 
 
 def _require_at_least(name: str, value: int, minimum: int) -> None:

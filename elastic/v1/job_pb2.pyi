@@ -263,17 +263,19 @@ class Reformed(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., abort_s: _Optional[float] = ..., join_s: _Optional[float] = ..., sync_s: _Optional[float] = ..., first_step_s: _Optional[float] = ..., bytes_received: _Optional[int] = ..., recomputed: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
 
 class LedgerEntry(_message.Message):
-    __slots__ = ("step", "epoch", "generation", "world_size", "start", "stop")
+    __slots__ = ("step", "epoch", "generation", "world_size", "start", "stop", "run")
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     step: int
     epoch: int
     generation: int
     world_size: int
     start: int
     stop: int
-    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+    run: str
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., run: _Optional[str] = ...) -> None: ...

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from elastic.v1 import job_pb2 as elastic_dot_v1_dot_job__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65lastic/v1/local.proto\x12\nelastic.v1\x1a\x14\x65lastic/v1/job.proto\"$\n\x05Hello\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\"H\n\rLedgerEntries\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.elastic.v1.LedgerEntry\x12\r\n\x05whole\x18\x02 \x01(\x08\"u\n\x06Notice\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\x06\x66ields\x18\x02 \x03(\x0b\x32\x1e.elastic.v1.Notice.FieldsEntry\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x94\x03\n\rWorkerMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.elastic.v1.HelloH\x00\x12*\n\x06status\x18\x02 \x01(\x0b\x32\x18.elastic.v1.WorkerStatusH\x00\x12(\n\x08progress\x18\x03 \x01(\x0b\x32\x14.elastic.v1.ProgressH\x00\x12(\n\x08reformed\x18\x04 \x01(\x0b\x32\x14.elastic.v1.ReformedH\x00\x12&\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x13.elastic.v1.FailureH\x00\x12-\n\x0bshard_saved\x18\x06 \x01(\x0b\x32\x16.elastic.v1.ShardSavedH\x00\x12-\n\x0bsave_failed\x18\x07 \x01(\x0b\x32\x16.elastic.v1.SaveFailedH\x00\x12+\n\x06ledger\x18\x08 \x01(\x0b\x32\x19.elastic.v1.LedgerEntriesH\x00\x12$\n\x06notice\x18\t \x01(\x0b\x32\x12.elastic.v1.NoticeH\x00\x42\x06\n\x04kind\"\xa9\x01\n\nAssignment\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x16\n\x0e\x63heckpoint_dir\x18\x03 \x01(\t\x12\x18\n\x10\x63heckpoint_every\x18\x04 \x01(\x04\x12\x0e\n\x06ledger\x18\x05 \x01(\x08\x12\x16\n\x0ejoin_timeout_s\x18\x06 \x01(\x01\x12\x18\n\x10local_world_size\x18\x07 \x01(\r\x12\x0b\n\x03job\x18\x08 \x01(\t\"6\n\x13\x43heckpointCommitted\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x11\n\tabandoned\x18\x02 \x01(\x08\"5\n\x0cLedgerStored\x12\x11\n\tcommitted\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"\t\n\x07\x44ismiss\"\r\n\x0bReportAgain\"\x0f\n\rProbeProgress\"\x0b\n\tTerminate\"\x8e\x03\n\rWorkerCommand\x12,\n\nassignment\x18\x01 \x01(\x0b\x32\x16.elastic.v1.AssignmentH\x00\x12,\n\ngeneration\x18\x02 \x01(\x0b\x32\x16.elastic.v1.GenerationH\x00\x12\x35\n\ncheckpoint\x18\x03 \x01(\x0b\x32\x1f.elastic.v1.CheckpointCommittedH\x00\x12\x31\n\rledger_stored\x18\x04 \x01(\x0b\x32\x18.elastic.v1.LedgerStoredH\x00\x12&\n\x07\x64ismiss\x18\x05 \x01(\x0b\x32\x13.elastic.v1.DismissH\x00\x12/\n\x0creport_again\x18\x06 \x01(\x0b\x32\x17.elastic.v1.ReportAgainH\x00\x12*\n\x05probe\x18\x07 \x01(\x0b\x32\x19.elastic.v1.ProbeProgressH\x00\x12*\n\tterminate\x18\x08 \x01(\x0b\x32\x15.elastic.v1.TerminateH\x00\x42\x06\n\x04kind\"\xd8\x01\n\x0cSpawnRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bsocket_path\x18\x02 \x01(\t\x12\x10\n\x08log_path\x18\x03 \x01(\t\x12\x0c\n\x04\x61rgv\x18\x04 \x03(\t\x12>\n\x0b\x65nvironment\x18\x05 \x03(\x0b\x32).elastic.v1.SpawnRequest.EnvironmentEntry\x12\x0f\n\x07\x63lassic\x18\x06 \x01(\x08\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"-\n\x0bKillRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0e\n\x06signal\x18\x02 \x01(\x05\"\x0c\n\nEndRequest\"\x0f\n\rAttachRequest\"\xbf\x01\n\rZygoteRequest\x12)\n\x05spawn\x18\x01 \x01(\x0b\x32\x18.elastic.v1.SpawnRequestH\x00\x12\'\n\x04kill\x18\x02 \x01(\x0b\x32\x17.elastic.v1.KillRequestH\x00\x12%\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x16.elastic.v1.EndRequestH\x00\x12+\n\x06\x61ttach\x18\x04 \x01(\x0b\x32\x19.elastic.v1.AttachRequestH\x00\x42\x06\n\x04kind\"8\n\x07Spawned\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x10\n\x08log_path\x18\x03 \x01(\t\"H\n\x06\x45xited\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x11\n\texit_code\x18\x03 \x01(\x05\x12\x0e\n\x06signal\x18\x04 \x01(\x05\"C\n\x0bZygoteReady\x12$\n\x07workers\x18\x01 \x03(\x0b\x32\x13.elastic.v1.Spawned\x12\x0e\n\x06keeper\x18\x02 \x01(\x03\"\x8d\x01\n\x0bZygoteEvent\x12(\n\x05ready\x18\x01 \x01(\x0b\x32\x17.elastic.v1.ZygoteReadyH\x00\x12&\n\x07spawned\x18\x02 \x01(\x0b\x32\x13.elastic.v1.SpawnedH\x00\x12$\n\x06\x65xited\x18\x03 \x01(\x0b\x32\x12.elastic.v1.ExitedH\x00\x42\x06\n\x04kindb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65lastic/v1/local.proto\x12\nelastic.v1\x1a\x14\x65lastic/v1/job.proto\"$\n\x05Hello\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\"H\n\rLedgerEntries\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.elastic.v1.LedgerEntry\x12\r\n\x05whole\x18\x02 \x01(\x08\"u\n\x06Notice\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\x06\x66ields\x18\x02 \x03(\x0b\x32\x1e.elastic.v1.Notice.FieldsEntry\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x94\x03\n\rWorkerMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.elastic.v1.HelloH\x00\x12*\n\x06status\x18\x02 \x01(\x0b\x32\x18.elastic.v1.WorkerStatusH\x00\x12(\n\x08progress\x18\x03 \x01(\x0b\x32\x14.elastic.v1.ProgressH\x00\x12(\n\x08reformed\x18\x04 \x01(\x0b\x32\x14.elastic.v1.ReformedH\x00\x12&\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x13.elastic.v1.FailureH\x00\x12-\n\x0bshard_saved\x18\x06 \x01(\x0b\x32\x16.elastic.v1.ShardSavedH\x00\x12-\n\x0bsave_failed\x18\x07 \x01(\x0b\x32\x16.elastic.v1.SaveFailedH\x00\x12+\n\x06ledger\x18\x08 \x01(\x0b\x32\x19.elastic.v1.LedgerEntriesH\x00\x12$\n\x06notice\x18\t \x01(\x0b\x32\x12.elastic.v1.NoticeH\x00\x42\x06\n\x04kind\"\xa9\x01\n\nAssignment\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x16\n\x0e\x63heckpoint_dir\x18\x03 \x01(\t\x12\x18\n\x10\x63heckpoint_every\x18\x04 \x01(\x04\x12\x0e\n\x06ledger\x18\x05 \x01(\x08\x12\x16\n\x0ejoin_timeout_s\x18\x06 \x01(\x01\x12\x18\n\x10local_world_size\x18\x07 \x01(\r\x12\x0b\n\x03job\x18\x08 \x01(\t\"6\n\x13\x43heckpointCommitted\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x11\n\tabandoned\x18\x02 \x01(\x08\"B\n\x0cLedgerStored\x12\x11\n\tcommitted\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0b\n\x03run\x18\x03 \x01(\t\"\t\n\x07\x44ismiss\"\r\n\x0bReportAgain\"\x0f\n\rProbeProgress\"\x0b\n\tTerminate\"\x8e\x03\n\rWorkerCommand\x12,\n\nassignment\x18\x01 \x01(\x0b\x32\x16.elastic.v1.AssignmentH\x00\x12,\n\ngeneration\x18\x02 \x01(\x0b\x32\x16.elastic.v1.GenerationH\x00\x12\x35\n\ncheckpoint\x18\x03 \x01(\x0b\x32\x1f.elastic.v1.CheckpointCommittedH\x00\x12\x31\n\rledger_stored\x18\x04 \x01(\x0b\x32\x18.elastic.v1.LedgerStoredH\x00\x12&\n\x07\x64ismiss\x18\x05 \x01(\x0b\x32\x13.elastic.v1.DismissH\x00\x12/\n\x0creport_again\x18\x06 \x01(\x0b\x32\x17.elastic.v1.ReportAgainH\x00\x12*\n\x05probe\x18\x07 \x01(\x0b\x32\x19.elastic.v1.ProbeProgressH\x00\x12*\n\tterminate\x18\x08 \x01(\x0b\x32\x15.elastic.v1.TerminateH\x00\x42\x06\n\x04kind\"\xd8\x01\n\x0cSpawnRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bsocket_path\x18\x02 \x01(\t\x12\x10\n\x08log_path\x18\x03 \x01(\t\x12\x0c\n\x04\x61rgv\x18\x04 \x03(\t\x12>\n\x0b\x65nvironment\x18\x05 \x03(\x0b\x32).elastic.v1.SpawnRequest.EnvironmentEntry\x12\x0f\n\x07\x63lassic\x18\x06 \x01(\x08\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"-\n\x0bKillRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0e\n\x06signal\x18\x02 \x01(\x05\"\x0c\n\nEndRequest\"\x0f\n\rAttachRequest\"\xbf\x01\n\rZygoteRequest\x12)\n\x05spawn\x18\x01 \x01(\x0b\x32\x18.elastic.v1.SpawnRequestH\x00\x12\'\n\x04kill\x18\x02 \x01(\x0b\x32\x17.elastic.v1.KillRequestH\x00\x12%\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x16.elastic.v1.EndRequestH\x00\x12+\n\x06\x61ttach\x18\x04 \x01(\x0b\x32\x19.elastic.v1.AttachRequestH\x00\x42\x06\n\x04kind\"8\n\x07Spawned\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x10\n\x08log_path\x18\x03 \x01(\t\"H\n\x06\x45xited\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x11\n\texit_code\x18\x03 \x01(\x05\x12\x0e\n\x06signal\x18\x04 \x01(\x05\"C\n\x0bZygoteReady\x12$\n\x07workers\x18\x01 \x03(\x0b\x32\x13.elastic.v1.Spawned\x12\x0e\n\x06keeper\x18\x02 \x01(\x03\"\x8d\x01\n\x0bZygoteEvent\x12(\n\x05ready\x18\x01 \x01(\x0b\x32\x17.elastic.v1.ZygoteReadyH\x00\x12&\n\x07spawned\x18\x02 \x01(\x0b\x32\x13.elastic.v1.SpawnedH\x00\x12$\n\x06\x65xited\x18\x03 \x01(\x0b\x32\x12.elastic.v1.ExitedH\x00\x42\x06\n\x04kindb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -51,35 +51,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHECKPOINTCOMMITTED']._serialized_start=870
   _globals['_CHECKPOINTCOMMITTED']._serialized_end=924
   _globals['_LEDGERSTORED']._serialized_start=926
-  _globals['_LEDGERSTORED']._serialized_end=979
-  _globals['_DISMISS']._serialized_start=981
-  _globals['_DISMISS']._serialized_end=990
-  _globals['_REPORTAGAIN']._serialized_start=992
-  _globals['_REPORTAGAIN']._serialized_end=1005
-  _globals['_PROBEPROGRESS']._serialized_start=1007
-  _globals['_PROBEPROGRESS']._serialized_end=1022
-  _globals['_TERMINATE']._serialized_start=1024
-  _globals['_TERMINATE']._serialized_end=1035
-  _globals['_WORKERCOMMAND']._serialized_start=1038
-  _globals['_WORKERCOMMAND']._serialized_end=1436
-  _globals['_SPAWNREQUEST']._serialized_start=1439
-  _globals['_SPAWNREQUEST']._serialized_end=1655
-  _globals['_SPAWNREQUEST_ENVIRONMENTENTRY']._serialized_start=1605
-  _globals['_SPAWNREQUEST_ENVIRONMENTENTRY']._serialized_end=1655
-  _globals['_KILLREQUEST']._serialized_start=1657
-  _globals['_KILLREQUEST']._serialized_end=1702
-  _globals['_ENDREQUEST']._serialized_start=1704
-  _globals['_ENDREQUEST']._serialized_end=1716
-  _globals['_ATTACHREQUEST']._serialized_start=1718
-  _globals['_ATTACHREQUEST']._serialized_end=1733
-  _globals['_ZYGOTEREQUEST']._serialized_start=1736
-  _globals['_ZYGOTEREQUEST']._serialized_end=1927
-  _globals['_SPAWNED']._serialized_start=1929
-  _globals['_SPAWNED']._serialized_end=1985
-  _globals['_EXITED']._serialized_start=1987
-  _globals['_EXITED']._serialized_end=2059
-  _globals['_ZYGOTEREADY']._serialized_start=2061
-  _globals['_ZYGOTEREADY']._serialized_end=2128
-  _globals['_ZYGOTEEVENT']._serialized_start=2131
-  _globals['_ZYGOTEEVENT']._serialized_end=2272
+  _globals['_LEDGERSTORED']._serialized_end=992
+  _globals['_DISMISS']._serialized_start=994
+  _globals['_DISMISS']._serialized_end=1003
+  _globals['_REPORTAGAIN']._serialized_start=1005
+  _globals['_REPORTAGAIN']._serialized_end=1018
+  _globals['_PROBEPROGRESS']._serialized_start=1020
+  _globals['_PROBEPROGRESS']._serialized_end=1035
+  _globals['_TERMINATE']._serialized_start=1037
+  _globals['_TERMINATE']._serialized_end=1048
+  _globals['_WORKERCOMMAND']._serialized_start=1051
+  _globals['_WORKERCOMMAND']._serialized_end=1449
+  _globals['_SPAWNREQUEST']._serialized_start=1452
+  _globals['_SPAWNREQUEST']._serialized_end=1668
+  _globals['_SPAWNREQUEST_ENVIRONMENTENTRY']._serialized_start=1618
+  _globals['_SPAWNREQUEST_ENVIRONMENTENTRY']._serialized_end=1668
+  _globals['_KILLREQUEST']._serialized_start=1670
+  _globals['_KILLREQUEST']._serialized_end=1715
+  _globals['_ENDREQUEST']._serialized_start=1717
+  _globals['_ENDREQUEST']._serialized_end=1729
+  _globals['_ATTACHREQUEST']._serialized_start=1731
+  _globals['_ATTACHREQUEST']._serialized_end=1746
+  _globals['_ZYGOTEREQUEST']._serialized_start=1749
+  _globals['_ZYGOTEREQUEST']._serialized_end=1940
+  _globals['_SPAWNED']._serialized_start=1942
+  _globals['_SPAWNED']._serialized_end=1998
+  _globals['_EXITED']._serialized_start=2000
+  _globals['_EXITED']._serialized_end=2072
+  _globals['_ZYGOTEREADY']._serialized_start=2074
+  _globals['_ZYGOTEREADY']._serialized_end=2141
+  _globals['_ZYGOTEEVENT']._serialized_start=2144
+  _globals['_ZYGOTEEVENT']._serialized_end=2285
 # @@protoc_insertion_point(module_scope)

@@ -89,12 +89,14 @@ class CheckpointCommitted(_message.Message):
     def __init__(self, step: _Optional[int] = ..., abandoned: bool = ...) -> None: ...
 
 class LedgerStored(_message.Message):
-    __slots__ = ("committed", "generation")
+    __slots__ = ("committed", "generation", "run")
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     committed: int
     generation: int
-    def __init__(self, committed: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+    run: str
+    def __init__(self, committed: _Optional[int] = ..., generation: _Optional[int] = ..., run: _Optional[str] = ...) -> None: ...
 
 class Dismiss(_message.Message):
     __slots__ = ()

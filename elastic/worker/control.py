@@ -215,7 +215,7 @@ class AgentControl:
             self.checkpoints.settle(settled.step, committed=not settled.abandoned)
         elif kind == "ledger_stored":
             stored = command.ledger_stored
-            self._pulse.ledger_stored(stored.committed, stored.generation)
+            self._pulse.ledger_stored(stored.committed, stored.run, stored.generation)
         elif kind == "dismiss":
             self._dismissed.set()
         elif kind == "report_again":

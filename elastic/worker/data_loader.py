@@ -37,7 +37,8 @@ class DataLoader:
     global_batch: fixes the samples per step instead; shares and accumulation then follow the
     group, and the learning rate does not.
     seed: the order of an epoch depends on it and the epoch alone.
-    drop_last: skip an epoch's remainder that does not fill a global batch.
+    drop_last: skip an epoch's remainder that does not fill a global batch. A group whose global
+    batch is larger than the dataset takes a whole epoch in each step.
     Everything else (num_workers, pin_memory, collate_fn, prefetch_factor...) is torch's.
     """
 
@@ -88,8 +89,8 @@ class DataLoader:
         return self.next_range(position, world_size).epoch > position.epoch
 
     def batch_ratio(self, world_size: int, reference_world: int) -> float:
-        """How many times larger the global batch is than with `reference_world` workers."""
-        return self.policy.global_batch(world_size) / self.policy.global_batch(reference_world)
+        """How many times larger a full step is than with `reference_world` workers."""
+        return self._full_step(world_size) / self._full_step(reference_world)
 
     def torch_loader(self, batches: Iterator[list[int]]) -> torch_data.DataLoader[Any]:
         """torch's loader over these batches of dataset indices."""
@@ -98,6 +99,10 @@ class DataLoader:
             batch_sampler=_Once(batches),
             **self._options,
         )
+
+    def _full_step(self, world_size: int) -> int:
+        """Samples of a step that is not an epoch's remainder: at most the whole dataset."""
+        return min(self.policy.global_batch(world_size), self.length)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,9 +251,15 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_enough(length: int, policy: BatchPolicy, drop_last: bool) -> None:
+    """What one worker cannot do is a mistake; a group too large for the data is an accident."""
     least = policy.global_batch(1)
-    if drop_last and length < least:
-        raise ConfigurationError(
-            f"the dataset has {length} samples, fewer than one global batch of {least}, and "
-            "drop_last=True drops them all; lower batch_size or leave drop_last out"
-        )
+    if not drop_last or length >= least:
+        return
+    if isinstance(policy, FixedGlobalBatch):
+        size = f"global_batch={least}"
+    else:
+        size = f"the {least} of one worker's step (batch_size x accumulate)"
+    raise ConfigurationError(
+        f"the dataset has {length} samples, fewer than {size}, and drop_last=True drops them all; "
+        "make the batch smaller or leave drop_last out"
+    )

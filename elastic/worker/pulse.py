@@ -92,10 +92,10 @@ class Pulse:
 
     # ---- on the link's thread
 
-    def ledger_stored(self, committed: int, generation: int) -> None:
-        """Entries of steps below `committed`, of no later generation, are on storage."""
+    def ledger_stored(self, committed: int, run: str, generation: int) -> None:
+        """Entries of steps below `committed`, of no later generation of the run, are on storage."""
         if self._state is not None:
-            self._state.ledger.stored(committed, generation)
+            self._state.ledger.stored(committed, run, generation)
 
     def answer_probe(self) -> None:
         """Send where this member is, at once and without the script's figures."""
@@ -163,6 +163,7 @@ class Pulse:
                 world_size=r.world_size,
                 start=r.start,
                 stop=r.stop,
+                run=r.run,
             )
             for r in fresh
         ]

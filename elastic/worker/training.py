@@ -592,6 +592,7 @@ class Training:
             world_size=group.world_size,
             start=samples.start,
             stop=samples.stop,
+            run=group.generation.incarnation,
         )
 
 

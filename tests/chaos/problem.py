@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,7 +34,7 @@ def loss_of(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def solve(
-    initial: dict[str, torch.Tensor], ledger: list[dict[str, int]], factors: dict[int, float]
+    initial: dict[str, torch.Tensor], ledger: list[dict[str, Any]], factors: dict[int, float]
 ) -> dict[str, torch.Tensor]:
     """The weights after one process has taken the ledger's steps with the full batches."""
     model = build(0)
@@ -51,9 +52,9 @@ def solve(
     return model.state_dict()
 
 
-def lineage(path: Path) -> list[dict[str, int]]:
+def lineage(path: Path) -> list[dict[str, Any]]:
     """The surviving steps of a ledger file."""
-    steps: list[dict[str, int]] = []
+    steps: list[dict[str, Any]] = []
     for record in map(json.loads, path.read_text().splitlines()):
         if "resume" in record:
             steps = [s for s in steps if s["step"] < record["resume"]]
@@ -62,7 +63,7 @@ def lineage(path: Path) -> list[dict[str, int]]:
     return steps
 
 
-def check_every_sample_once(steps: list[dict[str, int]], epochs: int) -> None:
+def check_every_sample_once(steps: list[dict[str, Any]], epochs: int) -> None:
     """P3: steps are consecutive and their ranges tile every epoch."""
     assert [s["step"] for s in steps] == list(range(len(steps)))
     cursor, epoch = 0, 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.running import CONFIGURATION, Place, steps_of
+from tests.integration.running import CONFIGURATION, Place, steps_of, wait_for_step
+from tests.job_process import JobProcess
 
 
 @pytest.mark.parametrize(
@@ -14,6 +15,37 @@ def test_a_data_set_smaller_than_one_batch_trains(place: Place, samples: int, np
     job = place.start("steady.py", "--samples", samples, "--epochs", 3, nproc=nproc)
     assert job.wait() == 0, job.story()
     assert steps_of(job) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("samples", [16, 13, 3], ids=["2, 1, 1", "one is left", "1, 1, 1"])
+def test_batch_norm_never_gets_a_single_sample(place: Place, samples: int) -> None:
+    """Three workers take 12 samples a step; dealt evenly, each of these epochs has a single one."""
+    job = place.start("batch_norm.py", "--samples", samples, nproc=3)
+    assert job.wait() == 0, job.story()
+    assert not job.named("worker_failed")
+
+
+def test_drop_last_with_fewer_samples_than_the_group_takes_trains_on(place: Place) -> None:
+    """Three workers take 12 samples a step, two take 8: a killed one's successor joins again."""
+    script = ["steady.py", "--samples", 10, "--drop-last", "--epochs", 100000, "--pace-s", 0.01]
+    job = place.start(*script, nproc=3)
+    wait_for_step(job, 3)
+    job.kill_worker(job.members()[-1])
+    job.wait_for(lambda: sizes_of(job)[-1] == 3 and len(sizes_of(job)) > 1, "three again")
+    assert sizes_of(job)[0] == 3
+    wait_for_step(job, max(steps_of(job)) + 20)
+    assert len(job.named("worker_failed")) == 1, "the killed one"
+
+
+def sizes_of(job: JobProcess) -> list[int]:
+    """The world sizes of all groups so far."""
+    return [event["world_size"] for event in job.named("generation_formed")]
+
+
+def test_drop_last_with_fewer_samples_than_one_worker_takes_is_refused(place: Place) -> None:
+    job = place.start("steady.py", "--samples", 3, "--drop-last")
+    assert job.wait() == CONFIGURATION, job.story()
+    assert "drop_last" in job.named("job_ended")[0]["message"]
 
 
 def test_an_empty_data_set(place: Place) -> None:

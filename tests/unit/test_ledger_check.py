@@ -131,6 +131,39 @@ def test_the_command_exits_with_the_verdict(tmp_path: Path) -> None:
     assert "BAD   epoch 0: 2 samples never" in bad.stdout
 
 
+RESUMED = [  # the second run begins from a checkpoint of step 3, with records of the first
+    {"incarnation": "a"},
+    {"resume": 0, "run": "a", "generation": 1},
+    step(0, 0, 2, run="a", world_size=3),
+    step(1, 2, 4, run="a", generation=4),
+    step(2, 4, 6, run="a", generation=4),
+    step(3, 6, 9, run="a", generation=6, world_size=1),
+    {"incarnation": "b"},
+    {"resume": 1, "run": "a", "generation": 4},
+    step(1, 2, 4, run="a", generation=4),
+    step(2, 4, 6, run="a", generation=4),
+    step(3, 6, 8, run="b", generation=1, world_size=5),
+    step(4, 8, 10, run="b", generation=2),
+]
+
+
+def test_each_run_counts_its_generations_by_itself() -> None:
+    assert audited(RESUMED, epochs=1) == Audit(5, 1, 4, 1, ())
+
+
+def test_what_a_new_run_only_repeats_was_not_given_up() -> None:
+    assert audited([*RESUMED[:5], *RESUMED[6:]], epochs=1).resumed == 0
+
+
+def test_the_steps_of_a_new_run_that_are_not_there_are_missed() -> None:
+    assert audited(RESUMED[:10], epochs=1).problems == ("epoch 0: 4 samples never",)
+
+
+def test_a_run_does_not_go_on_after_another_has_begun() -> None:
+    mixed = [*RESUMED[:-1], step(4, 8, 10, run="a", generation=4)]
+    assert audited(mixed, epochs=1).problems == ("step 4: run a again after run b",)
+
+
 def test_generations_are_numbered_anew_when_the_job_is_started_again() -> None:
     def record(step: int, generation: int, world_size: int) -> str:
         fields = {"step": step, "epoch": 0, "generation": generation, "world_size": world_size}

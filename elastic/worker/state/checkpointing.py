@@ -71,9 +71,7 @@ class Checkpointing:
     def save(self, state: JobState, group: Group) -> None:
         """Begin to save at a step boundary, unless this group already does so."""
         if self._saver is not None and state.committed > 0:
-            place = _place(group)
-            if self._saver.last != (state.committed, place.generation):
-                self._saver.save(state, place)
+            self._saver.save(state, _place(group))
 
     def save_and_wait(self, state: JobState, group: Group, superseded: Callable[[], bool]) -> None:
         """Save unless this very step is saved, and wait until it is committed or given up.
@@ -83,10 +81,7 @@ class Checkpointing:
         saver, step = self._saver, state.committed
         if saver is None or step == 0 or saver.is_committed(step):
             return
-        place = _place(group)
-        under_way = saver.last == (step, place.generation) and not saver.is_settled(step, 0.0)
-        if not under_way:
-            saver.save(state, place)
+        saver.save(state, _place(group))
         while not saver.is_settled(step, timeout_s=0.05):
             if superseded() or group.aborted:
                 raise GroupLost("superseded while saving")
@@ -108,4 +103,9 @@ class Checkpointing:
 
 
 def _place(group: Group) -> Place:
-    return Place(generation=group.generation.number, rank=group.rank, world_size=group.world_size)
+    return Place(
+        run=group.generation.incarnation,
+        generation=group.generation.number,
+        rank=group.rank,
+        world_size=group.world_size,
+    )

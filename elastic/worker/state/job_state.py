@@ -177,12 +177,17 @@ class JobState:
 
     def local_names(self, flat: FlatState) -> frozenset[str]:
         """The tensors of `flat` that are rank-local: buffers, such as the statistics of BatchNorm
-        between two broadcasts, and what the script has declared so."""
-        buffers = {
-            f"{name}.{path}" for name, m in self.modules().items() for path, _ in m.named_buffers()
-        }
+        between two broadcasts, and what the script has declared so.
+
+        Buffers are found by their memory: a tensor that is tracked twice has one name in `flat`.
+        """
+        buffers = {_place(b) for module in self.modules().values() for b in module.buffers()}
         declared = tuple(f"{name}." for name in self._rank_local)
-        return frozenset(n for n in flat.tensors if n in buffers or n.startswith(declared))
+        return frozenset(
+            name
+            for name, tensor in flat.tensors.items()
+            if name.startswith(declared) or (tensor.numel() and _place(tensor) in buffers)
+        )
 
     # ---- taking out and putting in
 
@@ -288,3 +293,7 @@ def progress_of(extra: Mapping[str, Json]) -> Progress:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointDamaged(f"the job's counters cannot be read: {error!r}") from error
+
+
+def _place(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape

@@ -9,7 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerRecord:
-    """The samples of one committed step: positions [start, stop) of the epoch's order."""
+    """The samples of one committed step: positions [start, stop) of the epoch's order.
+
+    run: the incarnation of the job that committed it. A checkpoint brings records of an earlier
+    one, which counted its generations by itself. Empty in checkpoints of before there were runs.
+    """
 
     step: int
     epoch: int
@@ -17,6 +21,7 @@ class LedgerRecord:
     world_size: int
     start: int
     stop: int
+    run: str = ""
 
 
 class LedgerBacklog:
@@ -31,14 +36,16 @@ class LedgerBacklog:
         with self._lock:
             self._records.append(record)
 
-    def stored(self, committed: int, generation: int) -> None:
-        """Records of steps below `committed` are on storage, as of a generation.
+    def stored(self, committed: int, run: str, generation: int) -> None:
+        """Records of steps below `committed` are on storage, as of a generation of `run`.
 
         A member of a later one may have computed the last of them again, with other samples.
         """
         with self._lock:
             self._records = [
-                r for r in self._records if r.step >= committed or r.generation > generation
+                r
+                for r in self._records
+                if r.step >= committed or (r.run == run and r.generation > generation)
             ]
 
     def since(self, step: int) -> list[LedgerRecord]:

@@ -13,7 +13,7 @@ import torch
 from elastic.checkpoint.catalog import list_checkpoints, read_manifest
 from elastic.checkpoint.digest import FileDigest, difference, digest_of
 from elastic.checkpoint.directory import CheckpointDirectory
-from elastic.checkpoint.layout import STRUCTURE, parse_shard_name, path_in_step
+from elastic.checkpoint.layout import is_structure_name, parse_shard_name, path_in_step
 from elastic.checkpoint.manifest import Manifest
 from elastic.errors import CheckpointDamaged
 from elastic.worker.state import structure as structures
@@ -38,15 +38,18 @@ def load(directory: CheckpointDirectory, step: int) -> Loaded:
     TransientError if the storage can not be reached.
     """
     manifest = read_manifest(directory, step)
-    where = f"{directory.url}/{path_in_step(step, STRUCTURE)}"
-    digests = {file.name: file for file in manifest.files}
-    if STRUCTURE not in digests:
-        raise CheckpointDamaged(f"{where} is not among the files of its manifest")
-    content = _read_verified(directory, step, digests.pop(STRUCTURE))
-    structure = structures.from_json(content, where)
-    assembly = _Assembly(structure.specs, f"{directory.url}/{path_in_step(step, '')}")
-    for name in sorted(name for name in digests if parse_shard_name(name) is not None):
-        assembly.add(name, _read_verified(directory, step, digests[name]))
+    where = f"{directory.url}/{path_in_step(step, '')}"
+    described = [file for file in manifest.files if is_structure_name(file.name)]
+    if len(described) != 1:
+        raise CheckpointDamaged(
+            f"{where}: the manifest lists {len(described)} structure files instead of one"
+        )
+    content = _read_verified(directory, step, described[0])
+    structure = structures.from_json(content, f"{where}{described[0].name}")
+    assembly = _Assembly(structure.specs, where)
+    shards = {parse_shard_name(file.name): file for file in manifest.files}
+    for place in sorted(place for place in shards if place is not None):
+        assembly.add(shards[place].name, _read_verified(directory, step, shards[place]))
     return Loaded(manifest=manifest, structure=structure, tensors=assembly.finish())
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from elastic.checkpoint.catalog import is_committed
 from elastic.checkpoint.directory import CheckpointDirectory
+from elastic.checkpoint.layout import group_name
 from elastic.errors import ElasticError
 from elastic.v1 import job_pb2 as pb
 from elastic.worker.state.job_state import JobState
@@ -22,6 +23,7 @@ from elastic.worker.state.tensor_specs import describe
 class Place:
     """This member's place in the group that saves."""
 
+    run: str
     generation: int
     rank: int
     world_size: int
@@ -45,19 +47,26 @@ class Saver:
         self._changed = threading.Condition()
         self._settled: dict[int, bool] = {}
         self._reports: dict[int, dict[str, Any]] = {}  # not settled, by step
-        self.last = (0, 0)
-        """(step, generation) of the newest save."""
+        self._last: tuple[int, Place] | None = None
 
     def save(self, state: JobState, place: Place) -> None:
-        """Copy this member's share to host memory and write it while training goes on."""
-        self.wait_idle()
+        """Copy this member's share to host memory and write it while training goes on.
+
+        A group saves a step once: what it would write again has the same names, may by then be part
+        of a checkpoint, and may differ in what was acknowledged meanwhile. If it was abandoned, the
+        coordinator takes no other from this group.
+        """
         step = state.committed
+        if self._last == (step, place):
+            return
+        self.wait_idle()
         flat = state.capture()
         specs = describe(flat.tensors)
         structure = Structure(specs=specs, skeleton=flat.skeleton, extra=state.extra())
-        pieces = plan_shards(specs, place.world_size)[place.rank]
+        shards = plan_shards(specs, place.world_size, state.local_names(flat))
+        pieces = shards[place.rank]
         self._share = copy_share(flat.tensors, pieces, reuse=self._share)
-        self.last = (step, place.generation)
+        self._last = step, place
         with self._changed:
             self._settled.pop(step, None)
             self._reports.pop(step, None)
@@ -113,7 +122,13 @@ class Saver:
                 self.settle(step, committed=True)
                 return
             files = write_share(
-                self._directory, step, index, count, share, structure if index == 0 else None
+                self._directory,
+                step,
+                group_name(place.generation, place.run),
+                index,
+                count,
+                share,
+                structure if index == 0 else None,
             )
         except (ElasticError, OSError) as error:
             failed = pb.SaveFailed(

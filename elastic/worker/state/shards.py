@@ -11,7 +11,7 @@ import torch
 from elastic.checkpoint.catalog import is_committed
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.directory import CheckpointDirectory
-from elastic.checkpoint.layout import STRUCTURE, path_in_step, shard_name
+from elastic.checkpoint.layout import path_in_step, shard_name, structure_name
 from elastic.errors import CheckpointWriteError
 from elastic.worker.state import structure as structures
 from elastic.worker.state.structure import Structure
@@ -41,19 +41,24 @@ class HostShare:
     slices: Mapping[str, tuple[int, int]]
 
 
-def plan_shards(specs: Sequence[TensorSpec], count: int) -> tuple[tuple[Piece, ...], ...]:
-    """Return the pieces of each of `count` shards, in the order of `specs`.
+def plan_shards(
+    specs: Sequence[TensorSpec], count: int, local: frozenset[str] = frozenset()
+) -> tuple[tuple[Piece, ...], ...]:
+    """Return the pieces of each of `count` shards.
 
-    Every shard is within one element (of the largest type) of an equal share of the bytes; if
-    all elements have one type, shards differ by at most one element. Depends on nothing else,
-    so writers need not talk to agree on it.
+    local: the names of tensors that may differ between the writers. Shard 0 has all of them whole,
+    so that a checkpoint holds those of one writer. The others make up for it: every shard is within
+    one element (of the largest type) of an equal share of the bytes, unless shard 0 has more than
+    that already. If all elements have one type, shards differ by at most one element. Depends on
+    nothing else, so writers need not talk to agree on it.
     """
     assert count >= 1, f"a checkpoint has at least one shard, not {count}"
-    total_bytes = sum(spec.size_bytes for spec in specs)
-    ends = [total_bytes * (index + 1) // count for index in range(count)]
+    in_order = sorted(specs, key=lambda spec: spec.name not in local)
+    local_bytes = sum(spec.size_bytes for spec in specs if spec.name in local)
+    ends = _ends(sum(spec.size_bytes for spec in specs), count, local_bytes)
     shards: list[list[Piece]] = [[] for _ in range(count)]
     shard, offset = 0, 0
-    for spec in specs:
+    for spec in in_order:
         for owner, piece in _cut(spec, offset, ends, shard):
             shards[owner].append(piece)
             shard = owner
@@ -89,6 +94,7 @@ def copy_share(
 def write_share(
     directory: CheckpointDirectory,
     step: int,
+    group: str,
     index: int,
     count: int,
     share: HostShare,
@@ -96,8 +102,9 @@ def write_share(
 ) -> list[FileDigest]:
     """Write shard `index` of `count`, and the structure if one is given; return their digests.
 
-    Raises CheckpointWriteError if the storage refuses, or if the step is already committed: the
-    files of a committed checkpoint are never written again, `catalog.prepare` removes it first.
+    group: the name of those who save together; no other group's files have these names. Raises
+    CheckpointWriteError if the storage refuses, or if the step is already committed. Where that is
+    found out too late, the files are of no use and do no harm.
     """
     if is_committed(directory, step):
         raise CheckpointWriteError(
@@ -105,10 +112,10 @@ def write_share(
             "too late and was not written"
         )
     blocks = safetensors_blocks(share)
-    digests = [directory.write(path_in_step(step, shard_name(index, count)), blocks)]
+    digests = [directory.write(path_in_step(step, shard_name(index, count, group)), blocks)]
     if structure is not None:
         content = structures.to_json(structure)
-        digests.append(directory.write(path_in_step(step, STRUCTURE), content))
+        digests.append(directory.write(path_in_step(step, structure_name(group)), content))
     return digests
 
 
@@ -127,6 +134,17 @@ def safetensors_blocks(share: HostShare) -> Iterator[memoryview]:
     for _, tensor in stored:
         if tensor.numel():
             yield tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _ends(total_bytes: int, count: int, first_bytes: int) -> list[int]:
+    """Where each shard ends, in bytes: equal shares, of which the first has `first_bytes` or more.
+
+    What it has too much, the others have less.
+    """
+    if first_bytes * count <= total_bytes:
+        return [total_bytes * (index + 1) // count for index in range(count)]
+    rest, others = total_bytes - first_bytes, max(1, count - 1)
+    return [first_bytes + rest * index // others for index in range(count)]
 
 
 def _cut(

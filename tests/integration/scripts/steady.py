@@ -10,8 +10,14 @@ parser.add_argument("--pace-s", type=float, default=0.0)
 parser.add_argument("--samples", type=int, default=48)
 parser.add_argument("--features", type=int, default=4)
 parser.add_argument("--name", default="model")
+parser.add_argument("--drop-last", action="store_true")
 options = parser.parse_args()
 
-toy = Toy(samples=options.samples, features=options.features, name=options.name)
+toy = Toy(
+    samples=options.samples,
+    features=options.features,
+    name=options.name,
+    drop_last=options.drop_last,
+)
 toy.train(epochs=options.epochs, pace_s=options.pace_s)
 print(f"weights {toy.model.weight.sum().item():.6f}")

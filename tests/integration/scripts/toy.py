@@ -10,10 +10,10 @@ import elastic
 
 
 class Toy:
-    def __init__(self, *, samples=48, features=4, name="model", **options):
+    def __init__(self, *, samples=48, features=4, name="model", module=None, **options):
         self.session = elastic.init()
         torch.manual_seed(0)
-        self.model = self.session.distribute(nn.Linear(features, 1))
+        self.model = self.session.distribute(module or nn.Linear(features, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.session.track(**{name: self.model, "optimizer": self.optimizer})
         numbers = torch.randn(samples, features, generator=torch.Generator().manual_seed(1))

@@ -133,6 +133,19 @@ def test_a_shard_that_can_not_be_seen_is_not_committed(tmp_path: Path) -> None:
     assert catalog.list_checkpoints(directory) == ()
 
 
+def test_what_other_groups_left_is_swept(directory: CheckpointDirectory) -> None:
+    manifest = _save(directory, 5)
+    others = ["structure-g1-a.json", "shard-00000-of-00002-g1-a.safetensors"]
+    for name in [*others, "notes.txt"]:
+        directory.write(path_in_step(5, name), b"x")
+        directory.write(path_in_step(6, name), b"x")
+    assert sorted(catalog.sweep(directory, manifest)) == sorted(others)
+    assert directory.list("step-000000005") == sorted(["manifest.json", "notes.txt", *CONTENTS])
+    assert len(directory.list("step-000000006")) == 3
+    assert catalog.sweep(directory, manifest) == []
+    assert catalog.verify(directory, 5) == []
+
+
 def test_pruning_keeps_the_newest_and_what_is_in_progress(directory: CheckpointDirectory) -> None:
     for step in (1, 2, 4, 5):
         _save(directory, step)

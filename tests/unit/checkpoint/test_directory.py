@@ -100,6 +100,19 @@ class TestContract:
         assert directory.size_bytes("step-000000001/manifest.json") is None
         assert directory.read("step-000000002/manifest.json") == b"x"
 
+    def test_a_directory_is_listed_and_a_file_of_it_removed(
+        self, directory: CheckpointDirectory
+    ) -> None:
+        assert directory.list("step-000000001") == []
+        directory.remove("step-000000001/a")
+        for name in ("a", "b"):
+            directory.write(f"step-000000001/{name}", b"x")
+        assert directory.list("step-000000001") == ["a", "b"]
+        directory.remove("step-000000001/a")
+        directory.remove("step-000000001/a")
+        assert directory.list("step-000000001") == ["b"]
+        assert directory.size_bytes("step-000000001/a") is None
+
     def test_a_failing_source_leaves_the_older_file(
         self, directory: CheckpointDirectory, url: str
     ) -> None:

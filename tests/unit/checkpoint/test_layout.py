@@ -9,7 +9,10 @@ from elastic.checkpoint import layout
 
 def test_names_are_those_of_the_documentation() -> None:
     assert layout.step_directory_name(1200) == "step-000001200"
-    assert layout.shard_name(0, 4) == "shard-00000-of-00004.safetensors"
+    group = layout.group_name(7, "5fa5c435c28b4c3aadb485691a529ecb")
+    assert group == "g7-5fa5c435"
+    assert layout.shard_name(0, 4, group) == "shard-00000-of-00004-g7-5fa5c435.safetensors"
+    assert layout.structure_name(group) == "structure-g7-5fa5c435.json"
     assert layout.path_in_step(7, layout.MANIFEST) == "step-000000007/manifest.json"
 
 
@@ -20,7 +23,24 @@ def test_step_names_are_read_back(step: int) -> None:
 
 @given(st.integers(1, 10**6).flatmap(lambda n: st.tuples(st.integers(0, n - 1), st.just(n))))
 def test_shard_names_are_read_back(shard: tuple[int, int]) -> None:
-    assert layout.parse_shard_name(layout.shard_name(*shard)) == shard
+    assert layout.parse_shard_name(layout.shard_name(*shard, "g7-5fa5c435")) == shard
+
+
+@given(st.integers(1, 10**9), st.text())
+def test_names_of_any_run_are_recognised(generation: int, run: str) -> None:
+    group = layout.group_name(generation, run)
+    assert layout.parse_shard_name(layout.shard_name(1, 2, group)) == (1, 2)
+    assert layout.is_structure_name(layout.structure_name(group))
+
+
+def test_names_of_format_version_1_are_recognised() -> None:
+    assert layout.parse_shard_name("shard-00003-of-00004.safetensors") == (3, 4)
+    assert layout.is_structure_name("structure.json")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", ".structure.json.partial", "structure-g.json"])
+def test_other_names_are_not_structures(name: str) -> None:
+    assert not layout.is_structure_name(name)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +55,9 @@ def test_other_names_are_not_steps(name: str) -> None:
     [
         "shard-00004-of-00004.safetensors",
         "shard-0-of-4.safetensors",
+        "shard-0000003-of-00004.safetensors",
+        "shard-00003-of-00004-.safetensors",
+        "shard-00003-of-00004-g7-../x.safetensors",
         ".shard-00000-of-00004.safetensors.partial",
         "structure.json",
     ],

@@ -32,6 +32,11 @@ def test_round_trip() -> None:
     assert from_json(to_json(MANIFEST), "m") == MANIFEST
 
 
+def test_an_older_version_is_read_as_what_it_is() -> None:
+    older = replace(MANIFEST, format_version=1)
+    assert from_json(to_json(older), "m") == older
+
+
 def test_equal_manifests_are_equal_bytes() -> None:
     reordered = replace(MANIFEST, learning_rate=dict(reversed(MANIFEST.learning_rate.items())))
     assert to_json(reordered) == to_json(MANIFEST)
@@ -61,7 +66,8 @@ def _changed(**changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("changes", "wrong"),
     [
-        ({"format_version": 2}, "format version 2"),
+        ({"format_version": 3}, "format version 3"),
+        ({"format_version": 0}, "format version 0"),
         ({"format_version": "1"}, "'format_version'.*type str where int"),
         ({"step": "gone"}, "lacks 'step'"),
         ({"step": True}, "'step'.*type bool where int"),

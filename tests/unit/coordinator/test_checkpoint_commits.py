@@ -8,7 +8,7 @@ import pytest
 
 from elastic.checkpoint import catalog
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
-from elastic.checkpoint.layout import path_in_step, shard_name
+from elastic.checkpoint.layout import group_name, path_in_step, shard_name
 from elastic.coordinator.checkpoint_commits import CheckpointCommits
 from elastic.errors import CheckpointWriteError
 from elastic.v1 import job_pb2 as pb
@@ -24,6 +24,10 @@ def commits(directory: CheckpointDirectory) -> CheckpointCommits:
     return CheckpointCommits(directory, job="digits", keep_last=2)
 
 
+def name(index: int, generation: int = 1) -> str:
+    return shard_name(index, 2, group_name(generation, "run"))
+
+
 class Members:
     """Write shares to the directory and report them."""
 
@@ -33,13 +37,13 @@ class Members:
 
     def save(self, step: int, *indices: int, generation: int = 1, size_bytes: int = 10) -> None:
         for index in indices:
-            relative = path_in_step(step, shard_name(index, 2))
+            relative = path_in_step(step, name(index, generation))
             digest = self._directory.write(relative, b"x" * size_bytes)
             self.report(step, index, generation, digest.size_bytes)
 
     def report(self, step: int, index: int, generation: int, size_bytes: int) -> None:
         digest = pb.FileDigest(
-            name=shard_name(index, 2), size_bytes=size_bytes, xxh3_128=f"{index:032x}"
+            name=name(index, generation), size_bytes=size_bytes, xxh3_128=f"{index:032x}"
         )
         self._commits.reported(
             pb.ShardSaved(
@@ -72,8 +76,8 @@ def test_the_manifest_says_what_was_reported(
     assert (manifest.world_size, manifest.epoch, manifest.cursor) == (2, 3, 64)
     assert manifest.learning_rate == {"0": 0.5}
     assert [(f.name, f.size_bytes) for f in manifest.files] == [
-        (shard_name(0, 2), 10),
-        (shard_name(1, 2), 7),
+        (name(0), 10),
+        (name(1), 7),
     ]
     assert commits.url == directory.url
 
@@ -87,6 +91,19 @@ def test_generations_are_kept_apart(
     members.report(5, 1, generation=1, size_bytes=1)
     assert commits.commit(5, 2) == 200
     assert catalog.read_manifest(directory, 5).generation == 2
+    assert directory.list("step-000000005") == ["manifest.json", name(0, 2), name(1, 2)]
+
+
+def test_a_step_that_is_committed_is_not_committed_again(
+    members: Members, commits: CheckpointCommits, directory: CheckpointDirectory
+) -> None:
+    """Two groups may have saved it; the second one's files may be swept already."""
+    members.save(5, 0, 1, generation=1)
+    members.save(5, 0, 1, generation=2, size_bytes=100)
+    assert commits.commit(5, 1) == 20
+    assert commits.commit(5, 2) == 20
+    assert catalog.read_manifest(directory, 5).generation == 1
+    assert directory.list("step-000000005") == ["manifest.json", name(0, 1), name(1, 1)]
 
 
 def test_a_share_reported_again_counts_once(members: Members, commits: CheckpointCommits) -> None:

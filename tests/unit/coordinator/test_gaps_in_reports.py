@@ -21,7 +21,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def entries(*steps: int, whole: bool = False) -> local_pb2.LedgerEntries:
-    rows = [job_pb2.LedgerEntry(step=s, generation=3, start=s, stop=s + 1) for s in steps]
+    rows = [job_pb2.LedgerEntry(step=s, run="i", generation=3, start=s, stop=s + 1) for s in steps]
     return local_pb2.LedgerEntries(entries=rows, whole=whole)
 
 

@@ -214,7 +214,7 @@ def test_what_is_not_understood_is_passed_over() -> None:
 
 
 def entries(*steps: int, whole: bool = True) -> local_pb2.LedgerEntries:
-    made = [job_pb2.LedgerEntry(step=s, generation=3, start=s, stop=s + 1) for s in steps]
+    made = [job_pb2.LedgerEntry(step=s, run="i", generation=3, start=s, stop=s + 1) for s in steps]
     return local_pb2.LedgerEntries(entries=made, whole=whole)
 
 
@@ -235,7 +235,7 @@ def test_steps_are_written_and_acknowledged(tmp_path: Path, ledger: LedgerFile) 
     place.hear(ledger=entries(0, 1))
     assert steps_in(tmp_path / "ledger") == [0, 1]
     (told,) = place.told
-    assert (told["ledger_stored"].committed, told["ledger_stored"].generation) == (2, 3)
+    assert told["ledger_stored"] == local_pb2.LedgerStored(committed=2, run="i", generation=3)
 
 
 def test_what_comes_before_all_was_asked_for_is_not_taken_for_all(

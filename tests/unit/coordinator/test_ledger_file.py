@@ -14,11 +14,9 @@ from elastic.errors import ConfigurationError
 from elastic.v1 import job_pb2 as pb
 
 
-def entries(steps: Iterable[int], generation: int = 1) -> list[pb.LedgerEntry]:
-    return [
-        pb.LedgerEntry(step=s, generation=generation, world_size=2, start=8 * s, stop=8 * s + 8)
-        for s in steps
-    ]
+def entries(steps: Iterable[int], generation: int = 1, run: str = "first") -> list[pb.LedgerEntry]:
+    fields = {"run": run, "generation": generation, "world_size": 2}
+    return [pb.LedgerEntry(step=s, start=8 * s, stop=8 * s + 8, **fields) for s in steps]
 
 
 @pytest.fixture
@@ -51,6 +49,7 @@ def test_a_line_says_which_samples_a_step_used(ledger: LedgerFile, path: Path) -
     assert lines(path)[-1] == {
         "step": 1,
         "epoch": 0,
+        "run": "first",
         "generation": 1,
         "world_size": 2,
         "start": 8,
@@ -87,21 +86,47 @@ def test_a_late_report_of_a_lineage_that_was_given_up_is_refused(
     assert path.read_text() == before
 
 
-def test_a_job_that_goes_on_from_a_checkpoint(path: Path) -> None:
-    for incarnation, first in (("first", 0), ("second", 3)):
-        ledger = LedgerFile(path, incarnation=incarnation)
-        ledger.append(entries(range(first, first + 2)))
-        ledger.close()
-    assert story(path) == [
-        ("incarnation", "first"),
-        ("resume", 0),
-        (0, 1),
-        (1, 1),
-        ("incarnation", "second"),
-        ("resume", 3),
-        (3, 1),
-        (4, 1),
+def test_a_run_that_begins_from_a_checkpoint(path: Path) -> None:
+    """The first run had changed its group, and had stored more than its last checkpoint has."""
+    ledger = LedgerFile(path, incarnation="first")
+    ledger.append([*entries(range(2), generation=1), *entries([2, 3, 4], generation=5)])
+    ledger.close()
+    ledger = LedgerFile(path, incarnation="second")
+    earlier = entries([1], generation=1) + entries([2], generation=5)  # not known to be stored
+    stored = ledger.append(earlier)
+    assert (stored.committed, stored.run, stored.generation) == (3, "second", 0)
+    stored = ledger.append([*earlier, *entries([3, 4], generation=1, run="second")])
+    assert (stored.committed, stored.run, stored.generation) == (5, "second", 1)
+    ledger.append(entries([5], generation=2, run="second"))
+    before = path.read_text()
+    ledger.append(earlier)
+    assert path.read_text() == before
+    ledger.close()
+    section = lines(path)[lines(path).index({"incarnation": "second"}) + 1 :]
+    assert [(e.get("resume"), e.get("step"), e["run"], e["generation"]) for e in section] == [
+        (1, None, "first", 1),
+        (None, 1, "first", 1),
+        (None, 2, "first", 5),
+        (None, 3, "second", 1),
+        (None, 4, "second", 1),
+        (None, 5, "second", 2),
     ]
+
+
+def test_a_run_that_begins_from_nothing_takes_back_all_that_is_there(path: Path) -> None:
+    for run in ("first", "second"):
+        ledger = LedgerFile(path, incarnation=run)
+        ledger.append(entries(range(2), run=run))
+        ledger.close()
+    assert story(path)[4:] == [("incarnation", "second"), ("resume", 0), (0, 1), (1, 1)]
+
+
+def test_a_new_leader_of_the_same_run_repeats_what_it_hears_again(path: Path) -> None:
+    for steps in ([0, 1, 2], [2, 3]):
+        ledger = LedgerFile(path, incarnation="first")
+        ledger.append(entries(steps, generation=4))
+        ledger.close()
+    assert story(path)[5:] == [("incarnation", "first"), ("resume", 2), (2, 4), (3, 4)]
 
 
 def test_what_append_has_counted_is_in_the_file(ledger: LedgerFile, path: Path) -> None:

@@ -73,39 +73,63 @@ def test_each_position_is_consumed_once_at_any_sequence_of_world_sizes(
     assert opening == SampleRange(epoch=1, start=0, stop=length)
 
 
-@given(length=st.integers(0, 100), global_batch=st.integers(1, 30), drop_last=st.booleans())
+@given(length=st.integers(2, 150), data=st.data())
+def test_a_step_has_one_sample_only_if_the_group_takes_no_more_than_two(
+    length: int, data: st.DataObject
+) -> None:
+    position = DataPosition()
+    while position.cursor < length:
+        global_batch = data.draw(st.integers(1, 30))
+        left = length - position.cursor
+        samples = next_range(position, length=length, global_batch=global_batch)
+        if global_batch > 2 and left > 1:
+            assert len(samples) >= 2
+            assert left - len(samples) != 1
+            assert len(samples) >= min(left, global_batch) - 1
+        position = advance(position, samples)
+
+
+@given(length=st.integers(1, 100), global_batch=st.integers(1, 30), drop_last=st.booleans())
 def test_steps_in_epoch_counts_the_ranges_of_an_epoch(
     length: int, global_batch: int, drop_last: bool
 ) -> None:
     steps = steps_in_epoch(length=length, global_batch=global_batch, drop_last=drop_last)
-    if steps == 0:
-        with pytest.raises(ValueError, match="length"):
-            next_range(
-                DataPosition(), length=length, global_batch=global_batch, drop_last=drop_last
-            )
-        return
     position, epochs = DataPosition(), []
     for _ in range(steps + 1):
         samples = next_range(
             position, length=length, global_batch=global_batch, drop_last=drop_last
         )
-        assert not drop_last or len(samples) == global_batch
+        assert not drop_last or len(samples) == min(global_batch, length)
         epochs.append(samples.epoch)
         position = advance(position, samples)
     assert epochs == [0] * steps + [1]
 
 
-@given(samples=RANGES, world_size=WORLD_SIZES)
-def test_shares_cover_the_range_in_rank_order_and_differ_by_at_most_one(
-    samples: SampleRange, world_size: int
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_an_epoch_without_samples_has_no_steps(drop_last: bool) -> None:
+    assert steps_in_epoch(length=0, global_batch=4, drop_last=drop_last) == 0
+    with pytest.raises(ValueError, match="length"):
+        next_range(DataPosition(), length=0, global_batch=4, drop_last=drop_last)
+
+
+@given(samples=RANGES, world_size=WORLD_SIZES, batch_size=BATCH_SIZES)
+def test_shares_cover_the_range_in_rank_order_and_are_balanced(
+    samples: SampleRange, world_size: int, batch_size: int
 ) -> None:
-    shares = [share(samples, rank=rank, world_size=world_size) for rank in range(world_size)]
-    sizes = [len(part) for part in shares]
-    assert sizes == sorted(sizes, reverse=True)
-    assert sizes[0] - sizes[-1] <= 1
+    shares = [
+        share(samples, rank=rank, world_size=world_size, batch_size=batch_size)
+        for rank in range(world_size)
+    ]
     assert [i for part in shares for i in range(part.start, part.stop)] == list(
         range(samples.start, samples.stop)
     )
+    sizes = [len(part) for part in shares]
+    taking = [size for size in sizes if size]
+    assert sizes[: len(taking)] == taking == sorted(taking, reverse=True)
+    units = [math.ceil(size / 2) if batch_size == 2 else size for size in taking]
+    assert units[0] - units[-1] <= 1
+    if batch_size > 2 and len(samples) >= 2:
+        assert len(taking) == min(world_size, len(samples) // 2)
 
 
 @given(samples=RANGES, world_size=WORLD_SIZES, batch_size=BATCH_SIZES)
@@ -113,12 +137,26 @@ def test_every_rank_makes_the_same_number_of_even_passes(
     samples: SampleRange, world_size: int, batch_size: int
 ) -> None:
     ranks = dealt(samples, world_size, batch_size)
-    largest_share = len(share(samples, rank=0, world_size=world_size))
-    assert {len(rank) for rank in ranks} == {math.ceil(largest_share / batch_size)}
+    largest = share(samples, rank=0, world_size=world_size, batch_size=batch_size)
+    assert {len(rank) for rank in ranks} == {math.ceil(len(largest) / batch_size)}
     for rank in ranks:
         sizes = [len(micro_batch) for micro_batch in rank if micro_batch.weighted]
         assert all(1 <= len(micro_batch) <= batch_size for micro_batch in rank)
         assert max(sizes, default=0) - min(sizes, default=0) <= 1
+
+
+@given(samples=RANGES, world_size=WORLD_SIZES, batch_size=st.integers(2, 8))
+def test_no_pass_has_a_single_sample_where_that_can_be_avoided(
+    samples: SampleRange, world_size: int, batch_size: int
+) -> None:
+    passes = [p for rank in dealt(samples, world_size, batch_size) for p in rank]
+    single = [p for p in passes if len(p) == 1]
+    if len(samples) == 1:
+        assert len(single) == len(passes)
+    elif batch_size == 2 and len(samples) % 2 == 1:
+        assert [p.weighted for p in single] == [True]
+    else:
+        assert not single
 
 
 @given(samples=RANGES, world_size=WORLD_SIZES, batch_size=BATCH_SIZES, data=st.data())
@@ -164,12 +202,24 @@ def test_a_rank_without_samples_gets_a_stand_in_of_weight_zero(
     assert loss_weight(stand_in, samples, world_size=4) == 0.0
 
 
-def test_a_rank_that_runs_out_early_ends_with_a_stand_in() -> None:
-    samples = SampleRange(epoch=0, start=0, stop=3)
-    assert micro_batches(samples, rank=1, world_size=2, batch_size=1) == (
-        MicroBatch(start=2, stop=3, weighted=True),
-        MicroBatch(start=0, stop=1, weighted=False),
-    )
+@pytest.mark.parametrize(
+    ("samples", "world_size", "batch_size", "expected"),
+    [
+        (4, 3, 8, [[2], [2], ["stand-in"]]),
+        (3, 2, 8, [[3], ["stand-in"]]),
+        (5, 2, 3, [[3], [2]]),
+        (7, 2, 3, [[2, 2], [3, "stand-in"]]),
+        (6, 2, 2, [[2, 2], [2, "stand-in"]]),
+        (3, 2, 1, [[1, 1], [1, "stand-in"]]),
+        (3, 3, 1, [[1], [1], [1]]),
+    ],
+)
+def test_small_steps_are_dealt_in_batches_that_batch_norm_accepts(
+    samples: int, world_size: int, batch_size: int, expected: list[list[int | str]]
+) -> None:
+    ranks = dealt(SampleRange(epoch=0, start=0, stop=samples), world_size, batch_size)
+    found = [[len(p) if p.weighted else "stand-in" for p in rank] for rank in ranks]
+    assert found == expected
 
 
 def test_the_policies_grow_with_the_group_or_do_not() -> None:
@@ -186,6 +236,23 @@ def test_a_short_remainder_is_a_step_or_is_dropped() -> None:
     dropped = next_range(position, length=10, global_batch=4, drop_last=True)
     assert dropped == SampleRange(epoch=3, start=0, stop=4)
     assert advance(position, dropped) == DataPosition(epoch=3, cursor=4)
+
+
+def test_a_remainder_of_one_sample_gets_another_unless_it_is_dropped() -> None:
+    position = DataPosition(cursor=5)
+    shortened = next_range(position, length=10, global_batch=4)
+    assert shortened == SampleRange(epoch=0, start=5, stop=8)
+    rest = next_range(advance(position, shortened), length=10, global_batch=4)
+    assert rest == SampleRange(epoch=0, start=8, stop=10)
+    full = next_range(position, length=10, global_batch=4, drop_last=True)
+    assert full == SampleRange(epoch=0, start=5, stop=9)
+
+
+def test_a_group_too_large_for_the_data_takes_an_epoch_a_step() -> None:
+    whole = next_range(DataPosition(), length=10, global_batch=16, drop_last=True)
+    assert whole == SampleRange(epoch=0, start=0, stop=10)
+    following = next_range(DataPosition(cursor=8), length=10, global_batch=16, drop_last=True)
+    assert following == SampleRange(epoch=1, start=0, stop=10)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +284,9 @@ NO_SAMPLES = SampleRange(epoch=0, start=4, stop=4)
         (lambda: FixedGlobalBatch(batch_size=1, size=0), "size"),
         (lambda: PerWorkerBatch(batch_size=1).global_batch(0), "world_size"),
         (lambda: next_range(DataPosition(cursor=5), length=4, global_batch=1), "cursor"),
-        (lambda: share(SAMPLES, rank=2, world_size=2), "world_size"),
+        (lambda: next_range(DataPosition(), length=4, global_batch=0), "global_batch"),
+        (lambda: share(SAMPLES, rank=2, world_size=2, batch_size=1), "world_size"),
+        (lambda: share(SAMPLES, rank=0, world_size=2, batch_size=0), "batch_size"),
         (lambda: micro_batches(SAMPLES, rank=0, world_size=1, batch_size=0), "batch_size"),
         (lambda: micro_batches(NO_SAMPLES, rank=0, world_size=1, batch_size=1), "samples"),
     ],

@@ -14,6 +14,8 @@ from elastic.worker.state.tensor_specs import describe
 from elastic.worker.state.tree import flatten
 from tests.unit.worker.trees import DTYPES, make_tensor
 
+GROUP = "g1-run"
+
 
 def make_state(seed: int) -> dict[str, object]:
     """Every type of element, whole and split, scalar and empty."""
@@ -31,8 +33,19 @@ def make_state(seed: int) -> dict[str, object]:
     }
 
 
-def save(directory: CheckpointDirectory, step: int, state: object, count: int = 2) -> None:
+def save(
+    directory: CheckpointDirectory, step: int, state: object, count: int = 2, group: str = GROUP
+) -> None:
     """Save as `count` workers do, one after the other, then commit."""
+    catalog.commit(
+        directory, make_manifest(step, count, write(directory, step, state, count, group))
+    )
+
+
+def write(
+    directory: CheckpointDirectory, step: int, state: object, count: int = 2, group: str = GROUP
+) -> list[FileDigest]:
+    """The workers' part of it."""
     flat = flatten(state)
     specs = describe(flat.tensors)
     structure = Structure(specs=specs, skeleton=flat.skeleton, extra={"note": "kept"})
@@ -40,8 +53,8 @@ def save(directory: CheckpointDirectory, step: int, state: object, count: int = 
     for index, pieces in enumerate(plan_shards(specs, count)):
         share = copy_share(flat.tensors, pieces)
         with_structure = structure if index == 0 else None
-        files += write_share(directory, step, index, count, share, with_structure)
-    catalog.commit(directory, make_manifest(step, count, files))
+        files += write_share(directory, step, group, index, count, share, with_structure)
+    return files
 
 
 def make_manifest(step: int, count: int, files: list[FileDigest]) -> Manifest:

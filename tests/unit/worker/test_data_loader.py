@@ -131,9 +131,27 @@ def test_drop_last_leaves_whole_batches() -> None:
     assert len(flat(fetched(loader, rank=0, world_size=1, epochs=2))) == 40
 
 
+def test_drop_last_in_a_group_too_large_for_the_data_takes_an_epoch_a_step() -> None:
+    loader = DataLoader(Squares(), batch_size=10, drop_last=True, shuffle=False)
+    by_rank = [fetched(loader, rank=rank, world_size=3, epochs=2) for rank in range(3)]
+    assert [len(steps) for steps in by_rank] == [2, 2, 2]
+    assert sorted(index for steps in by_rank for index in flat(steps[:1])) == list(range(LENGTH))
+
+
+def test_drop_last_in_a_group_that_grew_too_large_in_an_epoch_goes_on_in_the_next() -> None:
+    loader = DataLoader(Squares(), batch_size=10, drop_last=True)
+    samples = loader.next_range(DataPosition(cursor=10), 3)
+    assert (samples.epoch, samples.start, samples.stop) == (1, 0, LENGTH)
+
+
 def test_the_ratio_of_batches_follows_the_policy() -> None:
     assert DataLoader(Squares(), batch_size=2).batch_ratio(3, reference_world=1) == 3.0
     assert DataLoader(Squares(), global_batch=8).batch_ratio(3, reference_world=1) == 1.0
+
+
+def test_the_ratio_of_batches_counts_no_more_than_the_data_has() -> None:
+    assert DataLoader(Squares(), batch_size=10).batch_ratio(3, reference_world=1) == 2.3
+    assert DataLoader(Squares(), batch_size=30).batch_ratio(3, reference_world=1) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -147,6 +165,11 @@ def test_the_ratio_of_batches_follows_the_policy() -> None:
         (Squares(), {"accumulate": 0}, r"accumulate must be at least 1, got 0"),
         (Squares(), {"global_batch": 4, "accumulate": 2}, r"accumulate=2 and global_batch=4"),
         (Squares(), {"global_batch": 24, "drop_last": True}, r"23 samples.*24.*drop_last"),
+        (
+            Squares(),
+            {"batch_size": 6, "accumulate": 4, "drop_last": True},
+            r"23 samples.*24.*accumulate.*drop_last",
+        ),
     ],
 )
 def test_mistakes_are_named(

@@ -55,11 +55,11 @@ def test_asked_again_it_sends_all_that_is_not_stored() -> None:
     place = Place()
     place.commit(0, 1, 2)
     place.reported()
-    place.pulse.ledger_stored(committed=1, generation=1)
+    place.pulse.ledger_stored(committed=1, run="", generation=1)
     place.commit(3)
     place.pulse.report_again()
     assert place.reported() == [(True, [1, 2, 3])]
-    place.pulse.ledger_stored(committed=4, generation=1)
+    place.pulse.ledger_stored(committed=4, run="", generation=1)
     place.pulse.report_again()
     assert place.reported() == [(True, [])]  # whoever asked knows that nothing is missing
     place.commit(4)

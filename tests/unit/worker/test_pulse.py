@@ -102,7 +102,7 @@ def test_to_somebody_new_it_sends_all_that_is_not_stored(alone: Group) -> None:
     script = Script(alone)
     script.commit(0, 1, 2)
     script.ledger()
-    script.pulse.ledger_stored(1, 1)
+    script.pulse.ledger_stored(1, "", 1)
     script.pulse.report_again()
     assert script.ledger() == [1, 2]
     assert script.ledger() == []
@@ -120,7 +120,7 @@ def test_that_it_is_all_is_said_once_also_of_nothing(alone: Group) -> None:
         script.pulse.flush()
         (entries,) = script.wire.taken("ledger")
         assert not entries.whole
-        script.pulse.ledger_stored(99, 1)
+        script.pulse.ledger_stored(99, "", 1)
 
 
 def test_in_a_new_group_whoever_reports_sends_all(alone: Group) -> None:

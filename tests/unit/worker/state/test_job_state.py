@@ -7,10 +7,13 @@ import json
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from elastic.core.data_order import DataPosition
 from elastic.core.learning_rate import Ramp
 from elastic.errors import CheckpointDamaged, CheckpointMismatch, ConfigurationError
+from elastic.worker.group.distributed_model import DistributedModel
+from elastic.worker.group.process_group import Group
 from elastic.worker.state.job_state import JobState
 from elastic.worker.state.ledger import LedgerRecord
 from tests.unit.worker.trees import same
@@ -104,6 +107,32 @@ def test_what_can_not_be_tracked_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"model=.*another object"):
         state.track({"model": nn.Linear(1, 1)})
     state.track({"model": state.modules()["model"]})  # the same again
+
+
+def test_the_names_of_buffers_are_local(alone: Group) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+            self.register_buffer("queue", torch.zeros(4))
+            self.register_buffer("scratch", torch.zeros(4), persistent=False)
+            self.register_buffer("nothing", torch.zeros(0))
+
+    net, tied = Net(), Net()
+    tied.register_buffer("queue", net.get_buffer("queue"))
+    distributed = DistributedModel(net, {})
+    distributed.wrap(alone.backend)
+    averaged = AveragedModel(nn.Linear(2, 3))
+    state = JobState()
+    state.track({"model": distributed, "tied": tied, "ema": averaged})
+    state.track({"sgd": torch.optim.SGD(net.parameters(), momentum=0.9)})
+    running = ("inner.1.running_mean", "inner.1.running_var", "inner.1.num_batches_tracked")
+    assert state.local_names(state.capture()) == {
+        "model.queue",
+        *(f"model.{name}" for name in running),
+        *(f"tied.{name}" for name in running),
+        "ema.n_averaged",
+    }
 
 
 def test_optimizers_and_modules_are_told_apart() -> None:

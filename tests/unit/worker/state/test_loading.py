@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from elastic.checkpoint import catalog, local_directory
 from elastic.checkpoint.directory import open_directory
-from elastic.checkpoint.layout import STRUCTURE, path_in_step
+from elastic.checkpoint.layout import path_in_step, shard_name, structure_name
 from elastic.errors import CheckpointDamaged, ElasticError, TransientError
 from elastic.worker.state.loading import load, load_latest
 from elastic.worker.state.tree import unflatten
@@ -23,7 +23,7 @@ from tests.unit.checkpoint.faults import (
     Killed,
     every_kill_point,
 )
-from tests.unit.worker.saving import make_state, save
+from tests.unit.worker.saving import GROUP, make_manifest, make_state, save, write
 from tests.unit.worker.trees import same
 
 
@@ -57,11 +57,7 @@ def test_the_newest_is_loaded(saved: Path) -> None:
     assert same(found[1], make_state(2))
 
 
-NAMES = [
-    "manifest.json",
-    "structure.json",
-    *(f"shard-0000{i}-of-00003.safetensors" for i in range(3)),
-]
+NAMES = ["manifest.json", structure_name(GROUP), *(shard_name(i, 3, GROUP) for i in range(3))]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -105,7 +101,7 @@ def test_if_all_are_damaged_all_are_named(tmp_path: Path) -> None:
     directory = open_directory(str(tmp_path))
     for step in (1, 2):
         save(directory, step, make_state(step))
-        (tmp_path / path_in_step(step, STRUCTURE)).write_bytes(b"{}")
+        (tmp_path / path_in_step(step, structure_name(GROUP))).write_bytes(b"{}")
     reports: list[int] = []
     with pytest.raises(CheckpointDamaged, match=r"none of the 2.*step-000000002.*step-000000001"):
         load_latest(directory, lambda step, _: reports.append(step))
@@ -131,7 +127,7 @@ def test_a_manifest_that_does_not_list_everything_is_damage(tmp_path: Path, drop
     manifest = catalog.read_manifest(directory, 2)
     kept = tuple(file for file in manifest.files if file.name != dropped)
     catalog.commit(directory, replace(manifest, files=kept))
-    with pytest.raises(CheckpointDamaged, match=r"lacks elements|out of turn|not among the files"):
+    with pytest.raises(CheckpointDamaged, match=r"lacks elements|out of turn|0 structure files"):
         load(directory, 2)
 
 
@@ -149,13 +145,76 @@ def test_a_shard_of_another_model_does_not_fit(tmp_path: Path) -> None:
     directory, other = open_directory(str(tmp_path / "a")), open_directory(str(tmp_path / "b"))
     save(directory, 2, make_state(2), 1)
     save(other, 2, {"alien": make_state(2)}, 1)
-    shard = "shard-00000-of-00001.safetensors"
+    shard = shard_name(0, 1, GROUP)
     alien = directory.write(path_in_step(2, shard), other.read(path_in_step(2, shard)))
     manifest = catalog.read_manifest(directory, 2)
     kept = tuple(file for file in manifest.files if file.name != shard)
     catalog.commit(directory, replace(manifest, files=(alien, *kept)))
-    with pytest.raises(CheckpointDamaged, match=r"shard-00000-of-00001\.safetensors does not fit"):
+    with pytest.raises(CheckpointDamaged, match=rf"{shard} does not fit"):
         load(directory, 2)
+
+
+def test_a_checkpoint_of_format_version_1_loads(saved: Path, tmp_path: Path) -> None:
+    """Its files do not name the group that wrote them."""
+    directory = open_directory(str(tmp_path))
+    manifest = catalog.read_manifest(open_directory(str(saved)), 2)
+    files = [
+        directory.write(
+            path_in_step(2, file.name.replace(f"-{GROUP}", "")),
+            (saved / path_in_step(2, file.name)).read_bytes(),
+        )
+        for file in manifest.files
+    ]
+    catalog.commit(directory, replace(manifest, format_version=1, files=tuple(files)))
+    assert {"structure.json", "shard-00002-of-00003.safetensors"} < {f.name for f in files}
+    assert catalog.verify(directory, 2) == []
+    found = _newest(directory)
+    assert found is not None
+    assert same(found[1], make_state(2))
+
+
+def test_a_late_writer_of_an_older_group_changes_nothing(tmp_path: Path) -> None:
+    """It has seen no manifest, then sleeps while another group saves the same step."""
+    directory = open_directory(str(tmp_path))
+    older, newer = "g3-run", "g4-run"
+    late = _Sleeper(directory, before_writing=lambda: save(directory, 5, make_state(4), 2, newer))
+    files = write(late, 5, make_state(3), 2, older)
+    assert all((tmp_path / path_in_step(5, file.name)).exists() for file in files)
+    assert catalog.verify(directory, 5) == []
+    found = _newest(directory)
+    assert found is not None
+    assert same(found[1], make_state(4))
+
+
+def test_two_groups_may_write_the_same_step_and_one_is_committed(tmp_path: Path) -> None:
+    directory = open_directory(str(tmp_path))
+    write(directory, 5, make_state(3), 3, "g3-run")
+    files = write(directory, 5, make_state(4), 2, "g4-run")
+    write(directory, 5, make_state(3), 2, "g4-other")  # the fourth group of an earlier run
+    catalog.commit(directory, make_manifest(5, 2, files))
+    assert catalog.verify(directory, 5) == []
+    found = _newest(directory)
+    assert found is not None
+    assert same(found[1], make_state(4))
+
+
+class _Sleeper:
+    """A directory in whose first write something else happens first."""
+
+    def __init__(self, inner: Any, *, before_writing: Callable[[], None]) -> None:
+        self._inner = inner
+        self._before = [before_writing]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def size_bytes(self, relative: str) -> int | None:
+        return None if relative.endswith("manifest.json") else self._inner.size_bytes(relative)
+
+    def write(self, relative: str, data: Any) -> Any:
+        while self._before:
+            self._before.pop()()
+        return self._inner.write(relative, data)
 
 
 class TestKilledAtEveryPoint:

@@ -12,6 +12,7 @@ from elastic.checkpoint import catalog
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.directory import open_directory
 from elastic.worker.state.job_state import JobState
+from elastic.worker.state.loading import load
 from elastic.worker.state.saving import Place, Saver
 from tests.unit.worker.saving import make_manifest
 
@@ -33,7 +34,7 @@ class Job:
 
     def save(self, step: int, generation: int = 3) -> None:
         self.state.committed = step
-        self.saver.save(self.state, Place(generation=generation, rank=0, world_size=1))
+        self.saver.save(self.state, Place(run="run", generation=generation, rank=0, world_size=1))
         self.saver.wait_idle()
 
     def again(self) -> list[tuple[str, int, int]]:
@@ -61,7 +62,10 @@ def test_a_part_is_reported_when_it_is_written_and_again_when_asked(job: Job) ->
     assert kind == "shard_saved"
     assert (report.worker, report.step, report.generation) == ("w", 2, 3)
     assert (report.index, report.count) == (0, 1)
-    assert {f.name for f in report.files} >= {"structure.json"}
+    assert {f.name for f in report.files} == {
+        "shard-00000-of-00001-g3-run.safetensors",
+        "structure-g3-run.json",
+    }
     assert job.again() == job.again() == [("shard_saved", 2, 3)]
 
 
@@ -82,6 +86,48 @@ def test_a_later_settlement_settles_those_before(job: Job) -> None:
     assert [step for _, step, _ in job.again()] == [2, 4, 6]
     job.saver.settle(4, committed=True)
     assert [step for _, step, _ in job.again()] == [6]
+
+
+@pytest.mark.parametrize("abandoned", [True, False])
+def test_a_group_saves_a_step_once(job: Job, abandoned: bool) -> None:
+    """What is acknowledged meanwhile would change the file that was reported."""
+    job.save(2)
+    if abandoned:
+        job.saver.settle(2, committed=False)
+    before = {path: path.stat().st_mtime_ns for path in job.root.rglob("*")}
+    job.sent.clear()
+    job.save(2)
+    assert {path: path.stat().st_mtime_ns for path in job.root.rglob("*")} == before
+    assert job.sent == []
+    assert job.saver.is_settled(2, 0.0) is abandoned
+
+
+def test_buffers_are_those_of_the_first_rank(tmp_path: Path) -> None:
+    """Members may differ in them; a checkpoint holds the statistics of one, not of several."""
+    reports = []
+    for rank in range(3):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(2, 40), torch.nn.BatchNorm1d(40))
+        job = Job(tmp_path)
+        job.state = JobState()
+        job.state.track({"model": model})
+        model[1].running_mean.fill_(rank)
+        model[1].running_var.fill_(10 + rank)
+        job.state.committed = 2
+        job.saver.save(job.state, Place(run="run", generation=3, rank=rank, world_size=3))
+        job.saver.wait_idle()
+        reports.append(job.sent[0]["shard_saved"])
+    directory = open_directory(str(tmp_path))
+    digests = [
+        FileDigest(name=f.name, size_bytes=f.size_bytes, xxh3_128=f.xxh3_128)
+        for report in reports
+        for f in report.files
+    ]
+    catalog.commit(directory, make_manifest(2, 3, digests))
+    loaded = load(directory, 2)
+    assert loaded.tensors["model.1.running_mean"].tolist() == [0.0] * 40
+    assert loaded.tensors["model.1.running_var"].tolist() == [10.0] * 40
+    assert torch.equal(loaded.tensors["model.0.weight"], model[0].weight)
 
 
 def test_a_step_saved_again_by_another_group_is_reported_as_that(job: Job) -> None:

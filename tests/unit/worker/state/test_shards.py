@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from elastic.checkpoint import catalog
 from elastic.checkpoint.directory import open_directory
+from elastic.checkpoint.layout import path_in_step, shard_name
 from elastic.errors import CheckpointWriteError
 from elastic.worker.state.loading import load
 from elastic.worker.state.shards import (
@@ -23,7 +24,7 @@ from elastic.worker.state.shards import (
 )
 from elastic.worker.state.tensor_specs import REAL_PART, TensorSpec, describe
 from elastic.worker.state.tree import flatten, unflatten
-from tests.unit.worker.saving import make_state, save
+from tests.unit.worker.saving import GROUP, make_state, save
 from tests.unit.worker.trees import DTYPES, make_tensor, same, same_tensor
 
 _shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
@@ -72,6 +73,30 @@ def test_shares_are_within_an_element_of_equal(specs: list[TensorSpec], count: i
 def test_shares_of_one_type_differ_by_an_element(specs: list[TensorSpec], count: int) -> None:
     shares = _shares_bytes(specs, count)
     assert max(shares) - min(shares) <= torch.float64.itemsize
+
+
+@given(_specs(st.sampled_from(DTYPES)), st.integers(1, 9), st.data())
+def test_what_differs_between_writers_is_in_the_first_shard(
+    specs: list[TensorSpec], count: int, data: st.DataObject
+) -> None:
+    names = [spec.name for spec in specs]
+    local = frozenset(name for name in names if data.draw(st.booleans()))
+    shards = plan_shards(specs, count, local)
+    owners = {
+        name: [i for i, s in enumerate(shards) for p in s if p.name == name] for name in names
+    }
+    assert all(owners[name] == [0] for name in local)
+    assert all(piece.whole for piece in shards[0] if piece.name in local)
+    width = {spec.name: spec.element_bytes for spec in specs}
+    sizes = [sum((p.stop - p.start) * width[p.name] for p in shard) for shard in shards]
+    assert sum(sizes) == sum(spec.size_bytes for spec in specs)
+    local_bytes = sum(spec.size_bytes for spec in specs if spec.name in local)
+    widest = max(width.values(), default=0)
+    if local_bytes * count <= sum(sizes):
+        assert max(sizes) - min(sizes) <= 2 * widest
+    else:
+        assert sizes[0] - local_bytes <= widest
+        assert max(sizes[1:], default=0) - min(sizes[1:], default=0) <= 2 * widest
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -146,7 +171,7 @@ def test_the_shares_of_equal_states_are_equal_bytes(tmp_path: Path) -> None:
     """A survivor may write the share of a worker that only seemed dead."""
     for name in ("one", "two"):
         save(open_directory(str(tmp_path / name)), 1, make_state(7), 3)
-    shard = "step-000000001/shard-00001-of-00003.safetensors"
+    shard = path_in_step(1, shard_name(1, 3, GROUP))
     assert (tmp_path / "one" / shard).read_bytes() == (tmp_path / "two" / shard).read_bytes()
 
 
@@ -154,5 +179,5 @@ def test_a_committed_checkpoint_is_never_written_again(tmp_path: Path) -> None:
     directory = open_directory(str(tmp_path))
     save(directory, 1, make_state(1))
     with pytest.raises(CheckpointWriteError, match=r"already committed.*too late"):
-        write_share(directory, 1, 0, 2, HostShare(tensors={}, slices={}), None)
+        write_share(directory, 1, "g2-run", 0, 2, HostShare(tensors={}, slices={}), None)
     assert catalog.verify(directory, 1) == []

@@ -1,0 +1,83 @@
+"""The ledger of a job that is run several times is good, and lacks no step of the newest run."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from examples.ledger_check import Audit, audit
+from tests.chaos.problem import lineage
+from tests.integration.running import Place, eventually, steps_of, wait_for_step
+from tests.job_process import JobProcess
+
+SAMPLES = 48  # of steady.py
+
+
+@pytest.mark.parametrize("nproc", [3, 2], ids=["as many workers", "fewer workers"])
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+def test_a_run_that_begins_from_a_checkpoint_has_all_its_steps_in_the_ledger(
+    place: Place, tmp_path: Path, end: signal.Signals, nproc: int
+) -> None:
+    files = [tmp_path / "checkpoints", tmp_path / "ledger.jsonl"]
+    first = start(place, *files, epochs=1000, nproc=3)
+    change_group(first)
+    first.process.send_signal(end)
+    first.wait()
+    eventually(lambda: not place.processes(), lambda: f"left: {place.processes()}")
+
+    epochs = lineage(files[1])[-1]["epoch"] + 3
+    second = start(place, *files, epochs=epochs, nproc=nproc)
+    assert second.wait() == 0, second.story()
+    restored = second.named("state_restored")[0]["committed"]
+    assert restored > 0
+    result = audited(files[1], epochs)
+    assert not result.problems
+    assert result.steps == second.named("job_finished")[0]["committed"]
+    own = [step["step"] for step in lineage(files[1]) if step["run"] == newest_run(files[1])]
+    assert own == list(range(restored, result.steps))
+
+
+def test_a_run_that_begins_from_nothing_takes_the_place_of_the_one_before(
+    place: Place, tmp_path: Path
+) -> None:
+    files = [tmp_path / "checkpoints", tmp_path / "ledger.jsonl"]
+    first = start(place, *files, epochs=1000, nproc=3)
+    change_group(first)
+    first.process.send_signal(signal.SIGTERM)
+    first.wait()
+    shutil.rmtree(files[0])
+
+    second = start(place, *files, epochs=2, nproc=2)
+    assert second.wait() == 0, second.story()
+    result = audited(files[1], epochs=2)
+    assert not result.problems
+    assert {step["run"] for step in lineage(files[1])} == {newest_run(files[1])}
+    assert result.resumed == 1
+
+
+def start(place: Place, checkpoints: Path, ledger: Path, *, epochs: int, nproc: int) -> JobProcess:
+    """With so many checkpoints that each has steps which are not yet known to be in the ledger."""
+    options = ["--checkpoint-dir", checkpoints, "--checkpoint-every", "1", "--ledger", ledger]
+    script = ["steady.py", "--epochs", epochs, "--pace-s", 0.02, "--samples", SAMPLES]
+    return place.start(*script, options=options, nproc=nproc)
+
+
+def change_group(job: JobProcess) -> None:
+    """Have the job's generations go up, and train on in the last of them."""
+    wait_for_step(job, 5)
+    job.kill_worker(job.members()[-1])
+    job.wait_for(lambda: len(job.named("generation_formed")) >= 3, "three generations")
+    wait_for_step(job, max(steps_of(job)) + 25)
+
+
+def audited(ledger: Path, epochs: int) -> Audit:
+    return audit(ledger.read_text().splitlines(), samples=SAMPLES, epochs=epochs)
+
+
+def newest_run(ledger: Path) -> str:
+    """The run that wrote the last line."""
+    run: str = lineage(ledger)[-1]["run"]
+    return run

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import inspect
+import os
 import re
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +16,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from elastic.core.membership import Generation
-from elastic.errors import GroupLost
+from elastic.errors import ConfigurationError, GroupLost
+from elastic.worker.group import watchdog
 from elastic.worker.group.sockets import Connection, connections, shut_down
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
@@ -30,19 +34,78 @@ _LOST = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backend:
-    """How members reach each other. NCCL moves tensors of `device`; gloo those of the host."""
+    """How members reach each other: torch's name for it, the device it serves, what it can do.
+
+    Callers ask for what it can do, and not for its name or the type of its device.
+    """
 
     name: str
     device: torch.device
+    queues: bool = False
+    """Operations run in the device's queue: they return before they are done, and one that was
+    aborted ends without an error and leaves garbage. False: they are done, or raise."""
+    aborts: bool = False
+    """torch can abort its groups while a thread is blocked in them. False: connections are shut
+    down instead, and it may happen that a thread is not freed."""
 
     @classmethod
     def for_slot(cls, slot: int) -> Backend:
-        """NCCL on the GPU with this local rank, or gloo without GPUs."""
-        if torch.cuda.is_available() and dist.is_nccl_available():
-            device = torch.device("cuda", slot % torch.cuda.device_count())
-            torch.cuda.set_device(device)
-            return cls(name="nccl", device=device)
-        return cls(name="gloo", device=torch.device("cpu"))
+        """What the script has registered; else NCCL on the GPU with this local rank, or gloo on
+        the host if there is no GPU. Raises ConfigurationError."""
+        backend = _choose(slot)
+        if backend.aborts:
+            watchdog.turn_off(os.environ)
+        return backend
+
+    @staticmethod
+    def register(choose: Callable[[int], Backend]) -> None:
+        """Use other devices or another transport than NCCL and gloo: `choose` gives the backend
+        for a slot. Before elastic.init()."""
+        global _choose
+        _choose = choose
+
+    @property
+    def reforms_in_place(self) -> bool:
+        """torch can give a group of this backend other members (torch >= 2.14: gloo and nccl2),
+        so that what is built on it, such as DDP with its buckets, could be kept.
+
+        `init_process_group(enable_reconfigure=True)`, then `_get_reconfigure_handle()` and
+        `_reconfigure(uuid, handles)` of the group: a fresh uuid for each try, handles in the order
+        of ranks, no collective before the first. Who is blocked still has to be freed.
+        """
+        known = inspect.signature(dist.init_process_group).parameters
+        return "enable_reconfigure" in known and self.name in ("gloo", "nccl2")
+
+    def wait_for_device(self) -> None:
+        """Return when all that the calling thread has queued so far is done, or was aborted.
+
+        Whether it was aborted is for `Group.check` to say. Costs nothing without a queue.
+        """
+        if not self.queues:
+            return
+        done = torch.get_device_module(self.device).Event()
+        done.record()
+        done.synchronize()
+
+
+def _nccl_or_gloo(slot: int) -> Backend:
+    if not (torch.cuda.is_available() and dist.is_nccl_available()):
+        return Backend(name="gloo", device=torch.device("cpu"))
+    devices = torch.cuda.device_count()
+    if slot >= devices:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise ConfigurationError(
+            f"slot {slot} of this node has no GPU of its own: the node has {devices} "
+            f"{'' if visible is None else f'(CUDA_VISIBLE_DEVICES={visible}) '}"
+            "and NCCL refuses two ranks on one; start at most "
+            f"{devices} workers here (--nproc-per-node {devices}, or gpu)"
+        )
+    device = torch.device("cuda", slot)
+    torch.cuda.set_device(device)
+    return Backend(name="nccl", device=device, queues=True, aborts=True)
+
+
+_choose: Callable[[int], Backend] = _nccl_or_gloo
 
     def wait_for_device(self) -> None:
         """Return when the device has done all that it was given so far."""
@@ -70,6 +133,10 @@ class Group:
         self.world_size = generation.world_size
         self.backend = backend
         self._lock = threading.Lock()
+        self._ending = threading.Lock()  # one thread ends it, and no thread after it was closed
+        self._closed = False
+        self._torch: dist.ProcessGroup | None = None
+        self._uncounted = 0
         self._before: frozenset[Connection] | None = None
         self._built: frozenset[Connection] | None = None
         self._own_store_port = 0
@@ -97,7 +164,8 @@ class Group:
         try:
             self._connect(self._meet(timeout), timeout)
         except (RuntimeError, ValueError) as error:
-            self._discard()
+            with self._ending:
+                self._discard()
             raise GroupLost(f"the group did not assemble: {first_line(error)}") from error
         with self._lock:
             self._built = self._own(connections())
@@ -116,24 +184,54 @@ class Group:
         if self.aborted:
             raise GroupLost(f"generation {self.generation.number} was superseded")
 
+    def settle(self) -> None:
+        """Return when what this thread has queued is done and its results may be read.
+
+        Raises GroupLost if it was aborted: the results may be garbage. To be called before
+        anything is concluded from what was received.
+        """
+        self.backend.wait_for_device()
+        self.check()
+
+    def collectives(self) -> int:
+        """How many collectives have been launched in it so far.
+
+        Where torch does not count them it seems as if there were one between any two calls.
+        """
+        if self._torch is None:
+            return 0
+        try:
+            return int(self._torch._get_sequence_number_for_group())  # type: ignore[attr-defined]
+        except RuntimeError:
+            self._uncounted += 1
+            return self._uncounted
+
     def abort(self) -> None:
-        """From any thread: whoever is blocked in this group's collectives gets an error now."""
+        """From any thread: whoever is blocked in this group's collectives is freed now.
+
+        Touches nothing but this group, however late it comes; a second thread waits for the first.
+        """
         self._aborted.set()
         self._wake.set()
-        if self.backend.name == "nccl" and dist.is_initialized():
-            dist.distributed_c10d._abort_process_group()
-        shut_down(self._connections())
+        with self._ending:
+            if self._closed:
+                return
+            if self.backend.aborts and self._is_default():
+                dist.distributed_c10d._abort_process_group()
+            shut_down(self._connections())
 
     def leave(self) -> None:
         """Stop sending, still let peers read what was sent: for a member whose part is done."""
-        if self.backend.name == "gloo":
+        if not self.backend.aborts:
             shut_down(self._connections(), socket.SHUT_WR)
 
     def close(self) -> None:
         """Throw the group away; a new one may follow."""
         if not self.aborted:
             self.leave()
-        self._discard()
+        with self._ending:
+            self._closed = True
+            self._discard()
 
     def descriptors(self) -> list[int]:
         """Its sockets, for forked children to close."""
@@ -176,21 +274,26 @@ class Group:
         # torch puts its count of groups into the store's keys; a group that did not come up, or
         # did so only here, must not leave this member's count different from its peers'.
         dist.distributed_c10d._world.group_count = 0
-        dist.init_process_group(
-            self.backend.name,
-            store=store,
-            rank=self.rank,
-            world_size=self.world_size,
-            timeout=timeout,
-        )
-        if self.backend.name == "nccl":
-            self._connect_nccl()
-        else:
-            dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
+        try:
+            dist.init_process_group(
+                self.backend.name,
+                store=store,
+                rank=self.rank,
+                world_size=self.world_size,
+                timeout=timeout,
+            )
+        finally:
+            with self._ending:
+                self._torch = dist.group.WORLD
+        self.check()  # an abort that came before found nothing to abort
+        if self.backend.queues:
+            self._connect_queue()
+        dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
 
-    def _connect_nccl(self) -> None:
+    def _connect_queue(self) -> None:
         """NCCL connects at the first collective: make it now, while the clock of joining runs."""
-        dist.barrier(device_ids=[self.backend.device.index])
+        dist.all_reduce(torch.zeros(1, device=self.backend.device))
+        self.settle()
 
     def _connections(self) -> frozenset[Connection]:
         with self._lock:
@@ -204,23 +307,35 @@ class Group:
         new = now - (self._before or frozenset())
         return frozenset(c for c in new if c.local_port != self._own_store_port)
 
+    def _is_default(self) -> bool:
+        """torch's default group, and all that the script has made below it, are this one's."""
+        return self._torch is not None and dist.group.WORLD is self._torch
+
     def _discard(self) -> None:
-        if not dist.is_initialized():
-            return
-        if self.backend.name == "nccl":
-            dist.distributed_c10d._abort_process_group()
-            return
-        last = [dist.group.WORLD] if self.aborted else []
-        dist.destroy_process_group()
-        if last:  # it ends with its last reference, when its threads do: see worker/group/stuck.py
+        if self._is_default():
+            if self.backend.aborts:
+                dist.distributed_c10d._abort_process_group()
+            else:
+                dist.destroy_process_group()
+        last, self._torch = [self._torch], None
+        if self.aborted or self.backend.aborts:
+            # It ends with its last reference, when its threads do: see worker/group/stuck.py.
             threading.Thread(target=last.clear, name="elastic-discard", daemon=True).start()
 
 
 def is_group_loss(error: BaseException, group: Group | None) -> bool:
-    """Does this exception say that the group is lost, and nothing else?"""
+    """Does this exception say that the group is lost, and nothing else?
+
+    Any does once the group was aborted: torch then knows of no group, or what was received is
+    garbage. If the script itself is at fault it raises again in the next group.
+    """
     if isinstance(error, GroupLost):
         return True
-    if not isinstance(error, RuntimeError) or group is None:
+    if group is None or not isinstance(error, Exception):
+        return False
+    if group.aborted:
+        return True
+    if not isinstance(error, RuntimeError):
         return False
     if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
         return True

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from elastic.worker.group.process_group import COLLECTIVE_TIMEOUT, Group
-from elastic.worker.state.tensor_specs import TensorSpec
+from elastic.worker.state.tensor_specs import TensorSpec, describe
 
 CHUNK_BYTES = 32 * 2**20
 
@@ -19,58 +21,105 @@ def send_json(group: Group, document: Any, rank: int) -> None:
     """Send a JSON document to `rank`, which calls receive_json."""
     content = json.dumps(document).encode()
     device = group.backend.device
-    _send(torch.tensor([len(content)], dtype=torch.int64, device=device), rank)
-    _send(torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device), rank)
+    _send(group, torch.tensor([len(content)], dtype=torch.int64, device=device), rank)
+    _send(group, torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device), rank)
 
 
 def receive_json(group: Group, rank: int) -> Any:
     """The document that `rank` sends."""
     device = group.backend.device
     length = torch.empty(1, dtype=torch.int64, device=device)
-    _receive(length, rank)
+    _receive(group, length, rank)
     content = torch.empty(int(length.item()), dtype=torch.uint8, device=device)
-    _receive(content, rank)
+    _receive(group, content, rank)
     return json.loads(content.cpu().numpy().tobytes())
 
 
 def send_tensors(group: Group, tensors: Mapping[str, torch.Tensor], rank: int) -> int:
-    """Send the tensors' bytes in their order; return how many."""
+    """Send the tensors to `rank`, which calls receive_tensors; return how many bytes.
+
+    Needs room for one chunk beside them.
+    """
     total = 0
-    for pieces in _chunks([_bytes_of(t) for t in tensors.values()]):
-        chunk = torch.cat([p.to(group.backend.device) for p in pieces])
-        _send(chunk, rank)
+    for parts in _chunks(describe(tensors)):
+        pieces = [_bytes_of(b) for p in parts for b in _blocks(tensors[p.name], p.start, p.stop)]
+        chunk = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        _send(group, chunk.to(group.backend.device), rank)
         total += chunk.numel()
     return total
 
 
 def receive_tensors(
-    group: Group, specs: Sequence[TensorSpec], rank: int
+    group: Group,
+    specs: Sequence[TensorSpec],
+    rank: int,
+    into: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> tuple[dict[str, torch.Tensor], int]:
-    """New tensors on the host or the group's device, as described by `specs`; and their bytes."""
-    tensors = {
-        s.name: torch.empty(s.shape, dtype=s.torch_dtype, device=group.backend.device)
-        for s in specs
-    }
+    """The tensors that `rank` sends, as `specs` describes them, and their bytes.
+
+    A tensor of `into` is overwritten where one of its name fits in shape, type and place; for the
+    others new ones are made, on the host or on the group's device. So a member that hands in its
+    live state needs room for one chunk beside it, and not for a second state.
+
+    The caller gives its state up before it calls this: it must have declared that it holds no state
+    that is of use to others (dropped, not intact), because from the first byte on the tensors of
+    `into` are neither the old state nor the new one, and stay so if the group is lost.
+    Afterwards it still has to load the result: what is no tensor of `into`, such as what
+    a state_dict() has computed, is not part of its live objects.
+    """
+    tensors = {s.name: _target(s, group.backend.device, into.get(s.name)) for s in specs}
     total = 0
-    for pieces in _chunks([_bytes_of(t) for t in tensors.values()]):
-        chunk = torch.empty(
-            sum(p.numel() for p in pieces), dtype=torch.uint8, device=group.backend.device
-        )
-        _receive(chunk, rank)
-        sizes = [p.numel() for p in pieces]
-        for piece, part in zip(pieces, torch.split(chunk, sizes), strict=True):
-            piece.copy_(part)
-        total += chunk.numel()
-    return tensors, total
+    for parts in _chunks(specs):
+        blocks = [b for p in parts for b in _blocks(tensors[p.name], p.start, p.stop)]
+        total += _receive_blocks(group, blocks, rank)
+    return {s.name: tensors[s.name] for s in specs}, total
 
 
-def _send(tensor: torch.Tensor, rank: int) -> None:
-    """Return when `rank` has received it.
+def _receive_blocks(group: Group, blocks: list[torch.Tensor], rank: int) -> int:
+    """Receive one chunk into these; return its bytes."""
+    whole = blocks[0]
+    if len(blocks) == 1 and whole.is_contiguous() and whole.device == group.backend.device:
+        _receive(group, _bytes_of(whole), rank)
+        return whole.numel() * whole.element_size()
+    sizes = [b.numel() * b.element_size() for b in blocks]
+    chunk = torch.empty(sum(sizes), dtype=torch.uint8, device=group.backend.device)
+    _receive(group, chunk, rank)
+    for block, part in zip(blocks, torch.split(chunk.to(whole.device), sizes), strict=True):
+        if block.is_contiguous():
+            _bytes_of(block).copy_(part)
+        else:
+            block.copy_(part.clone().view(block.dtype).reshape(block.shape))
+    return chunk.numel()
+
+
+def _target(spec: TensorSpec, device: torch.device, live: torch.Tensor | None) -> torch.Tensor:
+    """Where a tensor is to be received: the live one if it fits, else a new one."""
+    device = torch.device("cpu") if spec.place == "cpu" else device
+    if live is not None and _fits(spec, device, live):
+        return live.detach()
+    return torch.empty(spec.shape, dtype=spec.torch_dtype, device=device)
+
+
+def _fits(spec: TensorSpec, device: torch.device, live: torch.Tensor) -> bool:
+    return (
+        (tuple(live.shape), live.dtype, live.device) == (spec.shape, spec.torch_dtype, device)
+        and not live.is_inference()
+        and not (live.is_conj() or live.is_neg())
+        # Each element has a place of its own; an expanded tensor's have not.
+        and torch.empty_like(live, device="meta").stride() == live.stride()
+    )
+
+
+def _send(group: Group, tensor: torch.Tensor, rank: int) -> None:
+    """Return when it may be overwritten: with gloo, when `rank` has received it.
 
     gloo never wakes whoever waits for an operation of which a part was done when the connection
     broke or was shut down: `signalException` of its tcp/pair.cc knows only of those not yet begun.
     So both sides first wait for a byte that follows it, and only then for the tensor itself.
     """
+    if group.backend.aborts:
+        _exchange(group, dist.P2POp(dist.isend, tensor, rank))
+        return
     end, answer = torch.zeros_like(tensor[:1]), torch.empty_like(tensor[:1])
     sending = [dist.isend(tensor, rank), dist.isend(end, rank)]
     _wait(dist.irecv(answer, rank))
@@ -78,13 +127,23 @@ def _send(tensor: torch.Tensor, rank: int) -> None:
         _wait(work)
 
 
-def _receive(tensor: torch.Tensor, rank: int) -> None:
-    """The other side of `_send`."""
+def _receive(group: Group, tensor: torch.Tensor, rank: int) -> None:
+    """The other side of `_send`. Raises GroupLost if what has come may be garbage."""
+    if group.backend.aborts:
+        _exchange(group, dist.P2POp(dist.irecv, tensor, rank))
+        return
     end = torch.empty_like(tensor[:1])
     receiving = dist.irecv(tensor, rank)
     _wait(dist.irecv(end, rank))
     _wait(receiving)
     _wait(dist.isend(end, rank))
+
+
+def _exchange(group: Group, operation: dist.P2POp) -> None:
+    """In a batch: by itself, NCCL would connect the two members anew, out of reach of an abort."""
+    for work in dist.batch_isend_irecv([operation]):
+        work.wait()
+    group.settle()
 
 
 def _wait(work: dist.Work | None) -> None:
@@ -96,25 +155,57 @@ def _wait(work: dist.Work | None) -> None:
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's memory as a flat uint8 tensor; shares it if contiguous."""
-    flat = tensor.detach().contiguous().reshape(-1)
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
-    return flat.view(torch.uint8)
+    # A lone element counts as contiguous whatever its stride, but not where types are changed.
+    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
 
 
-def _chunks(flat: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Group and split uint8 tensors so that each chunk has CHUNK_BYTES, but for the last."""
-    chunk: list[torch.Tensor] = []
-    room = CHUNK_BYTES
-    for tensor in flat:
-        rest = tensor
-        while rest.numel() >= room:
-            chunk.append(rest[:room])
-            rest = rest[room:]
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Elements from `start` to `stop` of a tensor, row by row."""
+
+    name: str
+    start: int
+    stop: int
+
+
+def _chunks(specs: Sequence[TensorSpec]) -> Iterator[list[_Part]]:
+    """Cut the tensors into chunks of CHUNK_BYTES, the same on both sides.
+
+    Those of the host come first and share no chunk with others: a chunk is moved at once. Only
+    the last chunk of a place has less than CHUNK_BYTES, except for the rest of an element.
+    """
+    by_name = sorted(specs, key=lambda s: s.name)
+    for place in ("cpu", "device"):
+        chunk: list[_Part] = []
+        room = CHUNK_BYTES
+        for spec in (s for s in by_name if s.place == place):
+            start = 0
+            while start < spec.element_count:
+                if chunk and room < spec.element_bytes:
+                    yield chunk
+                    chunk, room = [], CHUNK_BYTES
+                count = max(1, min(spec.element_count - start, room // spec.element_bytes))
+                chunk.append(_Part(spec.name, start, start + count))
+                room -= count * spec.element_bytes
+                start += count
+        if chunk:
             yield chunk
-            chunk, room = [], CHUNK_BYTES
-        if rest.numel():
-            chunk.append(rest)
-            room -= rest.numel()
-    if chunk:
-        yield chunk
+
+
+def _blocks(tensor: torch.Tensor, start: int, stop: int) -> Iterator[torch.Tensor]:
+    """Views of these elements in their order, however the tensor lies in memory."""
+    if tensor.is_contiguous():
+        yield tensor.view(-1)[start:stop]
+        return
+    row = tensor[0].numel()
+    first, last = start // row, stop // row
+    if start % row:
+        yield from _blocks(tensor[first], start % row, min(stop - first * row, row))
+        first += 1
+    if first < last:
+        yield tensor[first:last]
+    if first <= last and stop % row:
+        yield from _blocks(tensor[last], 0, stop % row)

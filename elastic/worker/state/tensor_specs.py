@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 import xxhash
 
 from elastic.checkpoint import documents
+from elastic.checkpoint.documents import Json
 from elastic.errors import ConfigurationError
+
+Place = Literal["cpu", "device"]
 
 # Element types and what a safetensors header calls them. Complex ones are stored as pairs of
 # real numbers, since the format knows only one of them.
@@ -40,11 +44,16 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*STORED_AS, *RE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSpec:
-    """Name, element type ("float32") and shape of a tensor."""
+    """Name, element type ("float32") and shape of a tensor; and where it is kept.
+
+    place: "cpu" for what stays in host memory (states of CPU generators, the step count of Adam),
+    "device" for the session's device. No part of what makes two tensors alike.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    place: Place = field(default="device", compare=False)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -82,8 +91,22 @@ def describe(tensors: Mapping[str, torch.Tensor]) -> tuple[TensorSpec, ...]:
             name=name,
             dtype=str(tensor.dtype).removeprefix("torch."),
             shape=tuple(tensor.shape),
+            place="cpu" if tensor.device.type == "cpu" else "device",
         )
         for name, tensor in sorted(tensors.items())
+    )
+
+
+def to_table(specs: Sequence[TensorSpec]) -> list[Json]:
+    """Return the specs as JSON, for another member."""
+    return [[s.name, s.dtype, list(s.shape), s.place] for s in specs]
+
+
+def from_table(table: Sequence[tuple[str, str, Sequence[int], Place]]) -> tuple[TensorSpec, ...]:
+    """Return the specs that `to_table` has turned into JSON."""
+    return tuple(
+        TensorSpec(name=name, dtype=dtype, shape=tuple(shape), place=place)
+        for name, dtype, shape, place in table
     )
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import elastic
+from tests import nccl_manners
 from tests.chaos.problem import build, dataset, loss_of
 
 
@@ -36,8 +37,11 @@ def main() -> None:
     parser.add_argument("--loaders", type=int, default=0)
     parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument("--weights-every", type=int, default=0, help="steps; 0: never")
+    parser.add_argument("--nccl-manners", action="store_true")
     options = parser.parse_args()
 
+    if options.nccl_manners:
+        nccl_manners.use()
     session = elastic.init()
     model = session.distribute(build(torch.initial_seed() + os.getpid()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

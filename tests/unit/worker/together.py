@@ -42,9 +42,9 @@ class Seat:
         known = {"incarnation": "i", "members": members, "reason": ChangeReason.STARTED}
         return Generation(number=number, **{**known, **fields})
 
-    def join(self, number: int = 1) -> Group:
+    def join(self, number: int = 1, *, backend: Backend = GLOO) -> Group:
         """Form the group of all of them."""
-        group = Group(self.generation(number), self.rank, GLOO)
+        group = Group(self.generation(number), self.rank, backend)
         group.build(self.host, JOIN_TIMEOUT_S)
         return group
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ import torch.distributed as dist
 
 from elastic.core.membership import ChangeReason, Generation, Member
 from elastic.errors import ConfigurationError, GroupLost
-from elastic.worker.group.process_group import Group, first_line, is_group_loss
+from elastic.worker.group.process_group import Backend, Group, first_line, is_group_loss
+from tests import nccl_manners
+from tests.unit.worker import together
 from tests.unit.worker.together import GLOO, Seat, die, meet, run_together
 
 ALONE = Generation(number=1, incarnation="i", members=(), reason=ChangeReason.STARTED)
@@ -58,6 +61,20 @@ def test_errors_of_a_lost_group(error: Exception) -> None:
 @pytest.mark.parametrize("error", NOT_LOST, ids=lambda e: str(e)[-30:])
 def test_errors_of_the_script(error: Exception) -> None:
     assert not is_group_loss(error, GROUP)
+
+
+@pytest.mark.parametrize("error", NOT_LOST, ids=lambda e: str(e)[-30:])
+def test_any_error_is_a_loss_once_the_group_was_aborted(error: Exception) -> None:
+    group = Group(ALONE, 0, GLOO)
+    group.abort()
+    assert is_group_loss(error, group)
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt(), SystemExit(0)], ids=repr)
+def test_a_script_that_is_ended_while_its_group_is_lost_ends(ending: BaseException) -> None:
+    group = Group(ALONE, 0, GLOO)
+    group.abort()
+    assert not is_group_loss(ending, group)
 
 
 def test_without_a_group_none_can_be_lost() -> None:
@@ -206,3 +223,257 @@ def test_building_is_aborted_while_the_store_does_not_answer() -> None:
         assert time.monotonic() - began < 1.0
 
     run_together(connect)
+
+
+def test_collectives_are_counted() -> None:
+    def count(seat: Seat) -> None:
+        group = seat.join()
+        before = group.collectives()
+        for _ in range(3):
+            meet()
+        assert group.collectives() == before + 3
+
+    run_together(count, count)
+
+
+def test_where_torch_does_not_count_there_is_a_collective_between_any_two_looks() -> None:
+    class Uncounted:
+        def _get_sequence_number_for_group(self) -> int:
+            raise RuntimeError("ProcessGroup mpi does not yet support sequence numbers.")
+
+    group: Any = Group(ALONE, 0, GLOO)
+    group._torch = Uncounted()
+    looks = [group.collectives() for _ in range(3)]
+    assert looks == sorted(set(looks))
+
+
+# ---- with NCCL's manners
+
+
+@pytest.fixture
+def manners(monkeypatch: pytest.MonkeyPatch) -> Backend:
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    nccl_manners.register()
+    return nccl_manners.BACKEND
+
+
+def test_an_abort_from_another_thread_ends_what_is_queued_without_an_error(
+    manners: Backend,
+) -> None:
+    def block(seat: Seat) -> None:
+        group = seat.join(backend=manners)
+        below = dist.new_group([0, 1])
+        queued = [dist.all_reduce(torch.zeros(1), group=g, async_op=True) for g in (None, below)]
+        link = threading.Timer(0.2, group.abort)
+        link.start()
+        for work in queued:
+            work.wait()
+        assert group.aborted
+        link.join()
+        with pytest.raises(GroupLost):
+            group.settle()
+        with pytest.raises(ValueError, match="initialized") as caught:
+            meet()
+        assert is_group_loss(caught.value, group)
+        seat.exchange("freed")
+
+    def stay_away(seat: Seat) -> None:
+        seat.join(backend=manners)
+        dist.new_group([0, 1])
+        seat.exchange("freed")
+
+    run_together(block, stay_away)
+
+
+@pytest.mark.parametrize("backend", [GLOO, nccl_manners.BACKEND], ids=lambda b: b.name)
+@pytest.mark.usefixtures("manners")
+def test_a_late_abort_leaves_the_next_group_alone(backend: Backend) -> None:
+    def rejoin(seat: Seat) -> None:
+        first = seat.join(1, backend=backend)
+        meet()
+        first.close()
+        second = seat.join(2, backend=backend)
+        first.abort()
+        meet()
+        second.settle()
+
+    run_together(rejoin, rejoin)
+
+
+def test_two_threads_that_abort_at_once_abort_once(
+    manners: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    torch_abort = dist.distributed_c10d._abort_process_group
+
+    def slow_abort() -> None:
+        calls.append(threading.current_thread().name)
+        time.sleep(0.2)
+        torch_abort()
+
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", slow_abort)
+
+    def abort_twice(seat: Seat) -> None:
+        group = seat.join(backend=manners)
+        link = threading.Thread(target=group.abort)
+        link.start()
+        while not calls:
+            time.sleep(0.001)
+        group.abort()
+        group.close()
+        assert not link.is_alive() or not dist.is_initialized()
+        seat.join(2, backend=manners)
+        link.join()
+        dist.all_reduce(torch.zeros(1))
+        assert len(calls) == 1
+
+    run_together(abort_twice)
+
+
+def test_an_abort_while_the_group_is_built_is_not_missed(
+    manners: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It finds nothing to abort before torch has built it, and a peer that is gone never comes."""
+    init = dist.init_process_group
+
+    def be_aborted(seat: Seat) -> None:
+        group = Group(seat.generation(), seat.rank, manners)
+
+        def init_and_abort(*args: Any, **named: Any) -> None:
+            init(*args, **named)
+            group.abort()
+
+        monkeypatch.setattr(dist, "init_process_group", init_and_abort)
+        with pytest.raises(GroupLost):
+            group.build(seat.host, 5.0)
+        group.close()
+        assert not dist.is_initialized()
+        seat.exchange("lost")
+
+    def never_come(seat: Seat) -> None:
+        monkeypatch.setattr(Group, "_connect_queue", lambda _: None)
+        seat.join(backend=manners)
+        seat.exchange("lost")
+
+    run_together(be_aborted, never_come)
+
+
+def test_a_late_abort_of_a_group_that_never_came_up_leaves_the_next_one_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    init = dist.init_process_group
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no connection")
+
+    def rejoin(seat: Seat) -> None:
+        first = Group(seat.generation(1), seat.rank, GLOO)
+        monkeypatch.setattr(dist, "init_process_group", refuse)
+        with pytest.raises(GroupLost):
+            first.build(seat.host, 5.0)
+        first.close()
+        monkeypatch.setattr(dist, "init_process_group", init)
+        seat.join(2)
+        first.abort()
+        meet()
+
+    run_together(rejoin, rejoin)
+
+
+def test_an_abort_leaves_alone_what_the_script_has_put_in_place_of_its_group(
+    manners: Backend,
+) -> None:
+    def replace(seat: Seat) -> None:
+        first = seat.join(1, backend=manners)
+        dist.destroy_process_group()
+        second = seat.join(2, backend=manners)
+        first.abort()
+        meet()
+        second.settle()
+
+    run_together(replace)
+
+
+@pytest.mark.parametrize("backend", [GLOO, nccl_manners.BACKEND], ids=lambda b: b.name)
+@pytest.mark.usefixtures("manners")
+def test_a_member_may_be_later_than_joining_may_take(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time-out of joining is not that of the group's collectives: an evaluation takes long."""
+    monkeypatch.setattr(together, "JOIN_TIMEOUT_S", 0.5)
+    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING")  # the watchdog would end the process
+
+    def come_late(seat: Seat) -> None:
+        group = seat.join(backend=backend)
+        time.sleep(0.8)
+        meet()
+        group.settle()
+
+    def wait(seat: Seat) -> None:
+        group = seat.join(backend=backend)
+        meet()
+        group.settle()
+
+    run_together(come_late, wait)
+
+
+def test_the_watchdog_that_is_left_on_ends_the_survivor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the stand-in has one: what the tests with it show would be worth nothing otherwise."""
+    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
+    nccl_manners.register()
+    ended: list[int] = []
+    monkeypatch.setattr(nccl_manners.os, "_exit", ended.append)
+
+    def survive(seat: Seat) -> None:
+        group = seat.join(backend=nccl_manners.BACKEND)
+        seat.exchange("joined")
+        work = dist.all_reduce(torch.zeros(1), async_op=True)
+        deadline = time.monotonic() + 5.0
+        while not ended and time.monotonic() < deadline:
+            time.sleep(0.01)
+        group.abort()
+        work.wait()
+        assert ended
+        assert set(ended) == {nccl_manners.ENDED_BY_WATCHDOG}
+
+    def be_killed(seat: Seat) -> None:
+        seat.join(backend=nccl_manners.BACKEND)
+        seat.exchange("joined")
+        die()
+
+    run_together(survive, be_killed)
+
+
+def test_a_member_that_leaves_as_planned_does_not_break_the_last_collective(
+    manners: Backend,
+) -> None:
+    """To abort is the only way to end such a group, and would do so while peers are in it."""
+
+    def come_and_go(seat: Seat) -> None:
+        for number in range(1, 21):
+            group = seat.join(number, backend=manners)
+            meet()
+            group.settle()
+            group.close()
+
+    run_together(come_and_go, come_and_go, come_and_go)
+
+
+def test_leaving_does_not_wait_long_for_a_member_that_is_gone(manners: Backend) -> None:
+    def leave(seat: Seat) -> None:
+        group = seat.join(backend=manners)
+        meet()
+        group.settle()
+        seat.exchange("met")
+        began = time.monotonic()
+        group.close()
+        assert time.monotonic() - began < 3.0
+        assert not dist.is_initialized()
+
+    def be_killed(seat: Seat) -> None:
+        seat.join(backend=manners)
+        meet()
+        seat.exchange("met")
+        die()
+
+    run_together(leave, be_killed)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import resource
 import signal
 import threading
 import time
@@ -14,11 +16,13 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic.errors import GroupLost
 from elastic.worker.group import transfer
-from elastic.worker.group.process_group import Group, is_group_loss
+from elastic.worker.group.process_group import Backend, Group, is_group_loss
 from elastic.worker.state.tensor_specs import TensorSpec, describe
+from tests import nccl_manners
 from tests.unit.worker import together
-from tests.unit.worker.together import Seat, run_together
+from tests.unit.worker.together import GLOO, Seat, run_together
 from tests.unit.worker.trees import DTYPES, make_tensor, same_tensor
 
 SHAPES = st.sampled_from([(), (0,), (1,), (7,), (3, 5), (2, 0, 3), (16, 4)])
@@ -27,8 +31,22 @@ TENSORS = st.lists(st.tuples(st.sampled_from(DTYPES), SHAPES), max_size=6).map(
 )
 
 
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return transfer._bytes_of(tensor)
+def named(tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"{number:02}": tensor for number, tensor in enumerate(tensors)}
+
+
+def chunks(tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """The bytes of each chunk."""
+    return [
+        torch.cat(
+            [
+                transfer._bytes_of(block)
+                for part in parts
+                for block in transfer._blocks(tensors[part.name], part.start, part.stop)
+            ]
+        )
+        for parts in transfer._chunks(describe(tensors))
+    ]
 
 
 @given(tensors=TENSORS, size=st.integers(1, 40))
@@ -37,32 +55,46 @@ def test_chunks_are_full_and_hold_every_byte_in_order(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transfer, "CHUNK_BYTES", size)
-        flat = [bytes_of(t) for t in tensors]
-        chunks = [torch.cat(pieces) for pieces in transfer._chunks(flat)]
-    assert all(len(c) == size for c in chunks[:-1])
-    assert all(0 < len(c) <= size for c in chunks[-1:])
+        cut = chunks(named(tensors))
+    largest = max((t.element_size() for t in tensors), default=1)
+    assert all(0 < len(c) <= max(size, largest) for c in cut)
+    assert all(len(c) > size - largest for c in cut[:-1])
     empty = torch.empty(0, dtype=torch.uint8)
-    assert torch.equal(torch.cat([empty, *chunks]), torch.cat([empty, *flat]))
+    flat = [transfer._bytes_of(t) for t in tensors]
+    assert torch.equal(torch.cat([empty, *cut]), torch.cat([empty, *flat]))
 
 
-@given(tensors=TENSORS, size=st.integers(1, 40))
-def test_splitting_and_joining_is_identity(tensors: list[torch.Tensor], size: int) -> None:
+@given(
+    shape=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    order=st.randoms(use_true_random=False),
+    size=st.integers(1, 40),
+)
+def test_a_tensor_that_lies_otherwise_in_memory_is_sent_row_by_row(
+    shape: list[int], order: random.Random, size: int
+) -> None:
+    dims = list(range(len(shape)))
+    order.shuffle(dims)
+    tensor = make_tensor(torch.int32, tuple(shape)).permute(dims)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transfer, "CHUNK_BYTES", size)
-        joined = [torch.empty_like(t) for t in tensors]
-        sources = transfer._chunks([bytes_of(t) for t in tensors])
-        targets = transfer._chunks([bytes_of(t) for t in joined])
-        for source, target in zip(sources, targets, strict=True):
-            for have, want in zip(source, target, strict=True):
-                want.copy_(have)
-    assert all(map(same_tensor, tensors, joined))
+        assert torch.equal(torch.cat(chunks({"t": tensor})), transfer._bytes_of(tensor))
 
 
-def test_the_bytes_are_those_of_the_tensor_itself() -> None:
-    """For what is received to land in it."""
-    tensor = torch.zeros(3, dtype=torch.complex64)
-    bytes_of(tensor).fill_(1)
-    assert bool((torch.view_as_real(tensor) != 0).all())
+def test_what_stays_on_the_host_shares_no_chunk_with_the_rest() -> None:
+    specs = [
+        TensorSpec(name=name, dtype="float32", shape=(3,), place=place)
+        for name, place in (("a", "device"), ("b", "cpu"), ("c", "device"), ("d", "cpu"))
+    ]
+    assert [[p.name for p in c] for c in transfer._chunks(specs)] == [["b", "d"], ["a", "c"]]
+
+
+def test_new_tensors_are_made_where_the_sender_keeps_them() -> None:
+    """Adam's step count and the state of a CPU generator are no good on a device."""
+    device = torch.device("meta")
+    step = TensorSpec(name="step", dtype="float32", shape=(), place="cpu")
+    moment = TensorSpec(name="moment", dtype="float32", shape=(2,), place="device")
+    assert transfer._target(step, device, None).device.type == "cpu"
+    assert transfer._target(moment, device, None).device == device
 
 
 def state() -> dict[str, torch.Tensor]:
@@ -78,21 +110,25 @@ def state() -> dict[str, torch.Tensor]:
     }
 
 
+@pytest.mark.parametrize("manners", [GLOO, nccl_manners.BACKEND], ids=lambda b: b.name)
 @pytest.mark.parametrize("size", [61, transfer.CHUNK_BYTES], ids=["many chunks", "one chunk"])
-def test_a_state_sent_from_process_to_process(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_sent_from_process_to_process(
+    size: int, manners: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transfer, "CHUNK_BYTES", size)
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    nccl_manners.register()
     document = {"tensors": [["w", "float32", [2]]], "text": "ö" * 100, "number": 1e300}
     specs = describe(state())
 
     def send(seat: Seat) -> None:
-        group, sent = seat.join(), state()
+        group, sent = seat.join(backend=manners), state()
         transfer.send_json(group, document, 1)
-        in_order = {s.name: sent[s.name] for s in specs}
-        assert transfer.send_tensors(group, in_order, 1) == sum(s.size_bytes for s in specs)
+        assert transfer.send_tensors(group, sent, 1) == sum(s.size_bytes for s in specs)
         assert transfer.send_tensors(group, {}, 1) == 0
 
     def receive(seat: Seat) -> None:
-        group = seat.join()
+        group = seat.join(backend=manners)
         assert transfer.receive_json(group, 0) == document
         received, count = transfer.receive_tensors(group, specs, 0)
         assert count == sum(s.size_bytes for s in specs)
@@ -102,6 +138,99 @@ def test_a_state_sent_from_process_to_process(size: int, monkeypatch: pytest.Mon
         assert transfer.receive_tensors(group, [], 0) == ({}, 0)
 
     run_together(send, receive)
+
+
+def other_state() -> dict[str, torch.Tensor]:
+    """Like `state()`, laid out alike, with other values."""
+    return {name: torch.zeros_like(tensor) for name, tensor in state().items()}
+
+
+@pytest.mark.parametrize("size", [61, transfer.CHUNK_BYTES], ids=["many chunks", "one chunk"])
+def test_a_live_state_is_overwritten_in_place(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", size)
+    specs = describe(state())
+
+    def send(seat: Seat) -> None:
+        transfer.send_tensors(seat.join(), state(), 1)
+
+    def receive(seat: Seat) -> None:
+        live = other_state()
+        received, _ = transfer.receive_tensors(seat.join(), specs, 0, live)
+        for name, tensor in state().items():
+            assert same_tensor(live[name].detach(), tensor.detach()), name
+            assert received[name].data_ptr() == live[name].data_ptr(), name
+            assert live[name].stride() == tensor.stride(), name
+
+    run_together(send, receive)
+
+
+def test_a_live_tensor_that_does_not_fit_is_left_alone() -> None:
+    sent = {name: torch.arange(4.0) for name in ("shape", "dtype", "expanded", "inference", "new")}
+    with torch.inference_mode():
+        inference = torch.zeros(4)
+    live = {
+        "shape": torch.zeros(2, 2),
+        "dtype": torch.zeros(4, dtype=torch.int32),
+        "expanded": torch.zeros(1).expand(4),
+        "inference": inference,
+        "unknown": torch.zeros(4),
+    }
+
+    def send(seat: Seat) -> None:
+        transfer.send_tensors(seat.join(), sent, 1)
+
+    def receive(seat: Seat) -> None:
+        received, _ = transfer.receive_tensors(seat.join(), describe(sent), 0, live)
+        assert received.keys() == sent.keys()
+        assert all(torch.equal(r, torch.arange(4.0)) for r in received.values())
+        assert not any(t.any() for t in live.values())
+
+    run_together(send, receive)
+
+
+def test_receiving_a_large_state_into_a_live_one_needs_no_room_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", 2**20)
+    shape = (64, 2**18)  # 64 MiB; transposed, so that it is never contiguous
+
+    def send(seat: Seat) -> None:
+        transfer.send_tensors(seat.join(), {"w": torch.ones(shape).t()}, 1)
+
+    def receive(seat: Seat) -> None:
+        group, live = seat.join(), {"w": torch.zeros(shape).t()}
+        before = peak_kb()
+        transfer.receive_tensors(group, describe(live), 0, live)
+        assert peak_kb() - before < 32 * 2**10
+        assert bool((live["w"] == 1).all())
+
+    run_together(send, receive)
+
+
+def peak_kb() -> int:
+    """Most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def test_what_an_aborted_transfer_leaves_is_not_taken_for_a_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With NCCL's manners nothing raises, and the length of a document is garbage."""
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    nccl_manners.register()
+
+    def receive(seat: Seat) -> None:
+        group = seat.join(backend=nccl_manners.BACKEND)
+        threading.Timer(0.2, group.abort).start()
+        with pytest.raises(GroupLost):
+            transfer.receive_json(group, 1)
+        seat.exchange("lost")
+
+    def keep_silent(seat: Seat) -> None:
+        seat.join(backend=nccl_manners.BACKEND)
+        seat.exchange("lost")
+
+    run_together(receive, keep_silent)
 
 
 def test_a_member_that_takes_longer_than_joining_may_is_waited_for(

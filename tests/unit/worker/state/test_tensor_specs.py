@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 from elastic.errors import ConfigurationError
-from elastic.worker.state.tensor_specs import TensorSpec, describe, first_differences, signature
+from elastic.worker.state.tensor_specs import (
+    TensorSpec,
+    describe,
+    first_differences,
+    from_table,
+    signature,
+    to_table,
+)
 
 TENSORS = {
     "weight": torch.zeros(2, 3),
@@ -24,6 +33,25 @@ def test_the_signature_is_the_same_in_every_process() -> None:
     # A literal: another process, machine or version of Python must come to the same number.
     assert signature(describe(TENSORS)) == 4328528657289269150
     assert signature(tuple(reversed(describe(TENSORS)))) == signature(describe(TENSORS))
+
+
+def test_a_table_comes_back_from_json_with_the_place_of_each_tensor() -> None:
+    specs = describe(TENSORS | {"moment": torch.empty(2, device="meta")})
+    back = from_table(json.loads(json.dumps(to_table(specs))))
+    assert back == specs
+    assert {s.name: s.place for s in back} == {
+        "weight": "cpu",
+        "bias": "cpu",
+        "step": "cpu",
+        "moment": "device",
+    }
+
+
+def test_the_place_of_a_tensor_makes_no_difference_between_members() -> None:
+    on_host = describe({"w": torch.zeros(2)})
+    elsewhere = describe({"w": torch.zeros(2, device="meta")})
+    assert signature(on_host) == signature(elsewhere)
+    assert not first_differences(on_host, elsewhere)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,81 @@
+"""The session's promises on a backend that behaves as NCCL does: see tests/nccl_manners.py.
+
+An operation that was aborted looks as if it had succeeded and leaves garbage, so a step or an
+evaluation that does not ask whether the group still stands takes it for its result.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import records
+from tests.chaos.kills import ENVIRONMENT, kill_at_random_steps
+from tests.chaos.test_kills import TRAINER, check_outcome
+from tests.job_process import JobProcess
+
+SCRIPT = Path(__file__).parent / "scripts" / "nccl_manners_trainer.py"
+
+Rows = dict[str, list[records.Record]]
+
+
+def train(
+    script: Path, out: Path, *options: str, nproc: int, kills: int, seed: int
+) -> tuple[JobProcess, Rows]:
+    """A job whose members are killed; it has ended well, and nobody but these was lost."""
+    with JobProcess(
+        "--ledger",
+        out / "ledger.jsonl",
+        script,
+        out,
+        *options,
+        nproc=nproc,
+        log_dir=out / "logs",
+        environment=ENVIRONMENT,
+    ) as job:
+        kill_at_random_steps(job, out, seed=seed, kills=kills)
+        assert job.wait(150) == 0, job.story()
+    assert len(job.named("worker_failed")) == kills, job.story()
+    return job, records.read(out)
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("nproc", "kills"), [(2, 2), (3, 4)])
+def test_kills_change_nothing(tmp_path: Path, nproc: int, kills: int) -> None:
+    """Weights as one process computes them: no gradient was garbage."""
+    options = ["--nccl-manners", "--epochs", "12", "--step-s", "0.02"]
+    job, _ = train(TRAINER, tmp_path, *options, nproc=nproc, kills=kills, seed=nproc)
+    check_outcome(job, tmp_path, epochs=12)
+
+
+@pytest.mark.timeout(240)
+def test_kills_change_nothing_in_a_reduction_of_the_script(tmp_path: Path) -> None:
+    job, found = train(SCRIPT, tmp_path, "--log-loss", nproc=3, kills=4, seed=7)
+    assert records.check_equal_weights(found) > 0
+    records.check_nothing_lost(found, job.named("generation_formed"))
+    wrong = [r for rows in found.values() for r in rows if r.get("logged", 1.0) != 1.0]
+    assert not wrong
+
+
+@pytest.mark.timeout(240)
+def test_kills_change_nothing_in_an_evaluation(tmp_path: Path) -> None:
+    job, found = train(SCRIPT, tmp_path, "--evaluate-every", "1", nproc=3, kills=4, seed=9)
+    assert records.check_equal_weights(found) > 0
+    records.check_nothing_lost(found, job.named("generation_formed"))
+    wrong = [r for rows in found.values() for r in rows if r.get("value", 1.0) != 1.0]
+    assert not wrong
+
+
+def test_a_watchdog_that_was_asked_for_is_refused_before_training(tmp_path: Path) -> None:
+    with JobProcess(
+        SCRIPT,
+        tmp_path,
+        nproc=1,
+        log_dir=tmp_path / "logs",
+        environment={**ENVIRONMENT, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"},
+    ) as job:
+        assert job.wait() == 78, job.story()
+    (failed,) = job.named("worker_failed")
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" in failed["message"]
+    assert records.newest_step(tmp_path) == -1

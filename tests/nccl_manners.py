@@ -1,0 +1,225 @@
+"""A backend for torch.distributed on CPUs that behaves as NCCL does, and not as gloo.
+
+- An operation returns before it is done; it runs in its turn on the group's own thread.
+- When a peer is lost nothing is raised: the operation hangs, for ever.
+- `abort()`, from any thread, ends what hangs. Who waits for it gets no error, but garbage.
+- An aborted group refuses further operations; `_abort_process_group` has unregistered it.
+- A watchdog ends the process if an operation fails or takes longer than the group's time-out,
+  unless TORCH_NCCL_ASYNC_ERROR_HANDLING is 0.
+- Groups below the default one (`dist.new_group`) are of the same kind.
+
+A real queue cannot be overtaken by the host when it reads a result. Here there is none behind a
+tensor, so `Work.wait()` blocks until the result is there, or the garbage.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store, Work
+
+from elastic.worker.group.process_group import Backend
+
+NAME = "nccl_manners"
+BACKEND = Backend(name=NAME, device=torch.device("cpu"), queues=True, aborts=True)
+ENDED_BY_WATCHDOG = 99
+LAUNCH_S = 0.001
+_LOOK_S = 0.02
+
+Tensors = list[torch.Tensor]
+
+
+def use() -> None:
+    """For a script, before elastic.init(): its groups are of this kind."""
+    register()
+    Backend.register(lambda _slot: BACKEND)
+
+
+def register() -> None:
+    """Make it known to torch.distributed."""
+    dist.Backend.register_backend(NAME, MannersGroup, devices=["cpu"])
+
+
+class Operation(Work):
+    """Queued; done with a result, or aborted with garbage, but never with an error."""
+
+    def __init__(self, outputs: Tensors, start: Callable[[], tuple[Any, Tensors]]) -> None:
+        super().__init__()
+        self.launched_at = time.monotonic()
+        self.failed = False
+        self._outputs = outputs
+        self._start = start
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._future: torch.futures.Future[Tensors] = torch.futures.Future()
+
+    def run(self) -> None:
+        """On the group's thread. A peer that is gone leaves it as it is: not done."""
+        time.sleep(LAUNCH_S)
+        if self._done.is_set():
+            return
+        try:
+            work, results = self._start()
+            work.wait()
+        except RuntimeError:
+            self.failed = True
+            self._done.wait()
+            return
+        self.end(results)
+
+    def end(self, results: Tensors | None) -> None:
+        """It is done; None: it was aborted."""
+        with self._lock, torch.no_grad():
+            if self._done.is_set():
+                return
+            for number, output in enumerate(self._outputs):
+                if results is None:
+                    output.detach().fill_(-12345.0 if output.is_floating_point() else 123)
+                else:
+                    output.detach().copy_(results[number])
+            self._done.set()
+        self._future.set_result(self._outputs)
+
+    def is_completed(self) -> bool:
+        return self._done.is_set()
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        del timeout
+        self._done.wait()
+        return True
+
+    def get_future(self) -> torch.futures.Future[Tensors]:
+        return self._future
+
+
+class MannersGroup(dist.ProcessGroup):
+    """Runs gloo's operations on copies, one after the other, on a thread of its own."""
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg, arg-type]
+        self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self._gloo._set_sequence_number_for_group()
+        # So that torch finds a device and a time-out that can be set.
+        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self._gloo)
+        self.launched = 0
+        self._queue: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
+        self._pending: list[Operation] = []
+        self._lock = threading.Lock()
+        self._aborted = False
+        self._over = threading.Event()
+        threading.Thread(target=self._run, name="manners-queue", daemon=True).start()
+        if os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3") != "0":
+            threading.Thread(target=self._watch, name="manners-watchdog", daemon=True).start()
+
+    # ---- operations
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
+        opts = opts or dist.AllreduceOptions()
+        return self._in_place(tensors, lambda copies: self._gloo.allreduce(copies, opts))
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
+        opts = opts or dist.AllreduceCoalescedOptions()
+        return self._in_place(tensors, lambda copies: self._gloo.allreduce_coalesced(copies, opts))
+
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> Work:
+        opts = opts or dist.BroadcastOptions()
+        return self._in_place(tensors, lambda copies: self._gloo.broadcast(copies, opts))
+
+    def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
+        opts = opts or dist.ReduceOptions()
+        return self._in_place(tensors, lambda copies: self._gloo.reduce(copies, opts))
+
+    def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
+        opts = opts or dist.AllgatherOptions()
+        sent = _copies(inputs)
+
+        def start() -> tuple[Work, Tensors]:
+            copies = [_copies(row) for row in outputs]
+            return self._gloo.allgather(copies, sent, opts), [c for row in copies for c in row]
+
+        return self._launch([o for row in outputs for o in row], start)
+
+    def barrier(self, opts: Any = None) -> Work:
+        opts = opts or dist.BarrierOptions()
+        return self._launch([], lambda: (self._gloo.barrier(opts), []))
+
+    def send(self, tensors: Tensors, destination: int, tag: int) -> Work:
+        sent = _copies(tensors)
+        return self._launch([], lambda: (self._gloo.send(sent, destination, tag), []))
+
+    def recv(self, tensors: Tensors, source: int, tag: int) -> Work:
+        return self._in_place(tensors, lambda copies: self._gloo.recv(copies, source, tag))
+
+    # ---- its end
+
+    def abort(self) -> None:
+        with self._lock:
+            self._aborted = True
+            pending, self._pending = self._pending, []
+        for operation in pending:
+            operation.end(None)
+        self._stop()
+
+    def shutdown(self) -> None:
+        with self._lock:
+            pending = list(self._pending)
+        for operation in pending:
+            operation.wait()
+        self._stop()
+
+    def _stop(self) -> None:
+        self._over.set()
+        self._queue.put(None)
+
+    # ---- what torch asks
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        return NAME
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.launched
+
+    # ---- inside
+
+    def _in_place(self, tensors: Tensors, start: Callable[[Tensors], Work]) -> Work:
+        copies = _copies(tensors)
+        return self._launch(tensors, lambda: (start(copies), copies))
+
+    def _launch(self, outputs: Tensors, start: Callable[[], tuple[Any, Tensors]]) -> Work:
+        operation = Operation(list(outputs), start)
+        with self._lock:
+            if self._aborted:
+                raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}")
+            self.launched += 1
+            self._pending = [o for o in self._pending if not o.is_completed()]
+            self._pending.append(operation)
+            self._queue.put(operation)
+        return operation
+
+    def _run(self) -> None:
+        while (operation := self._queue.get()) is not None:
+            operation.run()
+
+    def _watch(self) -> None:
+        while not self._over.wait(_LOOK_S):
+            limit_s = self._gloo.options._timeout.total_seconds()
+            now = time.monotonic()
+            with self._lock:
+                pending = [o for o in self._pending if not o.is_completed()]
+            if any(o.failed or now - o.launched_at > limit_s for o in pending):
+                print("manners: the watchdog takes the process down", file=sys.stderr, flush=True)
+                os._exit(ENDED_BY_WATCHDOG)
+
+
+def _copies(tensors: Sequence[torch.Tensor]) -> Tensors:
+    return [t.detach().clone() for t in tensors]

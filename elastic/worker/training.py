@@ -32,7 +32,7 @@ from elastic.worker.learning_rate import ScaledOptimizer
 from elastic.worker.optimizers import Optimizers
 from elastic.worker.state.job_state import JobState, progress_of
 from elastic.worker.state.ledger import LedgerRecord
-from elastic.worker.state.tensor_specs import TensorSpec, describe
+from elastic.worker.state.tensor_specs import describe, from_table, to_table
 from elastic.worker.state.tree import unflatten
 from elastic.worker.state.undo import Undo
 from elastic.worker.steps_clock import StepsClock
@@ -229,10 +229,9 @@ class Training:
         """Return when the reductions begun so far are known to be complete; raises GroupLost.
 
         gloo's backward returns only then. NCCL's is queued: an aborted one would not raise before
-        the optimizer has used its gradients.
+        the optimizer has used its gradients. It costs nothing where nothing is queued.
         """
-        self.control.backend.wait_for_device()
-        self._require_current()
+        self._joining().settle()
         if self.control.recovers:
             self._undo.reduced()
 
@@ -246,8 +245,7 @@ class Training:
         for model in self.models:
             model.require_reduced()
         if self.control.recovers and self._undo.collectives_since_reduction():
-            self.control.backend.wait_for_device()
-            self._require_current()
+            self._joining().settle()
         self.state.means.load_state_dict(means)
         self.part.commit(samples)
         self.state.progress = self.part.progress
@@ -396,19 +394,20 @@ class Training:
                 skeleton, tensors = flat.skeleton, flat.tensors
                 extra = self.state.extra(send.progress)
             specs = describe(tensors)
-            table = [[s.name, s.dtype, list(s.shape)] for s in specs]
-            document = {"tensors": table, "skeleton": skeleton, "extra": extra}
+            document = {"tensors": to_table(specs), "skeleton": skeleton, "extra": extra}
             send_json(group, document, send.rank)
             send_tensors(group, {s.name: tensors[s.name] for s in specs}, send.rank)
 
     def _receive(self, receive: act.Receive) -> Progress:
         group = self._joining()
         document = receive_json(group, receive.rank)
-        specs = [
-            TensorSpec(name=name, dtype=dtype, shape=tuple(shape))
-            for name, dtype, shape in document["tensors"]
-        ]
-        tensors, self.outcome.bytes_received = receive_tensors(group, specs, receive.rank)
+        later = progress_of(document["extra"]).loop > receive.loop
+        tensors, self.outcome.bytes_received = receive_tensors(
+            group,
+            from_table(document["tensors"]),
+            receive.rank,
+            into={} if later else self.state.capture().tensors,
+        )
         held = _Held(skeleton=document["skeleton"], tensors=tensors, extra=document["extra"])
         return self._take_or_hold(held, receive.loop, at_commit=receive.mark is Mark.COMMIT)
 
@@ -475,10 +474,6 @@ class Training:
             raise GroupLost("there is no group")
         return group
 
-    def _require_current(self) -> None:
-        """Raise GroupLost if the group was aborted."""
-        self._joining().check()
-
     def _close_dealer(self) -> None:
         if self._dealer is not None:
             self._dealer.close()
@@ -498,7 +493,6 @@ class Training:
         odd = agreement.differing_parameters(
             group, self.state.parameters_digest(), self.state.parameter_digests
         )
-        self._require_current()
         if odd:
             names = odd.get(group.rank) or []
             which = f" ({', '.join(names[:3])})" if names else ""
@@ -529,8 +523,7 @@ class Training:
 
     def _perform_call(self, perform: act.Perform) -> Any:
         result = perform.call.function()
-        self.control.backend.wait_for_device()
-        self._require_current()
+        self._joining().settle()
         return result
 
     def _answer_calls(self) -> None:

@@ -24,6 +24,7 @@ def declare(group: Group, mine: Declaration) -> tuple[Declaration, ...]:
     row = row.to(group.backend.device)
     rows = [torch.empty_like(row) for _ in range(group.world_size)]
     dist.all_gather(rows, row)
+    group.settle()
     return tuple(_decoded(r.tolist()) for r in rows)
 
 
@@ -48,6 +49,7 @@ def differing_parameters(
     mine = torch.tensor([digest], dtype=torch.int64, device=group.backend.device)
     rows = [torch.empty_like(mine) for _ in range(group.world_size)]
     dist.all_gather(rows, mine)
+    group.settle()
     digests = [int(row.item()) for row in rows]
     odd = [rank for rank, found in enumerate(digests) if found != digests[0]]
     if not odd:

@@ -186,15 +186,13 @@ class Membership:
             if isinstance(effect, AbortGroup):
                 group = self._group
                 if group is not None and group.generation.number == effect.generation:
+                    self._watch(group)  # first: an abort of NCCL may itself block
                     group.abort()
-                    self._watch(group)
             else:
                 self._report(effect.status)
 
     def _watch(self, group: Group) -> None:
-        """NCCL frees whoever is blocked; gloo may not."""
-        if group.backend.name != "gloo":
-            return
+        """Whoever is blocked may not come out of it."""
         threading.Thread(
             target=watch_script,
             args=(lambda: self._group is not group, self._give_up, STUCK_S),

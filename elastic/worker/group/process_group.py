@@ -107,13 +107,6 @@ def _nccl_or_gloo(slot: int) -> Backend:
 
 _choose: Callable[[int], Backend] = _nccl_or_gloo
 
-    def wait_for_device(self) -> None:
-        """Return when the device has done all that it was given so far."""
-        if self.device.type == "cuda":
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record()
-            done.synchronize()
-
 
 class StoreHost:
     """The TCPStore that this worker offers to any generation in which it has rank 0."""
@@ -170,14 +163,6 @@ class Group:
         with self._lock:
             self._built = self._own(connections())
         self.check()
-
-    def collectives(self) -> int:
-        """How many collectives were begun in it so far."""
-        world = dist.group.WORLD
-        if world is None:
-            return 0
-        count: int = world._get_sequence_number_for_group()  # type: ignore[attr-defined]
-        return count
 
     def check(self) -> None:
         """Raise GroupLost if it was aborted."""

@@ -26,6 +26,7 @@ class Style:
     tolerance: relative to the L1 norm of a tensor; 0.0 where the problem's sums are exact.
     own_buffers: buffers belong to each member by itself between two broadcasts.
     kills: in `make test`.
+    breaks_off: the script leaves its loop before the end of its epochs.
     """
 
     name: str
@@ -33,6 +34,12 @@ class Style:
     tolerance: float = 1e-9
     own_buffers: bool = False
     kills: int = 1
+    breaks_off: bool = False
+
+    def steps(self, epochs: int) -> tuple[int, int]:
+        """The least and the most that a run may take."""
+        most = epochs * STEPS_PER_EPOCH
+        return (most // 2 if self.breaks_off else most), most
 
     @property
     def script(self) -> Path:
@@ -52,6 +59,8 @@ _PARTICULAR = (
     Style(name="bf16_hook", tolerance=_EXACT),
     Style(name="power_sgd_hook", tolerance=1e-6),
     Style(name="lbfgs", tolerance=1e-6),
+    Style(name="early_stopping", breaks_off=True),
+    Style(name="fixed_number_of_steps", breaks_off=True),
     Style(name="growing_batch", truth=Truth.REPLAY),
     Style(name="scaled_rate", truth=Truth.REPLAY, kills=2),
     Style(name="batch_norm", truth=Truth.MEMBERS, own_buffers=True),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.chaos import problem, records
-from tests.chaos.styles import replay
+from tests.chaos.styles import replay, tasks
 from tests.chaos.styles.catalogue import Style, Truth
 from tests.chaos.styles.running import Run
 
@@ -47,7 +47,7 @@ def _end(job: Run) -> Iterator[str]:
         yield "it was still running after its deadline"
     elif job.exit_code != 0:
         ended = [e.get("message", "") for e in job.named("job_ended")]
-        yield f"it ended with {job.exit_code}: {' '.join(ended)[-400:]}"
+        yield f"it ended with {job.exit_code}: {_short(' '.join(ended))}"
     if not job.complete:
         yield f"after {len(job.kills)} kills no full group trained any more"
 
@@ -57,8 +57,12 @@ def _losses(job: Run) -> Iterator[str]:
     killed = {kill.worker for kill in job.kills}
     for event in job.named("worker_failed"):
         if event["worker"] not in killed:
-            text = str(event.get("message", ""))
-            yield f"{event['worker']} was lost, not by a kill: {event['kind']}: {text[-400:]}"
+            text = _short(str(event.get("message", "")))
+            yield f"{event['worker']} was lost, not by a kill: {event['kind']}: {text}"
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:300]
 
 
 def _refusal(job: Run) -> Iterator[str]:
@@ -131,25 +135,28 @@ def _samples(job: Run, one: Run, commits: Records) -> Iterator[str]:
     newest = _newest(commits)
     recorded = [newest[step]["samples"] for step in sorted(newest)]
     if job.style.truth is Truth.REPLAY:
-        yield from _tiles(taken)
+        yield from _tiles(taken, job.epochs)
         return
     truth = _truth(one)
     expected = [truth[step]["samples"] for step in sorted(truth)]
+    least, most = job.style.steps(job.epochs)
+    if not least <= len(expected) <= most:
+        yield f"a world of one takes {len(expected)} steps in {job.epochs} epochs, not {most}"
     if taken != expected:
         yield f"the ledger has {len(taken)} steps, not the {len(expected)} of a world of one"
     if recorded != expected:
         yield f"members recorded {len(recorded)} steps, a world of one {len(expected)}"
 
 
-def _tiles(taken: list[list[int]]) -> Iterator[str]:
+def _tiles(taken: list[list[int]], epochs: int) -> Iterator[str]:
     """The steps of each epoch follow on each other without gap."""
     ends: dict[int, int] = defaultdict(int)
     for epoch, start, stop in taken:
         if start != ends[epoch]:
             yield f"epoch {epoch}: a step begins at {start}, the one before ended at {ends[epoch]}"
         ends[epoch] = stop
-    if len(set(ends.values())) != 1:
-        yield f"epochs end at different samples: {dict(ends)}"
+    if [*ends] != [*range(epochs)] or set(ends.values()) != {tasks.SAMPLES}:
+        yield f"not {epochs} epochs of {tasks.SAMPLES} samples: {dict(ends)}"
 
 
 # ---- the trajectory

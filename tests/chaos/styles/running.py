@@ -35,6 +35,7 @@ class Run:
     exit_code: int | None
     """None: it was still running after its deadline."""
     took_s: float
+    epochs: int
     seed: int = 0
     events: list[Event] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
@@ -77,6 +78,7 @@ def undisturbed(styles: Iterable[Style], out: Path, kills: dict[str, int]) -> di
             out=folders[style.name],
             exit_code=int((folders[style.name] / "exit_code").read_text()),
             took_s=took_s,
+            epochs=epochs_for(kills[style.name]),
         )
         for style in styles
     }
@@ -90,7 +92,7 @@ def as_job(style: Style, out: Path, *, kills: int, seed: int, epochs: int | None
     pace = ["--pace-s", str(PACE_S), "--slower-after", str(epochs * STEPS_PER_EPOCH // 2)]
     arguments = [style.name, str(out), "--epochs", str(epochs), *(pace if kills else [])]
     began = time.monotonic()
-    deadline = 40.0 + 12.0 * kills
+    deadline = 60.0 + 15.0 * kills
     with JobProcess(
         *("--launch", "elastic", "--console", "none", "--ledger", out / "ledger.jsonl"),
         *(WORKER, *arguments),
@@ -109,6 +111,7 @@ def as_job(style: Style, out: Path, *, kills: int, seed: int, epochs: int | None
         out=out,
         exit_code=code,
         took_s=time.monotonic() - began,
+        epochs=epochs,
         seed=seed,
         events=job.events,
         messages=job.messages,

@@ -20,7 +20,7 @@ from tests.chaos.styles.running import Run, story
 
 Row = dict[str, Any]
 STYLE = STYLES["plain_sgd"]
-STEPS = 4
+STEPS = 8
 DIED = 12  # worker "w2", killed when it had committed two steps
 
 
@@ -59,7 +59,7 @@ def one(tmp_path: Path) -> Run:
     out = tmp_path / "one"
     out.mkdir()
     write(out, {1: [row(10, step) for step in range(STEPS)]})
-    return Run(style=STYLE, out=out, exit_code=0, took_s=1.0)
+    return Run(style=STYLE, out=out, exit_code=0, took_s=1.0, epochs=1)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def job(tmp_path: Path) -> Run:
         {"event": "generation_formed", "generation": 2, "after_step": None, "reason": "lost"},
     ]
     kill = Kill(at=0.0, worker="w2", aim="member", step=1)
-    return Run(style=STYLE, out=out, exit_code=0, took_s=1.0, events=events, kills=[kill])
+    return Run(style=STYLE, out=out, exit_code=0, took_s=1.0, epochs=1, events=events, kills=[kill])
 
 
 def test_a_good_run_has_nothing_wrong(job: Run, one: Run, records: dict[int, list[Row]]) -> None:

@@ -13,12 +13,10 @@ OPTIMIZERS = {
     "sgd_fused": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, fused=True),
     "adagrad_fused": lambda p: torch.optim.Adagrad(p, lr=0.05, fused=True),
     "sgd_foreach": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9, foreach=True),
-    "nadam_foreach": lambda p: torch.optim.NAdam(p, lr=0.01, foreach=True),
     "radam": lambda p: torch.optim.RAdam(p, lr=0.01),
     "rmsprop_foreach": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, foreach=True),
     "adadelta": lambda p: torch.optim.Adadelta(p, lr=0.5),
     "adamax": lambda p: torch.optim.Adamax(p, lr=0.01),
-    "asgd": lambda p: torch.optim.ASGD(p, lr=0.02),
     "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.02),
     "tensor_rate": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01), foreach=False),
 }

@@ -11,7 +11,7 @@ from tests.chaos.styles import tasks
 def main(epochs: int) -> None:
     session = elastic.init()
     model = session.distribute(tasks.net(features=32, hidden=32))
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=5)
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=6, start_powerSGD_iter=5)
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     session.track(model=model, optimizer=optimizer)

@@ -26,10 +26,18 @@ class Ahead:
         self._pool = ThreadPoolExecutor(_AT_ONCE)
         styles = [STYLES[name] for name in kills]
         usual = [s for s in styles if s.truth is not Truth.REFUSED]
-        self._ones = self._pool.submit(running.undisturbed, usual, out, kills)
+        epochs = {name: running.epochs_for(number) for name, number in kills.items()}
+        self._ones = self._pool.submit(running.undisturbed, usual, out, epochs)
         self._jobs: dict[str, list[Future[running.Run]]] = {
             style.name: [
-                self._pool.submit(running.as_job, style, out, kills=number, seed=seed)
+                self._pool.submit(
+                    running.as_job,
+                    style,
+                    out,
+                    kills=number,
+                    seed=seed,
+                    epochs=epochs[style.name],
+                )
                 for number in self._runs(style, kills[style.name])
             ]
             for style in styles

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.chaos.styles.catalogue import STYLES, Style, Truth
 from tests.chaos.styles.checks import wrong_in
-from tests.chaos.styles.running import Run, as_job, new_folder, story, undisturbed
+from tests.chaos.styles.running import Run, as_job, epochs_for, new_folder, story, undisturbed
 
 
 def main() -> int:
@@ -21,17 +21,19 @@ def main() -> int:
     parser.add_argument("--style", action="append", choices=[*STYLES], help="default: all")
     parser.add_argument("--kills", type=int, default=1, help="of each style; 0: undisturbed")
     parser.add_argument("--seed", type=int, default=0, help="of instants and victims")
+    parser.add_argument("--epochs", type=int, help="default: enough for the kills")
     parser.add_argument("--out", type=Path, help="where runs leave their files")
     parser.add_argument("--story", action="store_true", help="print events and logs of failures")
     options = parser.parse_args()
     styles = [STYLES[name] for name in options.style or STYLES]
     out = options.out or new_folder()
     began = time.monotonic()
-    ones = undisturbed(styles, out, {style.name: options.kills for style in styles})
+    epochs = options.epochs or epochs_for(options.kills)
+    ones = undisturbed(styles, out, {style.name: epochs for style in styles})
     failed = 0
     for style in styles:
         kills = 0 if style.truth is Truth.REFUSED else options.kills
-        job = as_job(style, out, kills=kills, seed=options.seed)
+        job = as_job(style, out, kills=kills, seed=options.seed, epochs=epochs)
         wrong = wrong_in(job, ones[style.name])
         failed += bool(wrong)
         print(_line(style, job, wrong), flush=True)

@@ -50,6 +50,7 @@ _EXACT = 0.0
 _PARTICULAR = (
     Style(name="plain_sgd", kills=2),
     Style(name="grad_scaler", tolerance=_EXACT, kills=2),
+    Style(name="grad_scaler_two_optimizers", tolerance=_EXACT, kills=2),
     Style(name="gan", kills=2),
     Style(name="sam", kills=2),
     Style(name="schedulers_top", kills=2),

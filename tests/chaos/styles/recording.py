@@ -21,10 +21,15 @@ class Recorder:
     def __init__(self, out: Path) -> None:
         self.tracked: dict[str, Any] = {}
         self._file = (out / f"steps-{os.getpid()}.jsonl").open("w", buffering=1)
+        self._lr_factor = 1.0
         self._progress = os.open(out / f"progress-{os.getpid()}", os.O_CREAT | os.O_WRONLY)
 
     def attempt(self, session: elastic.Session, step: elastic.Step) -> None:
         self._write(kind="attempt", step=step.index, generation=session.generation)
+
+    def entered(self, session: elastic.Session) -> None:
+        """The factor in force is that of the block; afterwards it is the next step's."""
+        self._lr_factor = session.lr_factor()
 
     def commit(self, session: elastic.Session, step: elastic.Step) -> None:
         """With the state at the end of the loop's body, when nothing follows any more."""
@@ -37,7 +42,7 @@ class Recorder:
             rank=session.rank,
             world_size=session.world_size,
             samples=[samples.epoch, samples.start, samples.stop],
-            lr_factor=session.lr_factor(),
+            lr_factor=self._lr_factor,
             digests={name: state.digest(leaves) for name, leaves in parts.items()},
             figures={name: state.figures(leaves) for name, leaves in parts.items()},
         )
@@ -49,7 +54,8 @@ class Recorder:
 
 def install(recorder: Recorder) -> None:
     """Have every session of this process recorded."""
-    track, steps = elastic.Session.track, elastic.Session.steps
+    track, steps, enter = elastic.Session.track, elastic.Session.steps, elastic.Step.__enter__
+    sessions: list[elastic.Session] = []
 
     def recorded_track(self: elastic.Session, **objects: Any) -> None:
         track(self, **objects)
@@ -58,6 +64,7 @@ def install(recorder: Recorder) -> None:
     def recorded_steps(
         self: elastic.Session, *arguments: Any, **named: Any
     ) -> Iterator[elastic.Step]:
+        sessions[:] = [self]
         for step in steps(self, *arguments, **named):
             recorder.attempt(self, step)
             try:
@@ -67,5 +74,11 @@ def install(recorder: Recorder) -> None:
                 if step.committed and self.committed == step.index + 1:
                     recorder.commit(self, step)
 
+    def recorded_enter(self: elastic.Step) -> elastic.Step:
+        entered = enter(self)
+        recorder.entered(sessions[0])
+        return entered
+
     elastic.Session.track = recorded_track  # type: ignore[method-assign]
     elastic.Session.steps = recorded_steps  # type: ignore[method-assign]
+    elastic.Step.__enter__ = recorded_enter  # type: ignore[method-assign]

@@ -56,14 +56,14 @@ def epochs_for(kills: int) -> int:
     return 12 + 5 * max(kills - 2, 0)
 
 
-def undisturbed(styles: Iterable[Style], out: Path, kills: dict[str, int]) -> dict[str, Run]:
-    """Each style as a world of one, with as many epochs as its job with kills has."""
+def undisturbed(styles: Iterable[Style], out: Path, epochs: dict[str, int]) -> dict[str, Run]:
+    """Each style as a world of one, for so many epochs."""
     arguments: list[str] = []
     folders = {}
     for style in styles:
         folders[style.name] = folder = out / style.name / "one"
         folder.mkdir(parents=True)
-        arguments += [style.name, str(epochs_for(kills[style.name])), str(folder)]
+        arguments += [style.name, str(epochs[style.name]), str(folder)]
     began = time.monotonic()
     module = "tests.chaos.styles.reference"
     environment = {**os.environ, **_ENVIRONMENT}
@@ -78,17 +78,16 @@ def undisturbed(styles: Iterable[Style], out: Path, kills: dict[str, int]) -> di
             out=folders[style.name],
             exit_code=int((folders[style.name] / "exit_code").read_text()),
             took_s=took_s,
-            epochs=epochs_for(kills[style.name]),
+            epochs=epochs[style.name],
         )
         for style in styles
     }
 
 
-def as_job(style: Style, out: Path, *, kills: int, seed: int, epochs: int | None = None) -> Run:
+def as_job(style: Style, out: Path, *, kills: int, seed: int, epochs: int) -> Run:
     """With three workers and a spare, some of which are killed; none if kills=0."""
     out = out / style.name / f"job-{kills}-kills"
     out.mkdir(parents=True)
-    epochs = epochs_for(kills) if epochs is None else epochs
     pace = ["--pace-s", str(PACE_S), "--slower-after", str(epochs * STEPS_PER_EPOCH // 2)]
     arguments = [style.name, str(out), "--epochs", str(epochs), *(pace if kills else [])]
     began = time.monotonic()

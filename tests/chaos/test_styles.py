@@ -87,7 +87,7 @@ def many_kills_ahead(
     ahead.close()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)  # the first one waits for every style as a world of one
 @pytest.mark.parametrize("name", STYLES)
 def test_a_style_comes_through_kills(ahead: Ahead, name: str) -> None:
     ahead.judge(STYLES[name])

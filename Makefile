@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 0:3000
+LONG_SEEDS ?= 0:500000
+SEED ?= 0
 
-.PHONY: install demo test lint proto sim bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic clean
+.PHONY: install demo test test-long sim-long soak lint proto sim bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic clean
 
 install: $(VENV)/.installed
 
@@ -20,6 +22,9 @@ demo: install
 test: install
 	$(BIN)/python -m pytest
 
+test-long: install
+	$(BIN)/python -m pytest -m long
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -31,6 +36,12 @@ proto: install
 
 sim: install
 	$(BIN)/python -m tests.sim --seeds $(SEEDS)
+
+sim-long: install
+	$(BIN)/python -m tests.sim --seeds $(LONG_SEEDS)
+
+soak: install
+	$(BIN)/python -m tests.chaos.styles --kills 50 --seed $(SEED)
 
 bench-recovery: install
 	$(BIN)/python -m benchmarks.recovery

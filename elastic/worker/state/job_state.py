@@ -217,6 +217,8 @@ class JobState:
         for name, tracked in self.everything.items():
             if name in states:
                 tracked.load_state_dict(states[name])
+                if isinstance(tracked, torch.optim.Optimizer):
+                    _keep_types(tracked, states[name])
         self._restore_flags(extra)
         try:
             records = cast("list[dict[str, Any]]", extra["ledger"])
@@ -293,6 +295,18 @@ def progress_of(extra: Mapping[str, Json]) -> Progress:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointDamaged(f"the job's counters cannot be read: {error!r}") from error
+
+
+def _keep_types(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Optimizer.load_state_dict casts each state to its parameter's type, also where the optimizer
+    keeps another one (NAdam's products, ASGD's rates): put back what was saved."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    indices = [index for group in saved["param_groups"] for index in group["params"]]
+    for parameter, index in zip(parameters, indices, strict=True):
+        for key, value in saved["state"].get(index, {}).items():
+            loaded = optimizer.state[parameter].get(key)
+            if isinstance(value, torch.Tensor) and loaded.dtype != value.dtype:
+                optimizer.state[parameter][key] = value.to(loaded.device)
 
 
 def _place(tensor: torch.Tensor) -> tuple[object, ...]:

@@ -1,0 +1,1 @@
+"""Training scripts as people write them, run under kills: `python -m tests.chaos.styles --help`."""

@@ -1,0 +1,84 @@
+"""Which styles there are, and what is expected of each."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+
+SCRIPTS = Path(__file__).parent / "scripts"
+STEPS_PER_EPOCH = 8  # of nearly all of them: 61 or 64 samples, 8 at a time
+
+
+class Truth(enum.Enum):
+    """What the state after each step is compared with."""
+
+    ONE_PROCESS = "the same script, undisturbed, as a world of one"
+    REPLAY = "one process that takes the ledger's steps, whose size followed the group"
+    MEMBERS = "the other members only: the script draws or normalises for each worker by itself"
+    REFUSED = "nothing: the job must end at once, with exit code 78 and a reason"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Style:
+    """A script of `scripts`, and how it is judged.
+
+    tolerance: relative to the L1 norm of a tensor; 0.0 where the problem's sums are exact.
+    own_buffers: buffers belong to each member by itself between two broadcasts.
+    kills: in `make test`.
+    breaks_off: the script leaves its loop before the end of its epochs.
+    """
+
+    name: str
+    truth: Truth = Truth.ONE_PROCESS
+    tolerance: float = 1e-9
+    own_buffers: bool = False
+    kills: int = 1
+    breaks_off: bool = False
+
+    def steps(self, epochs: int) -> tuple[int, int]:
+        """The least and the most that a run may take."""
+        most = epochs * STEPS_PER_EPOCH
+        return (most // 2 if self.breaks_off else most), most
+
+    @property
+    def script(self) -> Path:
+        return SCRIPTS / f"{self.name}.py"
+
+
+_EXACT = 0.0
+_PARTICULAR = (
+    Style(name="plain_sgd", kills=2),
+    Style(name="grad_scaler", tolerance=_EXACT, kills=2),
+    Style(name="grad_scaler_two_optimizers", tolerance=_EXACT, kills=2),
+    Style(name="gan", kills=2),
+    Style(name="sam", kills=2),
+    Style(name="schedulers_top", kills=2),
+    Style(name="ema_of_distributed_model", kills=2),
+    Style(name="logging_all_reduce", kills=2),
+    Style(name="fp16_hook", tolerance=_EXACT),
+    Style(name="bf16_hook", tolerance=_EXACT),
+    Style(name="power_sgd_hook", tolerance=1e-6),
+    Style(name="lbfgs", tolerance=1e-6),
+    Style(name="early_stopping", breaks_off=True),
+    Style(name="fixed_number_of_steps", breaks_off=True),
+    Style(name="growing_batch", truth=Truth.REPLAY),
+    Style(name="scaled_rate", truth=Truth.REPLAY, kills=2),
+    Style(name="batch_norm", truth=Truth.MEMBERS, own_buffers=True),
+    Style(name="dropout", truth=Truth.MEMBERS),
+    Style(name="weights_differ_at_first", truth=Truth.MEMBERS),
+)
+
+
+def _all() -> dict[str, Style]:
+    particular = {style.name: style for style in _PARTICULAR}
+    found = {}
+    for path in sorted(SCRIPTS.glob("[a-z]*.py")):
+        refused = path.stem.startswith("refused_")
+        usual = Style(name=path.stem, truth=Truth.REFUSED if refused else Truth.ONE_PROCESS)
+        found[path.stem] = particular.pop(path.stem, usual)
+    assert not particular, f"no script for {sorted(particular)}"
+    return found
+
+
+STYLES = _all()

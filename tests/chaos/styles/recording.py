@@ -1,0 +1,84 @@
+"""Writes down what a script's session does, from outside: the script knows nothing of it.
+
+OUT/steps-PID.jsonl has a line for each attempt and each commit, OUT/progress-PID the newest commit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import elastic
+from tests.chaos.styles import state
+
+
+class Recorder:
+    """The records of this process."""
+
+    def __init__(self, out: Path) -> None:
+        self.tracked: dict[str, Any] = {}
+        self._file = (out / f"steps-{os.getpid()}.jsonl").open("w", buffering=1)
+        self._lr_factor = 1.0
+        self._progress = os.open(out / f"progress-{os.getpid()}", os.O_CREAT | os.O_WRONLY)
+
+    def attempt(self, session: elastic.Session, step: elastic.Step) -> None:
+        self._write(kind="attempt", step=step.index, generation=session.generation)
+
+    def entered(self, session: elastic.Session) -> None:
+        """The factor in force is that of the block; afterwards it is the next step's."""
+        self._lr_factor = session.lr_factor()
+
+    def commit(self, session: elastic.Session, step: elastic.Step) -> None:
+        """With the state at the end of the loop's body, when nothing follows any more."""
+        parts = state.parts(self.tracked)
+        samples = step.samples
+        self._write(
+            kind="commit",
+            step=step.index,
+            generation=session.generation,
+            rank=session.rank,
+            world_size=session.world_size,
+            samples=[samples.epoch, samples.start, samples.stop],
+            lr_factor=self._lr_factor,
+            digests={name: state.digest(leaves) for name, leaves in parts.items()},
+            figures={name: state.figures(leaves) for name, leaves in parts.items()},
+        )
+        os.pwrite(self._progress, f"{step.index:10} {session.generation:10}\n".encode(), 0)
+
+    def _write(self, **row: Any) -> None:
+        self._file.write(json.dumps(row) + "\n")
+
+
+def install(recorder: Recorder) -> None:
+    """Have every session of this process recorded."""
+    track, steps, enter = elastic.Session.track, elastic.Session.steps, elastic.Step.__enter__
+    sessions: list[elastic.Session] = []
+
+    def recorded_track(self: elastic.Session, **objects: Any) -> None:
+        track(self, **objects)
+        recorder.tracked.update(objects)
+
+    def recorded_steps(
+        self: elastic.Session, *arguments: Any, **named: Any
+    ) -> Iterator[elastic.Step]:
+        sessions[:] = [self]
+        for step in steps(self, *arguments, **named):
+            recorder.attempt(self, step)
+            try:
+                yield step
+            finally:  # also when the script breaks off
+                # One that was brought to a later step has not seen the state after this one.
+                if step.committed and self.committed == step.index + 1:
+                    recorder.commit(self, step)
+
+    def recorded_enter(self: elastic.Step) -> elastic.Step:
+        entered = enter(self)
+        recorder.entered(sessions[0])
+        return entered
+
+    elastic.Session.track = recorded_track  # type: ignore[method-assign]
+    elastic.Session.steps = recorded_steps  # type: ignore[method-assign]
+    elastic.Step.__enter__ = recorded_enter  # type: ignore[method-assign]

@@ -1,0 +1,22 @@
+"""The batch grows with the group and the learning rate with it, along a ramp."""
+
+import torch
+from torch.nn import functional as F
+
+import elastic
+from tests.chaos.styles import tasks
+
+
+def main(epochs: int) -> None:
+    session = elastic.init()
+    model = session.distribute(tasks.net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    session.scale_lr(optimizer, elastic.LinearScaling(reference_world=2, warmup_steps=12))
+    session.track(model=model, optimizer=optimizer)
+    data = elastic.DataLoader(tasks.regression(), batch_size=3, seed=3)
+    for step in session.steps(data, epochs=epochs):
+        with step:
+            for inputs, targets in step.batches():
+                step.backward(F.mse_loss(model(inputs), targets))
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)

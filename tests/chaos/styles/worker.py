@@ -1,0 +1,28 @@
+"""What each worker runs: one style's script, recorded and slowed down."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+
+from tests.chaos.styles import pauses, recording
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("style")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--epochs", type=int, required=True)
+    parser.add_argument("--pace-s", type=float, default=0.0)
+    parser.add_argument("--slower-after", type=int, default=0)
+    options = parser.parse_args(arguments)
+    recording.install(recording.Recorder(options.out))
+    if options.pace_s:
+        pauses.install(pauses.Pauses(options.out, options.pace_s, options.slower_after))
+    script = importlib.import_module(f"tests.chaos.styles.scripts.{options.style}")
+    script.main(options.epochs)
+
+
+if __name__ == "__main__":
+    main()

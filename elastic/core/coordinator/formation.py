@@ -119,13 +119,20 @@ def _await_return(
     """
     if view.current is None:
         return Wait(reason=WaitReason.STEADY)
-    until = view.formed_at + policy.busy_timeout_s
+    until = view.formed_at + _busy_timeout_s(policy, returning)
     if now < until:
         return Wait(reason=WaitReason.ASSEMBLING, until=until)
     if view.current.leave_after is not None:  # one of them may hold up the rest
         return Form(members=(), reason=ChangeReason.STALLED)
     names = frozenset(w.status.worker for w in returning)
     return Form(members=(), reason=ChangeReason.JOIN_TIMED_OUT, left_out=names)
+
+
+def _busy_timeout_s(policy: FormationPolicy, late: list[Sighting]) -> float:
+    """How long members may take to come to a step boundary: as long as the most patient case."""
+    if any(w.status.compiling is not None for w in late):
+        return max(policy.busy_timeout_s, policy.compile_timeout_s)
+    return policy.busy_timeout_s
 
 
 def _seniority(worker: Sighting) -> tuple[bool, int, NodeId, int]:
@@ -294,7 +301,7 @@ class _Formed:
         if since is None:
             return Wait(reason=WaitReason.ASSEMBLING, until=deaf_until)
         late = [w for w in self._active if not self._has_started_to_join(w)]
-        busy_until = max([since, *(w.in_contact_since for w in late)]) + self._patience_s()
+        busy_until = max([since, *(w.in_contact_since for w in late)]) + self._patience_s(late)
         if self._now >= busy_until and self._current.leave_after is not None:
             return self._form(self._active, ChangeReason.STALLED)  # one of them holds up the rest
         if self._now >= busy_until:
@@ -305,7 +312,7 @@ class _Formed:
     def _deaf_from(self, w: Sighting) -> float:
         return max(self._view.formed_at, w.in_contact_since) + self._policy.join_timeout_s
 
-    def _patience_s(self) -> float:
+    def _patience_s(self, late: list[Sighting]) -> float:
         """A member that stalled a step is not evaluating: it gets no more time than a deaf one.
 
         Nor does anyone while the job stops: the others must save within the grace.
@@ -314,7 +321,7 @@ class _Formed:
             self._current.reason is ChangeReason.STALLED
             or self._current.purpose is Purpose.SAVE_AND_LEAVE
         )
-        return self._policy.join_timeout_s if hurried else self._policy.busy_timeout_s
+        return self._policy.join_timeout_s if hurried else _busy_timeout_s(self._policy, late)
 
     def _leave_out(self, missing: list[Sighting]) -> Decision:
         names = frozenset(w.status.worker for w in missing)

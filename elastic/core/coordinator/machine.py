@@ -152,6 +152,8 @@ class Coordinator:
         for status in self._nodes.workers_of(event.node):
             if status.took_part:
                 self._progress.advance(status.committed, now)
+            if status.took_part and status.compiling is not None:
+                self._progress.compiles(status.compiling)
         return self._checkpoints.abandon(lost)
 
     @_apply.register
@@ -216,10 +218,16 @@ class Coordinator:
     def _(self, event: ev.ProgressReported, now: float) -> list[fx.Effect]:
         if event.probed:
             if self._current is not None and event.generation == self._current.number:
-                self._progress.probed(step_s=event.step_s, in_step_s=event.in_step_s)
+                self._progress.probed(
+                    event.committed, step_s=event.step_s, in_step_s=event.in_step_s
+                )
         elif counts_steps(event.generation, self._current, leaving=self._since.assembling is None):
             self._progress.observe(
-                event.committed, now, step_s=event.step_s, in_step_s=event.in_step_s
+                event.committed,
+                now,
+                step_s=event.step_s,
+                in_step_s=event.in_step_s,
+                first_step=event.first_step,
             )
         return []
 
@@ -441,7 +449,8 @@ class Coordinator:
 
     def _next_look(self, until: float | None, now: float) -> float | None:
         instants = (until, self._stop.deadline if self._stop else None)
-        return min((max(at, now) for at in instants if at is not None), default=None)
+        bounded = [at for at in instants if at is not None and at < math.inf]
+        return min((max(at, now) for at in bounded), default=None)
 
     def _enter(self, phase: JobPhase) -> None:
         if phase is self.phase:

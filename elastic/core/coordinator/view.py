@@ -28,6 +28,8 @@ class FormationPolicy:
     """A member that has not even acknowledged a generation by then is left out."""
     busy_timeout_s: float = 300.0
     """The same for one that has, but whose script does not get to its next step boundary."""
+    compile_timeout_s: float = 600.0
+    """The same for one whose script runs torch.compile meanwhile. Infinite: no limit."""
     broken_grace_s: float = 0.25
     """Wait this long for news of a death after a member reported a broken group."""
     agent_grace_s: float = 0.0

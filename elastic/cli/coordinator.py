@@ -125,7 +125,7 @@ def _job_options(
             max_workers=settings.max_workers or _NO_LIMIT,
             gather_timeout_s=settings.gather_timeout_s,
             join_timeout_s=settings.join_timeout_s,
-            compile_timeout_s=settings.first_step_timeout_s or math.inf,
+            first_step_s=settings.first_step_timeout_s or math.inf,
             agent_grace_s=settings.agent_grace_s,
             planned_interval_s=settings.planned_interval_s,
             join_debounce_s=settings.join_debounce_s,

@@ -222,7 +222,7 @@ def _job_options(settings: RunSettings, checkpoints: CheckpointDirectory | None)
             max_workers=settings.max_world_size,
             gather_timeout_s=settings.gather_timeout_s,
             join_timeout_s=settings.join_timeout_s,
-            compile_timeout_s=settings.first_step_timeout_s or math.inf,
+            first_step_s=settings.first_step_timeout_s or math.inf,
         ),
         stall=StallPolicy(
             floor_s=settings.hang_timeout_s,

@@ -96,6 +96,11 @@ class ProgressWatch:
         self._breaks_at_step = (self.fruitless_breaks + 1, self.committed)
 
     @property
+    def in_first_step(self) -> bool:
+        """The group has committed no step, and is in its first."""
+        return self._first_step and self._in_step_s > 0.0
+
+    @property
     def fruitless_breaks(self) -> int:
         """How often in a row the group broke without a step committed since."""
         count, at_step = self._breaks_at_step

@@ -16,7 +16,15 @@ from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy, return_patience_s
 from elastic.core.membership import ChangeReason, Failure, FailureKind, Purpose, WorkerStatus
 from elastic.core.restarts import Verdict
-from tests.unit.core.cluster_views import FINISHED, READY, STARTING, TRAINING, generation, status
+from tests.unit.core.cluster_views import (
+    FINISHED,
+    JOINING,
+    READY,
+    STARTING,
+    TRAINING,
+    generation,
+    status,
+)
 
 SETTINGS = CoordinatorSettings(
     incarnation="x",
@@ -248,8 +256,23 @@ def test_a_member_that_compiles_excuses_the_step_of_all_until_it_is_committed() 
     assert persisted(effects).generation.reason is ChangeReason.STALLED
 
 
+def test_what_the_others_wait_for_counts_from_the_end_of_a_compilation() -> None:
+    formation = replace(SETTINGS.formation, busy_timeout_s=8.0, first_step_s=100.0)
+    machine = running(replace(SETTINGS, formation=formation))
+    machine.handle(report("b", status("b0", READY)), 0.3)
+    assert of(fx.PersistGeneration, machine.handle(ev.TimerFired(), 0.4))
+    machine.handle(ev.GenerationPersisted(number=2), 0.4)
+    members = [status(w, TRAINING, 1, heard=2) for w in ("a0", "a1")]
+    machine.handle(report("a", members[0], replace(members[1], compiling=1)), 0.5)
+    machine.handle(report("b", status("b0", JOINING, 2, took_part=False)), 0.6)
+    assert not of(fx.PersistGeneration, machine.handle(ev.TimerFired(), 60.0))
+    assert not of(fx.PersistGeneration, machine.handle(report("a", *members), 90.0))
+    assert not of(fx.PersistGeneration, machine.handle(ev.TimerFired(), 97.9))
+    assert of(fx.PersistGeneration, machine.handle(ev.TimerFired(), 98.0))
+
+
 def test_patience_without_end_sets_no_timer() -> None:
-    formation = replace(SETTINGS.formation, compile_timeout_s=math.inf)
+    formation = replace(SETTINGS.formation, first_step_s=math.inf)
     machine = running(replace(SETTINGS, formation=formation))
     machine.handle(killed("a1"), 1.0)
     effects = machine.handle(ev.GenerationPersisted(number=2), 1.1)

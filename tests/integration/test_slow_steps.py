@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.running import Place, steps_of
 
-IMPATIENT = ["--hang-timeout-s", "1", "--hang-factor", "1", "--join-timeout-s", "1"]
+IMPATIENT = ["--hang-timeout-s", "2", "--hang-factor", "1", "--join-timeout-s", "1"]
 LONG_S = 6
 
 
@@ -31,8 +31,8 @@ def test_a_first_or_compiling_step_is_no_hang(
     ("index", "what", "options"),
     [
         (3, "sleep", []),
-        (0, "sleep", ["--first-step-timeout-s", "2"]),
-        (3, "compile", ["--first-step-timeout-s", "2"]),
+        (0, "sleep", ["--first-step-timeout-s", "3"]),
+        (3, "compile", ["--first-step-timeout-s", "3"]),
     ],
 )
 def test_a_step_beyond_its_patience_is_a_hang(

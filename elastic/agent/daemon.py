@@ -35,7 +35,7 @@ from elastic.rpc.control import ControlClient
 from elastic.runtime.driver import Driver
 from elastic.runtime.journal import Journal
 from elastic.runtime.tasks import TaskSupervisor
-from elastic.v1 import control_pb2
+from elastic.v1 import control_pb2, job_pb2
 from elastic.v1 import local_pb2 as pb
 
 _LIVENESS_INTERVAL_S = 0.5
@@ -64,6 +64,7 @@ class NodeOptions:
     ledger: bool = False
     join_timeout_s: float = 10.0
     silence_s: float = 60.0
+    compiling_silence_s: float = 600.0
     grace_s: float = 0.0
     """How long workers outlive an agent that ends without a word, for another one to adopt them."""
     hold: IO[str] | None = None
@@ -91,7 +92,8 @@ class AgentDaemon:
         self._tasks = TaskSupervisor(self.crashed)
         self._pids: dict[str, int] = {}  # of every worker asked for; 0 while it is not forked
         self._pidfds: dict[str, int] = {}
-        self._liveness = Liveness(options.silence_s)
+        self._liveness = Liveness(options.silence_s, options.compiling_silence_s)
+        self._compiling: set[str] = set()
         self._logs = LogFollower(self._output)
         self._server = WorkerServer(
             options.run_directory / "agent.sock",
@@ -236,6 +238,7 @@ class AgentDaemon:
             return
         self._unwatch(worker)
         self._liveness.forget(worker)
+        self._compiling.discard(worker)
         self._logs.forget(worker)
         self._driver.post(ev.WorkerExited(worker=worker, exit_code=exit_code, signal=number))
 
@@ -264,8 +267,11 @@ class AgentDaemon:
         pid = self._pids.get(worker)
         if pid is None:
             return
-        self._liveness.heard(worker, pid, time.monotonic())
         kind = message.WhichOneof("kind")
+        if kind == "progress":
+            self._note_compiling(worker, message.progress)
+        compiling = worker in self._compiling
+        self._liveness.heard(worker, pid, time.monotonic(), compiling=compiling)
         if kind == "status":
             self._driver.post(ev.WorkerReported(status=status_from_pb(message.status)))
         elif kind == "failure":
@@ -277,6 +283,17 @@ class AgentDaemon:
                 self._link.send(progress=message.progress)
         elif kind is not None and kind != "hello":
             self._link.send(**{kind: getattr(message, kind)})
+
+    def _note_compiling(self, worker: str, progress: job_pb2.Progress) -> None:
+        """Said again and again while it lasts, and once when it is over."""
+        if progress.compiling:
+            self._compiling.add(worker)
+        elif worker in self._compiling:
+            self._compiling.discard(worker)
+        else:
+            return
+        committed = progress.committed if progress.compiling else None
+        self._driver.post(ev.WorkerCompiled(worker=worker, committed=committed))
 
     async def _watch_liveness(self) -> None:
         while True:

@@ -14,22 +14,25 @@ _STOPPED_STATES = "Tt"
 class _Heard:
     pid: int
     at: float
+    compiling: bool
 
 
 class Liveness:
     """Remembers when each worker was last heard of. Its pulse comes several times a second.
 
-    silence_s: the patience with a process that runs; one that the kernel says is stopped is
-    given STOPPED_AFTER_S. 0 turns the former off.
+    silence_s: the patience with a process that runs; compiling_s: with one that compiled when it
+    was last heard of, since a compiler may hold the interpreter for long. 0: no limit; the former
+    0: for neither. One that the kernel says is stopped is given STOPPED_AFTER_S.
     """
 
-    def __init__(self, silence_s: float) -> None:
+    def __init__(self, silence_s: float, compiling_s: float) -> None:
         self._silence_s = silence_s
+        self._compiling_s = compiling_s
         self._heard: dict[str, _Heard] = {}
 
-    def heard(self, worker: str, pid: int, now: float) -> None:
-        """A message has come."""
-        self._heard[worker] = _Heard(pid, now)
+    def heard(self, worker: str, pid: int, now: float, *, compiling: bool = False) -> None:
+        """A message has come; compiling: the process runs torch.compile."""
+        self._heard[worker] = _Heard(pid, now, compiling)
 
     def forget(self, worker: str) -> None:
         """The worker has ended."""
@@ -43,6 +46,8 @@ class Liveness:
             if age_s < STOPPED_AFTER_S:
                 continue
             too_long = 0.0 < self._silence_s <= age_s
+            if heard.compiling and too_long:
+                too_long = 0.0 < self._compiling_s <= age_s
             if too_long or _state(heard.pid) in _STOPPED_STATES:
                 found.append((worker, age_s))
         return found

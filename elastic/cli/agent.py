@@ -269,6 +269,7 @@ def _options(
             spares=settings.spares,
             backoff=Backoff(seed=settings.seed),
             start_timeout_s=settings.start_timeout_s,
+            first_step_s=settings.first_step_timeout_s,
             leave_timeout_s=settings.drain_timeout_s,
             classic=command.classic,
             end_grace_s=settings.drain_timeout_s,
@@ -299,4 +300,5 @@ def _options(
         ledger=settings.record_samples,
         join_timeout_s=settings.join_timeout_s,
         silence_s=settings.hang_timeout_s,
+        compiling_silence_s=settings.first_step_timeout_s,
     )

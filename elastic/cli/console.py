@@ -138,6 +138,7 @@ def _is_shown(choice: Console, rank: int | None, worker: str) -> bool:
 
 _BAD = {
     "worker_failed",
+    "newcomers_refused",
     "job_ended",
     "checkpoint_abandoned",
     "checkpoint_damaged",
@@ -170,6 +171,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "node_refused": lambda f: f"node {f['node']} is turned away: {f['reason']}",
     "coordinator_lost": lambda f: f"the coordinator is gone: {f['reason']}",
     "worker_failed": lambda f: f"worker {f['worker']} {f['message']}",
+    "newcomers_refused": lambda f: f["message"],
     "recovered": lambda f: f"recovered in {f['total_s'] * 1000:.0f} ms at step {f['committed']}",
     "state_restored": lambda f: f"state from {f['source']}, step {f['committed']}",
     "state_received": lambda f: (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 import sys
 from collections.abc import Iterator
@@ -124,11 +125,16 @@ def _job_options(
             max_workers=settings.max_workers or _NO_LIMIT,
             gather_timeout_s=settings.gather_timeout_s,
             join_timeout_s=settings.join_timeout_s,
+            first_step_s=settings.first_step_timeout_s or math.inf,
             agent_grace_s=settings.agent_grace_s,
             planned_interval_s=settings.planned_interval_s,
             join_debounce_s=settings.join_debounce_s,
         ),
-        stall=StallPolicy(floor_s=settings.hang_timeout_s, factor=settings.hang_factor),
+        stall=StallPolicy(
+            floor_s=settings.hang_timeout_s,
+            factor=settings.hang_factor,
+            first_step_s=settings.first_step_timeout_s,
+        ),
         max_restarts=settings.max_restarts,
         restart_window_s=settings.restart_window_s,
         stop_grace_s=settings.stop_grace_s,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import sys
@@ -221,8 +222,13 @@ def _job_options(settings: RunSettings, checkpoints: CheckpointDirectory | None)
             max_workers=settings.max_world_size,
             gather_timeout_s=settings.gather_timeout_s,
             join_timeout_s=settings.join_timeout_s,
+            first_step_s=settings.first_step_timeout_s or math.inf,
         ),
-        stall=StallPolicy(floor_s=settings.hang_timeout_s, factor=settings.hang_factor),
+        stall=StallPolicy(
+            floor_s=settings.hang_timeout_s,
+            factor=settings.hang_factor,
+            first_step_s=settings.first_step_timeout_s,
+        ),
         max_restarts=settings.max_restarts,
         restart_window_s=settings.restart_window_s,
         stop_grace_s=settings.stop_grace_s,
@@ -261,6 +267,7 @@ def _node_options(command: Command, run_directory: Path, logs: Path) -> NodeOpti
             spares=settings.spares,
             backoff=Backoff(seed=settings.seed),
             start_timeout_s=settings.start_timeout_s,
+            first_step_s=settings.first_step_timeout_s,
             classic=classic,
             end_grace_s=settings.stop_grace_s,
         ),
@@ -278,4 +285,5 @@ def _node_options(command: Command, run_directory: Path, logs: Path) -> NodeOpti
         ledger=settings.ledger is not None,
         join_timeout_s=settings.join_timeout_s,
         silence_s=settings.hang_timeout_s,
+        compiling_silence_s=settings.first_step_timeout_s,
     )

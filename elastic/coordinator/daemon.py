@@ -20,7 +20,7 @@ from elastic.coordinator.node_registry import NodeRegistry
 from elastic.coordinator.recoveries import Recoveries
 from elastic.coordinator.saves import Saves
 from elastic.coordinator.view_batches import ViewBatches
-from elastic.coordinator.wording import ending
+from elastic.coordinator.wording import ending, refusal
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.quarantine import NodeFailures
@@ -317,6 +317,18 @@ class CoordinatorDaemon:
         self._recoveries.lost(effect)
         members = self._machine.members_that_may_train()
         self._departing.members_lost({m.node for m in members if m.worker in effect.workers})
+
+    @_carry_out.register
+    def _(self, effect: fx.RefuseNewcomers) -> None:
+        self._journal.record(
+            "newcomers_refused",
+            node=name_of(effect.node),
+            worker=effect.failure.worker,
+            message=refusal(effect),
+            traceback=effect.failure.traceback,
+            log=effect.failure.log,
+            retry_s=round(effect.retry_s, 1),
+        )
 
     @_carry_out.register
     def _(self, effect: fx.StepDown) -> None:

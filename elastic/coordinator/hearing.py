@@ -115,6 +115,7 @@ class Hearing:
                 step_s=progress.step_s,
                 in_step_s=progress.in_step_s,
                 probed=progress.probed,
+                first_step=progress.first_step,
             )
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic.core.coordinator.effects import EndJob
+from elastic.core.coordinator.effects import EndJob, RefuseNewcomers
 from elastic.core.restarts import Verdict
 
 
@@ -23,4 +23,15 @@ def ending(effect: EndJob, max_restarts: int, window_s: float) -> str:
     return (
         f"more than {max_restarts} workers failed within {window_s:g} s, the last one: {what}."
         f"{log} Raise --max-restarts if that is to be expected"
+    )
+
+
+def refusal(effect: RefuseNewcomers) -> str:
+    """Why newcomers are not let into the group, and what to do about it."""
+    failure = effect.failure
+    return (
+        "workers that join fail in the same way each time, so none is let in for "
+        f"{effect.retry_s:.0f} s and the group trains on as it is; the last one, "
+        f"{failure.worker}: {failure.message}. Mend the script or the node: the next worker that "
+        "starts runs it as it is then"
     )

@@ -46,6 +46,9 @@ class WorkerStatus:
     """Its script is inside `session.run`, between two steps."""
     took_part: bool = False
     """It has been in a group at least once, so it holds the job's state."""
+    compiling: int | None = None
+    """Its script runs torch.compile, which may take minutes, with so many steps committed; None:
+    it does not, as far as its agent knows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

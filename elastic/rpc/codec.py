@@ -76,6 +76,7 @@ def status_to_pb(status: WorkerStatus) -> pb.WorkerStatus:
         pid=status.pid,
         took_part=status.took_part,
         in_run=status.in_run,
+        compiling=status.compiling,
     )
 
 
@@ -94,6 +95,7 @@ def status_from_pb(message: pb.WorkerStatus) -> WorkerStatus:
         pid=message.pid,
         took_part=message.took_part,
         in_run=message.in_run,
+        compiling=message.compiling if message.HasField("compiling") else None,
     )
 
 

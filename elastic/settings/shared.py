@@ -77,6 +77,11 @@ GATHER_TIMEOUT_S = about(
 HANG_TIMEOUT_S = about(
     "Shortest time in one step that counts as a hang; 0: never.", DURATION_OR_ZERO
 )
+FIRST_STEP_TIMEOUT_S = about(
+    "The same for the first step of a group and for steps in which torch.compile runs, which "
+    "also adds to --start-timeout-s; 0: no limit.",
+    DURATION_OR_ZERO,
+)
 HANG_FACTOR = about("A step this many times longer than usual counts as a hang.", number(1))
 STOP_GRACE_S = about("Seconds for saving after the first signal to stop.", DURATION_OR_ZERO)
 ISOLATION_TIMEOUT_S = about(

@@ -118,7 +118,7 @@ class StoredGeneration(_message.Message):
     def __init__(self, newest: _Optional[_Union[Generation, _Mapping]] = ..., may_train: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "phase", "slot", "generation", "broken", "detail", "committed", "endpoint", "pid", "took_part", "in_run", "heard")
+    __slots__ = ("worker", "phase", "slot", "generation", "broken", "detail", "committed", "endpoint", "pid", "took_part", "in_run", "compiling", "heard")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +130,7 @@ class WorkerStatus(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     TOOK_PART_FIELD_NUMBER: _ClassVar[int]
     IN_RUN_FIELD_NUMBER: _ClassVar[int]
+    COMPILING_FIELD_NUMBER: _ClassVar[int]
     HEARD_FIELD_NUMBER: _ClassVar[int]
     worker: str
     phase: WorkerPhase
@@ -142,8 +143,9 @@ class WorkerStatus(_message.Message):
     pid: int
     took_part: bool
     in_run: bool
+    compiling: int
     heard: int
-    def __init__(self, worker: _Optional[str] = ..., phase: _Optional[_Union[WorkerPhase, str]] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., broken: bool = ..., detail: _Optional[str] = ..., committed: _Optional[int] = ..., endpoint: _Optional[str] = ..., pid: _Optional[int] = ..., took_part: bool = ..., in_run: bool = ..., heard: _Optional[int] = ...) -> None: ...
+    def __init__(self, worker: _Optional[str] = ..., phase: _Optional[_Union[WorkerPhase, str]] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., broken: bool = ..., detail: _Optional[str] = ..., committed: _Optional[int] = ..., endpoint: _Optional[str] = ..., pid: _Optional[int] = ..., took_part: bool = ..., in_run: bool = ..., compiling: _Optional[int] = ..., heard: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("worker", "kind", "code", "signature", "message", "traceback", "retryable", "log")
@@ -210,7 +212,7 @@ class SaveFailed(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., step: _Optional[int] = ..., generation: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("worker", "generation", "committed", "epoch", "step_s", "samples_per_s", "in_step_s", "reported", "probed")
+    __slots__ = ("worker", "generation", "committed", "epoch", "step_s", "samples_per_s", "in_step_s", "reported", "probed", "first_step", "compiling")
     class ReportedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +229,8 @@ class Progress(_message.Message):
     IN_STEP_S_FIELD_NUMBER: _ClassVar[int]
     REPORTED_FIELD_NUMBER: _ClassVar[int]
     PROBED_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    COMPILING_FIELD_NUMBER: _ClassVar[int]
     worker: str
     generation: int
     committed: int
@@ -236,7 +240,9 @@ class Progress(_message.Message):
     in_step_s: float
     reported: _containers.ScalarMap[str, float]
     probed: bool
-    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., epoch: _Optional[int] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., in_step_s: _Optional[float] = ..., reported: _Optional[_Mapping[str, float]] = ..., probed: bool = ...) -> None: ...
+    first_step: bool
+    compiling: bool
+    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., epoch: _Optional[int] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., in_step_s: _Optional[float] = ..., reported: _Optional[_Mapping[str, float]] = ..., probed: bool = ..., first_step: bool = ..., compiling: bool = ...) -> None: ...
 
 class Reformed(_message.Message):
     __slots__ = ("worker", "generation", "committed", "abort_s", "join_s", "sync_s", "first_step_s", "bytes_received", "recomputed", "source")

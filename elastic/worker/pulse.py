@@ -11,6 +11,7 @@ import torch
 
 from elastic.v1 import job_pb2 as pb
 from elastic.v1 import local_pb2
+from elastic.worker.compilation import COMPILATIONS, Compilations
 from elastic.worker.group.membership import Membership
 from elastic.worker.group.process_group import Group
 from elastic.worker.link import Link
@@ -30,8 +31,11 @@ class Pulse:
     Training never waits for it: the script's thread only leaves values to be picked up.
     """
 
-    def __init__(self, link: Link, membership: Membership) -> None:
+    def __init__(
+        self, link: Link, membership: Membership, compilations: Compilations = COMPILATIONS
+    ) -> None:
         self._link = link
+        self._compilations = compilations
         self._membership = membership
         self._state: JobState | None = None
         self._answer: Callable[[], None] = lambda: None
@@ -130,6 +134,7 @@ class Pulse:
                 self._reformed = None
 
     def _send_progress(self, group: Group | None) -> None:
+        self._compilations.watch()
         progress = self._progress(group)
         progress.reported.update(_numbers(dict(self._reported)))
         self._link.send(progress=progress)
@@ -144,6 +149,8 @@ class Pulse:
             step_s=self._clock.step_s,
             samples_per_s=self._clock.samples_per_s,
             in_step_s=self._clock.in_step_s(),
+            first_step=self._clock.first_step,
+            compiling=self._compilations.under_way,
         )
 
     def _send_ledger(self) -> None:

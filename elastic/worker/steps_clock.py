@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import time
 
+from elastic.worker.compilation import COMPILATIONS, Compilations
+
 _SMOOTHING = 0.1  # weight of the newest step in the usual duration
+_MOST = 10.0  # times the usual duration is the most that one step counts for
 
 
 class StepsClock:
-    """Times steps from their begin to their commit."""
+    """Times steps from their begin to their commit.
 
-    def __init__(self) -> None:
+    The usual duration leaves out the first step of a group and those that compile. A peer's step
+    that compiles is not known here, and makes this one wait: no step counts for more than ten.
+    """
+
+    def __init__(self, compilations: Compilations = COMPILATIONS) -> None:
+        self._compilations = compilations
+        self._compiled = compilations.count
         self._began: float | None = None
         self._last_commit: float | None = None
         self.step_s = 0.0
@@ -19,17 +28,15 @@ class StepsClock:
 
     def begin(self) -> None:
         """A step begins."""
+        self._compilations.watch()
         self._began = time.monotonic()
 
     def commit(self, samples: int) -> None:
         """It was committed, with this many samples of the whole group."""
         now = time.monotonic()
-        if self._last_commit is not None:
-            duration_s = now - self._last_commit
-            weight = _SMOOTHING if self.step_s else 1.0
-            self.step_s += weight * (duration_s - self.step_s)
-            rate = samples / max(duration_s, 1e-9)
-            self.samples_per_s += weight * (rate - self.samples_per_s)
+        compiled, self._compiled = self._compiled, self._compilations.count
+        if self._last_commit is not None and compiled == self._compiled:
+            self._note(now - self._last_commit, samples)
         self._last_commit = now
         self._began = None
 
@@ -42,3 +49,17 @@ class StepsClock:
         """How long the step under way has lasted; 0 between steps."""
         began = self._began
         return time.monotonic() - began if began is not None else 0.0
+
+    @property
+    def first_step(self) -> bool:
+        """This process has committed no step in its present group."""
+        return self._last_commit is None
+
+    def _note(self, duration_s: float, samples: int) -> None:
+        rate = samples / max(duration_s, 1e-9)
+        if self.step_s == 0.0:
+            self.step_s, self.samples_per_s = duration_s, rate
+            return
+        counted_s = min(duration_s, _MOST * self.step_s)
+        self.step_s += _SMOOTHING * (counted_s - self.step_s)
+        self.samples_per_s += _SMOOTHING * (rate - self.samples_per_s)

@@ -11,19 +11,17 @@ from multiprocessing import get_context
 
 from tests.sim.checkers import violations
 from tests.sim.history import check
-from tests.sim.plan import STRESS, plan
+from tests.sim.plan import STRESS, STRESS_ALONE, plan
 from tests.sim.world import World
 
-KINDS = ("", *sorted(set(STRESS)))
+KINDS = ("", *sorted({*STRESS, *STRESS_ALONE}))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--seeds", default="0:1000", help="first:last+1, or one seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument(
-        "--stress", default="", choices=["", *sorted(set(STRESS))], help="nothing else"
-    )
+    parser.add_argument("--stress", default="", choices=KINDS, help="nothing else")
     parser.add_argument("--verbose", action="store_true", help="print each history")
     arguments = parser.parse_args()
     seeds = _seeds(arguments.seeds)

@@ -60,7 +60,9 @@ class Faults:
             return
         self._reached[point] += 1
         for fault in pending:
-            if fault.nth == self._reached[point]:
+            if fault.newcomers and not self._world.is_newcomer(process):
+                continue
+            if fault.newcomers or fault.nth == self._reached[point]:
                 self._strike(fault, process)
                 if fault.action is Action.RAISE:
                     raise ScriptError(fault.signature or f"{process.name} at {point}")

@@ -89,6 +89,10 @@ class Journal:
         self.replaced: list[str] = []
         """Workers that were ended because their group did without them."""
         self.formed_at: dict[int, float] = {}
+        self.newcomers_fail = False
+        """Whoever comes to a group that trains raises."""
+        self.compiles = False
+        """Steps may last long without anybody being stuck."""
         self.broken_invariant = ""
 
     def note(self, *fact: Any) -> None:

@@ -65,6 +65,8 @@ class Fault:
     """Of the exception raised; another one for each fault if empty."""
     returns_after_s: float | None = None
     """When a lost node is back; None: never."""
+    newcomers: bool = False
+    """It strikes every newcomer that reaches the point while others train."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +76,8 @@ class Pace:
     start_s: tuple[float, float] = (0.3, 1.5)
     prepare_s: tuple[float, float] = (0.05, 0.8)
     step_s: tuple[float, float] = (0.02, 0.1)
+    compile_s: tuple[float, float] | None = None
+    """How much longer the first step of a process takes, and some others; None: none does."""
     reported_step_s: float = 0.06
     """What reports of progress say: the farther off, the worse planned changes are timed."""
     evaluates: float = 0.5
@@ -139,7 +143,11 @@ def plan(seed: int, stress: str = "") -> Plan:
     # Nothing else delays anything: what happens follows from these faults.
     pace = replace(whole.pace, evaluates=0.0)
     whole = replace(whole, pace=pace, news_s=min(whole.news_s, 0.03))
-    if stress != "split":
+    if stress == "compiles":
+        policy = replace(whole.coordinator.formation, busy_timeout_s=4.0)
+        coordinator = replace(whole.coordinator, formation=policy)
+        return replace(whole, coordinator=coordinator, pace=replace(pace, compile_s=(2.5, 6.0)))
+    if stress not in ("split", "newcomers"):
         return whole
     policy = replace(whole.coordinator.formation, min_workers=1, agent_grace_s=0.0)
     coordinator = replace(whole.coordinator, formation=policy)
@@ -179,6 +187,8 @@ def _control_fault(rng: random.Random) -> Fault:
     return Fault(action=action, at_s=rng.uniform(0.2, 7.0), returns_after_s=returns_after_s)
 
 
+STRESS_ALONE = ("newcomers", "compiles")
+"""Kinds that strike in no other history."""
 STRESS = ("drain", "drain", "drains", "leaders", "persisted", "agents", "stop", "split")
 
 
@@ -186,6 +196,14 @@ def _stress(rng: random.Random, kind: str) -> tuple[Fault, ...]:
     """Several faults of the control plane at once, or on top of each other."""
     at_s = rng.uniform(0.5, 6.0)
     drain = Fault(action=Action.DRAIN_NODE, at_s=at_s, returns_after_s=rng.uniform(0.1, 3.0))
+    if kind == "newcomers":
+        kill = Fault(action=Action.KILL_WORKER, at_s=rng.uniform(3.0, 6.0))
+        point = rng.choice(("agree", "transfer", "joined"))
+        fails = Fault(action=Action.RAISE, point=point, signature="no such key", newcomers=True)
+        return (kill, fails, Fault(action=Action.ADD_NODE, at_s=rng.uniform(3.0, 9.0)))
+    if kind == "compiles":
+        kill = Fault(action=Action.KILL_WORKER, at_s=rng.uniform(2.0, 20.0))
+        return (kill, Fault(action=Action.ADD_NODE, at_s=rng.uniform(2.0, 9.0)))
     if kind == "drain":
         return (drain,)
     if kind == "drains":
@@ -228,11 +246,12 @@ def _coordinator(
             gather_timeout_s=rng.choice((0.5, 3.0)),
             join_timeout_s=2.0,
             busy_timeout_s=8.0,
+            first_step_s=12.0,
             agent_grace_s=agent_grace_s,
             broken_grace_s=rng.choice((0.02, 0.25)),
             planned_interval_s=rng.choice((0.0, 0.5)),
         ),
-        stall=StallPolicy(floor_s=2.0),
+        stall=StallPolicy(floor_s=2.0, first_step_s=12.0),
         max_restarts=1000,
         planned_notice_s=rng.choice((0.0, 0.05, 0.3)),
         stop_grace_s=30.0,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 PROGRESS_EVERY_S = 0.5
+_COMPILES_AGAIN = 0.003  # of the steps
 
 
 class Struck(Exception):
@@ -47,6 +48,8 @@ class Process:
         self.replica: Replica | None = None
         self.begun = 0
         self.in_step_since: float | None = None
+        self._first_step = True
+        self._has_compiled = False
         self.stored_steps: set[int] = set()
         self.abandoned_step = -1
         self._unsettled: dict[int, ShardReported] = {}
@@ -103,6 +106,7 @@ class Process:
         self.world.agreed(self, generation, replica)
         self.replica = replica
         self.begun = replica.committed
+        self._first_step = True
         if generation.rank_of(self.name) == 0:
             self._report_progress(generation, self._group)
 
@@ -110,10 +114,24 @@ class Process:
         self.begun = self.committed + 1
         self.in_step_since = self.clock.now
 
+    def begins_to_compile(self) -> bool:
+        """In its first step, or another for which there is no code yet."""
+        again = self._has_compiled and not self.clock.chance(_COMPILES_AGAIN)
+        if self.world.pace.compile_s is None or again:
+            return False
+        self._has_compiled = True
+        self.report_compiling(self.committed)
+        return True
+
+    def report_compiling(self, committed: int | None) -> None:
+        compiled = ev.WorkerCompiled(worker=self.name, committed=committed)
+        self.up.send(self.node.tell, compiled)
+
     def commit(self, generation: Generation, samples: SampleRange) -> None:
         before = self.held.lineage
         self.replica = self.held.commit(generation.number, samples)
         self.in_step_since = None
+        self._first_step = False
         self.worker.committed(self.replica.committed)
         self.world.committed(self, generation, samples, before)
 
@@ -233,6 +251,7 @@ class Process:
             step_s=self.world.pace.reported_step_s,
             in_step_s=self.clock.now - since if since is not None else 0.0,
             probed=probed,
+            first_step=self._first_step,
         )
 
     def _raised(self, error: Exception) -> None:

@@ -155,6 +155,9 @@ class Script:
         process.begin_step()
         process.reach("step")
         yield self._takes(process.world.pace.step_s)
+        if process.begins_to_compile():
+            yield self._takes(process.world.pace.compile_s or (0.0, 0.0))
+            process.report_compiling(None)
         yield from self._reduce(group)
         process.reach("reduced")
         process.commit(generation, samples)

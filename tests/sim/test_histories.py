@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.sim.history import check, fingerprint
-from tests.sim.plan import STRESS
+from tests.sim.plan import STRESS, STRESS_ALONE
 
 HERE = Path(__file__).parent
 SEEDS = range(2000)
@@ -39,7 +39,7 @@ def test_what_once_failed_is_mended(seed: str) -> None:
     assert check(int(number), stress=stress) == []
 
 
-@pytest.mark.parametrize("stress", sorted(set(STRESS)))
+@pytest.mark.parametrize("stress", sorted({*STRESS, *STRESS_ALONE}))
 def test_a_control_plane_under_stress_keeps_the_promises(stress: str) -> None:
     failed = {seed: found for seed in range(60) if (found := check(seed, stress=stress))}
     assert not failed

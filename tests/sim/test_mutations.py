@@ -153,9 +153,25 @@ class LetsGoAtOnce(Coordinator):
         return [*effects, *(fx.NodeDrained(node=node) for node in sorted(gone))]
 
 
+class LetsEveryNewcomerIn(Coordinator):
+    """Never mind how others like it have fared."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._newcomers.held_back = lambda *_: {}  # type: ignore[method-assign]
+
+
+class DoesNotKnowWhoCompiles(Coordinator):
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._progress.compiles = lambda *_: None  # type: ignore[method-assign]
+
+
 @pytest.mark.parametrize(
     ("parts", "checker", "stress"),
     [
+        (Parts(coordinator=LetsEveryNewcomerIn), "newcomers", "newcomers"),
+        (Parts(coordinator=DoesNotKnowWhoCompiles), "slow_steps", "compiles"),
         (Parts(coordinator=IgnoresTheLineage), "one_lineage", "split"),
         (Parts(coordinator=ForgetsWhoMayTrain), "one_lineage", "split"),
         (Parts(coordinator=ExpectsNobody), "control_plane", "leaders"),

@@ -59,6 +59,8 @@ class World:
         self.journal = Journal(plan.job, news_s=plan.news_s)
         self.journal.agent_grace_s = plan.coordinator.formation.agent_grace_s
         self.journal.evaluates = plan.pace.evaluates > 0.0
+        self.journal.compiles = plan.pace.compile_s is not None
+        self.journal.newcomers_fail = any(f.newcomers for f in plan.faults)
         self.storage = Storage()
         self.nodes: list[Node] = []
         self._stored: tuple[Generation | None, tuple[Generation, ...]] = (None, ())
@@ -71,6 +73,7 @@ class World:
         self._observer = observer
         self._groups: dict[int, Group] = {}
         self._pids = 0
+        self._trained: set[str] = set()
         self._formed_at: dict[int, float] = {}
         self._newest_when_formed: dict[int, Replica] = {}
         self._best_declared: dict[int, Replica] = {}
@@ -146,6 +149,16 @@ class World:
             )
         return self._groups[number]
 
+    def is_newcomer(self, process: Process) -> bool:
+        """It has committed no step, and one that has can go on without it."""
+        trained = self._trained
+        return process.name not in trained and any(
+            p.name in trained and p.responsive
+            for n in self.nodes
+            if n.alive
+            for p in n.processes.values()
+        )
+
     def next_pid(self) -> int:
         self._pids += 1
         return self._pids
@@ -192,6 +205,7 @@ class World:
         self, process: Process, generation: Generation, samples: SampleRange, before: int
     ) -> None:
         replica = process.held
+        self._trained.add(process.name)
         self.journal.commits.append(
             Commit(
                 self.clock.now,

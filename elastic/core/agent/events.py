@@ -31,6 +31,14 @@ class WorkerReported:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerCompiled:
+    """The worker's script runs torch.compile, with `committed` steps; None: it does no longer."""
+
+    worker: WorkerId
+    committed: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerReportedFailure:
     """The script raised; the process is about to end."""
 
@@ -126,6 +134,7 @@ Event = (
     Started
     | WorkerSpawned
     | WorkerReported
+    | WorkerCompiled
     | WorkerReportedFailure
     | WorkerExited
     | WorkerFrozen

@@ -45,6 +45,8 @@ class AgentSettings:
     backoff: Backoff = field(default_factory=Backoff)
     start_timeout_s: float = 600.0
     """A worker that has a slot must ask for a group within this."""
+    first_step_s: float = 600.0
+    """It gets this much longer if its script runs torch.compile meanwhile. 0: no limit."""
     exit_grace_s: float = 5.0
     """Workers that were dismissed get this long to end by themselves."""
     classic: bool = False
@@ -130,13 +132,27 @@ class Agent:
             if any(p.status.slot == slot for p in self._processes.values()):
                 message = f"reported too late to keep its slot {slot}"
                 return self._replace(event.status.worker, FailureKind.LEFT_OUT, message, now)
-        process.status = replace(event.status, slot=slot, pid=process.status.pid)
+        own = process.status  # of its pid and its compiling it does not tell here
+        process.status = replace(event.status, slot=slot, pid=own.pid, compiling=own.compiling)
         if process.status.phase not in (WorkerPhase.SPARE, WorkerPhase.PREPARING):
             process.deadline = None
         if self._settings.classic and process.runs:
             self._fruitless = 0
         self._note_progress(event.status.committed)
         return self._catch_up(process)
+
+    @_apply.register
+    def _(self, event: ev.WorkerCompiled, now: float) -> list[fx.Effect]:
+        process = self._processes.get(event.worker)
+        if process is None:
+            return []
+        process.status = replace(process.status, compiling=event.committed)
+        patient = process.compiled or process.adopted or process.deadline is None
+        if event.committed is not None and not patient:
+            process.compiled = True
+            more_s = self._settings.first_step_s
+            process.deadline = (process.deadline or now) + more_s if more_s > 0.0 else None
+        return []
 
     @_apply.register
     def _(self, event: ev.WorkerReportedFailure, now: float) -> list[fx.Effect]:

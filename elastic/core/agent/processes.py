@@ -25,6 +25,8 @@ class Process:
     """What the script raised, if it did."""
     group: int = 0
     """The newest generation that it is or was a member of."""
+    compiled: bool = False
+    """Its script was seen to run torch.compile, so it gets more time."""
     retired: bool = False
     """It was asked to end as its whole group does: that is no failure of its own."""
     kill_at: float | None = None

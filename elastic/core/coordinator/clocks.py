@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ class Clocks:
     broken: float | None = None
     newcomers: float | None = None
     assembling: float | None = None
+    slow: float = -math.inf
+    """Until when the step under way was a slow one."""
+    is_slow: bool = False
 
     def update(
         self,
@@ -26,8 +30,10 @@ class Clocks:
         workers: Mapping[WorkerId, Sighting],
         policy: FormationPolicy,
         now: float,
+        *,
+        first_step: bool = False,
     ) -> None:
-        """Start or stop each clock by what is known now."""
+        """Start or stop each clock by what is known now; first_step: the group is in its first."""
         number = current.number if current else 0
         members = current.worker_ids if current else frozenset()
         statuses = [w.status for w in workers.values()]
@@ -38,6 +44,10 @@ class Clocks:
         self.enough = _start_or_stop(self.enough, can_form, now)
         self.broken = _start_or_stop(self.broken, broken, now)
         self.newcomers = _start_or_stop(self.newcomers, newcomers, now)
+        compiles = any(s.took_part and s.compiling is not None for s in statuses)
+        if compiles or first_step or self.is_slow:
+            self.slow = now
+        self.is_slow = compiles or first_step
         if self.assembling is None and any(s.phase in _ARRIVED for s in present):
             self.assembling = now
 

@@ -106,6 +106,16 @@ class Lost:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RefuseNewcomers:
+    """For the record: newcomers fail in the same way again and again; the group trains on, and
+    lets none in for `retry_s` seconds."""
+
+    node: NodeId
+    failure: Failure
+    retry_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EndJob:
     """Nothing is left to do: tell the agents and end with this exit code."""
 
@@ -128,5 +138,6 @@ Effect = (
     | StepDown
     | SetTimer
     | Lost
+    | RefuseNewcomers
     | EndJob
 )

@@ -75,6 +75,8 @@ class ProgressReported:
     step_s: float
     in_step_s: float
     probed: bool = False
+    first_step: bool = False
+    """The step under way is the first of its group."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ report that was missed costs nothing. No effects and no memory; the machine owns
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -119,13 +120,21 @@ def _await_return(
     """
     if view.current is None:
         return Wait(reason=WaitReason.STEADY)
-    until = view.formed_at + policy.busy_timeout_s
+    until = _busy_until(view, policy, view.formed_at)
     if now < until:
         return Wait(reason=WaitReason.ASSEMBLING, until=until)
     if view.current.leave_after is not None:  # one of them may hold up the rest
         return Form(members=(), reason=ChangeReason.STALLED)
     names = frozenset(w.status.worker for w in returning)
     return Form(members=(), reason=ChangeReason.JOIN_TIMED_OUT, left_out=names)
+
+
+def _busy_until(view: GroupView, policy: FormationPolicy, since: float) -> float:
+    """How long members may take to come to a step boundary: those that are in a slow step, and
+    those that wait for them in it, longer."""
+    if view.slow:
+        return since + max(policy.busy_timeout_s, policy.first_step_s)
+    return max(since, view.slow_at) + policy.busy_timeout_s
 
 
 def _seniority(worker: Sighting) -> tuple[bool, int, NodeId, int]:
@@ -174,6 +183,10 @@ class _Formed:
             and w.silent_since is None
             and not w.leaving
         ]
+        self._admissible = [w for w in self._newcomers if now >= self._held_back_until(w)]
+
+    def _held_back_until(self, w: Sighting) -> float:
+        return self._view.held_back.get(w.status.worker, -math.inf)
 
     def _is_broken(self, s: WorkerStatus) -> bool:
         return s.broken and s.generation == self._current.number
@@ -294,7 +307,7 @@ class _Formed:
         if since is None:
             return Wait(reason=WaitReason.ASSEMBLING, until=deaf_until)
         late = [w for w in self._active if not self._has_started_to_join(w)]
-        busy_until = max([since, *(w.in_contact_since for w in late)]) + self._patience_s()
+        busy_until = self._busy_until(since, late)
         if self._now >= busy_until and self._current.leave_after is not None:
             return self._form(self._active, ChangeReason.STALLED)  # one of them holds up the rest
         if self._now >= busy_until:
@@ -305,7 +318,7 @@ class _Formed:
     def _deaf_from(self, w: Sighting) -> float:
         return max(self._view.formed_at, w.in_contact_since) + self._policy.join_timeout_s
 
-    def _patience_s(self) -> float:
+    def _busy_until(self, since: float, late: list[Sighting]) -> float:
         """A member that stalled a step is not evaluating: it gets no more time than a deaf one.
 
         Nor does anyone while the job stops: the others must save within the grace.
@@ -314,7 +327,10 @@ class _Formed:
             self._current.reason is ChangeReason.STALLED
             or self._current.purpose is Purpose.SAVE_AND_LEAVE
         )
-        return self._policy.join_timeout_s if hurried else self._policy.busy_timeout_s
+        since = max([since, *(w.in_contact_since for w in late)])
+        if hurried:
+            return since + self._policy.join_timeout_s
+        return _busy_until(self._view, self._policy, since)
 
     def _leave_out(self, missing: list[Sighting]) -> Decision:
         names = frozenset(w.status.worker for w in missing)
@@ -332,6 +348,9 @@ class _Formed:
         room = self._policy.max_workers - len(self._active)
         if not self._newcomers or room <= 0:
             return Wait(reason=WaitReason.STEADY)
+        if not self._admissible:
+            until = min(map(self._held_back_until, self._newcomers))
+            return Wait(reason=WaitReason.STEADY, until=until)
         since = self._now if self._view.newcomers_since is None else self._view.newcomers_since
         until = max(
             since + self._policy.join_debounce_s,
@@ -339,14 +358,14 @@ class _Formed:
         )
         if self._now < until:
             return Wait(reason=WaitReason.COLLECTING_NEWCOMERS, until=until)
-        workers = self._active + sorted(self._newcomers, key=_seniority)[:room]
+        workers = self._active + sorted(self._admissible, key=_seniority)[:room]
         return Form(members=_members(workers), reason=ChangeReason.MEMBER_JOINED, planned=True)
 
     def _see_off(self) -> Decision:
         """Members leave with their nodes, at a step boundary; newcomers take their places.
 
         While only those that leave hold the state, one of them stays for newcomers to get it, if
-        need be one more than there may be members.
+        need be one more than there may be members, and no newcomer is held back.
         """
         staying = [w for w in self._active if not w.leaving]
         hands_over = not any(w.status.took_part for w in staying)
@@ -355,7 +374,8 @@ class _Formed:
                 return Wait(reason=WaitReason.STEADY)
             staying = [*staying, *(w for w in self._active if w.leaving)][-1:]
         room = max(int(hands_over), self._policy.max_workers - len(staying))
-        workers = staying + sorted(self._newcomers, key=_seniority)[:room]
+        coming = self._newcomers if hands_over else self._admissible
+        workers = staying + sorted(coming, key=_seniority)[:room]
         enough_left = len(workers) + len(self._finished) >= self._policy.min_workers
         members = _members(workers) if enough_left else ()
         return Form(members=members, reason=ChangeReason.MEMBER_LEAVING, planned=True)

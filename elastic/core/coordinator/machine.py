@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,13 +17,14 @@ from elastic.core.coordinator.decisions import Decision, End, Form, GiveUp, Wait
 from elastic.core.coordinator.departures import Departures
 from elastic.core.coordinator.formation import decide
 from elastic.core.coordinator.lineage import Lineage
+from elastic.core.coordinator.newcomers import NewcomerPolicy, Newcomers
 from elastic.core.coordinator.nodes import Nodes
 from elastic.core.coordinator.past import PastGenerations
 from elastic.core.coordinator.phases import TERMINAL, TRANSITIONS, JobPhase
 from elastic.core.coordinator.planned import counts_steps, in_place, settle
 from elastic.core.coordinator.progress import ProgressWatch, StallPolicy
 from elastic.core.coordinator.stopping import EXIT_LEFT, Stop, decide_stop, inherited
-from elastic.core.coordinator.view import FormationPolicy, GroupView
+from elastic.core.coordinator.view import FormationPolicy, GroupView, Sighting
 from elastic.core.invariants import check_succession, require
 from elastic.core.membership import (
     ChangeReason,
@@ -44,6 +46,7 @@ class CoordinatorSettings:
     incarnation: str
     formation: FormationPolicy = field(default_factory=FormationPolicy)
     stall: StallPolicy = field(default_factory=StallPolicy)
+    newcomers: NewcomerPolicy = field(default_factory=NewcomerPolicy)
     max_restarts: int = 100
     restart_window_s: float = 3600.0
     planned_notice_s: float = 0.35
@@ -83,6 +86,7 @@ class Coordinator:
         self._restarts = RestartPolicy(settings.max_restarts, settings.restart_window_s)
         self._checkpoints = CheckpointTracker()
         self._progress = ProgressWatch(settings.stall)
+        self._newcomers = Newcomers(settings.newcomers)
         self._stop: Stop | None = None
         self._deposed = False
         self.phase = JobPhase.GATHERING
@@ -96,6 +100,7 @@ class Coordinator:
         self._formed_at = self._adopted_at = now
         for generation in (*may_train, last):
             self._lineage.exists(generation)
+            self._newcomers.presume_trained(generation)
         newest = WorkerPhase.TRAINING
         if last.leave_after is not None and may_train:  # it may not have taken effect yet
             self._leaving, newest = may_train[-1], WorkerPhase.READY
@@ -152,6 +157,9 @@ class Coordinator:
         for status in self._nodes.workers_of(event.node):
             if status.took_part:
                 self._progress.advance(status.committed, now)
+                self._newcomers.committed(status.generation, status.committed)
+            if status.took_part and status.compiling is not None:
+                self._progress.compiles(status.compiling)
         return self._checkpoints.abandon(lost)
 
     @_apply.register
@@ -171,6 +179,7 @@ class Coordinator:
         del now
         self._lineage.node_gone(event.node)
         self._departures.forget(event.node)
+        self._newcomers.node_gone(event.node)
         self._nodes.welcomed(event.node)
         return self._checkpoints.abandon(self._nodes.lost(event.node))
 
@@ -192,18 +201,20 @@ class Coordinator:
 
     @_apply.register
     def _(self, event: ev.WorkerFailed, now: float) -> list[fx.Effect]:
-        running = frozenset(self._nodes.workers())
-        verdict = Verdict.RESTART
-        if not self._policy.restart_all or self._past.breaks_another(event.failure):
+        workers, refused = self._nodes.workers(), list[fx.Effect]()
+        worker, verdict = workers.get(event.failure.worker), Verdict.RESTART
+        if worker is not None and self._group_can_do_without(worker):
+            refused = self._newcomer_failed(worker, event, now)
+        elif not self._policy.restart_all or self._past.breaks_another(event.failure):
             verdict = self._restarts.judge(
-                event.failure, now=now, committed=self.committed, running=running
+                event.failure, now=now, committed=self.committed, running=frozenset(workers)
             )
         lost = self._nodes.failed(event.node, event.failure.worker)
         self._lineage.ended((event.failure.worker,))
         if verdict is not Verdict.RESTART:
             self._enter(JobPhase.FAILED)
             return [endings.failed(verdict, event.failure)]
-        return self._checkpoints.abandon(lost)
+        return [*refused, *self._checkpoints.abandon(lost)]
 
     @_apply.register
     def _(self, event: ev.ClassicScriptReported, now: float) -> list[fx.Effect]:
@@ -216,10 +227,17 @@ class Coordinator:
     def _(self, event: ev.ProgressReported, now: float) -> list[fx.Effect]:
         if event.probed:
             if self._current is not None and event.generation == self._current.number:
-                self._progress.probed(step_s=event.step_s, in_step_s=event.in_step_s)
+                self._progress.probed(
+                    event.committed, step_s=event.step_s, in_step_s=event.in_step_s
+                )
         elif counts_steps(event.generation, self._current, leaving=self._since.assembling is None):
+            self._newcomers.committed(event.generation, event.committed)
             self._progress.observe(
-                event.committed, now, step_s=event.step_s, in_step_s=event.in_step_s
+                event.committed,
+                now,
+                step_s=event.step_s,
+                in_step_s=event.in_step_s,
+                first_step=event.first_step,
             )
         return []
 
@@ -257,7 +275,8 @@ class Coordinator:
         self._leaving = self._current if planned else None
         self._make_current(generation)
         self._formed_at, self._adopted_at = now, None
-        self._since = Clocks(assembling=None if planned else now)
+        is_slow = self._progress.in_first_step  # some may be in it, and free only when it is over
+        self._since = Clocks(assembling=None if planned else now, is_slow=is_slow)
         self._progress.regroup()
         return [fx.AnnounceGeneration(generation=generation)]
 
@@ -284,11 +303,11 @@ class Coordinator:
         if self._persisting is not None:
             return []  # decided again when it is known to exist
         workers = self._nodes.workers()
-        self._since.update(self._current, workers, self._policy, now)
+        first_step = self._progress.in_first_step
+        self._since.update(self._current, workers, self._policy, now, first_step=first_step)
         self._lineage.seen(workers)
         effects = self._settle_planned()
-        if self._leaving and self._current and in_place(self._current, workers):
-            self._leaving = None
+        self._note_arrival(workers)
         if self._stop is None:  # else all go soon, and save before
             gone = self._departures.completed(self._nodes, self._current, self._leaving)
             effects += [fx.NodeDrained(node=node) for node in gone]
@@ -300,6 +319,37 @@ class Coordinator:
                 effects += map(self._replacement, sorted(decision.left_out | in_the_way))
                 decision = Wait(reason=WaitReason.ANOTHER_GROUP_MAY_TRAIN)
         return [*effects, *self._follow(decision, now)]
+
+    def _note_arrival(self, workers: Mapping[WorkerId, Sighting]) -> None:
+        """All members of the newest generation train in it."""
+        current = self._current
+        if current is None or not (self._leaving or self._newcomers.awaits(current)):
+            return
+        if in_place(current, workers):
+            self._leaving = None
+            self._newcomers.arrived(current, workers)
+
+    def _group_can_do_without(self, worker: Sighting) -> bool:
+        """It is new, and there are enough others that are not."""
+        if self._policy.restart_all or not self._newcomers.is_new(worker.status.worker):
+            return False
+        others = [
+            w
+            for name, w in self._nodes.workers().items()
+            if w.silent_since is None and not self._newcomers.is_new(name)
+        ]
+        return len(others) >= max(1, self._policy.min_workers)
+
+    def _newcomer_failed(
+        self, worker: Sighting, event: ev.WorkerFailed, now: float
+    ) -> list[fx.Effect]:
+        generation, current = worker.status.generation, self._current
+        if current is not None and event.failure.worker in current.worker_ids:
+            generation = current.number
+        retry_s = self._newcomers.failed(worker, generation, event.failure, now)
+        if retry_s == 0.0:
+            return []
+        return [fx.RefuseNewcomers(node=event.node, failure=event.failure, retry_s=retry_s)]
 
     def _settle_planned(self) -> list[fx.Effect]:
         planned, leaving = self._current, self._leaving
@@ -422,9 +472,12 @@ class Coordinator:
             broken_since=self._since.broken,
             newcomers_since=self._since.newcomers,
             assembling_since=self._since.assembling,
+            slow=self._since.is_slow,
+            slow_at=self._since.slow,
             fruitless_breaks=self._progress.fruitless_breaks,
             stalled=self._progress.stalled,
             stuck=self._progress.stuck,
+            held_back=self._newcomers.held_back(self._nodes.workers().values()),
             spent=self._past.spent() if self._policy.restart_all else frozenset(),
         )
 
@@ -441,7 +494,8 @@ class Coordinator:
 
     def _next_look(self, until: float | None, now: float) -> float | None:
         instants = (until, self._stop.deadline if self._stop else None)
-        return min((max(at, now) for at in instants if at is not None), default=None)
+        bounded = [at for at in instants if at is not None and at < math.inf]
+        return min((max(at, now) for at in bounded), default=None)
 
     def _enter(self, phase: JobPhase) -> None:
         if phase is self.phase:

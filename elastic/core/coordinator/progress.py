@@ -16,15 +16,23 @@ class StallPolicy:
     floor_s: float = 60.0
     """0 turns the watch off."""
     factor: float = 10.0
+    first_step_s: float = 600.0
+    """The floor for the first step of a group, and for one in which a member compiles. 0: these
+    are never stalled."""
 
 
 class ProgressWatch:
-    """Follows the reports of rank 0."""
+    """Follows the reports of rank 0, and whether any member compiles."""
 
     def __init__(self, policy: StallPolicy) -> None:
         self._policy = policy
         self._step_s = 0.0
         self._in_step_s = 0.0
+        self._under_way = 0
+        """The step to which `_in_step_s` belongs: steps committed before it."""
+        self._first_step = False
+        self._compiles_in = -1
+        """The last step in which a member was known to compile."""
         self._advanced_at: float | None = None
         self._breaks_at_step: tuple[int, int] = (0, -1)
         self.committed = 0
@@ -32,15 +40,22 @@ class ProgressWatch:
         """The last member that was asked waits in its step for longer than usual."""
 
     def observe(
-        self, committed: int, now: float, *, step_s: float = 0.0, in_step_s: float = 0.0
+        self,
+        committed: int,
+        now: float,
+        *,
+        step_s: float = 0.0,
+        in_step_s: float = 0.0,
+        first_step: bool = False,
     ) -> None:
         """Take the report of rank 0 of the present group, whose count is right also if it is
         lower than before: the job may have had to go back to a checkpoint.
 
         step_s: usual duration of a step. in_step_s: how long the step under way has lasted; 0
-        between steps, where a script may evaluate for as long as it likes.
+        between steps, where a script may evaluate for as long as it likes. first_step: it is the
+        first one of the group.
         """
-        self._in_step_s = in_step_s
+        self._in_step_s, self._under_way, self._first_step = in_step_s, committed, first_step
         self._note_usual(step_s)
         if committed < self.committed:
             self.committed = committed
@@ -52,15 +67,24 @@ class ProgressWatch:
             self.committed = max(committed, self.committed)
             self._advanced_at = now
 
-    def probed(self, *, step_s: float, in_step_s: float) -> None:
+    def compiles(self, committed: int) -> None:
+        """A member runs torch.compile with so many steps committed: the others wait in that step.
+
+        The step stays excused when that is over, for as long as it lasts.
+        """
+        self._compiles_in = max(committed, self._compiles_in)
+
+    def probed(self, committed: int, *, step_s: float, in_step_s: float) -> None:
         """A member was asked, since another may be lost. One that waits for it waits inside a
-        step for longer than steps usually last."""
+        step for longer than steps usually last, unless a member was known to compile in it."""
         self._note_usual(step_s)
-        self.stuck = in_step_s > max(_STUCK_FLOOR_S, _STUCK_FACTOR * self._step_s + _STUCK_MARGIN_S)
+        patience_s = max(_STUCK_FLOOR_S, _STUCK_FACTOR * self._step_s + _STUCK_MARGIN_S)
+        self.stuck = in_step_s > patience_s and committed > self._compiles_in
 
     def regroup(self) -> None:
         """A new group has not begun a step."""
         self._in_step_s = 0.0
+        self._compiles_in = -1
         self.stuck = False
 
     def _note_usual(self, step_s: float) -> None:
@@ -70,6 +94,11 @@ class ProgressWatch:
     def count_break(self) -> None:
         """The group broke although no member was lost."""
         self._breaks_at_step = (self.fruitless_breaks + 1, self.committed)
+
+    @property
+    def in_first_step(self) -> bool:
+        """The group has committed no step, and is in its first."""
+        return self._first_step and self._in_step_s > 0.0
 
     @property
     def fruitless_breaks(self) -> int:
@@ -93,4 +122,7 @@ class ProgressWatch:
         """The step under way lasts suspiciously long."""
         if self._policy.floor_s <= 0.0:
             return False
-        return self._in_step_s > max(self._policy.floor_s, self._policy.factor * self._step_s)
+        usual_s = max(self._policy.floor_s, self._policy.factor * self._step_s)
+        if not self._first_step and self._under_way > self._compiles_in:
+            return self._in_step_s > usual_s
+        return 0.0 < self._policy.first_step_s < self._in_step_s and self._in_step_s > usual_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elastic.core.membership import (
     Generation,
@@ -28,6 +28,8 @@ class FormationPolicy:
     """A member that has not even acknowledged a generation by then is left out."""
     busy_timeout_s: float = 300.0
     """The same for one that has, but whose script does not get to its next step boundary."""
+    first_step_s: float = 600.0
+    """The same while one compiles, or in the first step of a group. Infinite: no limit."""
     broken_grace_s: float = 0.25
     """Wait this long for news of a death after a member reported a broken group."""
     agent_grace_s: float = 0.0
@@ -96,11 +98,17 @@ class GroupView:
     """Since when a member of `current` has reported it broken."""
     newcomers_since: float | None = None
     """Since when a worker that is not in `current` is ready."""
+    slow: bool = False
+    """A member compiles, or the group's first step is under way."""
+    slow_at: float = -math.inf
+    """When that was so last."""
     fruitless_breaks: int = 0
     stalled: bool = False
     """The step under way lasts suspiciously long."""
     stuck: bool = False
     """Asked since a node fell silent, a member said that its step lasts longer than usual."""
+    held_back: Mapping[WorkerId, float] = field(default_factory=dict)
+    """Newcomers that are not to be let in before these instants, since others have failed."""
     spent: frozenset[WorkerId] = frozenset()
     """Members of earlier generations, as far back as remembered."""
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 import elastic.worker
+from elastic.worker.compilation import COMPILATIONS
 
 STUCK_S = 3.0
 _LOOK_S = 0.25
@@ -29,7 +30,8 @@ def watch_script(left: Callable[[], bool], give_up: Callable[[], None], stuck_s:
     """Call `give_up` once the script's thread (the main one) has stood still for `stuck_s` in a
     call of torch, using no processor; return when `left` says that it has left the group.
 
-    A script may take as long as it likes over anything else, such as an evaluation.
+    A script may take as long as it likes over anything else, such as an evaluation; or over
+    torch.compile, which waits inside of torch for compilers and for the locks of its caches.
     """
     stood_since, before = time.monotonic(), _where()
     while not left():
@@ -43,7 +45,9 @@ def watch_script(left: Callable[[], bool], give_up: Callable[[], None], stuck_s:
 
 
 def _where() -> tuple[int, int, int] | None:
-    """What changes as the main thread gets on; None while it is not inside of torch."""
+    """What changes as the main thread gets on; None while it is outside of torch, or compiles."""
+    if COMPILATIONS.under_way:
+        return None
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None or not frame.f_code.co_filename.startswith(_CALLERS):
         return None

@@ -32,7 +32,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def test_a_stopped_process_is_given_up_soon(child: subprocess.Popen[bytes]) -> None:
-    liveness = Liveness(silence_s=60.0)
+    liveness = Liveness(silence_s=60.0, compiling_s=600.0)
     liveness.heard("w", child.pid, now=100.0)
     assert liveness.silent(100.0 + SOON) == []
     stop(child)
@@ -44,7 +44,7 @@ def test_a_stopped_process_is_given_up_soon(child: subprocess.Popen[bytes]) -> N
 
 
 def test_a_running_process_is_given_more_patience(child: subprocess.Popen[bytes]) -> None:
-    liveness = Liveness(silence_s=60.0)
+    liveness = Liveness(silence_s=60.0, compiling_s=600.0)
     liveness.heard("w", child.pid, now=0.0)
     assert liveness.silent(59.9) == []
     assert liveness.silent(60.0) == [("w", 60.0)]
@@ -53,7 +53,7 @@ def test_a_running_process_is_given_more_patience(child: subprocess.Popen[bytes]
 
 
 def test_no_limit_is_no_limit_but_for_stopped_ones(child: subprocess.Popen[bytes]) -> None:
-    liveness = Liveness(silence_s=0.0)
+    liveness = Liveness(silence_s=0.0, compiling_s=600.0)
     liveness.heard("w", child.pid, now=0.0)
     assert liveness.silent(1e6) == []
     stop(child)
@@ -64,15 +64,36 @@ def test_a_process_that_is_gone_is_not_silent_but_dead(child: subprocess.Popen[b
     """Its exit is reported by others."""
     child.kill()
     child.wait()
-    liveness = Liveness(silence_s=60.0)
+    liveness = Liveness(silence_s=60.0, compiling_s=600.0)
     liveness.heard("w", child.pid, now=0.0)
     assert liveness.silent(10.0) == []
 
 
 def test_forgotten_workers_are_not_missed() -> None:
-    liveness = Liveness(silence_s=1.0)
+    liveness = Liveness(silence_s=1.0, compiling_s=600.0)
     liveness.heard("a", os.getpid(), now=0.0)
     liveness.heard("b", os.getpid(), now=0.0)
     liveness.forget("a")
     liveness.forget("unknown")
     assert [worker for worker, _ in liveness.silent(10.0)] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("silence_s", "compiling_s", "given_up_after_s"),
+    [(60.0, 600.0, 600.0), (60.0, 5.0, 60.0), (60.0, 0.0, None), (0.0, 600.0, None)],
+)
+def test_a_compiling_process_is_given_up_after_the_longer_patience(
+    child: subprocess.Popen[bytes],
+    silence_s: float,
+    compiling_s: float,
+    given_up_after_s: float | None,
+) -> None:
+    liveness = Liveness(silence_s, compiling_s)
+    liveness.heard("w", child.pid, now=0.0, compiling=True)
+    if given_up_after_s is None:
+        assert liveness.silent(1e6) == []
+        return
+    assert liveness.silent(given_up_after_s - 0.1) == []
+    assert liveness.silent(given_up_after_s) == [("w", given_up_after_s)]
+    liveness.heard("w", child.pid, now=1000.0)
+    assert liveness.silent(1000.0 + silence_s) == [("w", silence_s)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.coordinator.wording import ending
-from elastic.core.coordinator.effects import EndJob
+from elastic.coordinator.wording import ending, refusal
+from elastic.core.coordinator.effects import EndJob, RefuseNewcomers
 from elastic.core.membership import Failure, FailureKind
 from elastic.core.restarts import Verdict
 
@@ -43,3 +43,9 @@ def test_an_unknown_log_is_not_mentioned() -> None:
 def test_a_good_end_needs_no_words() -> None:
     assert ending(EndJob(exit_code=0), 1, 1.0) == ""
     assert ending(EndJob(exit_code=143, message="drained"), 1, 1.0) == "drained"
+
+
+def test_a_refusal_names_the_failure_and_when_the_next_one_is_let_in() -> None:
+    text = refusal(RefuseNewcomers(node="b", failure=FAILURE, retry_s=75.4))
+    for part in ("local-3", "ValueError: no labels", "75 s"):
+        assert text.count(part) == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from elastic.core.agent import effects as fx
 from elastic.core.agent import events as ev
 from elastic.core.agent.machine import Agent, AgentSettings
@@ -244,3 +246,48 @@ def test_classic_scripts_have_their_grace_also_when_the_job_has_failed() -> None
     assert timer.at == 9.0
     late = agent.handle(ev.TimerFired(), 9.0)
     assert {e.worker for e in of(fx.EndWorker, late)} >= {"a-1", "a-2"}
+
+
+def compiled(worker: str, committed: int | None) -> ev.WorkerCompiled:
+    return ev.WorkerCompiled(worker=worker, committed=committed)
+
+
+def test_that_a_worker_compiles_is_part_of_the_view_until_it_is_over() -> None:
+    agent = full()
+    (view,) = of(fx.ReportNode, agent.handle(compiled("a-1", 7), 3.0))
+    assert [s.compiling for s in view.workers] == [7, None, None]
+    assert not of(fx.ReportNode, agent.handle(compiled("a-1", 7), 3.2))
+    (view,) = of(fx.ReportNode, agent.handle(reported("a-1", WorkerPhase.JOINING), 3.4))
+    assert [s.compiling for s in view.workers] == [7, None, None]
+    (view,) = of(fx.ReportNode, agent.handle(compiled("a-1", None), 3.6))
+    assert [s.compiling for s in view.workers] == [None] * 3
+    assert not of(fx.ReportNode, agent.handle(compiled("gone", 7), 3.8))
+
+
+@pytest.mark.parametrize(("first_step_s", "ended_at"), [(50.0, 70.0), (0.0, None)])
+def test_a_worker_that_compiles_before_its_first_group_may_take_longer(
+    first_step_s: float, ended_at: float | None
+) -> None:
+    settings = AgentSettings(
+        node="a", slots=1, spares=0, start_timeout_s=10.0, first_step_s=first_step_s
+    )
+    agent = serving(settings)
+    agent.handle(reported("a-1", WorkerPhase.SPARE), 10.0)  # gets its slot
+    for at in (12.0, 14.0, 19.0):
+        agent.handle(compiled("a-1", 0), at)
+    agent.handle(compiled("a-1", None), 19.5)
+    effects = agent.handle(ev.TimerFired(), (ended_at or 1e6) - 0.1)
+    assert not of(fx.EndWorker, effects)
+    if ended_at is None:
+        assert of(fx.SetTimer, effects) == [fx.SetTimer(at=None)]
+        return
+    assert of(fx.SetTimer, effects) == [fx.SetTimer(at=ended_at)]
+    assert of(fx.EndWorker, agent.handle(ev.TimerFired(), ended_at))
+
+
+def test_an_adopted_worker_that_compiles_still_has_to_say_where_it_is() -> None:
+    agent = Agent(replace(SETTINGS, start="2"))
+    effects = agent.handle(ev.Started(workers=(("a-1", 11),)), 0.0)
+    (before,) = of(fx.SetTimer, effects)
+    (after,) = of(fx.SetTimer, agent.handle(compiled("a-1", 7), 1.0))
+    assert after == before

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from elastic.core.coordinator import effects as fx
@@ -10,9 +14,17 @@ from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
 from elastic.core.coordinator.phases import JobPhase
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy, return_patience_s
-from elastic.core.membership import Failure, FailureKind, Purpose, WorkerStatus
+from elastic.core.membership import ChangeReason, Failure, FailureKind, Purpose, WorkerStatus
 from elastic.core.restarts import Verdict
-from tests.unit.core.cluster_views import FINISHED, READY, STARTING, TRAINING, generation, status
+from tests.unit.core.cluster_views import (
+    FINISHED,
+    JOINING,
+    READY,
+    STARTING,
+    TRAINING,
+    generation,
+    status,
+)
 
 SETTINGS = CoordinatorSettings(
     incarnation="x",
@@ -217,3 +229,54 @@ def test_a_stop_below_the_minimum_saves_what_survivors_hold() -> None:
     machine.handle(report("a", status("a0", READY, 1, heard=2)), 1.2)
     effects = machine.handle(ev.StopRequested(exit_code=143, reason="SIGTERM"), 2.0)
     assert persisted(effects).generation.purpose is Purpose.SAVE_AND_LEAVE
+
+
+def reported(in_step_s: float, committed: int = 7, **fields: Any) -> ev.ProgressReported:
+    return ev.ProgressReported(
+        generation=1, committed=committed, step_s=0.1, in_step_s=in_step_s, **fields
+    )
+
+
+def test_a_first_step_has_a_patience_of_its_own() -> None:
+    machine = running()
+    assert not of(fx.PersistGeneration, machine.handle(reported(599.0, first_step=True), 600.0))
+    effects = machine.handle(reported(601.0, first_step=True), 602.0)
+    assert persisted(effects).generation.reason is ChangeReason.STALLED
+
+
+def test_a_member_that_compiles_excuses_the_step_of_all_until_it_is_committed() -> None:
+    machine = running()
+    trains = status("a0", TRAINING, 1)
+    compiles = report("a", trains, status("a1", TRAINING, 1, compiling=7))
+    machine.handle(compiles, 1.0)
+    machine.handle(report("a", trains, status("a1", TRAINING, 1)), 300.0)
+    assert not of(fx.PersistGeneration, machine.handle(reported(300.0), 301.0))
+    assert not of(fx.PersistGeneration, machine.handle(reported(0.0, committed=8), 302.0))
+    effects = machine.handle(reported(6.0, committed=8), 310.0)
+    assert persisted(effects).generation.reason is ChangeReason.STALLED
+
+
+def test_what_the_others_wait_for_counts_from_the_end_of_a_compilation() -> None:
+    formation = replace(SETTINGS.formation, busy_timeout_s=8.0, first_step_s=100.0)
+    machine = running(replace(SETTINGS, formation=formation))
+    machine.handle(report("b", status("b0", READY)), 0.3)
+    assert of(fx.PersistGeneration, machine.handle(ev.TimerFired(), 0.4))
+    machine.handle(ev.GenerationPersisted(number=2), 0.4)
+    members = [status(w, TRAINING, 1, heard=2) for w in ("a0", "a1")]
+    machine.handle(report("a", members[0], replace(members[1], compiling=1)), 0.5)
+    machine.handle(report("b", status("b0", JOINING, 2, took_part=False)), 0.6)
+    assert not of(fx.PersistGeneration, machine.handle(ev.TimerFired(), 60.0))
+    assert not of(fx.PersistGeneration, machine.handle(report("a", *members), 90.0))
+    assert not of(fx.PersistGeneration, machine.handle(ev.TimerFired(), 97.9))
+    assert of(fx.PersistGeneration, machine.handle(ev.TimerFired(), 98.0))
+
+
+def test_patience_without_end_sets_no_timer() -> None:
+    formation = replace(SETTINGS.formation, first_step_s=math.inf)
+    machine = running(replace(SETTINGS, formation=formation))
+    machine.handle(killed("a1"), 1.0)
+    effects = machine.handle(ev.GenerationPersisted(number=2), 1.1)
+    machine.handle(ev.TimerFired(), 1.2)
+    late = report("a", status("a0", TRAINING, 1, heard=2, compiling=0))
+    effects = machine.handle(late, 1.3)
+    assert of(fx.SetTimer, effects) == [fx.SetTimer(at=None)]

@@ -199,6 +199,37 @@ def test_the_next_look_is_when_patience_ends() -> None:
     assert decision == Wait(reason=WaitReason.ASSEMBLING, until=95.0 + POLICY.join_timeout_s)
 
 
+def test_members_in_a_slow_step_may_come_later_unless_it_has_stalled() -> None:
+    policy = replace(POLICY, first_step_s=1000.0)
+    late = status("b0", TRAINING, 2, heard=3)
+    decision = decide(view(PAIR, A, late, assembling_since=50.0, slow=True), policy, 500.0)
+    assert decision == Wait(reason=WaitReason.ASSEMBLING, until=1050.0)
+    assert isinstance(
+        decide(view(PAIR, A, late, assembling_since=50.0, slow=True), policy, 1050.0), Form
+    )
+    assert isinstance(decide(view(PAIR, A, late, assembling_since=-950.0), policy, 50.0), Form)
+    impatient = replace(POLICY, first_step_s=1.0)  # no less than any busy one
+    decision = decide(view(PAIR, A, late, assembling_since=50.0, slow=True), impatient, 100.0)
+    assert decision == Wait(reason=WaitReason.ASSEMBLING, until=50.0 + POLICY.busy_timeout_s)
+    stalled = generation(3, "a0", "b0", reason=ChangeReason.STALLED)
+    decision = decide(view(stalled, A, late, assembling_since=95.0, slow=True), policy, 100.0)
+    assert decision == Wait(reason=WaitReason.ASSEMBLING, until=95.0 + POLICY.join_timeout_s)
+
+
+def test_members_may_still_come_when_a_slow_step_is_over() -> None:
+    late = status("b0", TRAINING, 2, heard=3)
+    found = view(PAIR, A, late, assembling_since=50.0, slow_at=600.0)
+    decision = decide(found, POLICY, 600.0)
+    assert decision == Wait(reason=WaitReason.ASSEMBLING, until=600.0 + POLICY.busy_timeout_s)
+
+
+def test_holders_of_the_state_that_compile_are_waited_for_when_the_group_is_dissolved() -> None:
+    policy = replace(POLICY, first_step_s=1000.0)
+    dissolved = view(generation(3), status("a0", TRAINING, 2, heard=3), formed_at=50.0, slow=True)
+    assert decide(dissolved, policy, 1049.0) == Wait(reason=WaitReason.ASSEMBLING, until=1050.0)
+    assert isinstance(decide(dissolved, policy, 1050.0), Form)
+
+
 # ---- scripts written for torchrun: any change restarts all
 
 WHOLE = replace(POLICY, restart_all=True)

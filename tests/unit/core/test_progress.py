@@ -7,8 +7,11 @@ import pytest
 from elastic.core.coordinator.progress import ProgressWatch, StallPolicy
 
 
-def watch(floor_s: float = 60.0, factor: float = 10.0) -> ProgressWatch:
-    return ProgressWatch(StallPolicy(floor_s=floor_s, factor=factor))
+def watch(
+    floor_s: float = 60.0, factor: float = 10.0, first_step_s: float = 600.0
+) -> ProgressWatch:
+    policy = StallPolicy(floor_s=floor_s, factor=factor, first_step_s=first_step_s)
+    return ProgressWatch(policy)
 
 
 def test_the_count_goes_back_only_as_rank_0_says() -> None:
@@ -38,16 +41,16 @@ def test_a_member_that_waits_for_longer_than_usual_is_stuck(
     step_s: float, in_step_s: float, stuck: bool
 ) -> None:
     progress = watch()
-    progress.probed(step_s=step_s, in_step_s=in_step_s)
+    progress.probed(1, step_s=step_s, in_step_s=in_step_s)
     assert progress.stuck is stuck
 
 
 def test_the_last_answer_counts_and_a_new_group_begins_anew() -> None:
     progress = watch()
-    progress.probed(step_s=0.1, in_step_s=9.0)
-    progress.probed(step_s=0.1, in_step_s=0.1)
+    progress.probed(1, step_s=0.1, in_step_s=9.0)
+    progress.probed(1, step_s=0.1, in_step_s=0.1)
     assert not progress.stuck
-    progress.probed(step_s=0.1, in_step_s=9.0)
+    progress.probed(1, step_s=0.1, in_step_s=9.0)
     progress.regroup()
     assert not progress.stuck
 
@@ -55,14 +58,14 @@ def test_the_last_answer_counts_and_a_new_group_begins_anew() -> None:
 def test_an_answer_that_knows_no_usual_step_keeps_the_one_known() -> None:
     progress = watch()
     progress.observe(5, 0.0, step_s=4.0)
-    progress.probed(step_s=0.0, in_step_s=5.0)
+    progress.probed(1, step_s=0.0, in_step_s=5.0)
     assert not progress.stuck
 
 
 def test_a_probe_is_no_report_of_rank_0() -> None:
     progress = watch(floor_s=1.0)
     progress.observe(5, 0.0, step_s=0.1, in_step_s=0.0)
-    progress.probed(step_s=0.1, in_step_s=50.0)
+    progress.probed(1, step_s=0.1, in_step_s=50.0)
     assert not progress.stalled
     assert progress.committed == 5
 
@@ -100,3 +103,65 @@ def test_the_step_after_a_notice() -> None:
     assert progress.step_after(0.35, 99.0) == 10 + 1 + 14  # ten steps old at most
     progress.observe(11, 99.0, step_s=0.001)
     assert progress.step_after(0.35, 99.0) == 11 + 1 + 20
+
+
+@pytest.mark.parametrize(
+    ("first_step_s", "in_step_s", "stalled"),
+    [
+        (600.0, 61.0, False),
+        (600.0, 600.0, False),
+        (600.0, 601.0, True),
+        (0.0, 1e6, False),
+        (30.0, 50.0, False),  # no less patience than with any other step
+        (30.0, 61.0, True),
+    ],
+)
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_first_or_compiling_step_has_a_patience_of_its_own(
+    first_step_s: float, in_step_s: float, stalled: bool, compiles: bool
+) -> None:
+    progress = watch(first_step_s=first_step_s)
+    if compiles:
+        progress.compiles(7)
+    progress.observe(7, 0.0, step_s=0.2, in_step_s=in_step_s, first_step=not compiles)
+    assert progress.stalled is stalled
+
+
+def test_the_watch_that_is_off_is_off_for_first_steps_too() -> None:
+    progress = watch(floor_s=0.0)
+    progress.observe(0, 0.0, in_step_s=1e6, first_step=True)
+    assert not progress.stalled
+
+
+def test_a_step_stays_excused_after_its_compilation_and_the_next_one_is_not() -> None:
+    progress = watch(floor_s=5.0)
+    progress.observe(7, 0.0, step_s=0.1, in_step_s=4.0)
+    progress.compiles(7)
+    progress.observe(7, 1.0, step_s=0.1, in_step_s=300.0)
+    assert not progress.stalled
+    progress.observe(8, 2.0, step_s=0.1, in_step_s=6.0)
+    assert progress.stalled
+
+
+def test_a_member_that_compiles_in_the_next_step_already_excuses_this_one() -> None:
+    progress = watch(floor_s=5.0)
+    progress.compiles(8)
+    progress.observe(7, 0.0, step_s=0.1, in_step_s=300.0)  # sent before it was committed
+    assert not progress.stalled
+
+
+def test_a_new_group_does_not_inherit_the_excuse() -> None:
+    progress = watch(floor_s=5.0)
+    progress.compiles(7)
+    progress.regroup()
+    progress.observe(7, 0.0, step_s=0.1, in_step_s=6.0)
+    assert progress.stalled
+
+
+def test_a_member_that_waits_for_one_that_compiles_is_not_stuck() -> None:
+    progress = watch()
+    progress.compiles(7)
+    progress.probed(7, step_s=0.1, in_step_s=60.0)
+    assert not progress.stuck
+    progress.probed(8, step_s=0.1, in_step_s=60.0)
+    assert progress.stuck

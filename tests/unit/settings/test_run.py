@@ -36,6 +36,7 @@ def test_the_set_of_options_is_frozen() -> None:
         "join_timeout_s",
         "gather_timeout_s",
         "hang_timeout_s",
+        "first_step_timeout_s",
         "hang_factor",
         "stop_grace_s",
     ]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from elastic.v1 import job_pb2
+from elastic.worker.compilation import Compilations
 from elastic.worker.group.membership import Durations
 from elastic.worker.group.process_group import Group
 from elastic.worker.pulse import Pulse
@@ -48,8 +49,9 @@ class Script:
     def __init__(self, group: Group | None = None) -> None:
         self.wire, self.member = Wire(), Member()
         self.member.group = group
-        self.pulse = Pulse(self.wire, self.member)  # type: ignore[arg-type]
-        self.state, self.clock = JobState(), StepsClock()
+        self.compilations = Compilations()
+        self.pulse = Pulse(self.wire, self.member, self.compilations)  # type: ignore[arg-type]
+        self.state, self.clock = JobState(), StepsClock(self.compilations)
         self.pulse.publish(self.state, self.clock)
 
     def commit(self, *steps: int) -> None:
@@ -152,3 +154,24 @@ def test_the_way_into_a_group_is_told_with_its_first_step(alone: Group, source: 
     assert (reformed.join_s, reformed.sync_s) == (0.5, 0.25)
     script.pulse.flush()
     assert script.wire.taken("reformed") == []
+
+
+def test_the_first_step_of_a_group_is_told_from_others(alone: Group) -> None:
+    script = Script(alone)
+    told = []
+    for _ in range(2):
+        script.clock.begin()
+        script.pulse.answer_probe()
+        told.append(script.wire.taken("progress")[0].first_step)
+        script.clock.commit(1)
+    assert told == [True, False]
+
+
+def test_a_compilation_is_told_while_it_lasts() -> None:
+    script, told = Script(), []
+    for under_way in (False, True, True, False):
+        script.compilations.under_way = under_way
+        script.pulse.flush()
+        script.pulse.answer_probe()
+        told.append([p.compiling for p in script.wire.taken("progress")])
+    assert told == [[False] * 2, [True] * 2, [True] * 2, [False] * 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic.worker import steps_clock
+from elastic.worker.compilation import Compilations
 from elastic.worker.steps_clock import StepsClock
 
 
@@ -75,3 +76,31 @@ def test_a_commit_without_duration_does_not_divide_by_it(time: Time) -> None:
     clock = StepsClock()
     run(clock, time, 0.0, 0.0)
     assert clock.samples_per_s > 0.0
+
+
+def test_a_step_that_compiled_is_no_usual_step(time: Time) -> None:
+    compilations = Compilations()
+    clock = StepsClock(compilations)
+    run(clock, time, 1.0, 1.0)
+    compilations.count += 1
+    run(clock, time, 300.0)
+    assert (clock.step_s, clock.samples_per_s) == (1.0, 10.0)
+    run(clock, time, 2.0)
+    assert clock.step_s == pytest.approx(1.1)
+
+
+def test_a_step_counts_for_ten_at_most(time: Time) -> None:
+    clock = StepsClock()
+    run(clock, time, 1.0, 1.0, 300.0)
+    assert clock.step_s == pytest.approx(1.9)
+
+
+def test_the_first_step_lasts_until_the_first_commit_in_each_group(time: Time) -> None:
+    clock = StepsClock()
+    assert clock.first_step
+    clock.begin()
+    assert clock.first_step
+    run(clock, time, 1.0)
+    assert not clock.first_step
+    clock.interrupt()
+    assert clock.first_step

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from elastic.worker.compilation import COMPILATIONS
 from elastic.worker.group.stuck import watch_script
 from tests.unit.worker.together import Seat, run_together
 
@@ -47,6 +48,19 @@ def compute(for_s: float) -> None:
 )
 def test_a_script_may_do_what_it_likes(meanwhile: Callable[[], object]) -> None:
     assert not given_up(meanwhile)
+
+
+def test_one_that_waits_in_torch_for_a_compiler_is_not_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def wait_in_torch() -> None:
+        released = torch.futures.Future[None]()
+        threading.Timer(3 * STUCK_S, released.set_result, [None]).start()
+        released.wait()
+
+    assert given_up(wait_in_torch)
+    monkeypatch.setattr(COMPILATIONS, "under_way", True)
+    assert not given_up(wait_in_torch)
 
 
 def test_one_that_has_left_is_not_watched() -> None:

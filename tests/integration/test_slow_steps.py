@@ -1,0 +1,53 @@
+"""A step that compiles is waited for; one that hangs is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.running import Place, steps_of
+
+IMPATIENT = ["--hang-timeout-s", "2", "--hang-factor", "1", "--join-timeout-s", "1"]
+LONG_S = 6
+
+
+@pytest.mark.parametrize(
+    ("index", "ranks", "what"),
+    [(0, "all", "compile"), (0, "one", "sleep"), (3, "one", "compile")],
+)
+def test_a_first_or_compiling_step_is_no_hang(
+    place: Place, index: int, ranks: str, what: str
+) -> None:
+    job = place.start("takes_long.py", index, ranks, LONG_S, what, 1, options=IMPATIENT)
+    assert job.wait() == 0, job.story()
+    assert [g["reason"] for g in job.named("generation_formed")] == ["started"], job.story()
+    assert not job.named("worker_failed")
+    usual = job.named("progress")[-1]["step_s"]
+    assert usual < 1.0, "a slow step is no usual one"
+
+
+@pytest.mark.parametrize(
+    ("index", "what", "options"),
+    [
+        (3, "sleep", []),
+        (0, "sleep", ["--first-step-timeout-s", "3"]),
+        (3, "compile", ["--first-step-timeout-s", "3"]),
+    ],
+)
+def test_a_step_beyond_its_patience_is_a_hang(
+    place: Place, index: int, what: str, options: list[str]
+) -> None:
+    options = [*IMPATIENT, *options]
+    job = place.start("takes_long.py", index, "one", 1000, what, 1000, options=options)
+    job.wait_for_event("generation_formed", reason="stalled")
+    failure = job.wait_for_event("worker_failed", kind="left_out")
+    assert "takes_long.py" in Path(failure["log"]).read_text(), "its stacks tell where it hung"
+
+
+def test_a_cold_compiler_costs_nobody_its_place(place: Place, tmp_path: Path) -> None:
+    cache = str(tmp_path / "inductor")
+    job = place.start("compiles.py", options=IMPATIENT, TORCHINDUCTOR_CACHE_DIR=cache)
+    assert job.wait() == 0, job.story()
+    assert [g["reason"] for g in job.named("generation_formed")] == ["started"], job.story()
+    assert max(steps_of(job)) == 8

@@ -1,0 +1,76 @@
+"""Compilations of torch.compile are counted, whatever they end with, and nothing is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.callback import callback_handler
+
+from elastic.worker.compilation import Compilations
+
+
+@pytest.fixture
+def compilations() -> Iterator[Compilations]:
+    found = Compilations()
+    found.watch()
+    yield found
+    torch._dynamo.reset()
+    callback_handler.clear()
+
+
+def compile_with(backend: Callable[[Any, Any], Any]) -> None:
+    torch.compile(lambda x: x + 1, backend=backend)(torch.zeros(2))
+
+
+def test_a_compilation_is_known_while_it_lasts(compilations: Compilations) -> None:
+    seen = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        seen.append(compilations.under_way)
+        return graph.forward
+
+    compile_with(backend)
+    assert seen == [True]
+    assert not compilations.under_way
+    assert compilations.count == 2
+
+
+def test_a_compilation_that_fails_has_ended(compilations: Compilations) -> None:
+    def backend(_graph: Any, _inputs: Any) -> Any:
+        raise ValueError("no such instruction")
+
+    with pytest.raises(Exception, match="no such instruction"):
+        compile_with(backend)
+    assert not compilations.under_way
+    assert compilations.count == 2
+
+
+def test_each_is_counted_once_however_often_it_is_watched(compilations: Compilations) -> None:
+    compilations.watch()
+    compile_with(lambda graph, _: graph.forward)
+    assert compilations.count == 2
+
+
+def test_a_reset_of_dynamo_does_not_end_the_watch(compilations: Compilations) -> None:
+    torch._dynamo.reset()
+    callback_handler.clear()
+    compilations.watch()
+    compile_with(lambda graph, _: graph.forward)
+    assert compilations.count == 2
+
+
+def test_dynamo_is_not_imported_for_it() -> None:
+    script = (
+        "import sys; from elastic.worker.compilation import COMPILATIONS; "
+        "from elastic.worker.steps_clock import StepsClock; "
+        "COMPILATIONS.watch(); StepsClock().begin(); "
+        "print('torch._dynamo.callback' in sys.modules)"
+    )
+    command = [sys.executable, "-c", script]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert told.stdout.strip() == "False"

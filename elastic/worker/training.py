@@ -22,6 +22,7 @@ from elastic.core.worker import actions as act
 from elastic.core.worker.actions import Progress
 from elastic.core.worker.participation import Participation, Steps
 from elastic.errors import ConfigurationError, GroupLost, StepMisused
+from elastic.worker.compilation import COMPILATIONS
 from elastic.worker.control import Control
 from elastic.worker.data_loader import DataLoader, Deal, Dealer
 from elastic.worker.group import agreement, calls
@@ -292,7 +293,8 @@ class Training:
         return results[key]
 
     def warm_up(self, function: Callable[[], Any]) -> None:
-        """Call `function` and undo what it changes."""
+        """Call `function` and undo what it changes. What it compiles counts as preparation."""
+        COMPILATIONS.watch()
         self._undo.begin()
         function()
         self._undo.put_back()

@@ -21,7 +21,7 @@ def evaluate(model: torch.nn.Module, session: elastic.Session) -> float:
 def main(epochs: int) -> None:
     session = elastic.init()
     model = session.distribute(tasks.net())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.4, momentum=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.15, momentum=0.5)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.6, patience=1)
     session.track(model=model, optimizer=optimizer, plateau=plateau)
     data = elastic.DataLoader(tasks.regression(), batch_size=8, global_batch=8, seed=3)

@@ -154,7 +154,7 @@ class DistributedModel(nn.Module):
 
     def _wrapped(self, backend: Backend) -> DistributedDataParallel:
         options = {"init_sync": False, **self._options}
-        if backend.device.type == "cuda":
+        if backend.device.index is not None:
             options.setdefault("device_ids", [backend.device.index])
         ddp = DistributedDataParallel(self.module, **options)
         self._register_hook(ddp)
@@ -163,7 +163,13 @@ class DistributedModel(nn.Module):
     def _register_hook(self, ddp: DistributedDataParallel) -> None:
         if self._hook is not None:
             state, hook = self._hook
-            ddp.register_comm_hook(_fresh(state), hook)
+            try:
+                ddp.register_comm_hook(_fresh(state), hook)
+            except (TypeError, ValueError) as error:  # torch: not with this backend or device
+                name = getattr(hook, "__name__", repr(hook))
+                raise ConfigurationError(
+                    f"model.register_comm_hook(..., {name}): {error}; choose another hook, or none"
+                ) from error
 
     def _has_fresh_gradients(self) -> bool:
         before = self._left_over

@@ -174,7 +174,7 @@ class OptimizerState:
         keys: list[tuple[Any, dict[str, Any]]] = []
         tensors: list[torch.Tensor] = []
         for parameter, state in self._optimizer.state.items():
-            keys.append((parameter, dict(state) if isinstance(state, dict) else state))
+            keys.append((parameter, _containers(state)))
             tensors += tensors_of(state)
         data = [t.detach() for t in tensors]
         return keys, data, _copied(data, reuse[2] if reuse else None, on_host)
@@ -188,9 +188,9 @@ class OptimizerState:
             if isinstance(values, dict):
                 kept = state[parameter]
                 kept.clear()
-                kept.update(values)
+                kept.update(_containers(values))
             else:
-                state[parameter] = values
+                state[parameter] = _containers(values)
         _put_back(data, content)
 
     def differs(self, copy: Copy) -> bool:
@@ -488,10 +488,19 @@ def _value(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-def _without_tensors(values: Any) -> Any:
-    if not isinstance(values, dict):
+def _containers(value: Any) -> Any:
+    """The same tensors in dictionaries and lists of their own: L-BFGS keeps a history in lists."""
+    if isinstance(value, dict):
+        return {key: _containers(item) for key, item in value.items()}
+    return [_containers(item) for item in value] if isinstance(value, list) else value
+
+
+def _without_tensors(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
         return None
-    return {k: v for k, v in values.items() if not isinstance(v, torch.Tensor)}
+    if isinstance(value, dict):
+        return {key: _without_tensors(item) for key, item in value.items()}
+    return [_without_tensors(item) for item in value] if isinstance(value, list) else value
 
 
 def _sign(value: Any) -> object:

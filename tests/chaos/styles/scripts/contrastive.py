@@ -23,7 +23,7 @@ def main(epochs: int) -> None:
     model = session.distribute(tasks.net(outputs=6))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     session.track(model=model, optimizer=optimizer)
-    data = elastic.DataLoader(tasks.regression(), batch_size=8, global_batch=8, drop_last=True, seed=3)
+    data = elastic.DataLoader(tasks.regression(samples=64), batch_size=8, global_batch=8, seed=3)
     for step in session.steps(data, epochs=epochs):
         with step:
             for inputs, targets in step.batches():

@@ -53,7 +53,7 @@ def main(epochs: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     statistics = RunningStatistics(8)
     session.track(model=model, optimizer=optimizer, statistics=statistics)
-    data = elastic.DataLoader(tasks.regression(), batch_size=8, global_batch=8, seed=3)
+    data = elastic.DataLoader(tasks.regression(samples=64), batch_size=8, global_batch=8, seed=3)
     for step in session.steps(data, epochs=epochs):
         with step:
             for inputs, targets in step.batches():

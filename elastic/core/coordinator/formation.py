@@ -271,6 +271,9 @@ class _Formed:
         nothing, and one of the newcomers may hold the state: it was cut off and has come back.
         """
         workers = [w for w in workers + self._outgoing if w.silent_since is None]
+        if any(w.status.took_part and w.status.in_run for w in workers):
+            # One that was about to join has never reached the call either: it joins later.
+            workers = [w for w in workers if w.status.took_part]
         if not any(w.status.took_part for w in workers):
             workers = sorted(workers + self._newcomers, key=_seniority)
         finished = [

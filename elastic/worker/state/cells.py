@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from elastic.worker.state.tree import copy_tree, same_tensor, tensors_of, trees_equal
+from elastic.worker.state.tree import UNCHANGING, copy_tree, same_tensor, tensors_of, trees_equal
 
 Copy = Any
 SMALL_BYTES = 2**16
@@ -89,7 +89,7 @@ class ModuleTensors:
         return not all(map(same_tensor, now, content))
 
     def mark(self) -> object:
-        return [(id(owner[name]), owner[name]._version) for owner, name in self._slots]
+        return [id(t) + t._version for t in self._tensors()]
 
     def _tensors(self) -> list[torch.Tensor]:
         return [owner[name] for owner, name in self._slots]
@@ -136,10 +136,7 @@ class Rates:
 
     def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
         del reuse, on_host
-        return [
-            {k: _value(v) for k, v in group.items() if k != "params"}
-            for group in self._optimizer.param_groups
-        ]
+        return [_settings(group) for group in self._optimizer.param_groups]
 
     def put_back(self, copy: Copy) -> None:
         for group, values in zip(self._optimizer.param_groups, copy, strict=False):
@@ -206,12 +203,39 @@ class OptimizerState:
         )
 
     def mark(self) -> object:
-        first = next(iter(self._optimizer.state.values()), None)
-        steps = getattr(self._optimizer, "_elastic_steps", 0)
-        return steps, len(self._optimizer.state), [t._version for t in tensors_of(first)]
+        return getattr(self._optimizer, "_elastic_steps", 0), len(self._optimizer.state)
 
 
-# ---- anything with a state_dict
+# ---- schedulers, and anything else with a state_dict
+
+
+class Scheduler:
+    """A learning-rate scheduler: its attributes but for the optimizer and its functions."""
+
+    def __init__(self, name: str, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
+        self.name = name
+        self._scheduler = scheduler
+
+    def size_bytes(self) -> int:
+        return 0
+
+    def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
+        del reuse, on_host
+        copy = dict(self._scheduler.__dict__)
+        del copy["optimizer"]
+        for name, value in copy.items():
+            if type(value) not in UNCHANGING:
+                copy[name] = copy_tree(value)
+        return copy
+
+    def put_back(self, copy: Copy) -> None:
+        self._scheduler.__dict__.update(copy_tree(copy))
+
+    def differs(self, copy: Copy) -> bool:
+        return not trees_equal(self.copy(), copy)
+
+    def mark(self) -> object:
+        return None
 
 
 class Object:
@@ -340,7 +364,7 @@ class Gradients:
         gradients = [p.grad for _, p in self._modules[name] if p.grad is not None]
         if not gradients or (id(gradients[0]), gradients[0]._version) != left:
             return False
-        return any(bool(g.any()) for g in gradients)
+        return bool(gradients[0].any()) or bool(gradients[-1].any())
 
 
 # ---- generators
@@ -420,6 +444,17 @@ class PythonGenerator:
 # ---- all of a script's
 
 
+# Those that keep nothing but numbers and lists of them; others go by their state_dict().
+_PLAIN_SCHEDULERS = {
+    kind
+    for name in (
+        *("StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR", "PolynomialLR"),
+        *("CosineAnnealingLR", "CosineAnnealingWarmRestarts"),
+    )
+    if (kind := getattr(torch.optim.lr_scheduler, name, None)) is not None
+}
+
+
 def cells_of(tracked: Mapping[str, Any], device: torch.device) -> tuple[list[Cell], list[Cell]]:
     """(large, small) cells of the tracked objects; what two of them share belongs to the first."""
     cells: list[Cell] = [DefaultGenerators(device)]
@@ -431,6 +466,8 @@ def cells_of(tracked: Mapping[str, Any], device: torch.device) -> tuple[list[Cel
             cells += [Rates(name, item), OptimizerState(name, item)]
         elif isinstance(item, torch.amp.GradScaler):
             cells.append(Scaler(name, item))
+        elif type(item) in _PLAIN_SCHEDULERS:
+            cells.append(Scheduler(name, item))
         elif not isinstance(item, Gradients):
             cells.append(Object(name, item))
     large = [c for c in cells if isinstance(c, OptimizerState) or is_large(c)]
@@ -484,8 +521,12 @@ def _put_back(data: list[torch.Tensor], content: list[torch.Tensor]) -> None:
         torch._foreach_copy_(data, content)
 
 
-def _value(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    settings = dict(group)
+    del settings["params"]
+    if isinstance(settings.get("lr"), torch.Tensor):
+        settings["lr"] = settings["lr"].detach().clone()
+    return settings
 
 
 def _containers(value: Any) -> Any:

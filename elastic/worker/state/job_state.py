@@ -117,6 +117,12 @@ class JobState:
         return self._scripts
 
     @property
+    def undoable(self) -> Mapping[str, Stateful]:
+        """What a block may change: all but what the session itself keeps with a commit."""
+        kept = (self.means, self.results)
+        return {n: item for n, item in self.everything.items() if not any(item is k for k in kept)}
+
+    @property
     def everything(self) -> Mapping[str, Stateful]:
         """The tracked objects by name, those of the session's own included."""
         return {**self._scripts, **self._own}
@@ -232,7 +238,7 @@ class JobState:
         return flatten(
             {
                 name: tracked.state_dict()
-                for name, tracked in self.everything.items()
+                for name, tracked in self.undoable.items()
                 if name not in self._rank_local and tracked is not self.gradients
             }
         )

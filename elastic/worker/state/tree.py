@@ -82,15 +82,23 @@ def unflatten(skeleton: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
         raise CheckpointDamaged(f"the stored state can not be put together: {error!r}") from error
 
 
+UNCHANGING = frozenset({bool, int, float, str, bytes, complex, type(None)})
+
+
 def copy_tree(value: Any) -> Any:
     """The tree in memory of its own, as far as changes to it could show."""
+    kind = type(value)
+    if kind in UNCHANGING:
+        return value
+    if kind is dict:
+        return {
+            key: item if type(item) in UNCHANGING else copy_tree(item)
+            for key, item in value.items()
+        }
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, np.ndarray):
         return value.copy()
-    kind = type(value)
-    if kind is dict:
-        return {key: copy_tree(item) for key, item in value.items()}
     if kind in (list, tuple, set):
         return kind(copy_tree(item) for item in value)
     if isinstance(value, (dict, list, set)):

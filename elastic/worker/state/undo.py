@@ -54,6 +54,8 @@ class Undo:
         self._version = -1
         self._large: list[Cell] = []
         self._small: list[Cell] = []
+        self._copy_small: list[Callable[[], Copy]] = []
+        self._mark_large: list[Callable[[], object]] = []
         self._block_set: set[int] = set()
         self._gap_set: set[int] = set()
         self._blocks = 0
@@ -77,7 +79,7 @@ class Undo:
         """A step is handed out: its block begins."""
         if self._version != self._state.version:
             self._enumerate()
-        marks = [cell.mark() for cell in self._large]
+        marks = [mark() for mark in self._mark_large]
         if self._commit is not None:
             self._note_gap(self._commit, marks)
         self._learning = self._learns()
@@ -170,13 +172,15 @@ class Undo:
 
     def _mark_commit(self) -> None:
         wanted = set(range(len(self._large))) if self._learns() else self._gap_set
-        marks = [cell.mark() for cell in self._large]
+        marks = [mark() for mark in self._mark_large]
         self._commit = self._copy(wanted, reuse=self._commit, marks=marks)
 
     def _note_gap(self, commit: _Mark, marks: list[object]) -> None:
         """Large state that has changed since the commit: from the next commit on it is copied."""
         if len(commit.large) == len(self._large):  # learnt from the content itself
             changed = {i for i, copy in commit.large.items() if self._large[i].differs(copy)}
+        elif marks == commit.marks:
+            return
         else:
             changed = {i for i, mark in enumerate(marks) if mark != commit.marks[i]}
         self._gap_set |= changed
@@ -196,9 +200,12 @@ class Undo:
             self._block_set |= changed
             self._tell_cost()
 
-    def _changed_since(self, mark: _Mark) -> set[int]:
-        pairs = zip(self._large, mark.marks, strict=True)
-        return {index for index, (cell, before) in enumerate(pairs) if cell.mark() != before}
+    def _changed_since(self, earlier: _Mark) -> set[int]:
+        now = [mark() for mark in self._mark_large]
+        if now == earlier.marks:
+            return set()
+        pairs = zip(now, earlier.marks, strict=True)
+        return {index for index, (after, before) in enumerate(pairs) if after != before}
 
     def _tell_cost(self) -> None:
         costly = [self._large[i] for i in sorted(self._block_set)]
@@ -213,13 +220,17 @@ class Undo:
     def _copy(
         self, wanted: set[int], *, reuse: _Mark | None = None, marks: list[object] | None = None
     ) -> _Mark:
-        old = reuse.large if reuse is not None else {}
-        large = {}
-        for index in sorted(wanted):
-            # What is copied only to learn from it must not fill a device's memory.
-            on_host = self._device.type != "cpu" and index not in self._block_set | self._gap_set
-            large[index] = self._large[index].copy(old.get(index), on_host=on_host)
-        return _Mark(small=[cell.copy() for cell in self._small], large=large, marks=marks or [])
+        mark = _Mark()
+        mark.small = [copy() for copy in self._copy_small]
+        mark.marks = marks or []
+        if wanted:
+            old = reuse.large if reuse is not None else {}
+            known = self._block_set | self._gap_set
+            for index in sorted(wanted):
+                # What is copied only to learn from it must not fill a device's memory.
+                on_host = self._device.type != "cpu" and index not in known
+                mark.large[index] = self._large[index].copy(old.get(index), on_host=on_host)
+        return mark
 
     def _restore(self, mark: _Mark) -> None:
         for index, copy in mark.large.items():
@@ -235,7 +246,9 @@ class Undo:
         names = [cell.name for cell in self._large]
         block = {names[i] for i in self._block_set}
         gap = {names[i] for i in self._gap_set}
-        self._large, self._small = cells_of(self._state.everything, self._device)
+        self._large, self._small = cells_of(self._state.undoable, self._device)
+        self._copy_small = [cell.copy for cell in self._small]
+        self._mark_large = [cell.mark for cell in self._large]
         self._block_set = {i for i, cell in enumerate(self._large) if cell.name in block}
         self._gap_set = {i for i, cell in enumerate(self._large) if cell.name in gap}
         self._commit = None

@@ -142,6 +142,7 @@ _BAD = {
     "job_ended",
     "checkpoint_abandoned",
     "checkpoint_damaged",
+    "state_differed",
     "cut_off",
     "node_quarantined",
     "certificates_refused",
@@ -179,6 +180,13 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "checkpoint_committed": lambda f: f"checkpoint of step {f['step']} committed",
     "checkpoint_abandoned": lambda f: f"checkpoint of step {f['step']} failed: {f['message']}",
+    "state_differed": lambda f: (
+        f"worker {f['worker']} held another state at step {f['step']}, and takes over that of the "
+        f"others: {f['names']}"
+    ),
+    "step_copies_state": lambda f: (
+        f"every step copies {int(f['bytes']) / 1e6:.1f} MB ({f['names']}): {f['advice']}"
+    ),
     "checkpoint_damaged": lambda f: f"checkpoint of step {f['step']} is damaged: {f['reason']}",
     "stop_requested": lambda f: f"leaving at the next step boundary: {f['reason']}",
     "zygote_lost": lambda f: f["reason"],

@@ -192,7 +192,8 @@ class AgentControl:
 
     def notice(self, name: str, fields: Mapping[str, str]) -> None:
         """Something that an operator should know of, as an event."""
-        self._link.send(notice=local_pb2.Notice(name=name, fields=dict(fields)))
+        named = {"worker": self._link.worker, **fields}
+        self._link.send(notice=local_pb2.Notice(name=name, fields=named))
 
     def finish(self) -> None:
         """Wait until every member's script has ended and what it saved is on storage."""

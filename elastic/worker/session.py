@@ -40,6 +40,7 @@ class Session:
         self._generators: dict[str, Any] = {}
         self._in_loop = False
         self._calls_between = 0
+        self._results_between: list[tuple[str, str, Any]] = []
         self._finished_loops: dict[int, int] = {}
         self._last_results: dict[str, Any] = {}
 
@@ -195,6 +196,7 @@ class Session:
                 "in `for epoch in range(4): for step in session.steps(data, epochs=epoch + 1)`"
             )
         training = self._training
+        self._keep_results()
         self._calls_between = 0
         training.begin_loop(data, epochs)
         if not training.skips:
@@ -211,8 +213,8 @@ class Session:
 
         Runs it again in the new group if it lost the old one. Every worker must call it, at the
         same place of the script, in or after the loop over `session.steps`. A call between two
-        loops must return numbers, tensors, strings, or lists and dictionaries of them: a worker
-        that joins later gets the result without a call.
+        loops must return numbers, tensors, strings, or lists and dictionaries of them, at most
+        1 MiB: a worker that joins later gets the result without a call.
         """
         training = self._training
         if training.part.loop < 0:
@@ -244,7 +246,7 @@ class Session:
         )
         self._last_results[where] = result
         if key:
-            self._keep_result(key, name, result)
+            self._results_between.append((key, name, result))
         return result
 
     # ---- inside
@@ -276,23 +278,28 @@ class Session:
             )
         return group
 
-    def _keep_result(self, key: str, name: str, result: Any) -> None:
-        """For workers that join later, and skip the loops before."""
-        try:
-            flatten({"result": result})
-        except ConfigurationError as error:
-            raise ConfigurationError(
-                f"session.run({name}) between two loops returned what a worker that joins later "
-                f"cannot be given: {error}"
-            ) from None
-        size_bytes = sum(t.numel() * t.element_size() for t in tensors_of(result))
-        if size_bytes > _LARGEST_RESULT_BYTES:
-            raise ConfigurationError(
-                f"session.run({name}) between two loops returned {size_bytes} bytes, which every "
-                f"worker that joins later is sent; return at most {_LARGEST_RESULT_BYTES}, or "
-                "assign the result inside of the function"
-            )
-        self._training.state.results[key] = result
+    def _keep_results(self) -> None:
+        """A loop begins: workers that join in it skip the calls before it, and get their results.
+
+        Raises ConfigurationError for those that cannot be given to them.
+        """
+        for key, name, result in self._results_between:
+            try:
+                flatten({"result": result})
+            except ConfigurationError as error:
+                raise ConfigurationError(
+                    f"session.run({name}) between two loops returned what a worker that joins "
+                    f"later cannot be given: {error}"
+                ) from None
+            size_bytes = sum(t.numel() * t.element_size() for t in tensors_of(result))
+            if size_bytes > _LARGEST_RESULT_BYTES:
+                raise ConfigurationError(
+                    f"session.run({name}) between two loops returned {size_bytes} bytes, which "
+                    f"every worker that joins later is sent; return {_LARGEST_RESULT_BYTES} at "
+                    "most, or keep the rest inside of the function"
+                )
+            self._training.state.results[key] = result
+        self._results_between.clear()
 
 
 def _calling_place() -> str:

@@ -563,6 +563,9 @@ class Training:
             self.optimizers.stepped(optimizer)
 
     def _tell_cost(self, names: list[str], size_bytes: int) -> None:
+        """Once a job is enough: rank 0 does it, which has been there for longest."""
+        if self._joining().rank != 0:
+            return
         self.control.notice(
             "step_copies_state",
             {

@@ -9,6 +9,7 @@ from itertools import groupby, tee
 from typing import Any
 
 import torch
+import xxhash
 from torch.utils import data as torch_data
 
 from elastic.core.data_order import (
@@ -92,13 +93,18 @@ class DataLoader:
         """How many times larger a full step is than with `reference_world` workers."""
         return self._full_step(world_size) / self._full_step(reference_world)
 
-    def torch_loader(self, batches: Iterator[list[int]]) -> torch_data.DataLoader[Any]:
-        """torch's loader over these batches of dataset indices."""
-        return torch_data.DataLoader(
-            self.dataset,
-            batch_sampler=_Once(batches),
-            **self._options,
-        )
+    def torch_loader(
+        self, batches: Iterator[list[int]], *, position: DataPosition, rank: int
+    ) -> torch_data.DataLoader[Any]:
+        """torch's loader over these batches of dataset indices, from `position` on.
+
+        What seeds its processes follows from the place in the data: drawn from torch's default
+        generator, as usual, it would change the script's own numbers with every change of group.
+        """
+        place = f"{self._seed}/{position.epoch}/{position.cursor}/{rank}"
+        seed = xxhash.xxh3_64_intdigest(place) & (2**63 - 1)
+        options = {"generator": torch.Generator().manual_seed(seed), **self._options}
+        return torch_data.DataLoader(self.dataset, batch_sampler=_Once(batches), **options)
 
     def _full_step(self, world_size: int) -> int:
         """Samples of a step that is not an epoch's remainder: at most the whole dataset."""
@@ -128,7 +134,9 @@ class Dealer:
         self._rank, self._world_size = rank, world_size
         self._epochs = epochs
         self._deals, ahead = tee(self._deals_from(position))
-        self._batches: Iterator[Any] = iter(loader.torch_loader(self._indices(ahead)))
+        self._batches: Iterator[Any] = iter(
+            loader.torch_loader(self._indices(ahead), position=position, rank=rank)
+        )
 
     def deal(self) -> Deal | None:
         """The next step; None after the last epoch's end."""

@@ -103,7 +103,10 @@ class DataLoader:
         """
         place = f"{self._seed}/{position.epoch}/{position.cursor}/{rank}"
         seed = xxhash.xxh3_64_intdigest(place) & (2**63 - 1)
-        options = {"generator": torch.Generator().manual_seed(seed), **self._options}
+        options: dict[str, Any] = {
+            "generator": torch.Generator().manual_seed(seed),
+            **self._options,
+        }
         return torch_data.DataLoader(self.dataset, batch_sampler=_Once(batches), **options)
 
     def _full_step(self, world_size: int) -> int:

@@ -102,7 +102,7 @@ class DataLoader:
         generator, as usual, it would change the script's own numbers with every change of group.
         """
         place = f"{self._seed}/{position.epoch}/{position.cursor}/{rank}"
-        seed = xxhash.xxh3_64_intdigest(place) & (2**63 - 1)
+        seed = xxhash.xxh3_64_intdigest(place.encode()) & (2**63 - 1)
         options: dict[str, Any] = {
             "generator": torch.Generator().manual_seed(seed),
             **self._options,

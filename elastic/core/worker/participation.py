@@ -53,11 +53,15 @@ class Participation:
     """One worker's part in the job, seen from its script.
 
     worker: the membership machine, which this protocol only asks. save_every: committed steps
-    between two checkpoints; 0 for none.
+    between two checkpoints; 0 for none. receives_in_place: a state that is received overwrites the
+    own one from its first byte on, where there is no room for both.
     """
 
-    def __init__(self, worker: Worker, *, save_every: int = 0) -> None:
+    def __init__(
+        self, worker: Worker, *, save_every: int = 0, receives_in_place: bool = True
+    ) -> None:
         self._worker = worker
+        self._receives_in_place = receives_in_place
         self._save_every = save_every
         self.progress = Progress()
         self.seat: Seat | None = None
@@ -310,9 +314,10 @@ class Participation:
                     progress = self.progress
                 yield act.Send(rank=transfer.target, progress=progress, mark=transfer.mark)
             elif transfer.target == seat.rank:
-                if self.intact:
-                    yield act.DropState()
-                self.intact, self._overwritten = False, True  # until all of it is here
+                if self._receives_in_place:
+                    if self.intact:
+                        yield act.DropState()
+                    self.intact, self._overwritten = False, True  # until all of it is here
                 received: Progress = yield act.Receive(
                     rank=transfer.source, loop=max(self.loop, 0), mark=transfer.mark
                 )

@@ -82,7 +82,11 @@ class Training:
         self.optimizers = Optimizers(self.state)
         self.outcome = Outcome()
         self._membership = control.membership
-        self.part = Participation(control.membership.machine, save_every=control.checkpoints.every)
+        self.part = Participation(
+            control.membership.machine,
+            save_every=control.checkpoints.every,
+            receives_in_place=control.backend.queues,
+        )
         self._undo = Undo(
             self.state,
             device=control.backend.device,
@@ -403,12 +407,13 @@ class Training:
     def _receive(self, receive: act.Receive) -> Progress:
         group = self._joining()
         document = receive_json(group, receive.rank)
+        in_place = self.control.backend.queues  # a device has no room for a second state
         later = progress_of(document["extra"]).loop > receive.loop
         tensors, self.outcome.bytes_received = receive_tensors(
             group,
             from_table(document["tensors"]),
             receive.rank,
-            into={} if later else self.state.capture().tensors,
+            into=self.state.capture().tensors if in_place and not later else {},
         )
         held = _Held(skeleton=document["skeleton"], tensors=tensors, extra=document["extra"])
         return self._take_or_hold(held, receive.loop, at_commit=receive.mark is Mark.COMMIT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,14 +77,18 @@ def _refusal(job: Run) -> Iterator[str]:
 
 
 def _counting(job: Run, found: Records) -> Records:
-    """The commits of each process, without the last one of those that were killed: it may be one
-    that nobody else came to, so that the others have computed the step again."""
+    """The commits of each process, without the last one of those that were killed where others
+    have recorded that step as well: they may have computed it again."""
     killed = {kill.worker for kill in job.kills}
     pids = {f"pid {e['pid']}" for e in job.named("worker_started") if e["worker"] in killed}
     commits = {
         process: [row for row in rows if row["kind"] == "commit"] for process, rows in found.items()
     }
-    return {process: rows[:-1] if process in pids else rows for process, rows in commits.items()}
+    recorded = Counter(row["step"] for rows in commits.values() for row in rows)
+    return {
+        process: rows[:-1] if process in pids and rows and recorded[rows[-1]["step"]] > 1 else rows
+        for process, rows in commits.items()
+    }
 
 
 def _members_equal(style: Style, commits: Records) -> Iterator[str]:

@@ -286,5 +286,5 @@ def progress_of(extra: Mapping[str, Json]) -> Progress:
             positions=tuple(DataPosition(epoch=epoch, cursor=c) for epoch, c in positions),
             ramps={name: Ramp(**ramp) for name, ramp in found["ramps"].items()},
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointDamaged(f"the job's counters cannot be read: {error!r}") from error

@@ -442,7 +442,8 @@ def cells_of(tracked: Mapping[str, Any], device: torch.device) -> tuple[list[Cel
 
 
 def _of_module(name: str, module: nn.Module, seen: set[int]) -> Iterator[Cell]:
-    parameters = [s for s in _slots(module, lambda m: m._parameters, seen) if s[0][s[1]] is not None]
+    slots = _slots(module, lambda m: m._parameters, seen)
+    parameters = [(owner, key) for owner, key in slots if owner[key] is not None]
     if parameters:
         yield ModuleTensors(name, parameters)
         yield RequiresGrad(name, parameters)

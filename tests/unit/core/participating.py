@@ -65,9 +65,7 @@ class Driver:
 
     def peers(self, *declared: Declaration) -> None:
         """The next declarations are these, in the order of ranks; None stands for its own."""
-        self.answer(
-            act.Declare, lambda mine: tuple(d if d is not None else mine for d in declared)
-        )
+        self.answer(act.Declare, lambda mine: tuple(d if d is not None else mine for d in declared))
 
     def lose_at(self, kind: type, number: int, *workers: str, **fields: Any) -> None:
         """The next action of this kind ends with the loss of the group: this generation follows."""

@@ -413,9 +413,7 @@ def test_a_ramp_of_a_group_that_committed_nothing_leaves_no_trace() -> None:
     driver.announce(3, "a", "b")
     driver.peers(ME, veteran(4))
     driver.give_up()
-    assert driver.part.ramps["0"] == Ramp(
-        start_factor=1.0, end_factor=2.0, start_step=4, steps=10
-    )
+    assert driver.part.ramps["0"] == Ramp(start_factor=1.0, end_factor=2.0, start_step=4, steps=10)
 
 
 def test_a_receiver_derives_its_ramp_from_what_it_received() -> None:

@@ -172,7 +172,7 @@ def test_calls_of_an_earlier_group_do_not_count() -> None:
 
 
 def test_a_member_whose_peer_dies_does_not_wait_for_it() -> None:
-    """Whoever hosts the store: then its connection breaks; else an announcement aborts the group."""
+    """It hosted the store; with another member an announcement aborts the group."""
 
     def die_early(seat: Seat) -> None:
         seat.join()

@@ -34,8 +34,10 @@ def test_equal_tensors_have_equal_digests_and_any_bit_tells(way: Way, dtype: tor
     tensor = make_tensor(dtype, (3, 5))
     before = way(tensor)
     assert way(tensor.clone()) == before
-    raw = tensor.reshape(-1).view(torch.uint8) if not dtype.is_complex else (
-        torch.view_as_real(tensor).reshape(-1).view(torch.uint8)
+    raw = (
+        tensor.reshape(-1).view(torch.uint8)
+        if not dtype.is_complex
+        else (torch.view_as_real(tensor).reshape(-1).view(torch.uint8))
     )
     bits = range(1) if dtype is torch.bool else range(8)
     for place in range(len(raw)):

@@ -16,8 +16,10 @@ from elastic.core.learning_rate import Ramp
 from elastic.core.worker.actions import Progress
 from elastic.errors import CheckpointDamaged, CheckpointMismatch, ConfigurationError
 from elastic.worker.group.agreement import differences
+from elastic.worker.state.cells import TorchGenerator
 from elastic.worker.state.job_state import JobState, progress_of
 from elastic.worker.state.ledger import LedgerRecord
+from elastic.worker.state.tensor_specs import describe
 from tests.unit.worker.trees import same
 
 RECORD = LedgerRecord(step=4, epoch=1, generation=2, world_size=3, start=0, stop=12)
@@ -293,3 +295,28 @@ def test_what_is_tracked_can_have_no_name_of_the_sessions_own() -> None:
     state.values["best"] = 0.5
     assert set(state.tracked) == {"model", "optimizer", "scheduler"}
     assert {"session.state", "session.means", "session.results"} <= set(state.everything)
+
+
+def generator(seed: int) -> TorchGenerator:
+    return TorchGenerator(torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("made", [(), ("b",), ("b", "a")], ids=["none", "one", "both"])
+def test_a_generator_that_the_script_makes_later_has_the_state_that_was_received(
+    made: tuple[str, ...],
+) -> None:
+    """Until then it is compared, given to others and saved as if it were there."""
+    source, target = make(1), make(2)
+    for seed, name in enumerate("ab"):
+        source.track_own(f"session.generator.{name}", generator(seed))
+    for name in made:
+        target.track_own(f"session.generator.{name}", generator(9))
+    restore(target, source)
+    assert target.digest() == source.digest()
+    assert describe(target.capture().tensors) == describe(source.capture().tensors)
+    for name in {"a", "b"} - set(made):
+        target.track_own(f"session.generator.{name}", generator(9))
+    assert target.digest() == source.digest()
+    for name in "ab":
+        pair = [s.everything[f"session.generator.{name}"].generator for s in (source, target)]
+        assert torch.rand(1, generator=pair[0]) == torch.rand(1, generator=pair[1])

@@ -297,6 +297,22 @@ def test_a_block_is_undone_exactly(name: str, net: nn.Linear) -> None:
         script.block(before, after)
 
 
+@style
+def an_optimizer_without_state_steps_before_a_collective(net: nn.Linear) -> Any:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    return {"model": net, "optimizer": optimizer}, step_of(optimizer, net), nothing
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_a_habit_is_undone_in_each_of_the_first_blocks(name: str, net: nn.Linear) -> None:
+    """Also in the first block that is not copied to learn from it."""
+    tracked, before, after = STYLES[name](net)
+    script = Script(**tracked)
+    for _ in range(9):
+        script.block(before, after)
+        assert script.lost(before)
+
+
 @pytest.mark.parametrize("name", STYLES)
 def test_a_retried_block_ends_as_if_it_had_been_the_first(name: str) -> None:
     """Bit for bit: with a loss at every block, and without any."""
@@ -320,6 +336,19 @@ def test_default_generators_are_put_back() -> None:
     drawn = torch.rand(2)
     assert script.undo.put_back()
     assert torch.equal(torch.rand(2), drawn)
+
+
+def test_a_generator_made_in_the_block_begins_anew_in_the_retry() -> None:
+    script = Script(model=layer(2))
+    script.block()
+    script.undo.begin()
+    noise = TorchGenerator(torch.Generator().manual_seed(1))
+    script.state.track_own("session.generator.noise", noise)
+    drawn = torch.rand(2, generator=noise.generator)
+    assert script.undo.put_back()
+    assert torch.equal(torch.rand(2, generator=noise.generator), drawn)
+    script.block()
+    assert not torch.equal(torch.rand(2, generator=noise.generator), drawn)
 
 
 # ---- AMP

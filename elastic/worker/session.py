@@ -37,7 +37,7 @@ class Session:
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        self._generators: dict[str, Any] = {}
+        self._generators: dict[str, tuple[str, Any]] = {}
         self._in_loop = False
         self._calls_between = 0
         self._results_between: list[tuple[str, str, Any]] = []
@@ -149,9 +149,15 @@ class Session:
         """A random generator that is tracked: the same on every worker, put back with a step that
         is lost. The same name gives the same one. Raises ConfigurationError."""
         if name in self._generators:
-            return self._generators[name]
+            known, generator = self._generators[name]
+            if known != kind:
+                raise ConfigurationError(
+                    f"session.generator({name!r}, kind={kind!r}): this name is that of a {known} "
+                    "generator; choose another one"
+                )
+            return generator
         if kind == "torch":
-            generator: Any = torch.Generator().manual_seed(seed)
+            generator = torch.Generator().manual_seed(seed)
             tracked: Any = TorchGenerator(generator)
         elif kind == "numpy":
             generator = np.random.default_rng(seed)
@@ -163,7 +169,7 @@ class Session:
             raise ConfigurationError(
                 f"session.generator({name!r}, kind={kind!r}): choose torch, numpy or python"
             )
-        self._generators[name] = generator
+        self._generators[name] = kind, generator
         self._training.state.track_own(f"session.generator.{name}", tracked)
         return generator
 

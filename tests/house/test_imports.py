@@ -17,7 +17,7 @@ PLANTED = {
     "Layers point downward": ("elastic/rpc/codec.py", "import elastic.agent.logs"),
     "The core is pure": ("elastic/core/ranks.py", "import random"),
     "Only the worker may import torch": ("elastic/agent/logs.py", "import torch"),
-    "No grpc in a worker process": ("elastic/worker/runs.py", "import grpc"),
+    "No grpc in a worker process": ("elastic/worker/step.py", "import grpc"),
 }
 
 

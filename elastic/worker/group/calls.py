@@ -41,7 +41,7 @@ def meet(group: Group, committed: int, number: int, call: Described) -> None:
     """Return once every member has come to call `number` since step `committed`.
 
     Raises StepMisused naming both sides where members make different calls, or where one is
-    elsewhere for good; GroupLost when the group is aborted.
+    elsewhere for good; GroupLost, or an error of the store's connection, when the group is aborted.
     """
     store = group.store
     if group.world_size == 1 or store is None:

@@ -174,7 +174,8 @@ class DistributedModel(nn.Module):
     def _has_fresh_gradients(self) -> bool:
         before = self._left_over
         return before is not None and any(
-            p.grad is not None and _sign(p.grad) != before.get(p) for p in self._all
+            p.grad is not None and _sign(p.grad) != before.get(p) and bool(p.grad.any())
+            for p in self._all  # all zero: only zeroed in place
         )
 
     # ---- the module's own face
@@ -209,7 +210,7 @@ class DistributedModel(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedModel:
         """A model of its own that belongs to no group: an average's, a momentum encoder's."""
         twin = DistributedModel(copy.deepcopy(self.module, memo), self._options)
-        twin.train(self.training)
+        twin.training = self.training  # train() would thaw what the script has set to eval()
         memo[id(self)] = twin
         return twin
 

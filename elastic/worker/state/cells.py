@@ -56,8 +56,8 @@ Slot = tuple[dict[str, Any], str]
 class ModuleTensors:
     """The parameters, or the buffers, of a module and those inside of it.
 
-    A buffer may be assigned anew (`self.n = self.n + 1`), and a parameter's `.data` too: the
-    tensor objects that were there are put back with their content.
+    A buffer may be assigned anew (`self.n = self.n + 1`), or None, and a parameter's `.data` too:
+    the tensor objects that were there are put back with their content.
     """
 
     def __init__(self, name: str, slots: Iterable[Slot]) -> None:
@@ -65,18 +65,19 @@ class ModuleTensors:
         self._slots = list(slots)
 
     def size_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self._tensors())
+        return sum(t.numel() * t.element_size() for t in _present(self._tensors()))
 
     def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
         tensors = self._tensors()
-        data = [t.detach() for t in tensors]
+        data = [t.detach() for t in _present(tensors)]
         return tensors, data, _copied(data, reuse[2] if reuse else None, on_host)
 
     def put_back(self, copy: Copy) -> None:
         tensors, data, content = copy
-        for (owner, name), tensor, memory in zip(self._slots, tensors, data, strict=True):
-            if owner[name] is not tensor:
+        for (owner, name), tensor in zip(self._slots, tensors, strict=True):
+            if owner.get(name) is not tensor:
                 owner[name] = tensor
+        for tensor, memory in zip(_present(tensors), data, strict=True):
             if tensor.data_ptr() != memory.data_ptr():
                 tensor.data = memory
         _put_back(data, content)
@@ -86,13 +87,16 @@ class ModuleTensors:
         now = self._tensors()
         if any(a is not b for a, b in zip(now, tensors, strict=True)):
             return True
-        return not all(map(same_tensor, now, content))
+        return not all(map(same_tensor, _present(now), content))
 
     def mark(self) -> object:
-        return [id(t) + t._version for t in self._tensors()]
+        return [
+            None if tensor is None else (id(tensor), tensor._version, tensor.data_ptr())
+            for tensor in self._tensors()
+        ]
 
-    def _tensors(self) -> list[torch.Tensor]:
-        return [owner[name] for owner, name in self._slots]
+    def _tensors(self) -> list[torch.Tensor | None]:
+        return [owner.get(name) for owner, name in self._slots]
 
 
 class RequiresGrad:
@@ -475,7 +479,8 @@ def cells_of(tracked: Mapping[str, Any], device: torch.device) -> tuple[list[Cel
 
 
 def _of_module(name: str, module: nn.Module, seen: set[int]) -> Iterator[Cell]:
-    parameters = list(_slots(module, lambda m: m._parameters, seen))
+    slots = _slots(module, lambda m: m._parameters, seen)
+    parameters = [(owner, key) for owner, key in slots if owner[key] is not None]
     if parameters:
         yield ModuleTensors(name, parameters)
         yield RequiresGrad(name, parameters)
@@ -489,8 +494,9 @@ def _slots(
 ) -> Iterator[Slot]:
     for inner in module.modules():
         for name, tensor in owners(inner).items():
-            if tensor is not None and id(tensor) not in seen:
-                seen.add(id(tensor))
+            if tensor is None or id(tensor) not in seen:
+                if tensor is not None:
+                    seen.add(id(tensor))
                 yield owners(inner), name
 
 
@@ -510,6 +516,10 @@ def _copied(
     if data:
         torch._foreach_copy_(copies, data)
     return copies
+
+
+def _present(tensors: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
+    return [tensor for tensor in tensors if tensor is not None]
 
 
 def _fits(copy: torch.Tensor, tensor: torch.Tensor) -> bool:

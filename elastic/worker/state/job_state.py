@@ -19,7 +19,7 @@ from elastic.worker.state.cells import Gradients
 from elastic.worker.state.digest import digest_of
 from elastic.worker.state.ledger import LedgerBacklog, LedgerRecord
 from elastic.worker.state.tensor_specs import TensorSpec, describe, first_differences, signature
-from elastic.worker.state.tree import FlatState, flatten, unflatten
+from elastic.worker.state.tree import FlatState, copy_tree, flatten, unflatten
 
 
 @runtime_checkable
@@ -73,6 +73,10 @@ class JobState:
             "session.means": self.means,
             "session.gradients": self.gradients,
         }
+        self._waiting: dict[str, Any] = {}
+        """States of such objects that the script has not made yet, by name."""
+        self.late: dict[str, Any] = {}
+        """How such objects were when they came to be tracked, of those since the block's begin."""
         self.version = 0
         """Grows with everything that comes to be tracked."""
 
@@ -97,9 +101,18 @@ class JobState:
             self.version += 1
 
     def track_own(self, name: str, tracked: Stateful) -> None:
-        """Add an object of the session's own; its name has a dot."""
+        """Add an object of the session's own; its name has a dot. It takes over the state that was
+        received for it: a script may make a generator only inside its loop."""
         self._own[name] = tracked
+        if name in self._waiting:
+            tracked.load_state_dict(self._waiting.pop(name))
+        self.late[name] = copy_tree(tracked.state_dict())
         self.version += 1
+
+    def put_back_late(self) -> None:
+        """Undo what was done to what came to be tracked in a block that is given up."""
+        for name, state in self.late.items():
+            self._own[name].load_state_dict(copy_tree(state))
 
     @property
     def committed(self) -> int:
@@ -199,7 +212,7 @@ class JobState:
 
     def capture(self) -> FlatState:
         """The tracked objects' state; tensors share memory with the live ones."""
-        return flatten({name: tracked.state_dict() for name, tracked in self.everything.items()})
+        return flatten(self._states())
 
     def extra(self, progress: Progress | None = None) -> dict[str, Json]:
         """Everything else, as JSON; `progress`, if it is another one than the present."""
@@ -225,6 +238,7 @@ class JobState:
                 tracked.load_state_dict(states[name])
                 if isinstance(tracked, torch.optim.Optimizer):
                     _keep_types(tracked, states[name])
+        self._waiting = {n: s for n, s in states.items() if "." in n and n not in self._own}
         self._restore_flags(extra)
         try:
             records = cast("list[dict[str, Any]]", extra["ledger"])
@@ -235,13 +249,14 @@ class JobState:
     # ---- inside
 
     def _replicated(self) -> FlatState:
-        return flatten(
-            {
-                name: tracked.state_dict()
-                for name, tracked in self.undoable.items()
-                if name not in self._rank_local and tracked is not self.gradients
-            }
-        )
+        left_out = {*self._rank_local, "session.gradients", "session.means", "session.results"}
+        return flatten({n: state for n, state in self._states().items() if n not in left_out})
+
+    def _states(self) -> dict[str, Any]:
+        """By name, in an order that does not depend on when the script makes its generators."""
+        scripts = {name: tracked.state_dict() for name, tracked in self._scripts.items()}
+        own = {name: tracked.state_dict() for name, tracked in self._own.items()}
+        return {**scripts, **dict(sorted({**own, **self._waiting}.items()))}
 
     def _position(self, progress: Progress | None = None) -> dict[str, Json]:
         at = progress or self.progress
@@ -299,7 +314,7 @@ def progress_of(extra: Mapping[str, Json]) -> Progress:
             positions=tuple(DataPosition(epoch=epoch, cursor=c) for epoch, c in positions),
             ramps={name: Ramp(**ramp) for name, ramp in found["ramps"].items()},
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointDamaged(f"the job's counters cannot be read: {error!r}") from error
 
 

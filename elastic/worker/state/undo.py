@@ -87,6 +87,7 @@ class Undo:
         self._begin = self._copy(wanted, reuse=self._begin, marks=marks)
         self._gradients = self._state.gradients.begin()
         self._missed = False
+        self._state.late.clear()
         self._collectives_seen = self._collectives()
 
     def before_backward(self) -> None:
@@ -125,6 +126,7 @@ class Undo:
         changed = set() if self._learning else self._changed_since(self._begin)
         self._restore(self._begin)
         self._state.gradients.put_back(self._gradients)
+        self._state.put_back_late()
         return not self._missed and changed <= self._begin.large.keys()
 
     def keep_for_retry(self) -> None:
@@ -133,6 +135,7 @@ class Undo:
 
     def put_back_for_retry(self) -> None:
         """The same step is handed out again."""
+        self._state.put_back_late()
         if self._retry is not None:
             self._restore(self._retry)
             self._retry = None
@@ -189,12 +192,11 @@ class Undo:
 
     def _note_block(self) -> None:
         """Large state that has changed since the block's begin: the next ones copy it."""
-        changed = self._changed_since(self._begin) - self._block_set
-        if self._learning or not changed:
-            if self._learning:
-                copies = self._begin.large.items()
-                changed = {i for i, c in copies if self._large[i].differs(c)} - self._block_set
-        else:
+        changed = self._changed_since(self._begin)  # also while learning: put_back goes by it later
+        if self._learning:
+            changed |= {i for i, c in self._begin.large.items() if self._large[i].differs(c)}
+        changed -= self._block_set
+        if changed and not self._learning:
             self._missed = True
         if changed:
             self._block_set |= changed

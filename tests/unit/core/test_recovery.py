@@ -1,18 +1,52 @@
-"""Whose state a new group goes on from."""
+"""Whose state a new group goes on from, and as of which mark each receiver gets it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from elastic.core.recovery import Declaration, plan_recovery
+from elastic.core.recovery import Declaration, Mark, RecoveryPlan, plan_recovery
+
+RIGHT, WRONG = 7, 13
 
 
-def held(committed: int, committed_in: int = 1) -> Declaration:
-    return Declaration(committed=committed, committed_in=committed_in, intact=True, signature=0)
+def held(committed: int, committed_in: int = 1, digest: int = RIGHT) -> Declaration:
+    """A veteran at a boundary, with both marks."""
+    return Declaration(
+        committed=committed,
+        committed_in=committed_in,
+        intact=True,
+        signature=0,
+        took_part=True,
+        commit_digest=digest + 1000,
+        begin_digest=digest,
+    )
 
 
-NOTHING = Declaration(committed=0, intact=False, signature=0)
-TORN = Declaration(committed=9, committed_in=9, intact=False, signature=0)
+def in_block(declaration: Declaration) -> Declaration:
+    return replace(declaration, in_block=True)
+
+
+def without_commit(declaration: Declaration) -> Declaration:
+    return replace(declaration, commit_digest=0)
+
+
+def without_begin(declaration: Declaration) -> Declaration:
+    """Its script is between a commit and the next boundary."""
+    return replace(declaration, begin_digest=0)
+
+
+NEWCOMER = Declaration(committed=0, intact=False, signature=0)
+TORN = replace(held(9, 9), intact=False)
+
+
+def pairs(plan: RecoveryPlan) -> list[tuple[int, int]]:
+    return [(t.source, t.target) for t in plan.transfers]
+
+
+def marked(plan: RecoveryPlan) -> list[tuple[int, int, Mark]]:
+    return [(t.source, t.target, t.mark) for t in plan.transfers]
 
 
 @pytest.mark.parametrize(
@@ -20,8 +54,8 @@ TORN = Declaration(committed=9, committed_in=9, intact=False, signature=0)
     [
         ([held(5), held(5)], 5, []),
         ([held(5), held(6)], 6, [(1, 0)]),
-        ([NOTHING, held(5), held(5), NOTHING], 5, [(1, 0), (2, 3)]),
-        ([NOTHING, NOTHING], None, [(0, 1)]),
+        ([NEWCOMER, held(5), held(5), NEWCOMER], 5, [(1, 0), (2, 3)]),
+        ([NEWCOMER, NEWCOMER], None, [(0, 1)]),
         ([TORN, held(5)], 5, [(1, 0)]),
         # Step 6 was committed twice; what the later generation committed is the lineage.
         ([held(6, 1), held(6, 2)], 6, [(1, 0)]),
@@ -33,4 +67,135 @@ def test_the_most_advanced_lineage_is_right(
 ) -> None:
     plan = plan_recovery(declarations)
     assert plan.committed == committed
-    assert [(t.source, t.target) for t in plan.transfers] == transfers
+    assert pairs(plan) == transfers
+    assert not plan.stranded
+
+
+@pytest.mark.parametrize(
+    ("declarations", "begun"),
+    [
+        ([NEWCOMER, NEWCOMER], False),
+        ([NEWCOMER, TORN], True),
+        ([replace(TORN, committed=0)], False),  # torn in the first step: there is nothing to lose
+        # What a newcomer has not finished receiving was never its own.
+        ([replace(NEWCOMER, committed=9)], False),
+    ],
+)
+def test_a_job_has_begun_if_a_torn_member_had_committed(
+    declarations: list[Declaration], begun: bool
+) -> None:
+    plan = plan_recovery(declarations)
+    assert plan.committed is None
+    assert plan.begun is begun
+
+
+# ---- members of one step whose states differ
+
+
+@pytest.mark.parametrize(
+    ("digests", "differed", "transfers"),
+    [
+        ([RIGHT, RIGHT, WRONG], (2,), [(0, 2)]),
+        ([WRONG, RIGHT, RIGHT], (0,), [(1, 0)]),
+        ([RIGHT, WRONG], (1,), [(0, 1)]),
+        ([RIGHT, WRONG, WRONG, RIGHT], (1, 2), [(0, 1), (3, 2)]),
+        ([WRONG, RIGHT, 99, RIGHT], (0, 2), [(1, 0), (3, 2)]),
+        ([RIGHT, RIGHT], (), []),
+    ],
+    ids=["the last", "the first", "a tie", "a tie of four", "three states", "alike"],
+)
+def test_the_majority_is_right_and_on_a_tie_the_lowest_rank(
+    digests: list[int], differed: tuple[int, ...], transfers: list[tuple[int, int]]
+) -> None:
+    plan = plan_recovery([held(5, digest=digest) for digest in digests])
+    assert plan.differed == differed
+    assert pairs(plan) == transfers
+    assert all(t.mark is Mark.BEGIN for t in plan.transfers)
+    assert plan.committed == 5
+
+
+def test_a_member_that_is_behind_has_no_vote() -> None:
+    behind = [held(4, digest=WRONG), held(4, digest=WRONG)]
+    plan = plan_recovery([held(5), held(5, digest=WRONG), *behind])
+    assert plan.differed == (1,)
+    assert all(t.source == 0 for t in plan.transfers)
+
+
+def test_a_difference_between_two_blocks_shows_at_the_mark_that_most_have() -> None:
+    """One member's script has not come to the boundary yet: the others do not differ from it
+    because they have stepped their schedulers."""
+    waiting = without_begin(held(5))
+    assert plan_recovery([held(5), waiting, held(5)]).differed == ()
+    others = [replace(held(5), begin_digest=n) for n in (1, 2)]
+    plan = plan_recovery([*others, waiting])
+    assert plan.differed == ()  # alike at the commit mark, which all three have
+    plan = plan_recovery([without_commit(other) for other in others])
+    assert plan.differed == (1,)
+
+
+def test_a_member_without_the_mark_compared_is_neither_right_nor_wrong() -> None:
+    """It gives no state that was not compared while there is another source."""
+    blind = without_commit(without_begin(held(5)))
+    plan = plan_recovery([held(5), held(5), blind, NEWCOMER])
+    assert plan.differed == ()
+    assert pairs(plan) == [(0, 3)]
+
+
+# ---- the mark a receiver needs
+
+
+def test_a_member_whose_block_others_completed_receives_the_commit_mark() -> None:
+    plan = plan_recovery([in_block(held(5)), held(6), NEWCOMER, held(5)])
+    assert marked(plan) == [(1, 0, Mark.COMMIT), (1, 2, Mark.BEGIN), (1, 3, Mark.BEGIN)]
+    assert plan.stranded == ()
+
+
+def test_the_commit_mark_comes_from_a_member_that_has_it() -> None:
+    plan = plan_recovery([in_block(held(5)), without_commit(held(6)), held(6)])
+    assert marked(plan) == [(2, 0, Mark.COMMIT)]
+
+
+def test_the_begin_mark_comes_from_a_member_that_has_it() -> None:
+    plan = plan_recovery([NEWCOMER, without_begin(held(6)), held(6)])
+    assert marked(plan) == [(2, 0, Mark.BEGIN)]
+
+
+def test_a_member_that_differs_at_its_own_step_receives_the_begin_mark_also_in_its_block() -> None:
+    """It has to do the same step again, as all others."""
+    plan = plan_recovery([in_block(held(6)), in_block(held(6, digest=WRONG))])
+    assert marked(plan) == [(0, 1, Mark.BEGIN)]
+
+
+def test_a_torn_member_in_the_block_of_the_same_step_receives_the_begin_mark() -> None:
+    torn = replace(in_block(held(6)), intact=False)
+    assert marked(plan_recovery([torn, in_block(held(6))])) == [(1, 0, Mark.BEGIN)]
+
+
+def test_a_newcomer_that_was_in_no_block_receives_the_begin_mark() -> None:
+    """`in_block` of a script that never took part says nothing."""
+    plan = plan_recovery([replace(NEWCOMER, in_block=True), held(6)])
+    assert marked(plan) == [(1, 0, Mark.BEGIN)]
+
+
+# ---- members whose script no state fits
+
+
+def test_a_member_is_stranded_if_nobody_has_the_commit_mark_that_it_needs() -> None:
+    plan = plan_recovery([in_block(held(5)), without_commit(held(6)), NEWCOMER])
+    assert plan.stranded == (0,)
+
+
+@pytest.mark.parametrize(("runs_done", "stranded"), [(0, ()), (1, ()), (2, (0,))])
+def test_a_member_is_stranded_before_calls_that_the_others_have_forgotten(
+    runs_done: int, stranded: tuple[int, ...]
+) -> None:
+    """Only the last call is kept for repeating."""
+    ahead = replace(held(6), runs_done=runs_done)
+    assert plan_recovery([in_block(held(5)), ahead]).stranded == stranded
+    assert plan_recovery([held(5), ahead]).stranded == ()  # it comes from a boundary
+
+
+def test_a_veteran_that_must_receive_inside_a_call_is_stranded() -> None:
+    calling = replace(held(5), in_run=True)
+    assert plan_recovery([calling, held(6)]).stranded == (0,)
+    assert plan_recovery([calling, replace(held(5), in_run=True)]).stranded == ()

@@ -7,7 +7,9 @@ import pytest
 from elastic.core.recovery import Declaration, odd_ones_out, runs_to_repeat
 
 
-def veteran(runs_done: int, *, in_run: bool = False, committed: int = 5) -> Declaration:
+def veteran(
+    runs_done: int, *, in_run: bool = False, committed: int = 5, in_block: bool = False
+) -> Declaration:
     return Declaration(
         committed=committed,
         intact=True,
@@ -15,11 +17,12 @@ def veteran(runs_done: int, *, in_run: bool = False, committed: int = 5) -> Decl
         took_part=True,
         runs_done=runs_done,
         in_run=in_run,
+        in_block=in_block,
     )
 
 
-def tracks(signature: int, *, intact: bool) -> Declaration:
-    return Declaration(committed=0, intact=intact, signature=signature)
+def tracks(signature: int, *, intact: bool, loop: int = 0) -> Declaration:
+    return Declaration(committed=0, intact=intact, signature=signature, loop=loop)
 
 
 NEWCOMER = Declaration(committed=0, intact=False, signature=0)
@@ -32,9 +35,14 @@ NEWCOMER = Declaration(committed=0, intact=False, signature=0)
         ([veteran(0), veteran(0)], 0),
         ([veteran(3), veteran(2, in_run=True)], 2),
         ([veteran(3, in_run=True), veteran(3, in_run=True)], 3),
-        # One has committed another step meanwhile: its runs are counted since then.
-        ([veteran(1, committed=6), veteran(4, committed=5)], 0),
-        # Between calls a newcomer takes over the count; inside one it can not.
+        # One has committed another step meanwhile: its runs are counted since then, and the other
+        # takes over its state and its count.
+        ([veteran(1, committed=6), veteran(4, committed=5)], 1),
+        # It leaves its block as committed now, and comes to the calls that stand below.
+        ([veteran(1, committed=6), veteran(4, committed=5, in_block=True)], 0),
+        # Whoever is in the block of the next step is past the calls before it.
+        ([veteran(2, in_block=True), veteran(2, in_block=True)], 2),
+        # Between calls a newcomer takes over the count; inside one it cannot.
         ([veteran(2), NEWCOMER], 2),
         ([veteran(2, in_run=True), NEWCOMER], None),
         ([veteran(2, in_run=True), veteran(2), NEWCOMER], None),
@@ -54,8 +62,17 @@ def test_the_slowest_veteran_decides(
         ([tracks(1, intact=False), tracks(2, intact=True), tracks(1, intact=False)], 1, (0, 2)),
         ([tracks(1, intact=False), tracks(2, intact=False)], 0, (1,)),
         ([tracks(1, intact=True), tracks(2, intact=True)], 0, (1,)),
+        ([tracks(1, intact=True, loop=1), tracks(2, intact=False, loop=0)], 0, ()),
+        ([tracks(2, intact=False, loop=1), tracks(1, intact=True, loop=1)], 1, (0,)),
     ],
-    ids=["alike", "whoever holds the state is right", "nobody does: rank 0", "both do: the first"],
+    ids=[
+        "alike",
+        "the member that holds the state is right",
+        "nobody does: rank 0",
+        "both do: the first",
+        "a script at an earlier loop is not compared",
+        "at the same later loop it is",
+    ],
 )
 def test_odd_ones_out(
     declarations: list[Declaration], reference: int, odd: tuple[int, ...]

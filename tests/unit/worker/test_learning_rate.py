@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from elastic.core.learning_rate import LinearScaling, SqrtScaling
-from elastic.worker.learning_rate import ScaledOptimizer, retarget
+from elastic.core.learning_rate import LinearScaling, SqrtScaling, retarget
+from elastic.worker.learning_rate import ScaledOptimizer
 
 
 def one_parameter() -> nn.Parameter:

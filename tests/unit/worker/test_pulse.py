@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from elastic.core.worker.actions import Progress
 from elastic.v1 import job_pb2
 from elastic.worker.compilation import Compilations
 from elastic.worker.group.membership import Durations
@@ -15,7 +16,7 @@ from elastic.worker.pulse import Pulse
 from elastic.worker.state.job_state import JobState
 from elastic.worker.state.ledger import LedgerRecord
 from elastic.worker.steps_clock import StepsClock
-from elastic.worker.synchronisation import Outcome
+from elastic.worker.training import Outcome
 
 
 class Wire:
@@ -52,14 +53,14 @@ class Script:
         self.compilations = Compilations()
         self.pulse = Pulse(self.wire, self.member, self.compilations)  # type: ignore[arg-type]
         self.state, self.clock = JobState(), StepsClock(self.compilations)
-        self.pulse.publish(self.state, self.clock)
+        self.pulse.publish(self.state, self.clock, lambda: None)
 
     def commit(self, *steps: int) -> None:
         for step in steps:
             self.state.ledger.append(
                 LedgerRecord(step=step, epoch=0, generation=1, world_size=1, start=step, stop=step)
             )
-            self.state.committed = step + 1
+            self.state.progress = Progress(committed=step + 1)
 
     def ledger(self) -> list[int]:
         """The steps in the next beat's entries."""
@@ -69,7 +70,7 @@ class Script:
 
 def test_a_probe_is_answered_at_once_without_the_scripts_figures(alone: Group) -> None:
     script = Script(alone)
-    script.state.committed = 7
+    script.state.progress = Progress(committed=7)
     script.pulse.report({"loss": torch.tensor(0.5)})
     script.clock.begin()
     script.pulse.answer_probe()

@@ -1,69 +1,164 @@
-"""A session without an agent, in this very process: which samples its steps get, and misuse."""
+"""A session without an agent, in this very process: its steps, its calls, and misuse."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch.utils.data import TensorDataset
 
-from elastic.core.data_order import DataPosition
-from elastic.errors import StepMisused
+from elastic.errors import ConfigurationError, NotInGroup, StepMisused
+from elastic.worker import session as session_module
 from elastic.worker.control import LocalControl
 from elastic.worker.data_loader import DataLoader
 from elastic.worker.session import Session
 from elastic.worker.step import Step
+from elastic.worker.training import Training
+from tests.unit.worker.trees import same
 
 LENGTH = 10
+IN_ORDER = [[float(i), i + 1.0] for i in range(0, LENGTH, 2)]
+
+
+class Net(torch.nn.Linear):
+    """One weight, to be distributed."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1, bias=False)
 
 
 @pytest.fixture
-def session() -> Iterator[Session]:
-    session = Session(LocalControl())
-    model = session.distribute(torch.nn.Linear(1, 1, bias=False))
-    session.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    yield session
+def bare() -> Iterator[Session]:
+    """Without a model."""
+    yield Session(Training(LocalControl()))
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def loader() -> DataLoader:
+@pytest.fixture
+def session(bare: Session) -> Session:
+    model = bare.distribute(Net())
+    bare.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    return bare
+
+
+def loader(**options: Any) -> DataLoader:
     """Sample i is i."""
     dataset = TensorDataset(torch.arange(float(LENGTH)).unsqueeze(1))
-    return DataLoader(dataset, batch_size=2, shuffle=False)
+    return DataLoader(dataset, **{"batch_size": 2, "shuffle": False, **options})
+
+
+def backward(step: Step) -> list[float]:
+    """The micro-batches' backward passes; returns the samples."""
+    samples: list[float] = []
+    for (inputs,) in step.batches():
+        weight = torch.zeros(1, requires_grad=True)
+        step.backward((inputs * weight).mean())
+        samples += inputs.flatten().tolist()
+    return samples
 
 
 def train(step: Step) -> list[float]:
     """Do the step; return its samples."""
     with step:
-        (inputs,) = next(step.batches())
-        weight = torch.zeros(1, requires_grad=True, device=inputs.device)
-        step.backward((inputs * weight).mean())
-    samples: list[float] = inputs.flatten().tolist()
-    return samples
+        return backward(step)
+
+
+def first_step(session: Session) -> Step:
+    return next(session.steps(loader(), epochs=1))
+
+
+# ---- the steps
+
+
+def test_the_steps_take_the_samples_in_order(session: Session) -> None:
+    taken = [train(step) for step in session.steps(loader(), epochs=2)]
+    assert taken == 2 * IN_ORDER
+    assert session.committed == 2 * len(IN_ORDER)
+
+
+def test_steps_know_their_place(session: Session) -> None:
+    found = []
+    for step in session.steps(loader(), epochs=2):
+        train(step)
+        found.append((step.index, step.epoch, step.ends_epoch, step.committed))
+    assert found == [(i, i // 5, i % 5 == 4, True) for i in range(10)]
+
+
+def test_an_epoch_ends_where_drop_last_leaves_a_remainder(session: Session) -> None:
+    ends = []
+    for step in session.steps(loader(batch_size=4, drop_last=True), epochs=2):
+        train(step)
+        ends.append(step.ends_epoch)
+    assert ends == [False, True, False, True]
+
+
+def test_a_loop_broken_off_goes_on_where_it_was_left(session: Session) -> None:
+    data, taken = loader(), []
+    for step in session.steps(data, epochs=1):
+        taken.append(train(step))
+        if step.index == 1:
+            break
+    taken += [train(step) for step in session.steps(data, epochs=1)]
+    assert taken == IN_ORDER
+
+
+def test_a_step_broken_off_before_its_block_is_handed_out_again(session: Session) -> None:
+    data, taken = loader(), []
+    for step in session.steps(data, epochs=1):
+        if step.index == 2:
+            break
+        taken.append(train(step))
+    taken += [train(step) for step in session.steps(data, epochs=1)]
+    assert taken == IN_ORDER
+
+
+def test_a_loop_for_each_epoch_trains_each_once(session: Session) -> None:
+    data = loader()
+    for epoch in range(3):
+        assert [train(step) for step in session.steps(data, epochs=epoch + 1)] == IN_ORDER
+    assert session.committed == 15
+
+
+def test_two_phases_have_data_of_their_own_and_each_its_place(session: Session) -> None:
+    first, second = loader(), loader(batch_size=5)
+    counts = []
+    for data, epochs in ((first, 1), (second, 2), (first, 2)):
+        taken = [train(step) for step in session.steps(data, epochs=epochs)]
+        counts.append(len(taken))
+        assert taken[0][0] == 0.0
+    assert counts == [5, 4, 5]
+    assert session.committed == 14
+
+
+def test_epochs_are_those_of_the_whole_job(session: Session) -> None:
+    """Else the second loop would yield nothing, and the job end with 0, a quarter trained."""
+    data = loader()
+    list(map(train, session.steps(data, epochs=2)))
+    for epochs in (1, 2):
+        with pytest.raises(ConfigurationError, match=f"epochs={epochs}"):
+            next(session.steps(data, epochs=epochs))
+    assert len([train(step) for step in session.steps(data, epochs=3)]) == 5
+
+
+def test_a_negative_number_of_epochs_is_refused(session: Session) -> None:
+    with pytest.raises(ConfigurationError, match="epochs=-1"):
+        next(session.steps(loader(), epochs=-1))
+
+
+def test_no_epochs_are_no_steps(session: Session) -> None:
+    assert list(session.steps(loader(), epochs=0)) == []
 
 
 def fail_in(step: Step) -> None:
     with step:
         next(step.batches())
         raise ZeroDivisionError
-
-
-def test_the_steps_take_the_samples_in_order(session: Session) -> None:
-    taken = [train(step) for step in session.steps(loader(), epochs=2)]
-    assert taken == [[i, i + 1] for _ in range(2) for i in range(0, LENGTH, 2)]
-
-
-def test_a_loop_begun_again_goes_on_where_the_last_one_was_left(session: Session) -> None:
-    taken = []
-    for step in session.steps(loader(), epochs=1):
-        if step.index == 2:
-            break
-        taken.append(train(step))
-    taken += [train(step) for step in session.steps(loader(), epochs=1)]
-    assert taken == [[i, i + 1] for i in range(0, LENGTH, 2)]
 
 
 def test_a_step_left_by_an_exception_is_not_passed_over(session: Session) -> None:
@@ -74,23 +169,337 @@ def test_a_step_left_by_an_exception_is_not_passed_over(session: Session) -> Non
         next(steps)
 
 
-def test_a_step_is_dealt_anew_if_the_group_changes_before_its_block(session: Session) -> None:
-    """As a call of session.run at the loop's head can make it."""
-    taken = []
-    for step in session.steps(loader(), epochs=1):
-        if step.index == 1:
-            session._deal(session._group("steps"))
-        taken.append(train(step))
-    assert taken == [[i, i + 1] for i in range(0, LENGTH, 2)]
+def test_an_error_of_the_script_is_its_own_although_it_reads_like_a_lost_group(
+    session: Session,
+) -> None:
+    """Without an agent nothing could follow a lost group."""
+
+    def fail(step: Step) -> None:
+        with step:
+            raise RuntimeError("gloo: connection closed by peer")
+
+    with pytest.raises(RuntimeError, match="gloo"):
+        fail(first_step(session))
 
 
-def test_a_step_that_the_others_have_done_is_passed_over(session: Session) -> None:
-    """The group changed before its block, and the state received is that of the job's end."""
-    steps = session.steps(loader(), epochs=1)
-    step = next(steps)
-    session._state.position = DataPosition(epoch=1, cursor=0)
-    session._deal(session._group("steps"))
+def skip(step: Step) -> None:
     with step:
-        next(step.batches())
-        raise AssertionError("there is no batch")
-    assert step.committed
+        pass
+
+
+def half(step: Step) -> None:
+    with step:
+        (inputs,) = next(step.batches())
+        step.backward((inputs * torch.zeros(1, requires_grad=True)).mean())
+
+
+def backward_without_batch(step: Step) -> None:
+    with step:
+        step.backward(torch.zeros(1, requires_grad=True).sum())
+
+
+def mean_without_batch(step: Step) -> None:
+    with step:
+        step.mean(loss=0.0)
+
+
+MISUSES: dict[str, tuple[Callable[[Step], object], str]] = {
+    "nothing in the block": (skip, "without an averaged gradient"),
+    "one of two micro-batches": (half, "without an averaged gradient"),
+    "batches outside the block": (lambda step: next(step.batches()), "outside"),
+    "backward before a batch": (backward_without_batch, "before a batch"),
+    "mean before a batch": (mean_without_batch, "before a batch"),
+}
+
+
+@pytest.mark.parametrize(("misuse", "named"), MISUSES.values(), ids=MISUSES)
+def test_a_misused_step_is_refused(
+    session: Session, misuse: Callable[[Step], object], named: str
+) -> None:
+    step = next(session.steps(loader(batch_size=1, accumulate=2), epochs=1))
+    with pytest.raises(StepMisused, match=named):
+        misuse(step)
+
+
+def test_a_step_that_is_not_used_is_refused(session: Session) -> None:
+    steps = session.steps(loader(), epochs=1)
+    next(steps)
+    with pytest.raises(StepMisused, match="with step"):
+        next(steps)
+
+
+# ---- what is trained together
+
+
+def test_a_script_without_a_distributed_model_is_refused(bare: Session) -> None:
+    bare.track(model=Net())
+    with pytest.raises(ConfigurationError, match="distribute"):
+        first_step(bare)
+
+
+def test_a_distributed_model_that_is_not_tracked_is_refused(bare: Session) -> None:
+    bare.distribute(Net())
+    with pytest.raises(ConfigurationError, match=r"Net.*track"):
+        first_step(bare)
+
+
+def test_a_distributed_model_inside_of_a_tracked_one_is_tracked(bare: Session) -> None:
+    bare.track(both=torch.nn.Sequential(bare.distribute(Net())))
+    assert train(first_step(bare)) == [0.0, 1.0]
+
+
+def test_a_call_of_the_bare_module_is_refused(bare: Session) -> None:
+    net = Net()
+    bare.track(model=bare.distribute(net))
+
+    def step_with(model: torch.nn.Module, step: Step) -> None:
+        with step:
+            (inputs,) = next(step.batches())
+            step.backward(model(inputs).mean())
+
+    with pytest.raises(StepMisused, match="Net"):
+        step_with(net, first_step(bare))
+    assert bare.committed == 0
+
+
+def test_sync_batch_norm_is_refused_on_cpus(bare: Session) -> None:
+    if bare.device.type != "cpu":
+        pytest.skip("there is a GPU")
+    with pytest.raises(ConfigurationError, match="SyncBatchNorm"):
+        bare.distribute(torch.nn.Sequential(torch.nn.SyncBatchNorm(2)))
+
+
+# ---- the group
+
+
+@pytest.mark.parametrize("name", ["rank", "world_size", "generation"])
+def test_the_group_is_known_in_the_loop(session: Session, name: str) -> None:
+    with pytest.raises(NotInGroup, match=f"session.{name}"):
+        getattr(session, name)
+    step = first_step(session)
+    assert {"rank": 0, "world_size": 1, "generation": 1}[name] == getattr(session, name)
+    train(step)
+
+
+# ---- calls outside of steps
+
+
+def test_a_call_gets_its_arguments_and_gives_its_result(session: Session) -> None:
+    with pytest.raises(ConfigurationError, match=r"before session.steps"):
+        session.run(dict)
+    found = []
+    for step in session.steps(loader(), epochs=1):
+        train(step)
+        found.append(session.run(dict, [("index", step.index)], committed=session.committed))
+    assert found == [{"index": i, "committed": i + 1} for i in range(5)]
+    assert session.run(max, 3, 4) == 4
+
+
+def test_a_call_inside_of_a_block_is_refused(session: Session) -> None:
+    def call(step: Step) -> None:
+        with step:
+            session.run(dict)
+
+    with pytest.raises(StepMisused, match="inside"):
+        call(first_step(session))
+
+
+def test_a_calls_error_is_the_scripts_own(session: Session) -> None:
+    train(first_step(session))
+    with pytest.raises(ZeroDivisionError):
+        session.run(lambda: 1 // 0)
+
+
+def test_a_call_between_loops_returns_what_others_can_be_given(session: Session) -> None:
+    """A worker that joins later skips the loops before, and gets the results."""
+    data = loader()
+    list(map(train, session.steps(data, epochs=1)))
+    result = {"loss": torch.tensor(0.5), "names": ["a"]}
+    assert session.run(lambda: result) is result
+    with pytest.raises(ConfigurationError, match=r"run\(.*between two loops.*object"):
+        session.run(lambda: object())
+    with pytest.raises(ConfigurationError, match="2000000"):
+        session.run(lambda: torch.zeros(500_000))
+    steps = session.steps(data, epochs=2)
+    train(next(steps))
+    assert session.run(lambda: object()) is not None  # in the loop nobody skips it
+    steps.close()
+
+
+# ---- tracked by the session
+
+
+def test_session_state_is_a_dictionary(session: Session) -> None:
+    session.state["best"] = 0.5
+    session.state.update(phase=2)
+    assert dict(session.state) == {"best": 0.5, "phase": 2}
+    assert session.state is session.state
+    assert session.state.state_dict() == {"best": 0.5, "phase": 2}
+
+
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "torch": lambda g: torch.rand(3, generator=g),
+    "numpy": lambda g: g.normal(size=3),
+    "python": lambda g: (g.random(), g.gauss(0.0, 1.0)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_generator_is_tracked_by_name(session: Session, kind: Any) -> None:
+    draw = KINDS[kind]
+    generator = session.generator("noise", kind=kind, seed=3)
+    types = {"torch": torch.Generator, "numpy": np.random.Generator, "python": random.Random}
+    assert isinstance(generator, types[kind])
+    assert session.generator("noise", kind=kind, seed=9) is generator
+    tracked = session._training.state.everything["session.generator.noise"]
+    draw(generator)
+    state = tracked.state_dict()
+    first = draw(generator)
+    tracked.load_state_dict(state)
+    assert same(draw(generator), first)
+    other = session.generator("other", kind=kind, seed=3)
+    assert not same(draw(other), first)
+
+
+def test_equal_seeds_give_equal_numbers(session: Session) -> None:
+    for kind, draw in KINDS.items():
+        pair = [session.generator(f"{kind}{i}", kind=kind, seed=3) for i in range(2)]  # type: ignore[call-overload]
+        assert same(*map(draw, pair))
+
+
+def test_an_unknown_kind_of_generator_is_refused(session: Session) -> None:
+    with pytest.raises(ConfigurationError, match="kind='jax'"):
+        session.generator("noise", kind="jax")  # type: ignore[call-overload]
+    session.generator("noise")
+
+
+def test_a_generator_cannot_be_had_as_another_kind(session: Session) -> None:
+    session.generator("noise", kind="torch")
+    with pytest.raises(ConfigurationError, match="noise"):
+        session.generator("noise", kind="numpy")
+
+
+# ---- warming up
+
+
+def test_warming_up_changes_nothing(session: Session) -> None:
+    model, optimizer = session._training.state.tracked.values()
+    before = [p.clone() for p in model.parameters()]  # type: ignore[attr-defined]
+
+    def first_pass(value: float, *, times: int) -> None:
+        for _ in range(times):
+            model(torch.full((2, 1), value)).mean().backward()  # type: ignore[operator]
+            optimizer.step()  # type: ignore[attr-defined]
+
+    session.warm_up(first_pass, 2.0, times=2)
+    after = list(model.parameters())  # type: ignore[attr-defined]
+    assert same([p.detach() for p in after], [p.detach() for p in before])
+    assert all(p.grad is None for p in after)
+    step = first_step(session)
+    with pytest.raises(StepMisused, match="warm_up"):
+        session.warm_up(first_pass, 2.0, times=1)
+    train(step)
+
+
+def test_an_error_while_warming_up_is_the_scripts_own(session: Session) -> None:
+    with pytest.raises(ZeroDivisionError):
+        session.warm_up(lambda: 1 // 0)
+
+
+# ---- what users may call
+
+
+def public(item: object) -> set[str]:
+    return {name for name in dir(item) if not name.startswith("_")}
+
+
+def test_the_public_attributes_of_a_session_are_what_users_may_call() -> None:
+    """An attribute is a promise: add one on purpose, and to docs/GUIDE.md."""
+    assert public(Session) == {
+        "committed",
+        "device",
+        "distribute",
+        "generation",
+        "generator",
+        "local_rank",
+        "lr_factor",
+        "rank",
+        "run",
+        "scale_lr",
+        "state",
+        "steps",
+        "track",
+        "track_local",
+        "warm_up",
+        "world_size",
+    }
+    instance = Session(Training(LocalControl()))
+    assert not {name for name in vars(instance) if not name.startswith("_")}
+
+
+def test_the_public_attributes_of_a_step_are_what_users_may_call(session: Session) -> None:
+    step = first_step(session)
+    ours = {"dealer", "was_entered", "reduce_means"}  # for the training loop
+    assert public(step) - ours == {
+        "backward",
+        "batches",
+        "committed",
+        "ends_epoch",
+        "epoch",
+        "index",
+        "mean",
+        "report",
+        "samples",
+        "share",
+    }
+    train(step)
+
+
+# ---- elastic.init()
+
+
+@pytest.mark.parametrize("world_size", ["2", " 8 "])
+def test_init_in_one_of_several_processes_of_another_launcher_is_refused(
+    monkeypatch: pytest.MonkeyPatch, world_size: str
+) -> None:
+    """Each would train a model of its own."""
+    monkeypatch.setattr(session_module, "_current", None)
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    with pytest.raises(ConfigurationError, match="WORLD_SIZE"):
+        session_module.init()
+    assert session_module._current is None
+
+
+@pytest.mark.parametrize("world_size", [None, "1", ""])
+def test_init_without_an_agent_is_a_job_of_one(
+    monkeypatch: pytest.MonkeyPatch, world_size: str | None
+) -> None:
+    monkeypatch.setattr(session_module, "_current", None)
+    monkeypatch.setattr(session_module, "_training", None)
+    if world_size is None:
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
+    else:
+        monkeypatch.setenv("WORLD_SIZE", world_size)
+    session = session_module.init()
+    assert session_module.init() is session
+    assert session_module.current_training() is session._training
+
+
+def test_init_can_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "_refusal", "")
+    session_module.refuse("a script for torchrun")
+    with pytest.raises(ConfigurationError, match="torchrun"):
+        session_module.init()
+
+
+# ---- the end
+
+
+def test_a_script_that_never_trained_is_told_so(session: Session) -> None:
+    with pytest.raises(ConfigurationError, match="without training"):
+        session._training.finish()
+
+
+def test_a_script_that_has_trained_ends_well(session: Session) -> None:
+    list(map(train, session.steps(loader(), epochs=1)))
+    session._training.finish()

@@ -1,48 +1,83 @@
-"""The members of a group find out who is right, and who tracks another model."""
+"""The members of a group tell each other what they hold, and who tracks or trains another model."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import pytest
 import torch
 
-from elastic.core.recovery import Declaration, RecoveryPlan, Transfer
-from elastic.errors import GroupLost, ModelMismatch
-from elastic.worker.group.agreement import agree
+from elastic.core.recovery import Declaration
+from elastic.errors import ModelMismatch
+from elastic.worker.group.agreement import (
+    declare,
+    differences,
+    differing_parameters,
+    explain_mismatch,
+)
 from elastic.worker.state.tensor_specs import describe
 from tests.unit.worker.together import Seat, run_together
 
-BIG = 2**62 + 12345  # a signature does not fit a float
+BIG = 2**62 + 12345  # a digest does not fit a float
 
 
-def test_everybody_comes_to_the_same_plan() -> None:
+def declaration(rank: int) -> Declaration:
+    """Every field another value on every rank."""
+    return Declaration(
+        committed=9 - rank,
+        intact=rank == 0,
+        signature=BIG + rank,
+        took_part=rank == 1,
+        committed_in=1 + rank,
+        commit_digest=2**63 - 1 - rank,
+        begin_digest=BIG - rank,
+        in_block=rank == 2,
+        loop=3 * rank,
+        runs_done=4 + rank,
+        in_run=rank == 1,
+    )
+
+
+def test_every_field_of_every_declaration_reaches_everybody() -> None:
     def go(seat: Seat) -> None:
-        mine = Declaration(
-            committed=9 - seat.rank,
-            committed_in=1 + seat.rank,
-            intact=True,
-            signature=BIG,
-            took_part=True,
-            runs_done=0,
-            in_run=seat.rank == 1,
-        )
-        plan, repeat_from = agree(seat.join(), mine, tuple)
-        assert plan == RecoveryPlan(committed=8, transfers=(Transfer(source=1, target=0),))
-        assert repeat_from == 0
+        declared = declare(seat.join(), declaration(seat.rank))
+        assert declared == tuple(map(declaration, range(3)))
+        flags = [f.name for f in dataclasses.fields(Declaration) if f.type == "bool"]
+        assert all(type(getattr(d, name)) is bool for d in declared for name in flags)
+
+    run_together(go, go, go)
+
+
+def test_the_odd_members_are_told_what_differs_and_the_others_go_on() -> None:
+    def right(seat: Seat) -> None:
+        specs = describe({"model.w": torch.zeros(2, 3), "model.b": torch.zeros(2)})
+        explain_mismatch(seat.join(), 1, (0, 2), specs)
+
+    def odd(seat: Seat) -> None:
+        specs = describe({"model.w": torch.zeros(2, 4), "model.b": torch.zeros(2)})
+        with pytest.raises(ModelMismatch, match=r"model\.w is float32\[2, 4\] here and .*2, 3"):
+            explain_mismatch(seat.join(), 1, (0, 2), specs)
+
+    run_together(odd, right, odd)
+
+
+def test_equal_parameters_differ_nowhere_and_need_no_names() -> None:
+    def go(seat: Seat) -> None:
+        assert differing_parameters(seat.join(), BIG, dict) == {}
 
     run_together(go, go)
 
 
-def test_the_odd_member_is_told_what_differs() -> None:
-    def right(seat: Seat) -> None:
-        mine = Declaration(committed=7, intact=True, signature=BIG)
-        specs = describe({"model.w": torch.zeros(2, 3), "model.b": torch.zeros(2)})
-        with pytest.raises(GroupLost, match="rank 1 tracks another model"):
-            agree(seat.join(), mine, lambda: specs)
+def test_only_the_odd_member_learns_the_names_that_differ_from_rank_0() -> None:
+    def go(seat: Seat) -> None:
+        odd = seat.rank == 1
+        names = {"model.b": 1, "model.w": 3 if odd else 2, "same": BIG}
+        found = differing_parameters(seat.join(), BIG + odd, lambda: names)
+        assert found == {1: ["model.w"] if odd else []}
 
-    def odd(seat: Seat) -> None:
-        mine = Declaration(committed=0, intact=False, signature=BIG + 1)
-        specs = describe({"model.w": torch.zeros(2, 4), "model.b": torch.zeros(2)})
-        with pytest.raises(ModelMismatch, match=r"model\.w is float32\[2, 4\] here and .*2, 3"):
-            agree(seat.join(), mine, lambda: specs)
+    run_together(go, go, go)
 
-    run_together(right, odd)
+
+def test_differences_are_the_names_of_one_side_only_and_of_unequal_digests() -> None:
+    assert differences({"a": 1, "b": 2, "c": 3}, {"b": 2, "c": 4, "d": 5}) == ["a", "c", "d"]
+    assert differences({"a": 1}, {"a": 1}) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
+from elastic.errors import ConfigurationError, StepMisused
 from elastic.worker.group.distributed_model import DistributedModel
 from elastic.worker.group.process_group import Group
 
@@ -80,41 +82,11 @@ def test_with_and_without_a_group_it_computes_the_same(net: Net, alone: Group) -
     assert torch.equal(model(inputs), without)
 
 
-def test_unwrapping_drops_gradients(net: Net, alone: Group) -> None:
-    model = DistributedModel(net, {})
-    model.wrap(alone.backend)
-    step(model)
-    assert all(p.grad is not None for p in net.parameters())
-    model.unwrap()
-    assert all(p.grad is None for p in net.parameters())
-    model.wrap(alone.backend)
-    step(model)
-    assert all(p.grad is not None for p in net.parameters())
-
-
 def test_options_are_ddps(net: Net, alone: Group) -> None:
     model = DistributedModel(net, {"gradient_as_bucket_view": True, "bucket_cap_mb": 7})
     model.wrap(alone.backend)
     assert ddp_of(model).gradient_as_bucket_view
     assert ddp_of(model).bucket_bytes_cap == 7 * 2**20
-
-
-def test_buffers_are_restored(net: Net) -> None:
-    model = DistributedModel(net, {})
-    for seed in range(2):
-        model.save_buffers()
-        before = {name: b.clone() for name, b in net.named_buffers()}
-        step(model, seed)
-        assert net.norm.num_batches_tracked.item() == before["norm.num_batches_tracked"] + 1
-        model.restore_buffers()
-        assert all(torch.equal(b, before[name]) for name, b in net.named_buffers())
-        step(model, seed)
-
-
-def test_a_model_without_buffers_has_none_to_restore() -> None:
-    model = DistributedModel(nn.Linear(2, 2), {})
-    model.save_buffers()
-    model.restore_buffers()
 
 
 def test_only_the_last_micro_batch_is_reduced(net: Net, alone: Group) -> None:
@@ -173,7 +145,7 @@ def test_every_group_begins_with_the_hooks_state_as_it_was(net: Net, alone: Grou
 
 
 def test_a_state_without_attributes_is_passed_on(net: Net, alone: Group) -> None:
-    """None means the default group; a group can not be copied."""
+    """None means the default group; a group cannot be copied."""
     given: list[object] = []
     for state in (None, torch.distributed.group.WORLD):
         model = DistributedModel(net, {})
@@ -181,6 +153,250 @@ def test_a_state_without_attributes_is_passed_on(net: Net, alone: Group) -> None
         model.wrap(alone.backend)
         step(model)
         assert given.pop() is state
+
+
+# ---- names, also where another module contains the model
+
+
+class Wrapper(nn.Module):
+    """As a script's own module around a distributed one: a loss, a head, a trainer."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.scale = nn.Parameter(torch.ones(1))
+
+
+CONTAINERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "nothing": lambda module: module,
+    "AveragedModel": lambda module: torch.optim.swa_utils.AveragedModel(module, use_buffers=True),
+    "a module of the script": Wrapper,
+    "ModuleDict": lambda module: nn.ModuleDict({"generator": module, "other": nn.Linear(1, 1)}),
+    "two levels": lambda module: Wrapper(Wrapper(module)),
+    "a sequence": lambda module: nn.Sequential(module, nn.Linear(2, 2)),
+    "a distributed model": lambda module: DistributedModel(module, {}),
+}
+containers = pytest.mark.parametrize("contain", CONTAINERS.values(), ids=CONTAINERS)
+
+
+@containers
+def test_names_are_those_of_the_plain_module_wherever_the_model_is(
+    net: Net, contain: Callable[[nn.Module], nn.Module]
+) -> None:
+    plain, distributed = contain(net), contain(DistributedModel(net, {}))
+    assert list(distributed.state_dict()) == list(plain.state_dict())
+    for names in (nn.Module.named_parameters, nn.Module.named_buffers):
+        assert [n for n, _ in names(distributed)] == [n for n, _ in names(plain)]
+    tensors = dict([*distributed.named_parameters(), *distributed.named_buffers()])
+    assert tensors.keys() == distributed.state_dict().keys()
+    pairs = distributed.state_dict(keep_vars=True).items()
+    assert all(tensors[name] is tensor for name, tensor in pairs)
+
+
+@containers
+@pytest.mark.parametrize("source_distributed", [False, True])
+@pytest.mark.parametrize("target_distributed", [False, True])
+def test_state_goes_from_any_form_into_any_other(
+    contain: Callable[[nn.Module], nn.Module], source_distributed: bool, target_distributed: bool
+) -> None:
+    def make(seed: int, distributed: bool) -> nn.Module:
+        torch.manual_seed(seed)
+        made = Net()
+        made.norm.running_mean.fill_(seed)
+        return contain(DistributedModel(made, {}) if distributed else made)
+
+    source, target = make(1, source_distributed), make(2, target_distributed)
+    given = source.state_dict()
+    before = list(given)
+    assert not target.load_state_dict(given).missing_keys
+    assert list(given) == before  # the script's dictionary is its own
+    found = target.state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in given.items())
+
+
+@containers
+def test_names_that_are_missing_or_unknown_are_refused(
+    net: Net, contain: Callable[[nn.Module], nn.Module]
+) -> None:
+    model = contain(DistributedModel(net, {}))
+    state = model.state_dict()
+    name = next(n for n in state if n.endswith("first.weight"))
+    with pytest.raises(RuntimeError, match=r"Missing key.*first\.weight"):
+        model.load_state_dict({n: t for n, t in state.items() if n != name})
+    with pytest.raises(RuntimeError, match=r"Unexpected key.*first\.nonsense"):
+        model.load_state_dict({**state, name.replace("weight", "nonsense"): state[name]})
+
+
+def test_a_module_called_module_keeps_its_name() -> None:
+    """The prefix is DDP's only where it is DDP's."""
+
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Linear(1, 1)
+
+    source = nn.ModuleDict({"a": Holder(), "ab": nn.Linear(1, 1)})
+    target = nn.ModuleDict({"a": DistributedModel(Holder(), {}), "ab": nn.Linear(1, 1)})
+    assert list(target.state_dict()) == list(source.state_dict())
+    target.load_state_dict(source.state_dict())
+    assert torch.equal(target["a"].module.module.weight, source["a"].module.weight)
+
+
+# ---- copies
+
+
+def test_a_copy_is_a_model_of_its_own_without_a_group(net: Net, alone: Group) -> None:
+    model = DistributedModel(net, {"bucket_cap_mb": 7})
+    net.norm.eval()
+    model.wrap(alone.backend)
+    twin = copy.deepcopy(model)
+    assert type(twin) is DistributedModel
+    assert twin.module is not net
+    assert same_values(twin, model)
+    assert not twin._hidden
+    assert twin.training
+    assert not twin.norm.training  # a frozen layer stays frozen
+    step(twin)  # without a group
+    assert all(p.grad is None for p in net.parameters())
+    twin.wrap(alone.backend)
+    assert ddp_of(twin).bucket_bytes_cap == 7 * 2**20
+
+
+def test_what_a_copy_of_several_objects_shares_stays_shared(net: Net) -> None:
+    model = DistributedModel(net, {})
+    twin, again, layer = copy.deepcopy((model, model, net.last))
+    assert twin is again
+    assert twin.last is layer
+
+
+def same_values(left: nn.Module, right: nn.Module) -> bool:
+    pairs = zip(left.state_dict().values(), right.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+# ---- options
+
+
+@pytest.mark.parametrize("name", ["process_group", "device_mesh", "mixed_precision"])
+def test_options_that_are_of_one_group_are_refused(net: Net, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        DistributedModel(net, {name: object()})
+    DistributedModel(net, {name: None})
+
+
+# ---- gradients that nobody averages
+
+
+def in_block(model: DistributedModel, call: Callable[[], object]) -> None:
+    model.begin_block()
+    model.reduce_gradients(True)
+    call()
+    model.require_reduced()
+
+
+def test_calling_the_bare_module_is_refused_by_name(net: Net, alone: Group) -> None:
+    model = DistributedModel(net, {})
+    model.wrap(alone.backend)
+    with pytest.raises(StepMisused, match=r"Net.*module"):
+        in_block(model, lambda: step(net))
+    in_block(model, lambda: step(model))
+    in_block(model, lambda: step(model))
+    in_block(model, lambda: None)  # its gradients are left over
+    with pytest.raises(StepMisused):
+        in_block(model, lambda: step(net))
+
+
+def test_a_model_that_rests_in_a_step_is_none_that_was_called_wrongly(
+    net: Net, alone: Group
+) -> None:
+    """Two models that take turns: the script still zeroes the gradients of both."""
+    model = DistributedModel(net, {})
+    model.wrap(alone.backend)
+    in_block(model, lambda: step(model))
+    in_block(model, lambda: None)
+    in_block(model, lambda: model.zero_grad(set_to_none=False))
+    in_block(model, lambda: model.zero_grad())
+    with torch.no_grad():
+        in_block(model, lambda: model(torch.randn(3, 4)))
+
+
+def test_without_a_group_nothing_is_averaged(net: Net) -> None:
+    in_block(DistributedModel(net, {}), lambda: step(net))
+
+
+# ---- which parameters are trained
+
+
+def test_each_set_of_trained_parameters_has_a_wrapper_of_its_own(net: Net, alone: Group) -> None:
+    """A GAN freezes and thaws in every step: it goes to and fro between two."""
+    model = DistributedModel(net, {})
+    model.wrap(alone.backend)
+    whole = ddp_of(model)
+    for _ in range(3):
+        net.first.requires_grad_(False)
+        model.reduce_gradients(True)
+        step(model)
+        assert ddp_of(model) is not whole
+        assert net.first.weight.grad is None
+        net.first.requires_grad_(True)
+        model.reduce_gradients(True)
+        step(model)
+        assert ddp_of(model) is whole
+        assert net.first.weight.grad is not None
+        model.zero_grad()
+    assert len(model._wrappers) == 2
+
+
+def test_gradual_thawing_keeps_few_wrappers(net: Net, alone: Group) -> None:
+    model = DistributedModel(net, {})
+    net.requires_grad_(False)
+    model.wrap(alone.backend)
+    for parameter in reversed(list(net.parameters())):
+        parameter.requires_grad_(True)
+        model.reduce_gradients(True)
+        step(model)
+        trained = [p for p in net.parameters() if p.requires_grad]
+        assert all(p.grad is not None for p in trained)
+        assert len(model._wrappers) <= 4
+
+
+def test_only_what_is_trained_is_reduced(net: Net, alone: Group) -> None:
+    model = DistributedModel(net, {})
+    net.first.requires_grad_(False)
+    sizes: list[int] = []
+    model.register_comm_hook(
+        None, hook_that(lambda _, bucket: sizes.append(bucket.buffer().numel()))
+    )
+    model.wrap(alone.backend)
+    step(model)
+    trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
+    assert sum(sizes) == trained
+
+
+def test_flags_that_change_between_micro_batches_are_noticed(net: Net, alone: Group) -> None:
+    model = DistributedModel(net, {})
+    model.wrap(alone.backend)
+    model.begin_block()
+    model.reduce_gradients(False)
+    step(model)
+    net.first.requires_grad_(False)
+    model.reduce_gradients(True)
+    kept = net.first.weight.grad.clone()
+    step(model)
+    assert ddp_of(model).require_backward_grad_sync
+    assert len(model._wrappers) == 2
+    assert torch.equal(net.first.weight.grad, kept)
+
+
+def test_a_model_of_which_nothing_is_trained_needs_no_ddp(net: Net, alone: Group) -> None:
+    model = DistributedModel(net.requires_grad_(False), {})
+    model.wrap(alone.backend)
+    model.begin_block()
+    assert model(torch.randn(3, 4)).shape == (3, 2)
+    model.require_reduced()
+    net.requires_grad_(True)
+    in_block(model, lambda: step(model))
+    assert len(model._hidden) == 1
 
 
 def hook_that(notes: Callable[[object, Any], None]) -> Callable[..., Any]:

@@ -7,10 +7,10 @@ import time
 from dataclasses import replace
 
 import pytest
-import torch
 
 from elastic.core.membership import ChangeReason, Generation, Member, WorkerPhase, WorkerStatus
 from elastic.core.worker.machine import Worker
+from elastic.errors import GroupLost
 from elastic.worker.group.membership import Membership
 from elastic.worker.group.process_group import Group, StoreHost
 from tests.unit.worker.together import GLOO, Seat, meet, run_together
@@ -19,7 +19,7 @@ from tests.unit.worker.together import GLOO, Seat, meet, run_together
 class Place:
     """A membership that is ready for a group, and what it has reported."""
 
-    def __init__(self, worker: str, host: StoreHost, *, hold_s: float = 60.0) -> None:
+    def __init__(self, worker: str, host: StoreHost) -> None:
         self.worker, self.host = worker, host
         self.reports: list[WorkerStatus] = []
         self.membership = Membership(
@@ -27,14 +27,15 @@ class Place:
             report=self.reports.append,
             committed=lambda: 7,
             join_timeout_s=5.0,
-            hold_s=hold_s,
         )
         self.membership.attach()
         self.membership.assign(0)
         self.membership.prepare(host.endpoint)
 
     def enter(self) -> Group:
-        return self.membership.enter(self.host, GLOO, lambda _group: 7)
+        group = self.membership.join(self.host, GLOO)
+        self.membership.joined(7)
+        return group
 
     def phases(self) -> list[WorkerPhase]:
         return [report.phase for report in self.reports]
@@ -69,38 +70,42 @@ def test_the_way_through_a_group_alone() -> None:
     run_together(go)
 
 
-@pytest.mark.parametrize(("settled", "leaves"), [({}, True), ({"leave_after": 9}, False)])
-def test_a_planned_change_is_awaited_at_its_boundary(settled: dict[str, int], leaves: bool) -> None:
+@pytest.mark.parametrize("settled", [{}, {"leave_after": 9}], ids=["confirmed", "moved on"])
+def test_a_planned_change_is_awaited_at_its_boundary(settled: dict[str, int]) -> None:
     def go(seat: Seat) -> None:
         place = Place("w0", seat.host)
         place.membership.announce(seat.generation(1))
         group = place.enter()
-        assert not place.membership.leaves_here()
         planned = seat.generation(2, leave_after=7)
         place.membership.announce(replace(planned, provisional=True))
         assert not place.membership.must_leave()
         threading.Timer(0.1, place.membership.announce, [replace(planned, **settled)]).start()
         began = time.monotonic()
-        assert place.membership.leaves_here() is leaves
+        assert place.membership.await_settlement(7, 60.0)
         assert time.monotonic() - began >= 0.1
+        assert place.membership.must_leave() is (not settled)
         assert not group.aborted
 
     run_together(go)
 
 
-def test_nothing_is_awaited_when_the_change_is_at_once_or_the_answer_never_comes() -> None:
+def test_waiting_for_a_settlement_ends_with_a_change_at_once_or_with_its_time() -> None:
     def go(seat: Seat) -> None:
         provisional = replace(seat.generation(2, leave_after=7), provisional=True)
-        patient, impatient = Place("w0", seat.host), Place("w0", seat.host, hold_s=0.2)
-        for place in (patient, impatient):
+        superseded, forgotten = Place("w0", seat.host), Place("w0", seat.host)
+        for place in (superseded, forgotten):
             place.membership.announce(seat.generation(1))
             place.enter()
             place.membership.announce(provisional)
-            if place is patient:
+            if place is superseded:
                 threading.Timer(0.1, place.membership.announce, [seat.generation(3)]).start()
-            assert place.membership.leaves_here()
-            place.membership.leave()
-        assert impatient.enter().generation == provisional
+                assert place.membership.await_settlement(7, 60.0)
+                assert place.membership.must_leave()
+                place.membership.leave()
+        assert not forgotten.membership.await_settlement(7, 0.1)
+        assert forgotten.membership.await_settlement(6, 60.0)  # not at the boundary yet
+        forgotten.membership.leave()
+        assert forgotten.enter().generation == provisional
 
     run_together(go)
 
@@ -176,42 +181,43 @@ def test_building_a_group_is_given_up_for_a_newer_one() -> None:
         place.membership.announce(with_another)
         threading.Timer(0.1, place.membership.announce, [alone]).start()
         began = time.monotonic()
-        group = place.enter()
-        assert group.generation.number == 2
+        with pytest.raises(GroupLost) as caught:
+            place.enter()
+        place.membership.lost(caught.value)
+        assert not place.reports[-1].broken
+        assert place.enter().generation.number == 2
         assert time.monotonic() - began < 2.0
 
     run_together(go)
 
 
-def test_a_loss_while_coming_to_one_state_leads_to_the_next_group() -> None:
+def test_a_group_aborted_while_its_members_agree_is_not_joined() -> None:
     def go(seat: Seat) -> None:
         place = Place("w0", seat.host)
         place.membership.announce(seat.generation(1))
-        seen = []
-
-        def synchronise(group: Group) -> int:
-            seen.append(group.generation.number)
-            if group.generation.number == 1:
-                place.membership.announce(seat.generation(2))
-            return 7
-
-        place.membership.enter(seat.host, GLOO, synchronise)
-        assert seen == [1, 2]
+        place.membership.join(place.host, GLOO)
+        place.membership.announce(seat.generation(2))
+        with pytest.raises(GroupLost) as caught:
+            place.membership.joined(7)
+        assert WorkerPhase.TRAINING not in place.phases()
+        place.membership.lost(caught.value)
+        assert place.enter().generation.number == 2
+        assert place.reports[-1].took_part
 
     run_together(go)
 
 
-def test_an_error_of_the_script_while_coming_to_one_state_is_its_own() -> None:
+def test_a_state_that_is_being_overwritten_is_not_offered_until_the_member_has_joined() -> None:
     def go(seat: Seat) -> None:
         place = Place("w0", seat.host)
         place.membership.announce(seat.generation(1))
-
-        def synchronise(group: Group) -> int:
-            del group
-            torch.zeros(2) @ torch.zeros(3)
-            return 0
-
-        with pytest.raises(RuntimeError, match="inconsistent tensor size"):
-            place.membership.enter(seat.host, GLOO, synchronise)
+        place.enter()
+        assert place.reports[-1].took_part
+        place.membership.drop_state()
+        assert not place.reports[-1].took_part
+        place.membership.announce(seat.generation(2))
+        place.membership.leave()
+        place.enter()
+        assert place.reports[-1].took_part
 
     run_together(go)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +14,15 @@ from torch.optim.swa_utils import AveragedModel
 
 from elastic.core.data_order import DataPosition
 from elastic.core.learning_rate import Ramp
+from elastic.core.worker.actions import Progress
 from elastic.errors import CheckpointDamaged, CheckpointMismatch, ConfigurationError
+from elastic.worker.group.agreement import differences
 from elastic.worker.group.distributed_model import DistributedModel
 from elastic.worker.group.process_group import Group
-from elastic.worker.state.job_state import JobState
+from elastic.worker.state.cells import TorchGenerator
+from elastic.worker.state.job_state import JobState, progress_of
 from elastic.worker.state.ledger import LedgerRecord
+from elastic.worker.state.tensor_specs import describe
 from tests.unit.worker.trees import same
 
 RECORD = LedgerRecord(step=4, epoch=1, generation=2, world_size=3, start=0, stop=12)
@@ -37,11 +44,17 @@ def make(seed: int, *, width: int = 3, steps: int = 1) -> JobState:
     return state
 
 
+PROGRESS = Progress(
+    committed=5,
+    committed_in=2,
+    loop=1,
+    positions=(DataPosition(epoch=2, cursor=0), DataPosition(epoch=1, cursor=12)),
+    ramps={"0": Ramp(start_factor=1.0, end_factor=3.0, start_step=2, steps=9)},
+)
+
+
 def advanced(state: JobState) -> JobState:
-    state.committed = 5
-    state.committed_in = 2
-    state.position = DataPosition(epoch=1, cursor=12)
-    state.ramps = {"0": Ramp(start_factor=1.0, end_factor=3.0, start_step=2, steps=9)}
+    state.progress = PROGRESS
     state.ledger.append(RECORD)
     return state
 
@@ -52,6 +65,7 @@ def restore(target: JobState, source: JobState) -> None:
     tensors = {name: t.clone() for name, t in flat.tensors.items()}
     extra = json.loads(json.dumps(source.extra()))
     target.restore(json.loads(json.dumps(flat.skeleton)), tensors, extra)
+    target.progress = progress_of(extra)
 
 
 @pytest.mark.parametrize("steps", [0, 2], ids=["fresh", "used"])
@@ -60,9 +74,8 @@ def test_all_of_it_is_replaced(steps: int) -> None:
     restore(target, source)
     for name, tracked in source.tracked.items():
         assert same(target.tracked[name].state_dict(), tracked.state_dict()), name
-    assert (target.committed, target.committed_in) == (5, 2)
-    assert target.position == source.position
-    assert target.ramps == source.ramps
+    assert target.progress == PROGRESS
+    assert target.committed == 5
     assert target.ledger.since(0) == [RECORD]
 
 
@@ -91,16 +104,48 @@ def test_other_names_are_named() -> None:
         restore(target, make(1))
 
 
-@pytest.mark.parametrize("broken", [{}, {"committed": "many"}, {"epoch": -1}, {"ramps": {"0": {}}}])
-def test_counters_that_can_not_be_read(broken: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"committed": "many"},
+        {"committed_in": None},
+        {"positions": [[-1, 0]]},
+        {"positions": [[0]]},
+        {"positions": 3},
+        {"ramps": {"0": {}}},
+        {"ramps": []},
+    ],
+)
+def test_counters_that_cannot_be_read(broken: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointDamaged, match="counters"):
+        progress_of({**advanced(make(1)).extra(), **broken})
+
+
+@pytest.mark.parametrize("missing", ["committed", "committed_in", "ramps"])
+def test_counters_that_are_missing(missing: str) -> None:
+    extra = advanced(make(1)).extra()
+    del extra[missing]
+    with pytest.raises(CheckpointDamaged, match=missing):
+        progress_of(extra)
+
+
+def test_counters_of_a_checkpoint_from_before_scripts_had_several_loops() -> None:
+    extra: dict[str, Any] = {"epoch": 3, "cursor": 8, "committed": 5, "committed_in": 2}
+    found = progress_of({**extra, "ramps": {}})
+    assert found == Progress(
+        committed=5, committed_in=2, positions=(DataPosition(epoch=3, cursor=8),)
+    )
+
+
+@pytest.mark.parametrize("ledger", [None, 5, [{"step": 1}], [3]])
+def test_a_ledger_that_cannot_be_read(ledger: Any) -> None:
     source = advanced(make(1))
     flat = source.capture()
-    extra = {**source.extra(), **broken} if broken else {}
-    with pytest.raises(CheckpointDamaged):
-        make(2).restore(flat.skeleton, flat.tensors, extra)
+    with pytest.raises(CheckpointDamaged, match="ledger"):
+        make(2).restore(flat.skeleton, flat.tensors, {**source.extra(), "ledger": ledger})
 
 
-def test_what_can_not_be_tracked_is_named() -> None:
+def test_what_cannot_be_tracked_is_named() -> None:
     state = make(1)
     with pytest.raises(ConfigurationError, match=r"numbers=.*list.*state_dict"):
         state.track({"numbers": [1]})  # type: ignore[dict-item]
@@ -150,3 +195,157 @@ def test_signatures_are_equal_for_alike_objects_only() -> None:
     renamed = make(1)
     renamed.track({"average": renamed.optimizers()[0]})
     assert signature != renamed.signature()
+
+
+# ---- which parameters are trained
+
+
+def test_flags_of_parameters_are_part_of_the_state() -> None:
+    """Gradual unfreezing: members that wrap other parameters would reduce other buckets."""
+    source, target = make(1), make(1)
+    weight = source.modules()["model"].get_parameter("0.weight")
+    before = source.digest()
+    weight.requires_grad_(False)
+    assert source.digest() != before
+    restore(target, source)
+    assert not target.modules()["model"].get_parameter("0.weight").requires_grad
+    assert target.modules()["model"].get_parameter("0.bias").requires_grad
+    weight.requires_grad_(True)
+    restore(target, source)
+    assert target.modules()["model"].get_parameter("0.weight").requires_grad
+
+
+# ---- digests: what is compared between members
+
+
+def change_weight(state: JobState) -> None:
+    with torch.no_grad():
+        state.modules()["model"].get_parameter("0.weight")[1, 1] += 1e-6
+
+
+def change_moment(state: JobState) -> None:
+    next(iter(state.optimizers()[0].state.values()))["exp_avg"][0, 0] += 1e-6
+
+
+def change_rate(state: JobState) -> None:
+    state.optimizers()[0].param_groups[0]["lr"] *= 1.5
+
+
+def change_schedule(state: JobState) -> None:
+    state.tracked["scheduler"].last_epoch += 1  # type: ignore[attr-defined]
+
+
+def change_values(state: JobState) -> None:
+    state.values["best"] = 2.0
+
+
+def change_ramp(state: JobState) -> None:
+    ramp = Ramp(start_factor=1.0, end_factor=2.0, start_step=0, steps=9)
+    state.progress = replace(state.progress, ramps={"0": ramp})
+
+
+def change_position(state: JobState) -> None:
+    state.progress = replace(state.progress, positions=(DataPosition(epoch=0, cursor=4),))
+
+
+CHANGES = {
+    change_weight: ["model.0.weight"],
+    change_moment: ["optimizer.state.0.exp_avg"],
+    change_rate: ["optimizer (numbers)"],
+    change_schedule: ["scheduler (numbers)"],
+    change_values: ["session.state (numbers)"],
+    change_ramp: ["the job's counters"],
+    change_position: ["the job's counters"],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_difference_of_replicated_state_shows_and_is_named(
+    change: Callable[[JobState], None],
+) -> None:
+    left, right = make(1), make(1)
+    assert left.digest() == right.digest()
+    assert differences(left.digests(), right.digests()) == []
+    change(right)
+    assert left.digest() != right.digest()
+    assert differences(left.digests(), right.digests()) == CHANGES[change]
+
+
+def test_rank_local_state_is_not_compared() -> None:
+    left, right = make(1), make(1)
+    for state, mean in ((left, 1.0), (right, 2.0)):
+        state.track({"statistics": nn.Linear(1, 1).requires_grad_(False)}, rank_local=True)
+        state.modules()["statistics"].get_parameter("weight").fill_(mean)
+        state.modules()["model"].get_buffer("1.running_mean").fill_(mean)
+    assert left.digest() == right.digest()
+    assert differences(left.digests(), right.digests()) == []
+
+
+def test_rank_local_state_is_given_to_others_like_the_rest() -> None:
+    source, target = make(1), make(2)
+    for state in (source, target):
+        state.track({"own": nn.Linear(1, 1)}, rank_local=True)
+    restore(target, source)
+    assert same(
+        target.tracked["own"].state_dict(),
+        source.tracked["own"].state_dict(),
+    )
+    mean = "1.running_mean"
+    assert torch.equal(
+        target.modules()["model"].get_buffer(mean), source.modules()["model"].get_buffer(mean)
+    )
+
+
+def test_parameters_are_compared_by_name_without_optimizers_and_buffers() -> None:
+    left, right = make(1), make(1)
+    change_moment(right)
+    right.modules()["model"].get_buffer("1.running_mean").fill_(9.0)
+    assert left.parameters_digest() == right.parameters_digest()
+    change_weight(right)
+    assert left.parameters_digest() != right.parameters_digest()
+    assert differences(left.parameter_digests(), right.parameter_digests()) == ["model.0.weight"]
+
+
+# ---- the session's own objects
+
+
+def test_a_state_from_before_an_object_of_the_sessions_own_existed_is_taken() -> None:
+    """Such as a checkpoint of an older version, or of a script without this generator."""
+    source, target = make(1), make(2)
+    target.track_own("session.generator.noise", nn.Linear(1, 1))
+    target.values["phase"] = 3
+    restore(target, source)
+    assert target.values == {}
+    assert same(target.tracked["model"].state_dict(), source.tracked["model"].state_dict())
+
+
+def test_what_is_tracked_can_have_no_name_of_the_sessions_own() -> None:
+    state = make(1)
+    state.values["best"] = 0.5
+    assert set(state.tracked) == {"model", "optimizer", "scheduler"}
+    assert {"session.state", "session.means", "session.results"} <= set(state.everything)
+
+
+def generator(seed: int) -> TorchGenerator:
+    return TorchGenerator(torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("made", [(), ("b",), ("b", "a")], ids=["none", "one", "both"])
+def test_a_generator_that_the_script_makes_later_has_the_state_that_was_received(
+    made: tuple[str, ...],
+) -> None:
+    """Until then it is compared, given to others and saved as if it were there."""
+    source, target = make(1), make(2)
+    for seed, name in enumerate("ab"):
+        source.track_own(f"session.generator.{name}", generator(seed))
+    for name in made:
+        target.track_own(f"session.generator.{name}", generator(9))
+    restore(target, source)
+    assert target.digest() == source.digest()
+    assert describe(target.capture().tensors) == describe(source.capture().tensors)
+    for name in {"a", "b"} - set(made):
+        target.track_own(f"session.generator.{name}", generator(9))
+    assert target.digest() == source.digest()
+    for name in "ab":
+        pair = [s.everything[f"session.generator.{name}"].generator for s in (source, target)]
+        assert torch.rand(1, generator=pair[0]) == torch.rand(1, generator=pair[1])

@@ -1,0 +1,760 @@
+"""A script's way through groups, as conversations with its driver: what it asks for, in order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elastic.core.learning_rate import LinearScaling, Ramp
+from elastic.core.membership import Purpose
+from elastic.core.recovery import Declaration
+from elastic.core.worker import actions as act
+from elastic.core.worker.actions import Progress
+from elastic.errors import StateLost, Stranded
+from tests.unit.core.participating import NEWCOMER, Driver, veteran
+
+ME: Declaration | None = None
+"""Stands for the declaration of the member under test."""
+
+
+class JobEnds(Exception):
+    """What the driver raises to unwind the script."""
+
+
+def begun(worker: str = "a", **options: int) -> Driver:
+    """A job of one worker that has begun."""
+    driver = Driver(worker, **options)
+    driver.announce(1, worker)
+    driver.begin_loop()
+    driver.taken()
+    return driver
+
+
+def trained(steps: int, worker: str = "a", **options: int) -> Driver:
+    """The same after some steps."""
+    driver = begun(worker, **options)
+    for _ in range(steps):
+        driver.step()
+    driver.taken()
+    return driver
+
+
+# ---- into a group
+
+
+def test_a_job_of_one_begins() -> None:
+    driver = Driver()
+    driver.announce(1, "a")
+    driver.begin_loop()
+    assert driver.taken() == [
+        "Join",
+        "Declare",
+        "Restore loop=0",
+        "TellJoined committed=0",
+        "SetUp generation=1",
+        "Entered",
+    ]
+    driver.enter_block()
+    driver.commit()
+    driver.boundary()
+    assert driver.taken() == ["CompareReplicas"]
+    assert driver.part.progress.committed == 1
+    assert driver.part.progress.committed_in == 1
+    assert driver.part.progress.position(0).cursor == 4
+
+
+def test_a_job_goes_on_from_a_checkpoint_and_gives_it_to_the_others() -> None:
+    driver = Driver()
+    driver.announce(3, "a", "b")
+    driver.answer(act.Restore, Progress(committed=9, committed_in=2))
+    driver.peers(ME, NEWCOMER)
+    driver.begin_loop()
+    assert driver.taken() == [
+        "Join",
+        "Declare",
+        "Restore loop=0",
+        "Send rank=1 step=9 BEGIN",
+        "TellJoined committed=9",
+        "SetUp generation=3",
+        "Entered",
+    ]
+    # A state that was restored is newer than what a member cut off since then may hold.
+    assert driver.part.progress.committed_in == 3
+
+
+def test_a_newcomer_receives_the_state() -> None:
+    driver = Driver("b")
+    driver.announce(2, "a", "b")
+    driver.peers(veteran(5), ME)
+    driver.answer(act.Receive, Progress(committed=5, committed_in=1))
+    driver.begin_loop()
+    assert driver.taken() == [
+        "Join",
+        "Declare",
+        "Receive rank=0 loop=0 BEGIN",
+        "TellJoined committed=5",
+        "SetUp generation=2",
+        "Entered",
+    ]
+    assert driver.part.intact
+    assert driver.part.progress.committed_in == 1  # the state is as old as it was
+
+
+def test_a_newcomer_is_set_up_only_when_all_of_the_state_is_there() -> None:
+    driver = Driver("b")
+    driver.announce(2, "a", "b")
+    driver.peers(veteran(5), ME)
+    driver.lose_at(act.Receive, 3, "a", "b")
+    driver.peers(veteran(6), ME)
+    driver.answer(act.Receive, Progress(committed=6, committed_in=1))
+    declared: list[Declaration] = []
+    driver._answers[act.Declare][1] = lambda mine: declared.append(mine) or (veteran(6), mine)
+    driver.begin_loop()
+    assert driver.taken() == [
+        "Join",
+        "Declare",
+        "Receive rank=0 loop=0 BEGIN",
+        "TearDown",
+        "Break",
+        "Join",
+        "Declare",
+        "Receive rank=0 loop=0 BEGIN",
+        "TellJoined committed=6",
+        "SetUp generation=3",
+        "Entered",
+    ]
+    assert [(d.intact, d.took_part) for d in declared] == [(False, False)]
+
+
+def test_a_member_that_tracks_another_model_is_told_and_the_group_given_up() -> None:
+    driver = Driver()
+    driver.announce(1, "a", "b")
+    driver.peers(ME, replace(NEWCOMER, signature=9))
+    driver.answer(act.ExplainMismatch, lambda _: driver.announce(2, "a"))
+    driver.begin_loop()
+    assert driver.taken()[:5] == [
+        "Join",
+        "Declare",
+        "ExplainMismatch reference=0 odd=(1,)",
+        "TearDown",
+        "Break",
+    ]
+    assert driver.part.seat is not None
+    assert driver.part.seat.generation.number == 2
+
+
+def test_members_that_differ_are_told_apart_and_only_they_receive() -> None:
+    driver = trained(5)
+    driver.announce(2, "a", "b", "c")
+    driver.peers(ME, veteran(5, begin_digest=7, commit_digest=8), veteran(5))
+    driver.boundary()
+    assert driver.taken() == [
+        "TearDown",
+        "Leave",
+        "Join held at_begin",
+        "Declare",
+        "TellDifference ranks=(1,) right=0",
+        "Send rank=1 step=5 BEGIN",
+        "TellJoined committed=5",
+        "SetUp generation=2",
+        "Entered",
+    ]
+
+
+def test_a_member_that_is_outvoted_takes_over_the_state_of_the_majority() -> None:
+    driver = trained(5)
+    driver.announce(2, "a", "b", "c")
+    other = veteran(5, begin_digest=7, commit_digest=8)
+    driver.peers(ME, other, other)
+    driver.answer(act.Receive, Progress(committed=5, committed_in=1))
+    driver.boundary()
+    assert driver.taken()[4:7] == [
+        "TellDifference ranks=(0,) right=1",
+        "DropState",
+        "Receive rank=1 loop=0 BEGIN",
+    ]
+    assert driver.part.intact
+
+
+# ---- a loss in a block
+
+
+def test_a_block_that_does_not_count_is_undone_and_handed_out_again() -> None:
+    driver = trained(3)
+    driver.enter_block()
+    driver.announce(2, "a")
+    assert driver.give_up() is False
+    assert driver.part.void
+    assert driver.taken() == [
+        "PutBack",
+        "TearDown",
+        "Break",
+        "Join held at_begin",
+        "Declare",
+        "TellJoined committed=3",
+        "SetUp generation=2",
+        "Entered",
+        "KeepForRetry",
+    ]
+    driver.boundary()
+    assert driver.taken() == ["PutBackForRetry"]
+    assert not driver.part.void
+    driver.part.begin_block()
+    driver.commit()
+    assert driver.part.progress.committed == 4
+    assert driver.part.progress.committed_in == 2
+
+
+def test_a_block_that_others_completed_counts_with_their_state_of_its_end() -> None:
+    driver = trained(3)
+    driver.enter_block()
+    driver.announce(2, "a", "b")
+    driver.peers(ME, veteran(4))
+    driver.answer(act.Receive, Progress(committed=4, committed_in=1))
+    assert driver.give_up() is True
+    assert not driver.part.void
+    assert driver.taken() == [
+        "PutBack",
+        "TearDown",
+        "Break",
+        "Join held at_begin",
+        "Declare",
+        "DropState",
+        "Receive rank=1 loop=0 COMMIT",
+        "TellJoined committed=4",
+        "SetUp generation=2",
+        "Entered",
+    ]
+    # Its script runs what stands below the block, so it is not at the begin mark.
+    driver.announce(3, "a")
+    assert driver.call("evaluate") == "evaluate"
+    driver.boundary()
+    assert "Join held at_begin" in driver.taken()
+
+
+def test_the_sender_gives_the_commit_mark_with_the_progress_of_the_commit() -> None:
+    driver = trained(4)
+    driver.announce(2, "a", "b")
+    sent: list[act.Send] = []
+    driver.answer(act.Send, sent.append)
+    driver.peers(ME, veteran(3, in_block=True))
+    driver.begin_loop(1)  # the commit was made in the loop before
+    driver.boundary()
+    assert "Send rank=1 step=4 COMMIT" in driver.taken()
+    assert [s.progress.loop for s in sent] == [0]
+
+
+def test_what_could_not_be_undone_is_received_from_another_member() -> None:
+    driver = trained(3)
+    driver.enter_block()
+    driver.announce(2, "a", "b")
+    driver.answer(act.PutBack, False)
+    driver.peers(ME, veteran(3, in_block=True))
+    driver.answer(act.Receive, Progress(committed=3, committed_in=1))
+    assert driver.give_up() is False
+    assert driver.part.intact
+    log = driver.taken()
+    assert log[3] == "Join at_begin"
+    assert log[5:] == [
+        "Receive rank=1 loop=0 BEGIN",
+        "TellJoined committed=3",
+        "SetUp generation=2",
+        "Entered",
+        "KeepForRetry",
+    ]
+
+
+def test_a_loss_while_the_next_group_agrees_leads_to_the_one_after_it() -> None:
+    driver = trained(3)
+    driver.enter_block()
+    driver.announce(2, "a", "b")
+    driver.lose_at(act.Declare, 3, "a")
+    assert driver.give_up() is False
+    log = driver.taken()
+    assert log.count("PutBack") == 1
+    assert log.count("Join held at_begin") == 2
+    assert driver.part.seat is not None
+    assert driver.part.seat.generation.number == 3
+
+
+@pytest.mark.parametrize("torn_again", [False, True])
+def test_a_member_lost_while_it_receives_stays_torn(torn_again: bool) -> None:
+    driver = trained(3)
+    driver.enter_block()
+    driver.announce(2, "a", "b")
+    driver.peers(ME, veteran(4))
+    driver.lose_at(act.Receive, 3, "a", "b")
+    if torn_again:
+        driver.peers(ME, replace(veteran(4), intact=False))
+        with pytest.raises(StateLost):
+            driver.give_up()
+    else:
+        driver.peers(ME, veteran(4))
+        driver.answer(act.Receive, Progress(committed=4, committed_in=1))
+        assert driver.give_up() is True
+    joins = [line for line in driver.taken() if line.startswith("Join")]
+    assert joins == ["Join held at_begin", "Join at_begin"]
+
+
+# ---- nobody holds the state
+
+
+def test_a_torn_state_without_a_checkpoint_is_never_begun_from() -> None:
+    driver = trained(3)
+    driver.enter_block()
+    driver.announce(2, "a")
+    driver.answer(act.PutBack, False)
+    with pytest.raises(StateLost, match="checkpoint"):
+        driver.give_up()
+    assert driver.taken()[-1] == "Restore loop=0"
+
+
+def test_a_torn_state_is_replaced_by_the_checkpoint() -> None:
+    driver = trained(3)
+    driver.enter_block()
+    driver.announce(2, "a")
+    driver.answer(act.PutBack, False)
+    driver.answer(act.Restore, Progress(committed=2, committed_in=1))
+    assert driver.give_up() is False
+    assert driver.part.intact
+    assert driver.part.progress == Progress(committed=2, committed_in=2)
+
+
+def test_a_worker_torn_in_the_first_step_of_the_job_is_replaced() -> None:
+    driver = begun()
+    driver.enter_block()
+    driver.announce(2, "a")
+    driver.answer(act.PutBack, False)
+    with pytest.raises(Stranded):
+        driver.give_up()
+
+
+def test_a_job_torn_in_its_first_step_begins_again_where_a_newcomer_has_rank_0() -> None:
+    """Whose objects are as its script made them."""
+    driver = Driver("n")
+    driver.announce(2, "n", "a")
+    driver.peers(ME, veteran(0, intact=False, in_block=True))
+    driver.begin_loop()
+    assert driver.taken()[2:4] == ["Restore loop=0", "Send rank=1 step=0 BEGIN"]
+
+
+def test_a_newcomer_does_not_begin_a_job_whose_state_is_torn_everywhere() -> None:
+    driver = Driver("n")
+    driver.announce(2, "n", "a")
+    driver.peers(ME, veteran(3, intact=False))
+    with pytest.raises(StateLost):
+        driver.begin_loop()
+
+
+def test_an_overwritten_newcomer_is_no_beginning_either() -> None:
+    """The transfer broke off: its parameters are partly another member's."""
+    driver = Driver("b")
+    driver.announce(2, "a", "b")
+    driver.peers(veteran(0), ME)
+    driver.lose_at(act.Receive, 3, "b")
+    with pytest.raises(Stranded):
+        driver.begin_loop()
+
+
+def test_a_member_that_no_state_fits_ends_and_the_others_go_on_without_it() -> None:
+    behind = veteran(3, in_block=True)
+    ahead = veteran(4, commit_digest=0)
+    stranded = trained(3)
+    stranded.enter_block()
+    stranded.announce(2, "a", "b")
+    stranded.peers(ME, ahead)
+    with pytest.raises(Stranded):
+        stranded.give_up()
+    other = trained(4, "b")
+    other.announce(2, "a", "b")
+    other.answer(act.Declare, lambda mine: (behind, replace(mine, commit_digest=0)))
+    other.answer(act.Break, lambda _: other.announce(3, "b"))
+    other.boundary()
+    log = other.taken()
+    assert not any(line.startswith("Send") for line in log)
+    assert log.count("Declare") == 2
+
+
+# ---- what a generation derives
+
+
+def scaled(driver: Driver) -> Driver:
+    driver.part.rules.append(LinearScaling(warmup_steps=10))
+    return driver
+
+
+def test_a_ramp_begins_with_the_group_and_is_kept_with_the_commit() -> None:
+    driver = scaled(Driver())
+    driver.announce(1, "a", "b", "c")
+    driver.peers(ME, NEWCOMER, NEWCOMER)
+    driver.begin_loop()
+    expected = Ramp(start_factor=1.0, end_factor=3.0, start_step=0, steps=10)
+    assert driver.part.ramps == {"0": expected}
+    assert driver.part.progress.ramps == {}
+    driver.step()
+    assert driver.part.progress.ramps == {"0": expected}
+
+
+def test_a_ramp_of_a_group_that_committed_nothing_leaves_no_trace() -> None:
+    """The sender of a state and members that took no part in the transfer derive the same."""
+    driver = scaled(Driver())
+    driver.announce(1, "a")
+    driver.begin_loop()
+    for _ in range(4):
+        driver.step()
+    before = driver.part.progress
+    driver.announce(2, "a", "b", "c")  # lost again before its first step
+    driver.peers(ME, veteran(4), NEWCOMER)
+    driver.boundary()
+    driver.part.begin_block()
+    assert driver.part.ramps["0"].end_factor == 3.0
+    assert driver.part.progress == before
+    driver.announce(3, "a", "b")
+    driver.peers(ME, veteran(4))
+    driver.give_up()
+    assert driver.part.ramps["0"] == Ramp(start_factor=1.0, end_factor=2.0, start_step=4, steps=10)
+
+
+def test_a_receiver_derives_its_ramp_from_what_it_received() -> None:
+    ramp = Ramp(start_factor=1.0, end_factor=3.0, start_step=0, steps=10)
+    driver = scaled(Driver("b"))
+    driver.announce(5, "a", "b")
+    driver.peers(veteran(4), ME)
+    driver.answer(act.Receive, Progress(committed=4, committed_in=1, ramps={"0": ramp}))
+    driver.begin_loop()
+    assert driver.part.ramps == {"0": ramp.retarget(4, end_factor=2.0, steps=10)}
+
+
+# ---- calls of session.run
+
+
+def test_a_call_is_met_for_and_made() -> None:
+    driver = trained(2)
+    assert driver.call("evaluate") == "evaluate"
+    assert driver.call("report") == "report"
+    assert driver.taken() == [
+        "MeetForCall committed=2 number=0 call=evaluate",
+        "Perform call=evaluate",
+        "MeetForCall committed=2 number=1 call=report",
+        "Perform call=report",
+    ]
+    driver.step()
+    driver.taken()
+    driver.call("evaluate")
+    assert driver.taken()[0] == "MeetForCall committed=3 number=0 call=evaluate"
+
+
+def test_a_call_that_lost_its_group_is_made_again_in_the_next() -> None:
+    driver = trained(2)
+    driver.lose_at(act.Perform, 2, "a")
+    assert driver.call("evaluate") == "evaluate"
+    assert driver.taken() == [
+        "MeetForCall committed=2 number=0 call=evaluate",
+        "Perform call=evaluate",
+        "TearDown",
+        "Break",
+        "Join held",
+        "Declare",
+        "TellJoined committed=2",
+        "SetUp generation=2",
+        "Entered",
+        "MeetForCall committed=2 number=0 call=evaluate",
+        "Perform call=evaluate",
+    ]
+
+
+def test_the_status_says_while_the_script_is_inside_a_call() -> None:
+    driver = trained(2)
+    seen: list[bool] = []
+    driver.answer(act.Perform, lambda _: seen.append(driver.machine.status.in_run))
+    driver.call("evaluate")
+    assert seen == [True]
+    assert not driver.machine.status.in_run
+    driver.answer(act.Perform, ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        driver.call("evaluate")
+    assert not driver.machine.status.in_run
+
+
+def test_a_member_that_completed_a_call_makes_it_again_for_one_that_did_not() -> None:
+    driver = trained(3)
+    driver.call("evaluate")
+    driver.announce(2, "a", "b")
+    driver.peers(ME, veteran(3, in_run=True, runs_done=0))
+    driver.taken()
+    driver.boundary()
+    log = driver.taken()
+    assert log[-4:] == [
+        "SetUp generation=2",
+        "MeetForCall committed=3 number=0 call=evaluate",
+        "Perform call=evaluate",
+        "Entered",
+    ]
+    assert driver.part.runs_done == 1
+
+
+def test_a_member_behind_a_call_that_all_others_completed_waits_for_no_one() -> None:
+    """Both are at the same call: nothing is repeated."""
+    driver = trained(2)
+    driver.call("evaluate")
+    driver.announce(2, "a", "b")
+    driver.peers(ME, veteran(2, runs_done=1))
+    driver.taken()
+    driver.boundary()
+    assert not any(line.startswith(("Meet", "Perform")) for line in driver.taken())
+
+
+def test_a_newcomer_takes_over_the_count_of_calls() -> None:
+    driver = Driver("b")
+    driver.announce(2, "a", "b")
+    driver.peers(veteran(2, runs_done=1), ME)
+    driver.answer(act.Receive, Progress(committed=2, committed_in=1))
+    driver.begin_loop()
+    assert driver.part.runs_done == 1
+    assert "Perform" not in " ".join(driver.taken())
+
+
+def test_a_group_with_a_newcomer_is_of_no_use_while_a_call_is_under_way() -> None:
+    driver = trained(2)
+    driver.lose_at(act.Perform, 2, "a", "b")
+    driver.peers(ME, NEWCOMER)
+    driver.answer(act.Break, None, lambda _: driver.announce(3, "a"))
+    assert driver.call("evaluate") == "evaluate"
+    log = driver.taken()
+    assert log.count("Join held") == 2
+    assert not any(line.startswith("Send") for line in log)
+
+
+def test_a_commit_forgets_the_calls_before_it() -> None:
+    driver = trained(2)
+    driver.call("evaluate")
+    driver.enter_block()
+    driver.commit()
+    assert driver.part.runs_done == 0
+    driver.announce(2, "a", "b")
+    driver.peers(ME, veteran(3))
+    driver.taken()
+    driver.boundary()
+    assert "Perform" not in " ".join(driver.taken())
+
+
+# ---- several loops
+
+
+def test_the_second_loop_goes_on_in_the_same_group() -> None:
+    driver = trained(2)
+    driver.begin_loop(1)
+    assert driver.taken() == ["SetUp generation=1"]
+    driver.step()
+    assert driver.part.progress.loop == 1
+    assert [p.cursor for p in driver.part.progress.positions] == [8, 4]
+
+
+def held_back() -> Driver:
+    """A newcomer to a job that is at its second loop."""
+    driver = Driver("b")
+    driver.announce(2, "a", "b")
+    driver.peers(veteran(5, loop=1), ME)
+    driver.answer(act.Receive, Progress(committed=5, committed_in=1, loop=1))
+    driver.begin_loop()
+    return driver
+
+
+def test_a_newcomer_holds_the_state_back_until_its_script_has_come_to_the_loop() -> None:
+    driver = held_back()
+    assert driver.part.skips
+    assert driver.part.holds_back
+    assert not driver.part.intact
+    assert driver.taken() == [
+        "Join",
+        "Declare",
+        "Receive rank=0 loop=0 BEGIN",
+        "TellJoined committed=5",
+        "Entered",
+    ]
+    driver.begin_loop(1)
+    assert not driver.part.skips
+    assert driver.part.intact
+    assert driver.taken() == ["TakeHeld", "SetUp generation=2"]
+    driver.step()
+    assert driver.part.progress.committed == 6
+
+
+def test_a_newcomer_that_holds_back_in_a_lost_group_gets_a_newer_state() -> None:
+    driver = held_back()
+    driver.begin_loop(1)
+    driver.boundary()
+    driver.taken()
+    driver.announce(3, "a", "b")
+    driver.peers(veteran(5, loop=1), ME)
+    driver.boundary()
+    assert "Receive" not in " ".join(driver.taken())  # it is as good as the other now
+
+
+def test_a_checkpoint_of_a_later_loop_is_held_back_too() -> None:
+    driver = Driver()
+    driver.announce(1, "a")
+    driver.answer(act.Restore, Progress(committed=7, committed_in=1, loop=2))
+    driver.begin_loop()
+    assert driver.part.skips
+    driver.begin_loop()
+    assert driver.part.skips
+    assert "TakeHeld" not in driver.taken()
+    driver.begin_loop()
+    assert driver.taken() == ["TakeHeld", "SetUp generation=1"]
+
+
+def test_a_veteran_cannot_go_back_to_a_loop_that_its_script_has_left() -> None:
+    driver = trained(3)
+    driver.begin_loop(1)
+    driver.enter_block()
+    driver.answer(act.PutBack, False)
+    driver.announce(2, "a")
+    driver.answer(act.Restore, Progress(committed=2, committed_in=1, loop=0))
+    with pytest.raises(Stranded, match="loop"):
+        driver.give_up()
+
+
+# ---- leaving and saving
+
+
+SAVE_AND_LEAVE = {"purpose": Purpose.SAVE_AND_LEAVE}
+
+
+def test_at_a_boundary_a_job_that_stops_is_saved_and_left() -> None:
+    driver = trained(3)
+    driver.announce(2, "a", **SAVE_AND_LEAVE)
+    driver.answer(act.LeaveJob, JobEnds())
+    with pytest.raises(JobEnds):
+        driver.boundary()
+    assert driver.taken()[-3:] == ["Entered", "SaveAndWait step=3", "LeaveJob"]
+
+
+def test_from_a_block_a_job_that_stops_is_left_at_the_next_boundary() -> None:
+    """All members save the state of one place of the script."""
+    driver = trained(3)
+    driver.enter_block()
+    driver.announce(2, "a", **SAVE_AND_LEAVE)
+    assert driver.give_up() is False
+    assert not any(line.startswith("Save") for line in driver.taken())
+    driver.answer(act.LeaveJob, JobEnds())
+    with pytest.raises(JobEnds):
+        driver.boundary()
+    assert driver.taken() == ["PutBackForRetry", "SaveAndWait step=3", "LeaveJob"]
+
+
+def test_from_a_call_a_job_that_stops_is_saved_and_left() -> None:
+    driver = trained(3)
+    driver.lose_at(act.Perform, 2, "a", **SAVE_AND_LEAVE)
+    driver.answer(act.LeaveJob, JobEnds())
+    with pytest.raises(JobEnds):
+        driver.call("evaluate")
+    assert driver.taken()[-3:] == ["Entered", "SaveAndWait step=3", "LeaveJob"]
+    assert not driver.machine.status.in_run
+
+
+def test_a_group_lost_while_it_saves_is_followed_by_another_that_saves() -> None:
+    driver = trained(3)
+    driver.announce(2, "a", "b", **SAVE_AND_LEAVE)
+    driver.peers(ME, veteran(3))
+    driver.lose_at(act.SaveAndWait, 3, "a", **SAVE_AND_LEAVE)
+    driver.answer(act.LeaveJob, JobEnds())
+    with pytest.raises(JobEnds):
+        driver.boundary()
+    assert driver.taken().count("SaveAndWait step=3") == 2
+
+
+def test_checkpoints_are_saved_once_at_their_steps() -> None:
+    driver = trained(3, save_every=3)
+    driver.boundary()
+    driver.boundary()
+    assert driver.taken() == ["Save step=3"]
+
+
+def test_a_generation_may_owe_a_save_at_its_first_boundary() -> None:
+    driver = trained(3)
+    driver.announce(2, "a", save_first=True)
+    driver.boundary()
+    assert driver.taken()[-1] == "Save step=3"
+    driver.boundary()
+    assert driver.taken() == []
+
+
+def test_a_job_gone_back_saves_its_steps_again() -> None:
+    driver = trained(5, save_every=3)
+    driver.enter_block()
+    driver.announce(2, "a")
+    driver.answer(act.PutBack, False)
+    driver.answer(act.Restore, Progress(committed=2, committed_in=1))
+    driver.give_up()
+    driver.enter_block()
+    driver.commit()
+    driver.boundary()
+    assert driver.taken()[-1] == "Save step=3"
+
+
+# ---- changes that are planned
+
+
+def test_a_group_is_left_at_the_step_of_a_planned_change() -> None:
+    driver = trained(2)
+    driver.announce(2, "a", leave_after=3)
+    driver.enter_block()
+    assert driver.taken() == ["CompareReplicas"]
+    driver.commit()
+    driver.boundary()
+    assert driver.taken()[:3] == ["TearDown", "Leave", "Join held at_begin"]
+
+
+def test_a_provisional_change_is_awaited_at_its_step() -> None:
+    driver = trained(3)
+    driver.announce(2, "a", leave_after=3, provisional=True)
+
+    def settle(_: object) -> bool:
+        driver.announce(2, "a", leave_after=5)
+        return True
+
+    driver.answer(act.AwaitSettlement, settle)
+    driver.boundary()
+    assert driver.taken() == ["AwaitSettlement committed=3"]
+    driver.part.begin_block()
+    driver.commit()
+
+
+def test_a_provisional_change_that_nobody_settles_is_made() -> None:
+    driver = trained(3)
+    driver.announce(2, "a", leave_after=3, provisional=True)
+    driver.boundary()
+    assert driver.taken()[:3] == ["AwaitSettlement committed=3", "TearDown", "Leave"]
+
+
+# ---- replicas
+
+
+def test_replicas_are_compared_after_1_2_4_8_steps_and_once_each() -> None:
+    driver = begun()
+    compared = []
+    for _ in range(9):
+        driver.enter_block()
+        driver.commit()
+        driver.boundary()
+        driver.boundary()
+        if "CompareReplicas" in driver.taken():
+            compared.append(driver.part.progress.committed)
+    assert compared == [1, 2, 4, 8]
+
+
+def test_a_loss_at_a_boundary_is_followed_by_the_next_group() -> None:
+    driver = trained(1)
+    driver.lose_at(act.CompareReplicas, 2, "a")
+    driver.boundary()
+    assert driver.taken()[:4] == ["CompareReplicas", "TearDown", "Break", "Join held at_begin"]
+
+
+def test_an_error_that_is_no_loss_is_the_scripts_own() -> None:
+    driver = trained(2)
+    driver.answer(act.Perform, ValueError("mine"))
+    with pytest.raises(ValueError, match="mine"):
+        driver.call("evaluate")
+    assert "Break" not in driver.taken()

@@ -1,0 +1,189 @@
+"""Members that make different calls, or none, are told so with both places; nobody hangs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from elastic.errors import GroupLost, StepMisused
+from elastic.worker.group.calls import Whereabouts, answer, meet
+from elastic.worker.group.process_group import Group, is_group_loss
+from tests.unit.worker.together import Seat, die, run_together
+from tests.unit.worker.together import meet as all_reduce
+
+PROMPT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Call:
+    what: str
+    where: str = "train.py:1"
+
+
+EVALUATE, SAVE = Call("calls session.run(evaluate)"), Call("calls session.run(save)", "train.py:2")
+
+
+def test_members_that_make_the_same_calls_meet_in_each() -> None:
+    def go(seat: Seat) -> None:
+        group = seat.join()
+        for committed in (3, 4):
+            for number, call in enumerate((EVALUATE, SAVE, EVALUATE)):
+                meet(group, committed, number, call)
+                all_reduce()
+        seat.exchange("done")
+
+    run_together(go, go, go)
+
+
+def test_the_place_of_a_call_may_differ_between_members() -> None:
+    """As where one retries it from another line; what counts is what is called."""
+
+    def go(seat: Seat) -> None:
+        meet(seat.join(), 3, 0, Call(EVALUATE.what, f"train.py:{seat.rank}"))
+        seat.exchange("done")
+
+    run_together(go, go)
+
+
+def test_different_calls_are_refused_on_all_members_with_both_places() -> None:
+    def go(seat: Seat) -> None:
+        group = seat.join()
+        meet(group, 3, 0, EVALUATE)
+        with pytest.raises(StepMisused) as caught:
+            meet(group, 3, 1, SAVE if seat.rank == 1 else EVALUATE)
+        said = str(caught.value)
+        for call in (EVALUATE, SAVE):
+            assert call.what in said
+            assert call.where in said
+        assert "step 3" in said
+        seat.exchange("done")
+
+    run_together(go, go, go)
+
+
+def test_nobody_waits_in_vain_for_a_member_in_a_block() -> None:
+    """Its script's thread may be blocked in a collective, so another thread answers."""
+
+    def call(seat: Seat) -> None:
+        group = seat.join()
+        began = time.monotonic()
+        with pytest.raises(StepMisused) as caught:
+            meet(group, 3, 0, EVALUATE)
+        assert time.monotonic() - began < PROMPT_S
+        said = str(caught.value)
+        assert "rank 1" in said
+        assert "inside the block of step 3 at train.py:9" in said
+        assert EVALUATE.where in said
+        seat.exchange("told")
+
+    def train(seat: Seat) -> None:
+        group = seat.join()
+        done = threading.Event()
+
+        def answers() -> None:
+            doing = "inside the block of step 3 at train.py:9"
+            while not done.wait(0.02):
+                answer(group, Whereabouts(committed=3, doing=doing))
+
+        thread = threading.Thread(target=answers)
+        thread.start()
+        seat.exchange("told")
+        done.set()
+        thread.join()
+
+    run_together(call, train)
+
+
+def test_an_answer_of_another_step_is_none() -> None:
+    """The member is a step behind: it comes to the call yet."""
+
+    def call(seat: Seat) -> None:
+        meet(seat.join(), 3, 0, EVALUATE)
+        seat.exchange("done")
+
+    def come_late(seat: Seat) -> None:
+        group = seat.join()
+        store = group.store
+        assert store is not None
+        deadline = time.monotonic() + PROMPT_S
+        while not store.check(["asked/3"]):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        answer(group, Whereabouts(committed=2, doing="inside the block of step 2"))
+        meet(group, 3, 0, EVALUATE)
+        seat.exchange("done")
+
+    run_together(call, come_late)
+
+
+def test_nothing_is_answered_that_nobody_asked() -> None:
+    def go(seat: Seat) -> None:
+        group = seat.join()
+        answer(group, Whereabouts(committed=3, doing="inside the block"))
+        seat.exchange("answered")
+        assert group.store is not None
+        assert not group.store.check([f"elsewhere/3/{rank}" for rank in range(2)])
+        seat.exchange("done")
+
+    run_together(go, go)
+
+
+def test_an_abort_frees_a_member_that_waits_for_others() -> None:
+    def wait(seat: Seat) -> None:
+        group = seat.join()
+        threading.Timer(0.2, group.abort).start()
+        began = time.monotonic()
+        with pytest.raises((GroupLost, RuntimeError)) as caught:
+            meet(group, 3, 0, EVALUATE)
+        assert is_group_loss(caught.value, group)
+        assert time.monotonic() - began < PROMPT_S
+        seat.exchange("freed")
+
+    def stay_away(seat: Seat) -> None:
+        seat.join()
+        seat.exchange("freed")
+
+    run_together(wait, stay_away)
+
+
+def test_a_member_that_is_alone_meets_nobody(alone: Group) -> None:
+    meet(alone, 3, 0, EVALUATE)
+
+
+def test_calls_of_an_earlier_group_do_not_count() -> None:
+    def go(seat: Seat) -> None:
+        first = seat.join(1)
+        assert first.store is not None
+        if seat.rank == 0:
+            threading.Timer(0.05, first.abort).start()
+            with pytest.raises((GroupLost, RuntimeError)) as caught:
+                meet(first, 3, 0, SAVE)
+            assert is_group_loss(caught.value, first)
+        seat.exchange("aborted")
+        first.abort()
+        first.close()
+        meet(seat.join(2), 3, 0, EVALUATE)
+        seat.exchange("done")
+
+    run_together(go, go)
+
+
+def test_a_member_whose_peer_dies_does_not_wait_for_it() -> None:
+    """It hosted the store; with another member an announcement aborts the group."""
+
+    def die_early(seat: Seat) -> None:
+        seat.join()
+        seat.exchange("in")
+        die()
+
+    def wait(seat: Seat) -> None:
+        group = seat.join()
+        seat.exchange("in")
+        with pytest.raises((GroupLost, RuntimeError)) as caught:
+            meet(group, 3, 0, EVALUATE)
+        assert is_group_loss(caught.value, group)
+
+    run_together(die_early, wait)

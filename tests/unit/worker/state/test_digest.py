@@ -1,0 +1,110 @@
+"""A digest is equal for equal tensors only, on the host and by the way of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.worker.state import digest
+from elastic.worker.state.digest import digest_of
+from tests.unit.worker.trees import DTYPES, make_tensor
+
+
+def on_host(*tensors: torch.Tensor) -> int:
+    return digest_of(tensors)
+
+
+def on_device(*tensors: torch.Tensor) -> int:
+    """As a device sums them."""
+    sums = [int(digest._weighted_sum(digest._bytes(t))) for t in tensors]
+    return hash(tuple(sums))
+
+
+WAYS = pytest.mark.parametrize("way", [on_host, on_device])
+Way = Callable[..., int]
+
+
+@WAYS
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_equal_tensors_have_equal_digests_and_any_bit_tells(way: Way, dtype: torch.dtype) -> None:
+    tensor = make_tensor(dtype, (3, 5))
+    before = way(tensor)
+    assert way(tensor.clone()) == before
+    raw = (
+        tensor.reshape(-1).view(torch.uint8)
+        if not dtype.is_complex
+        else (torch.view_as_real(tensor).reshape(-1).view(torch.uint8))
+    )
+    bits = range(1) if dtype is torch.bool else range(8)
+    for place in range(len(raw)):
+        for bit in bits:
+            raw[place] ^= 1 << bit
+            assert way(tensor) != before, (place, bit)
+            raw[place] ^= 1 << bit
+    assert way(tensor) == before
+
+
+@WAYS
+def test_the_order_of_tensors_and_of_their_elements_matters(way: Way) -> None:
+    left, right = torch.arange(6.0), torch.arange(6.0, 12.0)
+    assert way(left, right) != way(right, left)
+    assert way(left) != way(left.flip(0))
+    assert way(torch.tensor([1.0, 2.0])) != way(torch.tensor([2.0, 1.0]))
+
+
+@WAYS
+def test_the_layout_of_memory_does_not_matter(way: Way) -> None:
+    tensor = torch.arange(12.0).reshape(3, 4)
+    assert way(tensor.t().contiguous().t()) == way(tensor)
+    assert way(tensor[:, 1:3]) == way(tensor[:, 1:3].contiguous())
+
+
+@WAYS
+def test_a_parameter_is_read_without_its_graph(way: Way) -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    assert way(parameter * 2) == way(torch.full((3,), 2.0))
+
+
+@given(
+    content=st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=12),
+    data=st.data(),
+)
+def test_two_words_that_change_places_or_value_show_on_a_device(
+    content: list[int], data: st.DataObject
+) -> None:
+    other = data.draw(
+        st.one_of(
+            st.permutations(content),
+            st.lists(
+                st.integers(-(2**31), 2**31 - 1), min_size=len(content), max_size=len(content)
+            ),
+        )
+    )
+    pair = [torch.tensor(words, dtype=torch.int32) for words in (content, other)]
+    assert (on_device(pair[0]) == on_device(pair[1])) is (content == other)
+
+
+def test_a_tensor_larger_than_a_device_sums_at_once_is_summed_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tensor = torch.arange(1000.0)
+    whole = on_device(tensor)
+    monkeypatch.setattr(digest, "_ON_DEVICE_ELEMENTS", 64)
+    assert on_device(tensor) == whole
+
+
+def test_a_digest_is_63_bits_and_never_0() -> None:
+    """0 says that there is none."""
+    found = [digest_of([], bytes([n])) for n in range(256)]
+    assert len(set(found)) == 256
+    assert all(0 < n < 2**63 for n in found)
+    assert digest_of([torch.empty(0, 4)]) == digest_of([])
+    assert digest_of([torch.zeros(1)], b"a") != digest_of([torch.zeros(1)], b"b")
+
+
+def test_a_zero_tensor_differs_from_a_shorter_one_on_the_host() -> None:
+    assert on_host(torch.zeros(2)) != on_host(torch.zeros(3))

@@ -1,0 +1,857 @@
+"""Whatever a script does in a block that is given up is undone exactly, or is said not to be."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from elastic.worker.optimizers import Optimizers
+from elastic.worker.state.cells import NumpyGenerator, PythonGenerator, TorchGenerator, cells_of
+from elastic.worker.state.job_state import JobState
+from elastic.worker.state.undo import Undo
+from tests.unit.worker.trees import same
+
+CPU = torch.device("cpu")
+WIDE = 160  # a square layer of it is large: worth being learned about
+LEARNT = 20  # blocks after which nothing is being learned for a while
+Action = Callable[[], Any]
+
+
+def nothing() -> None:
+    """What an action may be."""
+
+
+class Script:
+    """Tracked objects, and blocks that change them before and after their last collective."""
+
+    def __init__(self, **tracked: Any) -> None:
+        self.state = JobState()
+        self.state.track(tracked)
+        self.collectives = 0
+        self.told: list[tuple[list[str], int]] = []
+        self.optimizers = Optimizers(self.state)
+        self.undo = Undo(
+            self.state,
+            device=CPU,
+            collectives=lambda: self.collectives,
+            on_costly=lambda names, size: self.told.append((names, size)),
+        )
+        for optimizer in self.state.optimizers():
+            optimizer.register_step_post_hook(lambda o, *_: self.optimizers.stepped(o))
+
+    def reduce(self) -> None:
+        """A backward pass that averages."""
+        self.collectives += 1
+        self.undo.reduced()
+
+    def block(self, before: Action = nothing, after: Action = nothing) -> None:
+        """A step that counts."""
+        self.undo.begin()
+        before()
+        self.reduce()
+        after()
+        self.undo.end()
+
+    def lost(self, before: Action = nothing, after: Action = nothing) -> bool:
+        """A block that is given up. Returns whether it was undone; if so, asserts that it was."""
+        self.undo.begin()
+        at_begin = self.everything()
+        before()
+        if after is not nothing:
+            self.reduce()
+            after()
+        undone = self.undo.put_back()
+        if undone:
+            assert same(self.everything(), at_begin)
+        return undone
+
+    def learn(self, before: Action = nothing, after: Action = nothing) -> None:
+        """So many blocks that nothing is copied any more only to learn from it."""
+        for _ in range(LEARNT):
+            self.block(before, after)
+
+    def everything(self) -> Any:
+        """All that is tracked, as values, and what a state_dict leaves out."""
+        found = {
+            name: copy.deepcopy(item.state_dict()) for name, item in self.state.everything.items()
+        }
+        flags = {n: [p.requires_grad for p in m.parameters()] for n, m in modules(self.state)}
+        return found, flags
+
+
+def modules(state: JobState) -> list[tuple[str, nn.Module]]:
+    return list(state.modules().items())
+
+
+def layer(width: int = WIDE) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(width, width)
+
+
+def add(module: nn.Module, amount: float = 0.5) -> Action:
+    def change() -> None:
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.add_(amount)
+
+    return change
+
+
+def write_data(module: nn.Module) -> Action:
+    """Through `.data`, which moves no version counter."""
+
+    def change() -> None:
+        for parameter in module.parameters():
+            parameter.data.mul_(0.99).add_(0.01)
+
+    return change
+
+
+def gradients(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.grad = torch.full_like(parameter, 0.1)
+
+
+def step_of(optimizer: torch.optim.Optimizer, *of: nn.Module) -> Action:
+    def change() -> None:
+        for module in of:
+            gradients(module)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return change
+
+
+def both(*actions: Action) -> Action:
+    def change() -> None:
+        for action in actions:
+            action()
+
+    return change
+
+
+@pytest.fixture(params=[4, WIDE], ids=["small", "large"])
+def net(request: pytest.FixtureRequest) -> nn.Linear:
+    return layer(request.param)
+
+
+# ---- styles of training, each lost in a first block and in one after all was learnt
+
+
+STYLES: dict[str, Callable[[nn.Linear], tuple[dict[str, Any], Action, Action]]] = {}
+
+
+def style(
+    make: Callable[[nn.Linear], tuple[dict[str, Any], Action, Action]],
+) -> Callable[[nn.Linear], tuple[dict[str, Any], Action, Action]]:
+    """make: what is tracked, what is done before the last collective, and what after it."""
+    STYLES[make.__name__] = make
+    return make
+
+
+@style
+def sam_perturbs_the_weights(net: nn.Linear) -> Any:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    return {"model": net, "optimizer": optimizer}, add(net), step_of(optimizer, net)
+
+
+@style
+def a_scheduler_steps_at_the_top(net: nn.Linear) -> Any:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+    tracked = {"model": net, "optimizer": optimizer, "scheduler": scheduler}
+    return tracked, scheduler.step, step_of(optimizer, net)
+
+
+@style
+def a_momentum_encoder_is_written_through_data(net: nn.Linear) -> Any:
+    encoder = copy.deepcopy(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    tracked = {"model": net, "encoder": encoder, "optimizer": optimizer}
+    return tracked, write_data(encoder), step_of(optimizer, net)
+
+
+@style
+def a_fused_optimizer_steps_before_a_later_collective(net: nn.Linear) -> Any:
+    critic = copy.deepcopy(net)
+    first = torch.optim.AdamW(critic.parameters(), lr=0.1, fused=True)
+    second = torch.optim.AdamW(net.parameters(), lr=0.1, fused=True)
+    tracked = {"model": net, "critic": critic, "first": first, "second": second}
+    return tracked, step_of(first, critic), step_of(second, net)
+
+
+@style
+def an_optimizer_makes_its_state(net: nn.Linear) -> Any:
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    return {"model": net, "optimizer": optimizer}, step_of(optimizer, net), nothing
+
+
+@style
+def parameters_are_assigned_new_data(net: nn.Linear) -> Any:
+    def assign() -> None:
+        net.weight.data = net.weight.data + 1.0
+
+    return {"model": net}, assign, nothing
+
+
+@style
+def flags_are_toggled(net: nn.Linear) -> Any:
+    def toggle() -> None:
+        net.weight.requires_grad_(not net.weight.requires_grad)
+
+    return {"model": net}, toggle, nothing
+
+
+@style
+def values_of_the_script_change(net: nn.Linear) -> Any:
+    class Meter:
+        def __init__(self) -> None:
+            self.history: list[float] = []
+            self.best = torch.zeros(3)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"history": list(self.history), "best": self.best}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.history = list(state["history"])
+            self.best = state["best"].clone()
+
+    meter = Meter()
+
+    def change() -> None:
+        meter.history.append(0.5)
+        meter.best += 1.0
+
+    return {"model": net, "meter": meter}, change, change
+
+
+@style
+def batch_norm_counts_batches(net: nn.Linear) -> Any:
+    norm = nn.BatchNorm1d(net.in_features)
+    model = nn.Sequential(net, norm)
+
+    def forward() -> None:
+        model(torch.randn(3, net.in_features))
+
+    return {"model": model}, forward, nothing
+
+
+@style
+def buffers_are_assigned_anew(net: nn.Linear) -> Any:
+    net.register_buffer("count", torch.zeros(1))
+    net.register_buffer("queue", torch.zeros_like(net.weight))
+
+    def assign() -> None:
+        net.count = net.count + 1  # type: ignore[operator]
+        net.queue = torch.roll(net.queue, 1) + 0.5  # type: ignore[arg-type]
+
+    return {"model": net}, assign, nothing
+
+
+@style
+def generators_are_drawn_from(net: nn.Linear) -> Any:
+    named = {
+        "torch": TorchGenerator(torch.Generator().manual_seed(1)),
+        "numpy": NumpyGenerator(np.random.default_rng(1)),
+        "python": PythonGenerator(random.Random(1)),
+    }
+
+    def draw() -> None:
+        torch.rand(3, generator=named["torch"].generator)
+        named["numpy"].generator.normal(size=3)  # type: ignore[union-attr]
+        named["python"].generator.gauss(0.0, 1.0)  # type: ignore[union-attr]
+
+    return {"model": net, **named}, draw, draw
+
+
+@style
+def averaged_weights_are_updated_before_a_collective(net: nn.Linear) -> Any:
+    average = torch.optim.swa_utils.AveragedModel(net)
+
+    def update() -> None:
+        add(net)()
+        average.update_parameters(net)
+
+    return {"model": net, "average": average}, update, nothing
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_a_block_is_undone_exactly(name: str, net: nn.Linear) -> None:
+    tracked, before, after = STYLES[name](net)
+    script = Script(**tracked)
+    assert script.lost(before)
+    assert script.lost(before, after)
+    script.learn(before, after)
+    for _ in range(3):
+        assert script.lost(before)
+        script.block(before, after)
+
+
+@style
+def an_optimizer_without_state_steps_before_a_collective(net: nn.Linear) -> Any:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    return {"model": net, "optimizer": optimizer}, step_of(optimizer, net), nothing
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_a_habit_is_undone_in_each_of_the_first_blocks(name: str, net: nn.Linear) -> None:
+    """Also in the first block that is not copied to learn from it."""
+    tracked, before, after = STYLES[name](net)
+    script = Script(**tracked)
+    for _ in range(9):
+        script.block(before, after)
+        assert script.lost(before)
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_a_retried_block_ends_as_if_it_had_been_the_first(name: str) -> None:
+    """Bit for bit: with a loss at every block, and without any."""
+    found = []
+    for lossy in (False, True):
+        torch.manual_seed(3)
+        tracked, before, after = STYLES[name](layer(8))
+        script = Script(**tracked)
+        torch.manual_seed(4)
+        for _ in range(6):
+            if lossy:
+                assert script.lost(before)
+            script.block(before, after)
+        found.append(script.everything())
+    assert same(*found)
+
+
+def test_default_generators_are_put_back() -> None:
+    script = Script(model=layer(2))
+    script.undo.begin()
+    drawn = torch.rand(2)
+    assert script.undo.put_back()
+    assert torch.equal(torch.rand(2), drawn)
+
+
+def test_a_generator_made_in_the_block_begins_anew_in_the_retry() -> None:
+    script = Script(model=layer(2))
+    script.block()
+    script.undo.begin()
+    noise = TorchGenerator(torch.Generator().manual_seed(1))
+    script.state.track_own("session.generator.noise", noise)
+    drawn = torch.rand(2, generator=noise.generator)
+    assert script.undo.put_back()
+    assert torch.equal(torch.rand(2, generator=noise.generator), drawn)
+    script.block()
+    assert not torch.equal(torch.rand(2, generator=noise.generator), drawn)
+
+
+# ---- AMP
+
+
+@pytest.mark.parametrize("stage", ["unscaled", "stepped", "updated"])
+@pytest.mark.parametrize("after_updates", [0, 2])
+def test_the_stage_of_a_gradscaler_is_put_back(stage: str, after_updates: int) -> None:
+    """Else unscale_() raises in the retry on every survivor."""
+    net = layer(4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
+    script = Script(model=net, optimizer=optimizer, scaler=scaler)
+
+    def scaled_step() -> None:
+        scaler.scale(net(torch.ones(1, 4)).sum()).backward()
+        scaler.unscale_(optimizer)
+        if stage in ("stepped", "updated"):
+            scaler.step(optimizer)
+        if stage == "updated":
+            scaler.update()
+
+    def whole_step() -> None:
+        optimizer.zero_grad()
+        scaler.scale(net(torch.ones(1, 4)).sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+
+    for _ in range(after_updates):
+        script.block(after=whole_step)
+    scale = scaler.get_scale()
+    assert script.lost(scaled_step)
+    assert scaler.get_scale() == scale
+    script.block(after=whole_step)
+    assert scaler.get_scale() == 2 * scale
+
+
+# ---- optimizers
+
+
+def test_state_that_an_optimizer_has_made_in_the_block_is_taken_away_again() -> None:
+    net = layer(4)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    script = Script(model=net, optimizer=optimizer)
+    assert script.lost(step_of(optimizer, net))
+    assert len(optimizer.state) == 0
+
+
+def test_the_tensors_of_an_optimizers_state_stay_the_same_objects() -> None:
+    net = layer(4)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    script = Script(model=net, optimizer=optimizer)
+    script.block(after=step_of(optimizer, net))
+    moment = optimizer.state[net.weight]["exp_avg"]
+    assert script.lost(step_of(optimizer, net))
+    assert optimizer.state[net.weight]["exp_avg"] is moment
+
+
+def test_a_parameter_group_added_in_the_block_is_taken_away_again() -> None:
+    net, head = layer(4), layer(2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    script = Script(model=net, head=head, optimizer=optimizer)
+    script.block(after=step_of(optimizer, net))
+
+    def grow() -> None:
+        optimizer.add_param_group({"params": list(head.parameters()), "lr": 0.5})
+        step_of(optimizer, net, head)()
+
+    assert script.lost(grow)
+    assert len(optimizer.param_groups) == 1
+    assert script.lost(grow)
+    script.block(after=grow)
+    assert len(optimizer.param_groups) == 2
+
+
+def test_a_rate_that_is_a_tensor_stays_that_tensor() -> None:
+    """Captured graphs read it."""
+    net = layer(4)
+    rate = torch.tensor(0.5)
+    optimizer = torch.optim.SGD(net.parameters(), lr=rate)
+    script = Script(model=net, optimizer=optimizer)
+
+    def halve() -> None:
+        optimizer.param_groups[0]["lr"].mul_(0.5)
+
+    assert script.lost(halve)
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate.item() == 0.5
+
+
+def test_two_optimizers_that_take_turns_are_put_back_in_either_turn() -> None:
+    nets = [layer(), layer()]
+    optimizers = [torch.optim.AdamW(net.parameters(), lr=0.1, fused=True) for net in nets]
+    script = Script(a=nets[0], b=nets[1], first=optimizers[0], second=optimizers[1])
+    turns = [step_of(o, n) for o, n in zip(optimizers, nets, strict=True)]
+    for number in range(LEARNT):
+        script.block(after=turns[number % 2])
+    for number in range(4):
+        assert script.lost()
+        script.block(after=turns[number % 2])
+
+
+# ---- gradients that outlive a step
+
+
+def accumulate(net: nn.Module) -> Action:
+    def backward() -> None:
+        for parameter in net.parameters():
+            grown = torch.full_like(parameter, 0.25)
+            parameter.grad = grown if parameter.grad is None else parameter.grad.add_(grown)
+
+    return backward
+
+
+def grads(net: nn.Module) -> list[float | None]:
+    return [None if p.grad is None else p.grad.flatten()[0].item() for p in net.parameters()]
+
+
+def accumulating(script: Script, net: nn.Module, *, zero: bool) -> None:
+    """A block in which gradients grow by hand; they are zeroed before or not."""
+    script.undo.begin()
+    if zero:
+        for parameter in net.parameters():
+            parameter.grad = None
+    script.undo.before_backward()
+    accumulate(net)()
+    script.reduce()
+
+
+def test_gradients_accumulated_by_hand_are_put_back() -> None:
+    net = layer(4)
+    script = Script(model=net)
+    for _ in range(2):
+        accumulating(script, net, zero=False)
+        script.undo.end()
+    assert grads(net) == [0.5, 0.5]
+    accumulating(script, net, zero=False)
+    assert script.undo.put_back()
+    assert grads(net) == [0.5, 0.5]
+
+
+def test_gradients_that_grow_are_given_to_newcomers_and_left_over_ones_are_not() -> None:
+    net = layer(4)
+    script = Script(model=net)
+    for zero, expected in ((True, 0), (False, 2)):
+        for _ in range(3):
+            accumulating(script, net, zero=zero)
+            script.undo.end()
+        given = script.state.gradients.state_dict()
+        assert len(given.get("model", {})) == expected
+
+
+def test_gradients_that_grow_for_once_are_said_not_to_be_put_back() -> None:
+    net = layer(4)
+    script = Script(model=net)
+    for _ in range(3):
+        accumulating(script, net, zero=True)
+        script.undo.end()
+    accumulating(script, net, zero=False)
+    assert not script.undo.put_back()
+    for _ in range(2):
+        accumulating(script, net, zero=False)
+        script.undo.end()
+    before = grads(net)
+    accumulating(script, net, zero=False)
+    assert script.undo.put_back()
+    assert grads(net) == before
+
+
+def test_gradients_zeroed_in_place_are_left_over() -> None:
+    net = layer(4)
+    script = Script(model=net)
+    accumulating(script, net, zero=True)
+    script.undo.end()
+    script.undo.begin()
+    for parameter in net.parameters():
+        parameter.grad.zero_()  # type: ignore[union-attr]
+    script.undo.before_backward()
+    assert script.state.gradients.state_dict() == {}
+
+
+def test_another_members_gradients_are_taken_over() -> None:
+    source, target = layer(4), layer(4)
+    left, right = Script(model=source), Script(model=target)
+    for _ in range(2):
+        accumulating(left, source, zero=False)
+        left.undo.end()
+    gradients(target)
+    right.state.gradients.load_state_dict(copy.deepcopy(left.state.gradients.state_dict()))
+    assert grads(target) == grads(source)
+    accumulating(right, target, zero=False)
+    assert right.undo.put_back()
+    assert grads(target) == grads(source)
+
+
+# ---- learning
+
+
+def test_what_changes_after_the_last_collective_alone_is_not_copied() -> None:
+    net = layer()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    script = Script(model=net, optimizer=optimizer)
+    script.learn(after=step_of(optimizer, net))
+    assert script.told == []
+    assert script.lost()
+
+
+def test_a_costly_copy_is_told_of_once_with_names_and_size() -> None:
+    net = layer(600)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    script = Script(model=net, optimizer=optimizer)
+    script.learn(step_of(optimizer, net))
+    parameters = sum(p.numel() * 4 for p in net.parameters())
+    assert script.told == [(["model", "optimizer"], 2 * parameters)]
+
+
+def test_a_collective_after_the_optimizers_step_is_learnt_from() -> None:
+    """It begins unknown to the session; the group's counter tells of it."""
+    net = layer()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, fused=True)
+    script = Script(model=net, optimizer=optimizer)
+
+    def log_the_loss() -> None:
+        script.collectives += 1
+
+    after = both(step_of(optimizer, net), log_the_loss)
+    script.learn(after=after)
+    assert script.lost(after=after)
+
+
+@pytest.mark.parametrize("change", ["in place", "fused", "data"])
+def test_a_change_that_was_never_seen_before_is_not_undone_and_that_is_said(change: str) -> None:
+    net = layer()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, fused=True)
+    script = Script(model=net, optimizer=optimizer)
+    script.learn(after=step_of(optimizer, net))
+    changes = {
+        "in place": add(net),
+        "fused": step_of(optimizer, net),
+        "data": lambda: setattr(net.weight, "data", net.weight.data + 1.0),
+    }
+    assert not script.lost(changes[change])
+
+
+def test_a_change_seen_once_is_undone_from_the_next_block_on() -> None:
+    net = layer()
+    script = Script(model=net)
+    script.learn()
+    script.block(add(net))
+    assert script.lost(add(net))
+
+
+def test_a_surprise_is_forgotten_with_the_block_that_counted() -> None:
+    net = layer()
+    script = Script(model=net)
+    script.learn()
+    assert not script.lost(add(net), nothing)
+    script.block(add(net))
+    assert script.lost(add(net))
+
+
+def test_a_change_that_no_sign_shows_is_learnt_about_later() -> None:
+    """Writes through `.data` that begin in mid-run show in the next block that is compared."""
+    net = layer()
+    script = Script(model=net)
+    script.learn()
+    for _ in range(16):
+        script.block(write_data(net))
+    assert script.lost(write_data(net))
+
+
+def test_what_is_tracked_later_is_learnt_about_from_its_first_block() -> None:
+    net, late = layer(), layer()
+    script = Script(model=net)
+    script.learn(add(net))
+    script.state.track({"late": late})
+    assert script.lost(write_data(late))
+    script.learn(both(add(net), write_data(late)))
+    assert script.lost(both(add(net), write_data(late)))
+
+
+def test_after_many_blocks_it_learns_again() -> None:
+    net = layer()
+    script = Script(model=net)
+    for _ in range(512):
+        script.block()
+    assert script.lost(write_data(net))
+
+
+# ---- between blocks: the commit mark
+
+
+def as_of_commit(script: Script) -> Any:
+    with script.undo.as_of_commit():
+        return script.everything()
+
+
+@pytest.mark.parametrize("learnt", [False, True])
+def test_the_state_of_the_last_commit_can_be_had_after_the_script_changed_it(learnt: bool) -> None:
+    net = layer()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+    script = Script(model=net, optimizer=optimizer, scheduler=scheduler)
+    gap = both(scheduler.step, write_data(net))
+    for _ in range(LEARNT if learnt else 1):
+        script.block()
+        committed = script.everything()
+        assert script.undo.holds_commit
+        assert not script.undo.changed_since_commit()
+        gap()
+        assert script.undo.changed_since_commit()
+        now = script.everything()
+        assert same(as_of_commit(script), committed)
+        assert same(script.everything(), now)
+        script.undo.begin()
+        script.undo.put_back()
+        assert script.undo.holds_commit
+        assert same(as_of_commit(script), committed)
+
+
+def test_the_commit_mark_survives_a_block_that_was_given_up() -> None:
+    net = layer()
+    script = Script(model=net)
+    script.learn(add(net))
+    committed = script.everything()
+    assert script.lost(add(net))
+    assert not script.undo.changed_since_commit()
+    assert same(as_of_commit(script), committed)
+
+
+def test_there_is_no_commit_mark_when_a_change_between_blocks_came_as_a_surprise() -> None:
+    net = layer()
+    script = Script(model=net)
+    script.learn()
+    add(net)()
+    script.undo.begin()
+    assert not script.undo.holds_commit
+    assert script.undo.put_back()
+    script.block()
+    committed = script.everything()
+    add(net)()
+    script.undo.begin()
+    assert script.undo.holds_commit
+    assert same(as_of_commit(script), committed)
+
+
+def test_a_received_state_is_of_the_mark_that_it_was_sent_as() -> None:
+    net = layer()
+    script = Script(model=net)
+    script.learn()
+    for at_commit in (False, True):
+        script.undo.begin()
+        script.undo.put_back()
+        add(net)()
+        script.undo.received(at_commit=at_commit)
+        assert script.undo.holds_commit is at_commit
+
+
+# ---- below a block that does not count
+
+
+def test_what_stands_below_a_void_block_is_undone_when_it_is_handed_out_again() -> None:
+    net = layer()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+    script = Script(model=net, optimizer=optimizer, scheduler=scheduler)
+    gap = both(scheduler.step, write_data(net))
+    for _ in range(LEARNT):
+        script.block(add(net))
+        gap()
+    assert script.lost(add(net))
+    at_begin = script.everything()
+    script.undo.keep_for_retry()
+    gap()
+    script.undo.put_back_for_retry()
+    assert same(script.everything(), at_begin)
+    gap()
+    script.undo.put_back_for_retry()  # nothing is kept twice
+    assert not same(script.everything(), at_begin)
+
+
+# ---- cells
+
+
+def test_tensors_that_two_tracked_objects_share_belong_to_the_first() -> None:
+    net = layer()
+    twin = nn.Sequential(net, layer(4))
+    large, small = cells_of({"model": net, "twin": twin}, CPU)
+    sizes = {cell.name: cell.size_bytes() for cell in [*large, *small] if cell.size_bytes()}
+    assert sizes == {"model": WIDE * (WIDE + 1) * 4, "twin": 4 * 5 * 4}
+
+
+def test_tied_weights_are_put_back_as_one() -> None:
+    net = nn.Sequential(layer(), layer())
+    net[1].weight = net[0].weight
+    script = Script(model=net)
+    assert script.lost(add(net))
+    assert net[1].weight is net[0].weight
+    assert script.lost(lambda: setattr(net[0].weight, "data", net[0].weight.data + 1.0))
+
+
+def test_a_buffer_that_is_taken_away_in_the_block_comes_back() -> None:
+    net = layer()
+    net.register_buffer("cache", torch.ones(WIDE, WIDE))
+    script = Script(model=net)
+    assert script.lost(lambda: setattr(net, "cache", None))
+    script.learn()
+    assert not script.lost(lambda: setattr(net, "cache", None))  # never seen in a block
+
+
+def test_a_buffer_that_is_filled_in_the_block_is_empty_again() -> None:
+    """Such as a cache that a first forward pass makes."""
+    net = layer(4)
+    net.register_buffer("cache", None)
+    script = Script(model=net)
+    assert script.lost(lambda: setattr(net, "cache", torch.ones(2)))
+    assert net.cache is None
+
+
+# ---- anything, in any order
+
+
+class World:
+    """Objects of every kind, small and large, and what may be done to them."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        self.net = nn.Sequential(layer(130), nn.BatchNorm1d(130))
+        self.net.register_buffer("count", torch.zeros(1))
+        self.other = layer(130)
+        self.small = layer(3)
+        self.adam = torch.optim.AdamW(self.net.parameters(), lr=0.1, fused=True)
+        self.sgd = torch.optim.SGD(self.other.parameters(), lr=0.1, momentum=0.9)
+        self.sgd._opt_called = True  # type: ignore[attr-defined]
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.sgd, 2, gamma=0.5)
+        self.noise = TorchGenerator(torch.Generator().manual_seed(5))
+        self.script = Script(
+            net=self.net,
+            other=self.other,
+            small=self.small,
+            adam=self.adam,
+            sgd=self.sgd,
+            schedule=self.schedule,
+            noise=self.noise,
+        )
+        values = self.script.state.values
+        self.operations: list[Action] = [
+            step_of(self.adam, self.net),
+            step_of(self.sgd, self.other),
+            add(self.other),
+            add(self.net[0], -0.25),
+            write_data(self.small),
+            self.schedule.step,
+            lambda: self.net(torch.ones(2, 130)).sum(),
+            lambda: setattr(self.net, "count", self.net.count + 1),
+            lambda: torch.rand(2, generator=self.noise.generator),
+            lambda: values.__setitem__("best", values.get("best", 0.0) + 1.0),
+            lambda: values.pop("best", None),
+            lambda: self.small.weight.requires_grad_(not self.small.weight.requires_grad),
+            self.assign_data,
+        ]
+        self._kept: list[torch.Tensor] = []
+
+    def assign_data(self) -> None:
+        """The memory before it is kept: assigned twice, it might come back with another content,
+        which no sign would show."""
+        self._kept.append(self.other.weight.data)
+        self.other.weight.data = self.other.weight.data * 0.5
+
+    def act(self, numbers: list[int]) -> Action:
+        return both(*(self.operations[n] for n in numbers))
+
+
+operations = st.lists(st.integers(0, 12), max_size=4)
+histories = st.lists(st.tuples(operations, operations, operations), max_size=8)
+
+
+@settings(max_examples=200, deadline=None)
+@given(quiet=st.sampled_from([0, 4, 20]), history=histories, last=operations, late=operations)
+def test_any_block_is_undone_exactly_or_said_not_to_be(
+    quiet: int, history: list[tuple[list[int], ...]], last: list[int], late: list[int]
+) -> None:
+    world = World()
+    for _ in range(quiet):
+        world.script.block(world.act([]), world.act([0]))
+    for before, after, gap in history:
+        undone = world.script.lost(world.act(before), world.act(after))
+        if not undone:
+            return  # another member's state follows
+        world.script.block(world.act(before), world.act(after))
+        world.act(gap)()
+    world.script.lost(world.act(last), world.act(late) if late else nothing)
+
+
+@settings(max_examples=30, deadline=None)
+@given(habit=st.tuples(operations, operations))
+def test_a_habit_is_undone_in_every_block_once_learnt(habit: tuple[list[int], list[int]]) -> None:
+    world = World()
+    before, after = map(world.act, habit)
+    world.script.learn(before, after)
+    for _ in range(2):
+        assert world.script.lost(before)
+        world.script.block(before, after)

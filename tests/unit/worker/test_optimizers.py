@@ -1,0 +1,108 @@
+"""An optimizer that trains must be tracked, by itself or by what holds its state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from elastic.errors import StepMisused
+from elastic.worker.optimizers import Optimizers
+from elastic.worker.state.job_state import JobState
+
+
+class Holder:
+    """Wraps an optimizer, as Lookahead and SAM do."""
+
+    def __init__(self, inner: torch.optim.Optimizer, *, whole: bool) -> None:
+        self.inner, self.whole = inner, whole
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"inner": self.inner.state_dict()} if self.whole else {"k": 5}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.whole:
+            self.inner.load_state_dict(state["inner"])
+
+
+class InAList(Holder):
+    """Keeps it deeper."""
+
+    def __init__(self, inner: torch.optim.Optimizer, *, whole: bool) -> None:
+        super().__init__(inner, whole=whole)
+        self.__dict__ = {"whole": whole, "deep": {"list": [inner]}}
+
+    def state_dict(self) -> dict[str, Any]:
+        inner = self.__dict__["deep"]["list"][0]
+        return {"inner": inner.state_dict()} if self.whole else {}
+
+
+def stepped() -> torch.optim.Optimizer:
+    """One that keeps a momentum."""
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.ones(3)
+    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+    optimizer.step()
+    return optimizer
+
+
+def checked(optimizer: torch.optim.Optimizer, /, **tracked: Any) -> None:
+    state = JobState()
+    state.track(tracked)
+    Optimizers(state).stepped(optimizer)
+
+
+def test_a_tracked_optimizer_may_step() -> None:
+    optimizer = stepped()
+    checked(optimizer, optimizer=optimizer)
+
+
+def test_an_optimizer_that_is_not_tracked_is_refused_by_its_kind() -> None:
+    with pytest.raises(StepMisused, match=r"SGD.*session\.track"):
+        checked(stepped(), optimizer=stepped())
+
+
+def test_a_scheduler_does_not_hold_its_optimizer() -> None:
+    """It leaves out its state."""
+    optimizer = stepped()
+    with pytest.raises(StepMisused, match="SGD"):
+        checked(optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1))
+
+
+@pytest.mark.parametrize("kind", [Holder, InAList])
+def test_an_optimizer_inside_of_a_tracked_object_must_be_in_its_state(kind: type[Holder]) -> None:
+    optimizer = stepped()
+    checked(optimizer, sam=kind(optimizer, whole=True))
+    with pytest.raises(StepMisused, match=r"inside of sam.*sam_inner"):
+        checked(optimizer, sam=kind(optimizer, whole=False))
+
+
+def test_an_inner_optimizer_without_state_needs_none() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    parameter.grad = torch.ones(3)
+    optimizer.step()
+    checked(optimizer, sam=Holder(optimizer, whole=False))
+
+
+def test_steps_are_counted_for_those_who_look_for_changes() -> None:
+    optimizer = stepped()
+    state = JobState()
+    state.track({"optimizer": optimizer})
+    optimizers = Optimizers(state)
+    for _ in range(3):
+        optimizers.stepped(optimizer)
+    assert optimizer._elastic_steps == 3  # type: ignore[attr-defined]
+
+
+def test_an_optimizer_in_the_place_of_one_that_is_gone_is_looked_at() -> None:
+    """Python gives its id to another object."""
+    state = JobState()
+    kept = stepped()
+    state.track({"optimizer": kept})
+    optimizers = Optimizers(state)
+    optimizers.stepped(kept)
+    for _ in range(50):
+        with pytest.raises(StepMisused):
+            optimizers.stepped(stepped())

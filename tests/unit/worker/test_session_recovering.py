@@ -1,0 +1,193 @@
+"""Sessions of several processes whose group is lost: nothing of a lost block remains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from elastic.worker.step import Step
+from tests.unit.worker.together import Seat, run_together
+from tests.unit.worker.training_together import Peer, numbers
+
+
+def backward(peer: Peer, step: Step) -> None:
+    for (inputs,) in step.batches():
+        step.backward((peer.model(inputs) - 1.0).square().mean())
+
+
+Script = Callable[[Peer, Step, Callable[[], None]], None]
+
+
+def plain(peer: Peer, step: Step, lose: Callable[[], None]) -> None:
+    """Lost in the backward pass."""
+    with step:
+        lose()
+        backward(peer, step)
+        peer.optimizer.step()
+        peer.optimizer.zero_grad()
+
+
+def after_the_backward(peer: Peer, step: Step, lose: Callable[[], None]) -> None:
+    with step:
+        backward(peer, step)
+        lose()
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        peer.optimizer.step()
+        peer.optimizer.zero_grad()
+
+
+def a_collective_after_the_optimizer(peer: Peer, step: Step, lose: Callable[[], None]) -> None:
+    """As an averaged loss for a log; what stands below it must run once."""
+    with step:
+        backward(peer, step)
+        peer.optimizer.step()
+        peer.optimizer.zero_grad()
+        lose()
+        dist.all_reduce(torch.ones(1))
+        peer.session.state["updates"] = peer.session.state.get("updates", 0) + 1
+
+
+def between_two_optimizers(peer: Peer, step: Step, lose: Callable[[], None]) -> None:
+    with step:
+        backward(peer, step)
+        peer.optimizer.step()
+        peer.optimizer.zero_grad()
+        lose()
+        backward_again = (peer.model(torch.ones(1, 1, dtype=torch.float64)) + 2.0).square().mean()
+        backward_again.backward()
+        peer.optimizer.step()
+        peer.optimizer.zero_grad()
+
+
+def state_at_the_top(peer: Peer, step: Step, lose: Callable[[], None]) -> None:
+    with step:
+        peer.session.state["top"] = peer.session.state.get("top", 0) + 1
+        noise = torch.rand(1, generator=peer.session.generator("noise", seed=1)).item()
+        peer.session.state["drawn"] = peer.session.state.get("drawn", 0.0) + noise
+        lose()
+        backward(peer, step)
+        peer.optimizer.step()
+        peer.optimizer.zero_grad()
+
+
+SCRIPTS: list[Script] = [
+    plain,
+    after_the_backward,
+    a_collective_after_the_optimizer,
+    between_two_optimizers,
+    state_at_the_top,
+]
+
+
+def trained(
+    peer: Peer, script: Script, members: tuple[int, ...], lost_at: dict[int, int]
+) -> list[Any]:
+    """Train on eight samples; in step `index` the group `lost_at[index]` takes the place."""
+    peer.announce(1, *members)
+    peer.optimizer.param_groups[0]["lr"] = 0.001
+    lost_at = dict(lost_at)
+    for step in peer.session.steps(numbers(8, batch_size=1), epochs=2):
+        number = lost_at.pop(step.index, None)
+
+        def lose(number: int | None = number) -> None:
+            if number is not None:
+                peer.announce(number, *members)
+
+        script(peer, step, lose)
+    assert not lost_at
+    return [peer.weight, dict(peer.session.state), peer.session.committed]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
+@pytest.mark.parametrize("lost_at", [{0: 2}, {1: 2, 3: 3}, {6: 2}], ids=str)
+def test_a_job_that_lost_its_group_ends_as_one_that_did_not(
+    script: Script, lost_at: dict[int, int]
+) -> None:
+    """Bit for bit: two members that lose it and two that do not."""
+
+    def go(seat: Seat) -> None:
+        disturbed = seat.rank >= 2
+        members = (2, 3) if disturbed else (0, 1)
+        mine = trained(Peer(seat), script, members, lost_at if disturbed else {})
+        found = seat.exchange(mine)
+        assert all(other == found[0] for other in found), found
+        assert mine[2] == 8
+
+    run_together(go, go, go, go)
+
+
+# ---- calls below a block that does not count
+
+
+def test_a_call_below_a_void_block_gives_its_last_result_without_a_call() -> None:
+    def go(seat: Seat) -> None:
+        peer = Peer(seat)
+        peer.announce(1)
+        calls: list[int] = []
+        found: list[tuple[bool, int]] = []
+        lost = False
+        for step in peer.session.steps(numbers(8, batch_size=1), epochs=1):
+            with step:
+                if step.index == 2 and not lost:
+                    lost = True
+                    peer.announce(2)
+                backward(peer, step)
+
+            def evaluate(index: int = step.index) -> int:
+                dist.all_reduce(torch.ones(1))
+                calls.append(index)
+                return index
+
+            found.append((step.committed, peer.session.run(evaluate)))
+        assert calls == [0, 1, 2, 3]
+        assert found == [(True, 0), (True, 1), (False, 1), (True, 2), (True, 3)]
+        seat.exchange("done")
+
+    run_together(go, go)
+
+
+# ---- newcomers and loops
+
+
+def test_a_newcomer_skips_the_loops_that_are_done_with_the_results_of_calls_between() -> None:
+    def script(peer: Peer, at_second: Callable[[], None]) -> tuple[list[int], list[float]]:
+        indices: list[int] = []
+        found: list[float] = []
+        data = numbers(6, batch_size=1)
+        for epoch in range(3):
+            for step in peer.session.steps(data, epochs=epoch + 1):
+                if epoch == 1 and not indices[3:]:
+                    at_second()
+                with step:
+                    backward(peer, step)
+                    peer.optimizer.step()
+                    peer.optimizer.zero_grad()
+                if step.committed:
+                    indices.append(step.index)
+            if epoch < 2:
+                found.append(peer.session.run(lambda: peer.weight[0]))
+        return indices, found
+
+    def veteran(seat: Seat) -> None:
+        peer = Peer(seat)
+        peer.optimizer.param_groups[0]["lr"] = 0.001
+        peer.announce(1, 0, 1)
+        indices, found = script(peer, lambda: peer.announce(2))
+        assert indices == list(range(indices[-1] + 1))
+        seat.exchange([found, peer.weight])
+
+    def newcomer(seat: Seat) -> None:
+        peer = Peer(seat)
+        peer.optimizer.param_groups[0]["lr"] = 0.001
+        peer.announce(2)
+        indices, found = script(peer, lambda: None)
+        assert indices[0] >= 3
+        everybody = seat.exchange([found, peer.weight])
+        assert all(other == everybody[0] for other in everybody)
+
+    run_together(veteran, veteran, newcomer)

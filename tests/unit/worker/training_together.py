@@ -1,0 +1,89 @@
+"""Sessions of several processes, whose groups the test announces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch._dynamo  # by optimizers at their first step: once, not in every forked process
+from torch.utils.data import TensorDataset
+
+from elastic.core.worker.machine import Worker
+from elastic.worker.control import LocalControl
+from elastic.worker.data_loader import DataLoader
+from elastic.worker.group.membership import Membership
+from elastic.worker.group.process_group import Group
+from elastic.worker.session import Session
+from elastic.worker.state.job_state import JobState
+from elastic.worker.steps_clock import StepsClock
+from elastic.worker.training import Training
+from tests.unit.worker.together import GLOO, JOIN_TIMEOUT_S, Seat
+
+
+class PeerControl(LocalControl):
+    """As with an agent: a group that is lost is followed by another."""
+
+    keeps_ledger = True
+    recovers = True
+
+    def __init__(self, seat: Seat, backend: Any = GLOO) -> None:
+        super().__init__()
+        self.seat = seat
+        self.backend = backend
+        self.notices: list[tuple[str, Mapping[str, str]]] = []
+        self.answer: Callable[[], None] = lambda: None
+        self._state: JobState | None = None
+        self.membership = Membership(
+            Worker(f"w{seat.rank}", pid=seat.rank + 1),
+            report=lambda _status: None,
+            committed=lambda: self._state.committed if self._state is not None else 0,
+            join_timeout_s=JOIN_TIMEOUT_S,
+        )
+        self.membership.attach()
+        self.membership.assign(0)
+        self._prepared = False
+
+    def publish(self, state: JobState, clock: StepsClock, answer: Callable[[], None]) -> None:
+        del clock
+        self._state, self.answer = state, answer
+
+    def join(self) -> Group:
+        if not self._prepared:
+            self._prepared = True
+            self.membership.prepare(self.seat.host.endpoint)
+        return self.membership.join(self.seat.host, self.backend)
+
+    def notice(self, name: str, fields: Mapping[str, str]) -> None:
+        self.notices.append((name, fields))
+
+
+class Peer:
+    """One process's session, with a model of one weight per feature."""
+
+    def __init__(self, seat: Seat, *, features: int = 1) -> None:
+        self.seat = seat
+        self.control = PeerControl(seat)
+        self.session = Session(Training(self.control))
+        net = torch.nn.Linear(features, 1, bias=False).double()
+        torch.nn.init.zeros_(net.weight)
+        self.model = self.session.distribute(net)
+        self.optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+        self.session.track(model=self.model, optimizer=self.optimizer)
+
+    def announce(self, number: int, *ranks: int) -> None:
+        """The generation of these ranks, by default of all."""
+        whole = self.seat.generation(number)
+        members = tuple(whole.members[rank] for rank in ranks) or whole.members
+        self.control.membership.announce(self.seat.generation(number, members=members))
+
+    @property
+    def weight(self) -> list[float]:
+        found: list[float] = self.model.module.weight.flatten().tolist()  # type: ignore[union-attr,operator]
+        return found
+
+
+def numbers(length: int, **options: Any) -> DataLoader:
+    """Sample i is i."""
+    dataset = TensorDataset(torch.arange(float(length), dtype=torch.float64).unsqueeze(1))
+    return DataLoader(dataset, **{"shuffle": False, **options})

@@ -22,7 +22,9 @@ class Place:
         self.pulse = Pulse(cast(Any, link), cast(Any, membership))
         position = SimpleNamespace(epoch=0)
         state = SimpleNamespace(ledger=self.ledger, committed=0, position=position)
-        clock = SimpleNamespace(step_s=0.0, samples_per_s=0.0, in_step_s=lambda: 0.0)
+        clock = SimpleNamespace(
+            step_s=0.0, samples_per_s=0.0, in_step_s=lambda: 0.0, first_step=False
+        )
         self.pulse.publish(cast(Any, state), cast(Any, clock), lambda: None)
 
     def commit(self, *steps: int) -> None:

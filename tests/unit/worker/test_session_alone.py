@@ -316,14 +316,24 @@ def test_a_call_between_loops_returns_what_others_can_be_given(session: Session)
     list(map(train, session.steps(data, epochs=1)))
     result = {"loss": torch.tensor(0.5), "names": ["a"]}
     assert session.run(lambda: result) is result
-    with pytest.raises(ConfigurationError, match=r"run\(.*between two loops.*object"):
-        session.run(lambda: object())
-    with pytest.raises(ConfigurationError, match="2000000"):
-        session.run(lambda: torch.zeros(500_000))
     steps = session.steps(data, epochs=2)
     train(next(steps))
     assert session.run(lambda: object()) is not None  # in the loop nobody skips it
     steps.close()
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [(object(), r"run\(.*between two loops.*object"), (torch.zeros(500_000), "2000000")],
+)
+def test_a_loop_after_a_call_whose_result_cannot_be_given_is_refused(
+    session: Session, result: object, message: str
+) -> None:
+    data = loader()
+    list(map(train, session.steps(data, epochs=1)))
+    assert session.run(lambda: result) is result  # it may be the script's last
+    with pytest.raises(ConfigurationError, match=message):
+        next(session.steps(data, epochs=2))
 
 
 # ---- tracked by the session

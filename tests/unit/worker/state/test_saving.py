@@ -11,6 +11,7 @@ import torch
 from elastic.checkpoint import catalog
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.directory import open_directory
+from elastic.core.worker.actions import Progress
 from elastic.worker.state.job_state import JobState
 from elastic.worker.state.loading import load
 from elastic.worker.state.saving import Place, Saver
@@ -33,7 +34,7 @@ class Job:
         self.state.track({"model": torch.nn.Linear(2, 1)})
 
     def save(self, step: int, generation: int = 3) -> None:
-        self.state.committed = step
+        self.state.progress = Progress(committed=step)
         self.saver.save(self.state, Place(run="run", generation=generation, rank=0, world_size=1))
         self.saver.wait_idle()
 
@@ -47,13 +48,6 @@ class Job:
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
-
-
-def test_due_are_every_so_many_steps_once(job: Job) -> None:
-    assert [n for n in range(7) if job.saver.is_due(n)] == [2, 4, 6]
-    job.save(4)
-    assert not job.saver.is_due(4)
-    assert not Job(job.root, every=0).saver.is_due(4)
 
 
 def test_a_part_is_reported_when_it_is_written_and_again_when_asked(job: Job) -> None:
@@ -113,7 +107,7 @@ def test_buffers_are_those_of_the_first_rank(tmp_path: Path) -> None:
         job.state.track({"model": model})
         model[1].running_mean.fill_(rank)
         model[1].running_var.fill_(10 + rank)
-        job.state.committed = 2
+        job.state.progress = Progress(committed=2)
         job.saver.save(job.state, Place(run="run", generation=3, rank=rank, world_size=3))
         job.saver.wait_idle()
         reports.append(job.sent[0]["shard_saved"])

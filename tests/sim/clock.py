@@ -21,7 +21,8 @@ class Clock:
 
     def at(self, instant_s: float, call: Call, *args: Any) -> None:
         self._asked += 1
-        heapq.heappush(self._queue, (max(instant_s, self.now), self._asked, call, args))
+        instant_s = instant_s if instant_s > self.now else self.now
+        heapq.heappush(self._queue, (instant_s, self._asked, call, args))
 
     def after(self, delay_s: float, call: Call, *args: Any) -> None:
         self.at(self.now + delay_s, call, *args)
@@ -66,9 +67,10 @@ class Link:
     def send(self, call: Call, *args: Any) -> None:
         if not self.open:
             return
-        arrival = self._clock.now + self._clock.between(self._low_s, self._high_s)
-        self._last = max(self._last, arrival)
-        self._clock.at(self._last, self._deliver, call, args)
+        clock = self._clock
+        arrival = clock.now + clock.between(self._low_s, self._high_s)
+        self._last = arrival if arrival > self._last else self._last
+        clock.at(self._last, self._deliver, call, args)
 
     def _deliver(self, call: Call, args: tuple[Any, ...]) -> None:
         if self.open:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,6 +22,7 @@ from elastic.core.coordinator.planned import counts_steps, in_place, settle
 from elastic.core.coordinator.progress import ProgressWatch, StallPolicy
 from elastic.core.coordinator.stopping import EXIT_LEFT, Stop, decide_stop, inherited
 from elastic.core.coordinator.view import FormationPolicy, GroupView
+from elastic.core.dispatch import by_event
 from elastic.core.invariants import check_succession, require
 from elastic.core.membership import (
     ChangeReason,
@@ -141,7 +141,7 @@ class Coordinator:
             effects += self._consider(now)
         return effects
 
-    @functools.singledispatchmethod
+    @by_event
     def _apply(self, event: Any, now: float) -> list[fx.Effect]:
         raise TypeError(f"not an event of the coordinator: {event!r} at {now}")
 

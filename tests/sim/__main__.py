@@ -7,11 +7,11 @@ import functools
 import os
 import sys
 import time
-from multiprocessing import get_context
 
 from tests.sim.checkers import violations
 from tests.sim.history import check
 from tests.sim.plan import STRESS, plan
+from tests.sim.pool import in_processes, swept
 from tests.sim.world import World
 
 KINDS = ("", *sorted(set(STRESS)))
@@ -45,15 +45,20 @@ def _seeds(text: str) -> range:
 
 def _run_all(seeds: range, jobs: int, stress: str) -> list[int]:
     failed = []
-    judge = functools.partial(check, stress=stress)
+    judge = functools.partial(_judge, stress=stress)
     again = f" --stress {stress}" if stress else ""
-    with get_context("spawn").Pool(jobs) as pool:
-        for seed, found in zip(seeds, pool.imap(judge, seeds, chunksize=50), strict=True):
-            if found:
-                failed.append(seed)
-                print(f"seed {seed}: {found[0]}")
-                print(f"  python -m tests.sim --seeds {seed}{again} --verbose")
+    for seed, found in zip(seeds, in_processes(jobs, judge, seeds), strict=True):
+        if found:
+            failed.append(seed)
+            print(f"seed {seed}: {found[0]}")
+            print(f"  python -m tests.sim --seeds {seed}{again} --verbose", flush=True)
     return failed
+
+
+def _judge(seed: int, stress: str) -> list[str]:
+    found = check(seed, stress=stress)
+    swept()
+    return found
 
 
 def _tell(seed: int, stress: str) -> bool:

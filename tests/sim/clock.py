@@ -35,12 +35,39 @@ class Clock:
 
     def run(self, *, until_s: Callable[[], float], ended: Callable[[], bool]) -> None:
         """Run calls until `ended()`, the queue is empty, or the instant `until_s()` has passed."""
-        queue = self._queue
+        queue, limit_s = self._queue, -1.0
         while queue and not ended():
-            if queue[0][0] > until_s():
-                return
+            if queue[0][0] > limit_s:
+                limit_s = until_s()  # which only grows
+                if queue[0][0] > limit_s:
+                    return
             self.now, _, call, args = heapq.heappop(queue)
             call(*args)
+
+
+class Timer:
+    """Calls at the instant that it was set to last, with few entries in the clock's queue."""
+
+    def __init__(self, clock: Clock, call: Call) -> None:
+        self._clock, self._call = clock, call
+        self._at: float | None = None
+        self._queued_at: float | None = None
+
+    def set(self, at: float | None) -> None:
+        self._at = at = at if at is None else max(at, self._clock.now)
+        if at is not None and (self._queued_at is None or at < self._queued_at):
+            self._queued_at = at
+            self._clock.at(at, self._look, at)
+
+    def _look(self, queued_at: float) -> None:
+        if queued_at != self._queued_at:
+            return
+        self._queued_at = None
+        if self._at is not None and self._at <= self._clock.now:
+            self._at = None
+            self._call()
+        else:
+            self.set(self._at)
 
 
 class SteadyClock(Clock):

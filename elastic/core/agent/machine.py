@@ -267,8 +267,10 @@ class Agent:
         return [*effects, fx.SetTimer(at=self._next_instant(now))]
 
     def _fill_slots(self, now: float) -> Iterator[fx.Effect]:
-        taken = {p.status.slot for p in self._processes.values()}
         idle = [p for p in self._processes.values() if p.idle and p.ending is None]
+        if not idle:
+            return
+        taken = {p.status.slot for p in self._processes.values()}
         for slot in range(self._settings.slots):
             if slot in taken or not idle or self._runs_out:
                 continue

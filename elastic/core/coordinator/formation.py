@@ -140,10 +140,11 @@ def _members(workers: list[Sighting]) -> tuple[Member, ...]:
 
 def _outgoing(view: GroupView, current: Generation) -> list[Sighting]:
     """Whom a planned change drops that is not in place yet."""
-    before = view.leaving.worker_ids if view.leaving is not None else frozenset()
+    if view.leaving is None:
+        return []
     return [
         view.workers[worker]
-        for worker in sorted(before - current.worker_ids)
+        for worker in sorted(view.leaving.worker_ids - current.worker_ids)
         if worker in view.workers and may_hold_state(view.workers[worker].status, current)
     ]
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import sys
 import time
 
 from tests.sim.checkers import violations
-from tests.sim.history import check
 from tests.sim.plan import STRESS, plan
-from tests.sim.pool import in_processes, swept
+from tests.sim.pool import judged
 from tests.sim.world import World
 
 KINDS = ("", *sorted(set(STRESS)))
@@ -45,20 +43,13 @@ def _seeds(text: str) -> range:
 
 def _run_all(seeds: range, jobs: int, stress: str) -> list[int]:
     failed = []
-    judge = functools.partial(_judge, stress=stress)
     again = f" --stress {stress}" if stress else ""
-    for seed, found in zip(seeds, in_processes(jobs, judge, seeds), strict=True):
+    for seed, found in judged(seeds, stress, jobs):
         if found:
             failed.append(seed)
             print(f"seed {seed}: {found[0]}")
             print(f"  python -m tests.sim --seeds {seed}{again} --verbose", flush=True)
     return failed
-
-
-def _judge(seed: int, stress: str) -> list[str]:
-    found = check(seed, stress=stress)
-    swept()
-    return found
 
 
 def _tell(seed: int, stress: str) -> bool:

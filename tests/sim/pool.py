@@ -1,39 +1,34 @@
-"""Processes that do nothing but run histories, as fast as they can."""
+"""Judges histories in processes that do nothing else, as fast as they can."""
 
 from __future__ import annotations
 
+import functools
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing import get_context
-from typing import TypeVar
 
+from tests.sim.history import check
 from tests.sim.thaw import thaw
 
-T = TypeVar("T")
-R = TypeVar("R")
-
 _HISTORIES_A_COLLECTION = 50
-_run = 0
 
 
-def in_processes(
-    count: int, job: Callable[[T], R], items: Iterable[T], *, chunk: int = 25
-) -> Iterator[R]:
-    """`job` of each item, in their order."""
-    with get_context("spawn").Pool(count, hurry) as pool:
-        yield from pool.imap(job, items, chunksize=chunk)
+def judged(seeds: Sequence[int], stress: str, jobs: int) -> Iterator[tuple[int, list[str]]]:
+    """Each seed and the violations in its history, in the order of the seeds."""
+    with get_context("spawn").Pool(jobs, hurry) as pool:
+        found = pool.imap(functools.partial(judge, stress=stress), seeds, chunksize=25)
+        yield from zip(seeds, found, strict=True)
 
 
 def hurry() -> None:
-    """Histories leave cycles behind: collected by `swept`, not whenever Python thinks so."""
+    """Histories leave cycles behind: `judge` collects them, not Python whenever it thinks so."""
     thaw("elastic.core")
     gc.freeze()
     gc.disable()
 
 
-def swept() -> None:
-    """A history is over."""
-    global _run
-    _run += 1
-    if _run % _HISTORIES_A_COLLECTION == 0:
+def judge(seed: int, stress: str) -> list[str]:
+    found = check(seed, stress=stress)
+    if seed % _HISTORIES_A_COLLECTION == 0:
         gc.collect()
+    return found

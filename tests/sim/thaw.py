@@ -33,7 +33,9 @@ def _thaw(record: type) -> None:
     star = "*, " if fields and fields[0].kw_only else ""
     body = [f"self.{f.name} = {f.name}" for f in fields]
     body += ["self.__post_init__()"] if hasattr(record, "__post_init__") else []
-    source = f"def __init__(self, {star}{', '.join(arguments)}):\n  " + "\n  ".join(body or ["pass"])
-    exec(source, defaults)  # noqa: S102 - as dataclasses does
+    source = f"def __init__(self, {star}{', '.join(arguments)}):\n  " + "\n  ".join(
+        body or ["pass"]
+    )
+    exec(source, defaults)
     record.__init__ = defaults["__init__"]  # type: ignore[misc]
     del record.__setattr__, record.__delattr__

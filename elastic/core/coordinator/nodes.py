@@ -19,6 +19,7 @@ class _Node:
     silent_since: float | None = None
     expected: bool = False
     in_contact_since: float = -math.inf
+    left_behind: bool = False
     seen: dict[WorkerId, Sighting] | None = None
     """Its workers, until something changes."""
 
@@ -31,6 +32,7 @@ class _Node:
                     silent_since=self.silent_since,
                     expected=self.expected,
                     in_contact_since=self.in_contact_since,
+                    left_behind=self.left_behind,
                     leaving=leaving,
                 )
                 for worker, status in self.workers.items()
@@ -129,7 +131,8 @@ class Nodes:
             node.in_contact_since = now
         seen = {s.worker: s for s in workers}
         before = frozenset(node.workers)
-        node.slots, node.silent_since, node.expected = slots, None, False
+        node.slots, node.silent_since = slots, None
+        node.expected = node.left_behind = False
         node.gone.intersection_update(seen)
         node.workers = {worker: s for worker, s in seen.items() if worker not in node.gone}
         return before.difference(node.workers)
@@ -147,9 +150,10 @@ class Nodes:
         return frozenset(self._nodes.pop(name, _Node()).workers)
 
     def silent_lost(self) -> frozenset[WorkerId]:
-        """Nodes out of contact are waited for no longer."""
+        """A group goes on without the nodes out of contact. Those that hold the state are kept in
+        mind: if all who go on are lost, they are what is left of it."""
         silent = [name for name, node in self._nodes.items() if node.silent_since is not None]
-        return frozenset(worker for name in silent for worker in self.lost(name))
+        return frozenset(worker for name in silent for worker in self._left_behind(name))
 
     def failed(self, name: NodeId, worker: WorkerId) -> frozenset[WorkerId]:
         """A worker ended, which the node's next view may not know yet."""
@@ -171,6 +175,14 @@ class Nodes:
         self._leaving.discard(name)
 
     # ---- inside
+
+    def _left_behind(self, name: NodeId) -> frozenset[WorkerId]:
+        node = self._nodes[name]
+        workers = frozenset(node.workers)
+        node.workers = {worker: s for worker, s in node.workers.items() if s.took_part}
+        node.slots, node.left_behind = 0, True
+        self._changed(name)
+        return workers if node.workers else self.lost(name) | workers
 
     def _changed(self, name: NodeId) -> None:
         self._seen = None

@@ -92,6 +92,8 @@ class Coordinator:
     def _adopt(self, last: Generation, may_train: tuple[Generation, ...], now: float) -> None:
         """The members train, for all that is known, until they or their nodes say otherwise."""
         self._number = last.number
+        for generation in may_train:  # their saves may be under way
+            self._past.remember(generation)
         self._make_current(last)
         self._formed_at = self._adopted_at = now
         for generation in (*may_train, last):
@@ -358,7 +360,7 @@ class Coordinator:
 
     def _form(self, decision: Form, now: float) -> list[fx.Effect]:
         goes_on = decision.members and not decision.planned  # else they keep their place
-        abandoned = self._checkpoints.abandon(self._nodes.silent_lost()) if goes_on else []
+        abandoned = self._checkpoints.abandon(self._nodes.silent_left_behind()) if goes_on else []
         previous, alive = self._current, self._nodes.workers()
         lost = tuple(
             m.worker

@@ -149,11 +149,11 @@ class Nodes:
         self._changed(name)
         return frozenset(self._nodes.pop(name, _Node()).workers)
 
-    def silent_lost(self) -> frozenset[WorkerId]:
+    def silent_left_behind(self) -> frozenset[WorkerId]:
         """A group goes on without the nodes out of contact. Those that hold the state are kept in
         mind: if all who go on are lost, they are what is left of it."""
-        silent = [name for name, node in self._nodes.items() if node.silent_since is not None]
-        return frozenset(worker for name in silent for worker in self._left_behind(name))
+        silent = [n for n, v in self._nodes.items() if v.silent_since is not None]
+        return frozenset(worker for name in silent for worker in self._leave_behind(name))
 
     def failed(self, name: NodeId, worker: WorkerId) -> frozenset[WorkerId]:
         """A worker ended, which the node's next view may not know yet."""
@@ -176,13 +176,17 @@ class Nodes:
 
     # ---- inside
 
-    def _left_behind(self, name: NodeId) -> frozenset[WorkerId]:
+    def _leave_behind(self, name: NodeId) -> frozenset[WorkerId]:
         node = self._nodes[name]
-        workers = frozenset(node.workers)
-        node.workers = {worker: s for worker, s in node.workers.items() if s.took_part}
+        if node.left_behind:
+            return frozenset()
+        holders = {worker: s for worker, s in node.workers.items() if s.took_part}
+        if not holders:
+            return self.lost(name)
+        workers, node.workers = frozenset(node.workers), holders
         node.slots, node.left_behind = 0, True
         self._changed(name)
-        return workers if node.workers else self.lost(name) | workers
+        return workers
 
     def _changed(self, name: NodeId) -> None:
         self._seen = None

@@ -372,7 +372,7 @@ _MACHINE = (
         "newcomers stuck in a group that others may not follow are never ended",
     ),
     (
-        "        abandoned = self._checkpoints.abandon(self._nodes.silent_lost()) if goes_on else []\n",
+        "        abandoned = self._checkpoints.abandon(self._nodes.silent_left_behind()) if goes_on else []\n",
         "        abandoned: list[fx.Effect] = []\n",
         "nodes that a group does without are waited for all the same",
     ),

@@ -9,7 +9,7 @@ from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
 from elastic.core.membership import Generation
-from tests.sim.clock import Link
+from tests.sim.clock import Link, Timer
 
 if TYPE_CHECKING:
     from tests.sim.node import Node
@@ -33,7 +33,7 @@ class Leader:
         self.alive = True
         self.ended = False
         self._nodes: dict[str, Node] = {}
-        self._timer = 0
+        self._timer = Timer(self.clock, lambda: self.tell(ev.TimerFired()))
         self._committed: set[int] = set()
         # Manifests and generations go through one ordered queue: a generation that is known to
         # exist must not restore a checkpoint older than one that was decided before it.
@@ -42,7 +42,7 @@ class Leader:
     def die(self) -> None:
         """Killed: what is on its way to the store arrives, or does not."""
         self.alive = False
-        self._timer += 1
+        self._timer.set(None)
 
     def connected(self, node: Node) -> None:
         if not self.alive:
@@ -106,7 +106,7 @@ class Leader:
             case fx.AbandonCheckpoint(step=step):
                 self._settle_checkpoint(step, abandoned=True)
             case fx.SetTimer(at=at):
-                self._set_timer(at)
+                self._timer.set(at)
             case fx.ProbeGroup():
                 for node in self._nodes.values():
                     node.hear_probe()
@@ -148,12 +148,3 @@ class Leader:
 
     def _tell_end(self, node: Node) -> None:
         node.hear(agent_events.JobEnded(exit_code=self.exit_code))
-
-    def _set_timer(self, at: float | None) -> None:
-        self._timer += 1
-        if at is not None:
-            self.clock.at(at, self._fire, self._timer)
-
-    def _fire(self, timer: int) -> None:
-        if timer == self._timer:
-            self.tell(ev.TimerFired())

@@ -180,6 +180,7 @@ def _control_fault(rng: random.Random) -> Fault:
 
 
 STRESS = ("drain", "drain", "drains", "leaders", "persisted", "agents", "stop", "split")
+KINDS = ("", *sorted(set(STRESS)))
 
 
 def _stress(rng: random.Random, kind: str) -> tuple[Fault, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from elastic.core.data_order import DataPosition, PerWorkerBatch, SampleRange, advance, next_range
@@ -17,6 +18,7 @@ class Job(NamedTuple):
     epochs: int
     save_every: int
 
+    @lru_cache(maxsize=1024)  # noqa: B019 - jobs are small, and members ask for the same
     def samples_after(self, position: DataPosition, world_size: int) -> SampleRange | None:
         """The samples of the next step, or None after the last one."""
         policy = PerWorkerBatch(batch_size=self.batch_size)

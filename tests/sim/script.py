@@ -134,9 +134,17 @@ class Script:
                 return
             samples = self.job.samples_after(replica.position, generation.world_size)
             if samples is None:
-                process.done = True
+                yield from self._end(group, generation)
+                return
             else:
                 yield from self._step(group, generation, samples)
+
+    def _end(self, group: Group, generation: Generation) -> Body:
+        """After the last step: meet, since a member that is behind needs another's state, and keep
+        the result, as Session does it."""
+        yield from group.collective("meet", self.process)
+        if not self.process.worker.must_leave(self.process.committed):
+            yield from self._save_and_leave(generation)
 
     def _leaves_here(self, committed: int) -> Body:
         """At a step boundary, as Membership.leaves_here does it."""
@@ -172,7 +180,7 @@ class Script:
         process.abandoned_step = -1
         process.save(generation)
         while process.committed not in {*process.stored_steps, process.abandoned_step}:
-            if process.worker.superseded():
+            if process.worker.must_leave(process.committed):
                 return
             yield Wait.NEWS
         process.done = True

@@ -14,7 +14,7 @@ from elastic.core.data_order import SampleRange
 from elastic.core.invariants import InvariantBroken
 from elastic.core.membership import Generation
 from elastic.core.worker.machine import Worker
-from tests.sim.clock import Clock
+from tests.sim.clock import Clock, Endless
 from tests.sim.faults import Faults
 from tests.sim.group import Group
 from tests.sim.journal import Agreed, Commit, Journal, Reduced
@@ -84,6 +84,8 @@ class World:
             self.clock.run(until_s=self._deadline_s, ended=self._over)
         except InvariantBroken as broken:
             self.journal.broken_invariant = str(broken)
+        except Endless:
+            self.journal.broken_invariant = "the history does not come to an end"
         self.journal.left_behind = [
             f"{node.name} with {sorted(node.processes)}"
             for node in self.nodes

@@ -18,6 +18,7 @@ from elastic.core.coordinator.view import (
     has_heir,
     may_hold_state,
     return_patience_s,
+    worth_waiting_for,
 )
 from elastic.core.coordinator.whole_restart import decide_whole
 from elastic.core.membership import (
@@ -54,12 +55,11 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
         until = view.adopted_at + return_patience_s(policy)
         if now < until:  # whoever holds the state may not have come back yet
             return Wait(reason=WaitReason.ASSEMBLING, until=until)
-    silent = [w.silent_since for w in view.workers.values() if w.silent_since is not None]
-    if silent:
-        until = max(silent) + policy.agent_grace_s
-        if now < until:  # the same for whoever has lost its agent
-            return Wait(reason=WaitReason.ASSEMBLING, until=until)
-        view = replace(view, workers=_in_contact(view.workers))
+    silent = worth_waiting_for(view.workers)
+    until = max((w.silent_since or 0.0 for w in silent), default=now) + policy.agent_grace_s
+    if silent and now < until:  # the same for whoever has lost its agent
+        return Wait(reason=WaitReason.ASSEMBLING, until=until)
+    view = replace(view, workers=_in_contact(view.workers))
     staying = [w for w in view.workers.values() if not w.leaving]
     ready = [w for w in view.workers.values() if _takes_part(w, staying)]
     finished = [w for w in view.workers.values() if w.status.phase is WorkerPhase.FINISHED]
@@ -140,10 +140,11 @@ def _members(workers: list[Sighting]) -> tuple[Member, ...]:
 
 def _outgoing(view: GroupView, current: Generation) -> list[Sighting]:
     """Whom a planned change drops that is not in place yet."""
-    before = view.leaving.worker_ids if view.leaving is not None else frozenset()
+    if view.leaving is None:
+        return []
     return [
         view.workers[worker]
-        for worker in sorted(before - current.worker_ids)
+        for worker in sorted(view.leaving.worker_ids - current.worker_ids)
         if worker in view.workers and may_hold_state(view.workers[worker].status, current)
     ]
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from elastic.core.agent import events as agent_events
 from elastic.core.coordinator import events as coordinator_events
 from tests.sim.plan import PERSISTED, Action, Fault, agent_settings
-from tests.sim.process import Process, ScriptError, Struck
+from tests.sim.process import Process, Struck
+from tests.sim.thread import ScriptError
 
 if TYPE_CHECKING:
     from tests.sim.node import Node

@@ -18,10 +18,22 @@ class Commit(NamedTuple):
     worker: str
     generation: int
     world_size: int
+    loader: int
     samples: SampleRange
     before: int
     """The lineage that it went on from."""
     replica: Replica
+
+
+class Called(NamedTuple):
+    """One member's call of session.run() has returned."""
+
+    at: float
+    worker: str
+    lineage: int
+    number: int
+    evaluation: int
+    result: int
 
 
 class Reduced(NamedTuple):
@@ -58,6 +70,14 @@ class Journal:
         self.generations: list[Generation] = []
         self.commits: list[Commit] = []
         self.reduced: list[Reduced] = []
+        self.called: list[Called] = []
+        self.errors: list[tuple[str, str]] = []
+        """What scripts raised: the type, and all of it."""
+        self.differed: list[str] = []
+        """Members of one step that held different states."""
+        self.undo_missed = False
+        """Something changed that the undo had not copied: a state may be torn, or a commit mark
+        lost."""
         self.agreed: list[Agreed] = []
         self.newest_checkpoint = Replica()
         self.torn_checkpoints: list[str] = []
@@ -94,6 +114,11 @@ class Journal:
     def note(self, *fact: Any) -> None:
         """Add a line to the trace: instant, who, what, details."""
         self.trace.append(fact)
+
+    def raised(self, at: float, worker: str, error: Exception) -> None:
+        """A script has failed."""
+        self.note(at, worker, "raises", type(error).__name__, error)
+        self.errors.append((type(error).__name__, str(error)))
 
     def drained(self, at: float, node: str) -> None:
         """The coordinator says that none of the node's workers is in the group."""

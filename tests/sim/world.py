@@ -10,19 +10,18 @@ from typing import Any
 
 from elastic.core.agent.machine import Agent, AgentSettings
 from elastic.core.coordinator.machine import Coordinator
-from elastic.core.data_order import SampleRange
 from elastic.core.invariants import InvariantBroken
 from elastic.core.membership import Generation
 from elastic.core.worker.machine import Worker
 from tests.sim.clock import Clock, Endless
 from tests.sim.faults import Faults
-from tests.sim.group import Group
-from tests.sim.journal import Agreed, Commit, Journal, Reduced
+from tests.sim.group import STEP, Group
+from tests.sim.journal import Agreed, Called, Commit, Journal, Reduced
 from tests.sim.leader import Leader
 from tests.sim.node import LATEST_NOTICE_S, Node
 from tests.sim.plan import Plan
 from tests.sim.process import Process
-from tests.sim.replica import Replica
+from tests.sim.replica import Content, Replica, Samples
 from tests.sim.script import Script
 from tests.sim.storage import Storage
 
@@ -179,7 +178,7 @@ class World:
                 at=self.clock.now,
                 worker=process.name,
                 generation=generation.number,
-                begun=process.begun if process.replica is not None else 0,
+                begun=process.begun,
                 replica=replica,
                 best_survivor=_best(
                     self.best_survivor(known_at=self._formed_at[generation.number]),
@@ -190,25 +189,44 @@ class World:
         )
         process.note("agrees", generation.number, replica.committed)
 
-    def committed(
-        self, process: Process, generation: Generation, samples: SampleRange, before: int
-    ) -> None:
-        replica = process.held
+    def committed(self, process: Process, samples: Samples, before: int, replica: Replica) -> None:
+        seat = process.script.part.seat
+        assert seat is not None
         self.journal.commits.append(
             Commit(
                 self.clock.now,
                 process.name,
-                generation.number,
-                generation.world_size,
-                samples,
+                seat.generation.number,
+                seat.generation.world_size,
+                samples.loader,
+                samples.range,
                 before,
                 replica,
             )
         )
-        process.note("commits", generation.number, replica.committed)
+        process.note("commits", seat.generation.number, replica.committed)
+
+    def called(
+        self, process: Process, content: Content, number: int, evaluation: int, result: int
+    ) -> None:
+        self.journal.called.append(
+            Called(self.clock.now, process.name, content.lineage, number, evaluation, result)
+        )
+        process.note("has called", number, evaluation)
+
+    def members_in_block(self, generation: Generation, committed: int, for_s: float) -> bool:
+        """Whether a member has for so long been inside the block of the step after `committed`."""
+        return any(
+            p.in_step_since is not None
+            and self.clock.now - p.in_step_since >= for_s
+            and p.committed == committed
+            for node in self.nodes
+            for p in node.processes.values()
+            if p.alive and not p.deaf and p.name in generation.worker_ids
+        )
 
     def _whole(self, generation: int, name: Hashable) -> None:
-        if isinstance(name, tuple):
+        if isinstance(name, tuple) and name[0] == STEP:
             self.journal.reduced.append(Reduced(self.clock.now, generation, name[1]))
 
     def best_survivor(

@@ -19,5 +19,5 @@ def no_step_lost(journal: Journal) -> Iterator[str]:
         best = agreed.best_survivor
         if best is not None and best.age > agreed.replica.age:
             yield f"generation {agreed.generation} starts from {agreed.replica}, {best} survived"
-        if best is None and agreed.checkpoint.age > agreed.replica.age:
+        if best is None and agreed.checkpoint.origin > agreed.replica.origin:
             yield f"generation {agreed.generation} starts before {agreed.checkpoint}"

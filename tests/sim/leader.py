@@ -34,7 +34,8 @@ class Leader:
         self.ended = False
         self._nodes: dict[str, Node] = {}
         self._timer = Timer(self.clock, lambda: self.tell(ev.TimerFired()))
-        self._committed: set[int] = set()
+        # A member may have missed what an earlier leader committed: the manifests tell.
+        self._committed = {replica.committed for replica in world.storage.committed}
         # Manifests and generations go through one ordered queue: a generation that is known to
         # exist must not restore a checkpoint older than one that was decided before it.
         self._store = Link(self.clock, 0.001, 0.03)

@@ -10,8 +10,9 @@ from elastic.core.agent.machine import AgentSettings
 from elastic.core.coordinator.machine import CoordinatorSettings
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
+from elastic.core.learning_rate import LinearScaling
 from elastic.core.restarts import Backoff
-from tests.sim.replica import Job
+from tests.sim.replica import Job, Style
 
 
 class Action(enum.Enum):
@@ -31,6 +32,9 @@ class Action(enum.Enum):
     RESTART_AGENT = 12
     DRAIN_NODE = 13  # it is to leave; another machine takes its place
 
+
+# Only some scripts come to these.
+SCRIPT_POINTS = ("top", "logged", "below", "run", "between", "loop ended", "undone", "set up")
 
 POINTS = (
     "attached",
@@ -76,8 +80,6 @@ class Pace:
     step_s: tuple[float, float] = (0.02, 0.1)
     reported_step_s: float = 0.06
     """What reports of progress say: the farther off, the worse planned changes are timed."""
-    evaluates: float = 0.5
-    """Probability of an evaluation at the end of an epoch."""
     evaluation_s: float = 1.0
 
 
@@ -117,6 +119,9 @@ def plan(seed: int, stress: str = "") -> Plan:
     news = random.Random(f"news {seed}")
     control = random.Random(f"control {seed}")
     faults += tuple(_control_fault(control) for _ in range(control.choice((0, 0, 0, 1, 1, 2))))
+    written = random.Random(f"style {seed}")
+    job = job._replace(style=_style(written))
+    faults += _script_faults(written)
     hard = random.Random(f"stress {seed}")
     if stress:
         faults = _stress(hard, stress)
@@ -137,8 +142,8 @@ def plan(seed: int, stress: str = "") -> Plan:
     if not stress:
         return whole
     # Nothing else delays anything: what happens follows from these faults.
-    pace = replace(whole.pace, evaluates=0.0)
-    whole = replace(whole, pace=pace, news_s=min(whole.news_s, 0.03))
+    job = job._replace(style=job.style._replace(evaluates=False, between=0))
+    whole = replace(whole, job=job, news_s=min(whole.news_s, 0.03))
     if stress != "split":
         return whole
     policy = replace(whole.coordinator.formation, min_workers=1, agent_grace_s=0.0)
@@ -177,6 +182,39 @@ def _control_fault(rng: random.Random) -> Fault:
     action = rng.choice((Action.KILL_LEADER, Action.RESTART_AGENT, Action.CUT_OFF_NODE))
     returns_after_s = rng.choice((rng.uniform(0.2, 2.0), rng.uniform(2.0, 8.0)))
     return Fault(action=action, at_s=rng.uniform(0.2, 7.0), returns_after_s=returns_after_s)
+
+
+def _style(rng: random.Random) -> Style:
+    """How the user has written the script."""
+    loops = rng.choice(("one", "one", "per epoch", "per epoch", "phases"))
+    misses = rng.random() < 0.2
+    return Style(
+        loops=loops,
+        scheduler=rng.choice(("top", "bottom", "below", "guarded")),
+        average=rng.choice(("bottom", "below", "guarded")),
+        early=rng.random() < 0.3,
+        logs=rng.random() < 0.5,
+        evaluates=rng.random() < 0.5,
+        between=rng.choice((0, 1, 2)) if loops != "one" else 0,
+        scaling=rng.choice((None, LinearScaling(warmup_steps=0), LinearScaling(warmup_steps=7))),
+        misses_block=rng.choice((0.0, 0.02, 0.2)) if misses else 0.0,
+        misses_gap=rng.choice((0.0, 0.02, 0.2)) if misses else 0.0,
+    )
+
+
+def _script_faults(rng: random.Random) -> tuple[Fault, ...]:
+    """Where only some scripts come to."""
+    return tuple(
+        Fault(
+            action=rng.choice(
+                (Action.KILL_WORKER, Action.KILL_WORKER, Action.KILL_NODE, Action.BREAK_LINK)
+            ),
+            point=rng.choice(SCRIPT_POINTS),
+            nth=rng.choice((1, 1, 2, 3, 5, 8, 20)),
+            returns_after_s=rng.uniform(0.5, 3.0),
+        )
+        for _ in range(rng.choice((0, 0, 1, 1, 2)))
+    )
 
 
 STRESS = ("drain", "drain", "drains", "leaders", "persisted", "agents", "stop", "split")

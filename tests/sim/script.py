@@ -162,8 +162,10 @@ class Script:
             if style.evaluates and ends_epoch and counts:
                 result = yield from self._evaluate(Call("evaluates"))
                 self.content = valued(self.content, result)
+            self.process.reach("below")
             self.content = further_below(style, self.content, committed=counts)
         yield from self._drive(part.run(END_OF_LOOP))
+        self.process.reach("loop ended")
         if part.progress.committed > 0:
             self._save(act.Save(progress=part.here))
 
@@ -175,6 +177,7 @@ class Script:
         process.reach("step")
         try:
             self.content = at_top(style, self.content)
+            process.reach("top")
             yield self._takes(process.world.pace.step_s)
             yield from self._reduce(part.progress.committed)
             process.reach("reduced")
@@ -183,6 +186,7 @@ class Script:
                 yield self._takes((0.0, 0.01))
                 yield from process.group.collective(("log", part.progress.committed), process)
                 process.group.check(process)
+                process.reach("logged")
             self.content = at_bottom(style, self.content)
         except GroupLost as lost:
             return (yield from self._drive(part.give_up_block(lost)))
@@ -193,6 +197,7 @@ class Script:
         """Between two loops."""
         if self.style.between:
             yield self._takes((0.0, 0.1))
+            self.process.reach("between")
         for call in range(self.style.between):
             if self.part.holds_back:
                 assert self.held is not None
@@ -375,6 +380,7 @@ class Script:
         process.reach("joined")
 
     def _set_up(self, _: act.SetUp) -> Body:
+        self.process.reach("set up")
         yield self._takes((0.0, 0.01))
 
     def _entered(self, _: act.Entered) -> None:
@@ -416,6 +422,7 @@ class Script:
         if not whole:
             self.process.world.journal.undo_missed = True
             self.process.drop()
+        self.process.reach("undone")
         return whole
 
     def _put_back_for_retry(self, _: act.PutBackForRetry) -> None:

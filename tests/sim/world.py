@@ -57,7 +57,7 @@ class World:
         self.clock = clock or Clock(plan.seed)
         self.journal = Journal(plan.job, news_s=plan.news_s)
         self.journal.agent_grace_s = plan.coordinator.formation.agent_grace_s
-        self.journal.evaluates = plan.pace.evaluates > 0.0
+        self.journal.evaluates = plan.job.style.evaluates or plan.job.style.between > 0
         self.storage = Storage()
         self.nodes: list[Node] = []
         self._stored: tuple[Generation | None, tuple[Generation, ...]] = (None, ())

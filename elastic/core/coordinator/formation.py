@@ -71,9 +71,8 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
         return Complete()
     if returning:
         return _await_return(view, policy, now, returning)
-    running = [w for w in ready if w.status.in_run]
-    if running:
-        return Form(members=_members(running), reason=ChangeReason.STARTED)
+    if any(w.status.in_run for w in ready):
+        return Form(members=_members(_at_one_place(ready)), reason=ChangeReason.STARTED)
     if not enough(view.workers, policy):
         return Wait(reason=WaitReason.BELOW_MINIMUM)
     expected = min(view.slots - len(finished), policy.max_workers)
@@ -91,6 +90,14 @@ def _takes_part(w: Sighting, staying: list[Sighting]) -> bool:
     s = w.status
     hands_over = s.took_part and not has_heir(s, [other.status for other in staying])
     return s.phase is WorkerPhase.READY and (hands_over or not w.leaving)
+
+
+def _at_one_place(workers: list[Sighting]) -> list[Sighting]:
+    """Without those that never took part, if any other is in the middle of `session.run`: a script
+    that has not come to that call cannot take part in it."""
+    if not any(w.status.in_run for w in workers):
+        return workers
+    return [w for w in workers if w.status.took_part]
 
 
 def _in_contact(workers: Mapping[WorkerId, Sighting]) -> dict[WorkerId, Sighting]:
@@ -259,6 +266,7 @@ class _Formed:
         nothing, and one of the newcomers may hold the state: it was cut off and has come back.
         """
         workers = [w for w in workers + self._outgoing if w.silent_since is None]
+        workers = _at_one_place(workers)
         if not any(w.status.took_part for w in workers):
             workers = sorted(workers + self._newcomers, key=_seniority)
         finished = [

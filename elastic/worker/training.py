@@ -160,6 +160,8 @@ class Training:
     def next_deal(self) -> tuple[Dealer, Deal] | None:
         """Come to the next step; None after the last one."""
         self._drive(self.part.boundary())
+        if self.part.skips:
+            return None
         self.state.progress = self.part.here
         dealer = self._dealer
         assert dealer is not None, "a boundary is left in a group"
@@ -180,11 +182,9 @@ class Training:
         return self._dealer, deal
 
     def end_loop(self) -> None:
-        """Meet at the end, since a member that is a step behind still needs another's state; and
-        begin to save the result, whatever the interval between checkpoints."""
-        self.call(ScriptCall(what="ends its loop over session.steps", where="", function=_nothing))
-        if self.part.progress.committed > 0:
-            self._save(act.Save(progress=self.part.here))
+        """The loop has no step left."""
+        meet = ScriptCall(what="ends its loop over session.steps", where="", function=_nothing)
+        self._drive(self.part.end_loop(meet))
         self._close_dealer()
 
     # ---- a step's block

@@ -149,6 +149,8 @@ class Script:
             return
         while True:
             yield from self._drive(part.boundary())
+            if part.skips:
+                break
             assert part.seat is not None
             samples = loader.samples_after(
                 part.progress.position(loop.loader), part.seat.generation.world_size, loop.epochs
@@ -164,10 +166,8 @@ class Script:
                 self.content = valued(self.content, result)
             self.process.reach("below")
             self.content = further_below(style, self.content, committed=counts)
-        yield from self._drive(part.run(END_OF_LOOP))
+        yield from self._drive(part.end_loop(END_OF_LOOP))
         self.process.reach("loop ended")
-        if part.progress.committed > 0:
-            self._save(act.Save(progress=part.here))
 
     def _step(self, samples: Samples) -> Body:
         """`with step:`; returns whether the step counts."""

@@ -196,7 +196,8 @@ class _Formed:
             return self._keep_asking(roll_call_until)
         if self._now < (until := self._state_is_away_until()):
             return self._keep_asking(until)
-        if self._lost or (self._broken and self._finished) or self._is_stranded():
+        lost = self._lost or self._has_lost_who_leaves()
+        if lost or (self._broken and self._finished) or self._is_stranded():
             return self._form(self._active, ChangeReason.MEMBER_LOST)
         if self._silent:
             return self._await_silent()
@@ -211,6 +212,16 @@ class _Formed:
     def _has_arrived(self, w: Sighting) -> bool:
         return (
             w.status.phase is WorkerPhase.TRAINING and w.status.generation == self._current.number
+        )
+
+    def _has_lost_who_leaves(self) -> bool:
+        """A member that a planned change drops is gone before that: the others may wait for it at
+        a call of the script, where no connection tells them of a death."""
+        leaving = self._view.leaving
+        return (
+            leaving is not None
+            and not leaving.worker_ids <= self._view.workers.keys() | self._current.worker_ids
+            and not any(self._has_started_to_join(w) for w in self._active)
         )
 
     def _is_stranded(self) -> bool:

@@ -12,6 +12,8 @@ def liveness(journal: Journal) -> Iterator[str]:
     if journal.broken_invariant:
         yield f"broken invariant: {journal.broken_invariant}"
     phase, exit_code, message = journal.outcome
+    if journal.undo_missed and any(kind == "StateLost" for kind, _ in journal.errors):
+        return  # nobody could put its state back, and nothing was saved
     given_up = phase == "failed" and _was_to_stop(journal) and journal.frozen_at_end
     if phase != "finished" and not given_up:  # nobody can save what a frozen script holds
         yield f"the job is {phase}, exit code {exit_code}: {message}"

@@ -90,6 +90,18 @@ class Journal:
         """Workers that were ended because their group did without them."""
         self.formed_at: dict[int, float] = {}
         self.broken_invariant = ""
+        self.sizes = (1, 1)
+        """The least and the most members that a group may have."""
+        self.finished_at: dict[str, float] = {}
+        """Workers whose scripts have ended well."""
+        self.declared: set[tuple[int, str]] = set()
+        """(generation, member) of those that brought the state to their group."""
+        self.saves: list[tuple[float, bool]] = []
+        """Instants at which a checkpoint was committed (True) or given up (False)."""
+        self.elected_at: list[float] = []
+        """Instants at which a leader came to office in place of another."""
+        self.hopeless = False
+        """The script fails at the same place whenever it gets there."""
 
     def note(self, *fact: Any) -> None:
         """Add a line to the trace: instant, who, what, details."""

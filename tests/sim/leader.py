@@ -131,6 +131,7 @@ class Leader:
 
     def _settle_checkpoint(self, step: int, *, abandoned: bool) -> None:
         self.world.journal.note(self.clock.now, "coordinator", "checkpoint", step, abandoned)
+        self.world.journal.saves.append((self.clock.now, not abandoned))
         for node in self._nodes.values():
             node.hear_of_checkpoint(step, abandoned=abandoned)
 

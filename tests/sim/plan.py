@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from elastic.core.agent.machine import AgentSettings
@@ -65,6 +66,10 @@ class Fault:
     """Of the exception raised; another one for each fault if empty."""
     returns_after_s: float | None = None
     """When a lost node is back; None: never."""
+    together: bool = False
+    """It strikes only what ran when the first fault of this signature struck."""
+    lasting: bool = False
+    """It strikes all that reach the point after the n-th, too."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,7 +185,9 @@ def _control_fault(rng: random.Random) -> Fault:
 
 
 STRESS = ("drain", "drain", "drains", "leaders", "persisted", "agents", "stop", "split")
-KINDS = ("", *sorted(set(STRESS)))
+# Not in the mix of ordinary histories: what other faults would hide.
+_ALONE = ("bug", "hopeless", "relay", "newcomers", "pairs", "stops", "saves", "breaks")
+KINDS = ("", *sorted({*STRESS, *_ALONE}))
 
 
 def _stress(rng: random.Random, kind: str) -> tuple[Fault, ...]:
@@ -191,6 +198,8 @@ def _stress(rng: random.Random, kind: str) -> tuple[Fault, ...]:
         return (drain,)
     if kind == "drains":
         return (drain, replace(drain, at_s=at_s + rng.uniform(0.0, 2.0)))
+    if kind in _ALONE:
+        return tuple(_alone(rng, kind))
     if kind == "split":  # the group trains on where no leader sees it, and others come
         cut = Fault(action=Action.CUT_OFF_NODE, at_s=3.0, returns_after_s=rng.uniform(3.0, 8.0))
         newcomer = Fault(action=Action.ADD_NODE, at_s=rng.uniform(3.1, 4.0))
@@ -216,6 +225,83 @@ def _stress(rng: random.Random, kind: str) -> tuple[Fault, ...]:
         faults.append(Fault(action=action, at_s=at_s, returns_after_s=rng.uniform(0.05, 0.6)))
         at_s += rng.uniform(0.1, 2.5)
     return tuple(faults)
+
+
+def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
+    at_s = rng.uniform(1.5, 5.0)
+    nth = rng.randint(1, 40)
+    match kind:
+        case "bug":  # all members stumble over the same sample, once
+            for member in range(rng.randint(2, 5)):
+                yield Fault(
+                    action=Action.RAISE,
+                    point="step",
+                    nth=nth + member,
+                    signature="bug",
+                    together=True,
+                )
+        case "hopeless":
+            yield Fault(
+                action=Action.RAISE, point="joined", nth=nth // 4 + 1, signature="bug", lasting=True
+            )
+        case "relay":  # every node leaves, and what it holds goes to those that come
+            for node in "abcd":
+                yield Fault(
+                    action=Action.DRAIN_NODE,
+                    at_s=at_s + rng.uniform(0.0, 1.0),
+                    worker=f"{node}-1",
+                    returns_after_s=rng.uniform(0.1, 3.0),
+                )
+            for _ in range(rng.randint(1, 2)):
+                yield Fault(action=Action.ADD_NODE, at_s=at_s - rng.uniform(-1.0, 1.5))
+        case "newcomers":  # they die, or get stuck, at each stage of their way in
+            for _ in range(rng.randint(1, 3)):
+                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(-0.5, 0.5))
+            stages = ("assigned", "prepared", "join", "agree", "transfer", "joined")
+            for _ in range(rng.randint(1, 3)):
+                yield Fault(
+                    action=rng.choice((Action.KILL_WORKER, Action.FREEZE_PROCESS)),
+                    point=rng.choice(stages),
+                    nth=rng.randint(2, 8),
+                    returns_after_s=1.0,
+                )
+        case "pairs":  # the second strikes what the first has set in motion
+            for delay_s in (0.0, rng.choice((0.01, 0.1, 0.4, 1.5, 2.5)) * rng.uniform(0.5, 1.5)):
+                action = rng.choice(_UNPLANNED)
+                returns_after_s = rng.uniform(0.1, 3.0)
+                yield Fault(action=action, at_s=at_s + delay_s, returns_after_s=returns_after_s)
+        case "stops":
+            yield Fault(action=Action.STOP, at_s=at_s)
+            for _ in range(rng.randint(1, 2)):
+                around_s = rng.choice((-2.0, -0.5, 0.05, 0.3)) * rng.uniform(0.5, 1.5)
+                action = rng.choice(_UNPLANNED)
+                returns_after_s = rng.uniform(0.1, 3.0)
+                yield Fault(
+                    action=action, at_s=max(0.5, at_s + around_s), returns_after_s=returns_after_s
+                )
+        case "saves":  # a member is lost while its group saves
+            for _ in range(rng.randint(1, 3)):
+                action = rng.choice((Action.KILL_WORKER, Action.KILL_NODE))
+                nth = rng.randint(1, 12)
+                yield Fault(action=action, point="saving", nth=nth, returns_after_s=0.5)
+        case "breaks":  # again and again, with steps in between
+            for _ in range(8):
+                yield Fault(action=Action.BREAK_LINK, point="committed", nth=nth)
+                nth += rng.randint(12, 24)
+
+
+_UNPLANNED = (
+    Action.KILL_WORKER,
+    Action.KILL_NODE,
+    Action.LOSE_NODE_SILENTLY,
+    Action.FREEZE_PROCESS,
+    Action.BREAK_LINK,
+    Action.CUT_OFF_NODE,
+    Action.KILL_LEADER,
+    Action.RESTART_AGENT,
+    Action.ADD_NODE,
+    Action.DRAIN_NODE,
+)
 
 
 def _coordinator(

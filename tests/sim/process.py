@@ -44,6 +44,7 @@ class Process:
         self.frozen = False
         self.deaf = False
         self.slot: int | None = None
+        self.started_at = self.clock.now
         self.replica: Replica | None = None
         self.begun = 0
         self.in_step_since: float | None = None
@@ -208,7 +209,7 @@ class Process:
             if replica in self.world.storage.committed[-1:]:  # by the group before
                 self.checkpoint_settled(replica.committed, False)
                 return
-            self.world.storage.put_shard(generation, replica)
+            self.world.storage.put_shard(generation, rank, replica)
             shard = ShardReported(
                 worker=self.name,
                 generation=generation.number,

@@ -65,6 +65,7 @@ class Script:
         process.reach("done")
         yield self._takes((0.0, 0.05))
         process.tell(worker.finished(process.committed))
+        process.world.journal.finished_at[process.name] = self.clock.now
         while not process.dismissed:
             yield Wait.NEWS
         process.end(exit_code=0)
@@ -92,7 +93,7 @@ class Script:
     def _agree(self, group: Group, generation: Generation) -> Body:
         process = self.process
         process.reach("agree")
-        process.world.declared(generation, process.replica)
+        process.world.declared(process, generation)
         own = View(process.replica, process.world.storage.newest)
         views: dict[str, View] = yield from group.collective("agree", process, own)
         by_rank = [views[m.worker] for m in generation.members]

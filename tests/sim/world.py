@@ -58,6 +58,9 @@ class World:
         self.clock = clock or Clock(plan.seed)
         self.journal = Journal(plan.job, news_s=plan.news_s)
         self.journal.agent_grace_s = plan.coordinator.formation.agent_grace_s
+        formation = plan.coordinator.formation
+        self.journal.sizes = (formation.min_workers, formation.max_workers)
+        self.journal.hopeless = any(f.lasting for f in plan.faults)
         self.journal.evaluates = plan.pace.evaluates > 0.0
         self.storage = Storage()
         self.nodes: list[Node] = []
@@ -122,6 +125,7 @@ class World:
             return
         self.leader = Leader(self, self._settings, *self._stored)
         self.journal.note(self.clock.now, "coordinator", "elected", self.leader.machine.committed)
+        self.journal.elected_at.append(self.clock.now)
         for name in sorted(self._gone):
             self.leader.gone(name)
         for node in self.nodes:
@@ -167,8 +171,11 @@ class World:
         self._formed_at[generation.number] = self.clock.now
         self.journal.formed_at[generation.number] = self.clock.now
 
-    def declared(self, generation: Generation, replica: Replica | None) -> None:
+    def declared(self, process: Process, generation: Generation) -> None:
         """A member brings its state to the agreement; it may be overwritten by the result."""
+        replica = process.replica
+        if replica is not None:
+            self.journal.declared.add((generation.number, process.name))
         best = self._best_declared.get(generation.number)
         if replica is not None and (best is None or replica.age > best.age):
             self._best_declared[generation.number] = replica

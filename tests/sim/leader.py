@@ -93,7 +93,7 @@ class Leader:
                 for node in self._nodes.values():
                     node.hear(agent_events.GenerationAnnounced(generation=generation))
             case fx.ReplaceWorker(node=name, worker=worker, kind=kind, message=message):
-                self.world.journal.replaced.append(worker)
+                self.world.replaced(worker)
                 if name in self._nodes:
                     self._nodes[name].hear(
                         agent_events.ReplaceRequested(worker=worker, kind=kind, message=message)

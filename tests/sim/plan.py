@@ -115,6 +115,7 @@ def plan(seed: int, stress: str = "") -> Plan:
         batch_size=rng.randint(2, 4),
         epochs=rng.randint(1, 3),
         save_every=rng.choice((5, 10, 1000)),
+        keeps_result=random.Random(f"end {seed}").random() < 0.7,
     )
     faults = tuple(_fault(rng, len(nodes)) for _ in range(rng.choice((0, 1, 1, 2, 3, 4, 6))))
     if not any(f.action is Action.STOP for f in faults) and rng.random() < 0.15:
@@ -144,9 +145,12 @@ def plan(seed: int, stress: str = "") -> Plan:
     # Nothing else delays anything: what happens follows from these faults.
     pace = replace(whole.pace, evaluates=0.0)
     whole = replace(whole, pace=pace, news_s=min(whole.news_s, 0.03))
-    if stress != "split":
-        return whole
-    policy = replace(whole.coordinator.formation, min_workers=1, agent_grace_s=0.0)
+    if stress in ("drain", "drains", "relay"):  # so that there is time to leave
+        job = job._replace(epochs=3 * job.epochs)
+    if stress != "split" and stress not in _AWAY:
+        return replace(whole, job=job)
+    grace_s = 0.0 if stress == "split" else 3.0
+    policy = replace(whole.coordinator.formation, min_workers=1, agent_grace_s=grace_s)
     coordinator = replace(whole.coordinator, formation=policy)
     job = job._replace(epochs=10)
     return replace(whole, coordinator=coordinator, job=job, isolation_s=6.0)
@@ -186,7 +190,8 @@ def _control_fault(rng: random.Random) -> Fault:
 
 STRESS = ("drain", "drain", "drains", "leaders", "persisted", "agents", "stop", "split")
 # Not in the mix of ordinary histories: what other faults would hide.
-_ALONE = ("bug", "hopeless", "relay", "newcomers", "pairs", "stops", "saves", "breaks")
+_AWAY = ("return", "outage")
+_ALONE = ("bug", "hopeless", "relay", "newcomers", "pairs", "stops", "saves", "breaks", *_AWAY)
 KINDS = ("", *sorted({*STRESS, *_ALONE}))
 
 
@@ -244,16 +249,20 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
             yield Fault(
                 action=Action.RAISE, point="joined", nth=nth // 4 + 1, signature="bug", lasting=True
             )
-        case "relay":  # every node leaves, and what it holds goes to those that come
+        case "relay":  # every node leaves, and what it holds goes to those that come, or is saved
+            others_come = rng.random() < 0.8
             for node in "abcd":
                 yield Fault(
                     action=Action.DRAIN_NODE,
                     at_s=at_s + rng.uniform(0.0, 1.0),
                     worker=f"{node}-1",
-                    returns_after_s=rng.uniform(0.1, 3.0),
+                    returns_after_s=rng.uniform(0.1, 3.0) if others_come else 1000.0,
                 )
-            for _ in range(rng.randint(1, 2)):
-                yield Fault(action=Action.ADD_NODE, at_s=at_s - rng.uniform(-1.0, 1.5))
+            for _ in range(rng.randint(1, 2) if others_come else 0):
+                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(-2.0, 1.0))
+            if rng.random() < 0.5:
+                point = rng.choice(("join", "agree", "transfer", "joined"))
+                yield Fault(action=Action.KILL_WORKER, point=point, nth=rng.randint(2, 8))
         case "newcomers":  # they die, or get stuck, at each stage of their way in
             for _ in range(rng.randint(1, 3)):
                 yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(-0.5, 0.5))
@@ -278,6 +287,33 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                 returns_after_s = rng.uniform(0.1, 3.0)
                 yield Fault(
                     action=action, at_s=max(0.5, at_s + around_s), returns_after_s=returns_after_s
+                )
+        case "return":  # newcomers take over, or fail to, while all others are out of contact
+            away_s = rng.uniform(1.0, 6.0)
+            for node in "abcd":
+                yield Fault(
+                    action=Action.CUT_OFF_NODE,
+                    at_s=at_s + rng.uniform(0.0, 0.5),
+                    worker=f"{node}-1",
+                    returns_after_s=away_s,
+                )
+            for _ in range(rng.randint(1, 2)):
+                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(-2.0, 1.0))
+            for _ in range(rng.randint(0, 2)):
+                yield Fault(
+                    action=rng.choice((Action.KILL_WORKER, Action.FREEZE_PROCESS)),
+                    point=rng.choice(("join", "agree", "transfer", "joined")),
+                    nth=rng.randint(3, 8),
+                )
+            if rng.random() < 0.3:
+                yield Fault(action=Action.KILL_LEADER, at_s=at_s + 1.0, returns_after_s=0.5)
+        case "outage":  # the leader is cut off from every node
+            for node in "abcd":
+                yield Fault(
+                    action=Action.CUT_OFF_NODE,
+                    at_s=at_s,
+                    worker=f"{node}-1",
+                    returns_after_s=nth / 40,
                 )
         case "saves":  # a member is lost while its group saves
             for _ in range(rng.randint(1, 3)):

@@ -181,6 +181,7 @@ class Process:
         if self._group is not None:
             self._group.leave(self, died=True, silent=silent)
         self.note("ends", exit_code, signal)
+        self.world.journal.gone_at.setdefault(self.name, self.clock.now)
         self.up.send(
             self.node.exited, ev.WorkerExited(worker=self.name, exit_code=exit_code, signal=signal)
         )
@@ -191,6 +192,7 @@ class Process:
         self.deaf = deaf
         self.thread.stop()
         self.note("freezes", deaf)
+        self.world.journal.gone_at.setdefault(self.name, self.clock.now)
 
     def break_link(self) -> None:
         if self._group is not None:

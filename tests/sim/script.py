@@ -84,6 +84,7 @@ class Script:
             yield from self._train(group, generation)
         except GroupLost as lost:
             process.leave_group(broken=True)
+            process.world.journal.broke.add(generation.number)
             process.tell(worker.group_broke(process.committed, str(lost)))
             return
         process.leave_group()
@@ -144,7 +145,9 @@ class Script:
         """After the last step: meet, since a member that is behind needs another's state, and keep
         the result, as Session does it."""
         yield from group.collective("meet", self.process)
-        if not self.process.worker.must_leave(self.process.committed):
+        if not self.job.keeps_result:
+            self.process.done = True
+        elif not self.process.worker.must_leave(self.process.committed):
             yield from self._save_and_leave(generation)
 
     def _leaves_here(self, committed: int) -> Body:

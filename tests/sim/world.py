@@ -28,6 +28,8 @@ from tests.sim.storage import Storage
 
 # Longer than all patience that the settings of a plan can add up to once faults have stopped.
 SETTLING_TIME_S = 90.0
+# From a decision until it is in the store.
+_DECIDED_S = 0.05
 Observer = Callable[[float, str, Any, Sequence[Any]], None]
 
 
@@ -60,6 +62,8 @@ class World:
         self.journal.agent_grace_s = plan.coordinator.formation.agent_grace_s
         formation = plan.coordinator.formation
         self.journal.sizes = (formation.min_workers, formation.max_workers)
+        self.journal.stop_grace_s = plan.coordinator.stop_grace_s
+        self.journal.isolation_s = plan.isolation_s
         self.journal.hopeless = any(f.lasting for f in plan.faults)
         self.journal.evaluates = plan.pace.evaluates > 0.0
         self.storage = Storage()
@@ -170,6 +174,59 @@ class World:
         self._newest_when_formed[generation.number] = self.storage.newest
         self._formed_at[generation.number] = self.clock.now
         self.journal.formed_at[generation.number] = self.clock.now
+        self._note_contact(generation)
+
+    def _note_contact(self, generation: Generation) -> None:
+        """Whom the generation forgets, and who cannot hear of it, as far as could be known."""
+        now, journal, chosen = self.clock.now, self.journal, generation.worker_ids
+        node_of = {name: n for n in self.nodes for name in n.processes}
+        known_s = 2 * self.news_s + _DECIDED_S
+        journal.unreachable[generation.number] = [
+            name
+            for name in chosen
+            if name in node_of
+            and not node_of[name].connected
+            and node_of[name].hung_up_at < now - LATEST_NOTICE_S - known_s
+        ]
+        if not generation.members:
+            journal.enough_stayed[generation.number] = self._who_could_go_on(now - known_s)
+        patience_s = self._settings.formation.agent_grace_s - LATEST_NOTICE_S - known_s
+        journal.away[generation.number] = _best(
+            *(
+                p.replica
+                for n in self.nodes
+                if n.alive and not n.connected and now < n.hung_up_at + patience_s
+                for p in n.processes.values()
+                if p.responsive and not p.done
+            )
+        )
+
+    def _who_could_go_on(self, since: float) -> list[str]:
+        """Members of the last group that are well, and have been for a while."""
+        groups = [g for g in self.journal.generations[:-1] if g.members]
+        if not groups or any(at > since - 2.0 for at in self.journal.elected_at):
+            return []
+        replaced = {worker for _, worker in self.journal.replaced}
+        return [
+            p.name
+            for n in self.nodes
+            if n.connected and n.connected_at < since and not n.drains
+            for p in n.processes.values()
+            if p.responsive and not p.done and p.name not in replaced
+            if p.name in groups[-1].worker_ids and p.replica is not None
+        ]
+
+    def replaced(self, name: str) -> None:
+        """The leader wants this worker ended: its group goes on without it."""
+        for node in self.nodes:
+            process = node.processes.get(name)
+            if process is None or not node.connected or not process.responsive:
+                continue
+            self.journal.replaced.append((self.clock.now, name))
+            back_s = self.clock.now - node.connected_at
+            stuck = process.replica is None  # where nothing but its end makes room
+            if back_s < self._settings.formation.join_timeout_s - _DECIDED_S and not stuck:
+                self.journal.hurried.append(f"{name}, {back_s:.2f} s after its node came")
 
     def declared(self, process: Process, generation: Generation) -> None:
         """A member brings its state to the agreement; it may be overwritten by the result."""
@@ -244,6 +301,7 @@ class World:
         Who comes back after the last group was formed is not waited for, which can cost the step
         that only it had completed; who is out of contact keeps its place for a while.
         """
+        self.journal.ended_at = self.clock.now
         self.journal.result = self.best_survivor(finished=True)
         saving = [g for g in self.journal.generations if g.members][-1:]
         known_at = self._formed_at[saving[0].number] if saving else self.clock.now

@@ -12,6 +12,7 @@ from tests.sim.checkers.membership import membership
 from tests.sim.checkers.no_step_lost import no_step_lost
 from tests.sim.checkers.one_lineage import one_lineage
 from tests.sim.checkers.planned_changes import planned_changes
+from tests.sim.checkers.promptness import promptness
 from tests.sim.checkers.same_state import same_state
 from tests.sim.checkers.saves import saves
 from tests.sim.checkers.shares import shares
@@ -31,6 +32,7 @@ CHECKERS: tuple[Checker, ...] = (
     drains,
     control_plane,
     membership,
+    promptness,
     saves,
     shares,
 )

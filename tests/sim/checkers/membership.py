@@ -10,6 +10,8 @@ from tests.sim.journal import Journal
 
 # From a member's report until the coordinator has heard it, beside the ways of the news.
 _REPORT_S = 0.1
+# Faults that make nobody wait for a member.
+_AT_ONCE = ("KILL_WORKER", "KILL_NODE", "RAISE", "BREAK_LINK", "ADD_NODE", "DRAIN_NODE", "KILL_LEADER")
 
 
 def membership(journal: Journal) -> Iterator[str]:
@@ -25,6 +27,9 @@ def membership(journal: Journal) -> Iterator[str]:
         if trains and size + finished < least:
             yield f"generation {generation.number} has {size} members, of at least {least}"
         yield from _rank_zero_holds(journal, generation)
+        yield from _for_a_reason(journal, generation)
+    for worker in journal.hurried:
+        yield f"{worker}, was left out"
     groups = [g for g in journal.generations if g.members]
     for before, after in itertools.pairwise(groups):
         if after.reason is ChangeReason.MEMBER_JOINED and after.worker_ids <= before.worker_ids:
@@ -32,6 +37,27 @@ def membership(journal: Journal) -> Iterator[str]:
         between = (journal.formed_at[before.number], journal.formed_at[after.number])
         if not any(between[0] < at < between[1] for at in journal.elected_at):
             yield from _ranks_kept(before, after)
+
+
+def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
+    """Nobody is forgotten, nobody is in it that cannot hear of it, and what it is for is true."""
+    number, formed_at = generation.number, journal.formed_at[generation.number]
+    if journal.unreachable[number]:
+        yield f"{journal.unreachable[number]} cannot hear of {number}"
+    for at, worker in journal.replaced:
+        if worker in generation.worker_ids and at <= formed_at:
+            yield f"{worker} is a member of {number}, ended at {at:.4f}"
+    stayed = journal.enough_stayed.get(number, ())
+    finished = sum(at <= formed_at for at in journal.finished_at.values())
+    below = generation.reason in (ChangeReason.BELOW_MINIMUM, ChangeReason.MEMBER_LEAVING)
+    if below and stayed and len(stayed) + finished >= journal.sizes[0]:
+        yield f"{number} has no members although {stayed} stay"
+    before = max((g.number for g in journal.generations if g.number < number), default=0)
+    if generation.reason is ChangeReason.GROUP_BROKEN and before not in journal.broke:
+        yield f"{number} was formed because {before} broke, which it did not"
+    stuck = generation.reason in (ChangeReason.STALLED, ChangeReason.JOIN_TIMED_OUT)
+    if stuck and not journal.evaluates and all(action in _AT_ONCE for at, action, _ in journal.struck if at <= formed_at):
+        yield f"{number} was formed although nobody was stuck: {generation.reason.name}"
 
 
 def _ranks_kept(before: Generation, after: Generation) -> Iterator[str]:

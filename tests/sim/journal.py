@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -73,6 +74,8 @@ class Journal:
         self.called: list[Called] = []
         self.errors: list[tuple[str, str]] = []
         """What scripts raised: the type, and all of it."""
+        self.in_run: set[int] = set()
+        """Generations formed for members that were inside session.run()."""
         self.differed: list[str] = []
         """Members of one step that held different states."""
         self.undo_missed = False
@@ -106,10 +109,40 @@ class Journal:
         self.agent_grace_s = 0.0
         self.evaluates = False
         """Members keep each other waiting in the middle of steps."""
-        self.replaced: list[str] = []
-        """Workers that were ended because their group did without them."""
+        self.replaced: list[tuple[float, str]] = []
+        """When, and which workers, were ended because their group did without them."""
+        self.hurried: list[str] = []
+        """Those of them that had no time to hear of their group."""
         self.formed_at: dict[int, float] = {}
         self.broken_invariant = ""
+        self.sizes = (1, 1)
+        """The least and the most members that a group may have."""
+        self.finished_at: dict[str, float] = {}
+        """Workers whose scripts have ended well."""
+        self.declared: set[tuple[int, str]] = set()
+        """(generation, member) of those that brought the state to their group."""
+        self.saves: list[tuple[float, bool]] = []
+        """Instants at which a checkpoint was committed (True) or given up (False)."""
+        self.elected_at: list[float] = []
+        """Instants at which a leader came to office in place of another."""
+        self.unreachable: dict[int, list[str]] = {}
+        """By generation, its members that were known to be out of contact when it was formed."""
+        self.enough_stayed: dict[int, list[str]] = {}
+        """By generation without members, those that could have gone on."""
+        self.away: dict[int, Replica | None] = {}
+        """By generation, the most advanced replica out of contact that was worth waiting for."""
+        self.broke: set[int] = set()
+        """Generations whose groups broke under a member."""
+        self.gone_at: dict[str, float] = {}
+        """When workers ended, or froze."""
+        self.left_from: dict[str, float] = {}
+        """When nodes were to leave."""
+        self.ended_at = math.inf
+        """When the job did."""
+        self.stop_grace_s = 0.0
+        self.isolation_s = 0.0
+        self.hopeless = False
+        """The script fails at the same place whenever it gets there."""
 
     def note(self, *fact: Any) -> None:
         """Add a line to the trace: instant, who, what, details."""

@@ -94,7 +94,7 @@ class Leader:
                 for node in self._nodes.values():
                     node.hear(agent_events.GenerationAnnounced(generation=generation))
             case fx.ReplaceWorker(node=name, worker=worker, kind=kind, message=message):
-                self.world.journal.replaced.append(worker)
+                self.world.replaced(worker)
                 if name in self._nodes:
                     self._nodes[name].hear(
                         agent_events.ReplaceRequested(worker=worker, kind=kind, message=message)
@@ -132,6 +132,7 @@ class Leader:
 
     def _settle_checkpoint(self, step: int, *, abandoned: bool) -> None:
         self.world.journal.note(self.clock.now, "coordinator", "checkpoint", step, abandoned)
+        self.world.journal.saves.append((self.clock.now, not abandoned))
         for node in self._nodes.values():
             node.hear_of_checkpoint(step, abandoned=abandoned)
 

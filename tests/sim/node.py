@@ -77,6 +77,8 @@ class Node:
 
     def lose_leader(self) -> None:
         """Whoever it was connected to is gone."""
+        if self.connected:
+            self.hung_up_at = self.clock.now
         self._up.open = self._down.open = False
         self.connected = False
 
@@ -122,6 +124,7 @@ class Node:
     def drain(self) -> None:
         """An operator wants it left."""
         self.drains = self.world.journal.drains = True
+        self.world.journal.left_from.setdefault(self.name, self.clock.now)
         if self.connected:
             leaving = coordinator_events.NodeLeaving(node=self.name, reason="drained")
             self.world.leader.tell(leaving)

@@ -40,6 +40,7 @@ class Process:
         self.frozen = False
         self.deaf = False
         self.slot: int | None = None
+        self.started_at = self.clock.now
         self.replica: Replica | None = None
         self.begun = 0
         self.in_step_since: float | None = None
@@ -192,6 +193,7 @@ class Process:
         if self._group is not None:
             self._group.leave(self, died=True, silent=silent)
         self.note("ends", exit_code, signal)
+        self.world.journal.gone_at.setdefault(self.name, self.clock.now)
         self.up.send(
             self.node.exited, ev.WorkerExited(worker=self.name, exit_code=exit_code, signal=signal)
         )
@@ -202,6 +204,7 @@ class Process:
         self.deaf = deaf
         self.thread.stop()
         self.note("freezes", deaf)
+        self.world.journal.gone_at.setdefault(self.name, self.clock.now)
 
     def break_link(self) -> None:
         if self._group is not None:
@@ -220,7 +223,7 @@ class Process:
             if self.world.storage.newest.lineage == replica.lineage:  # by the group before
                 self.checkpoint_settled(replica.committed, False)
                 return
-            self.world.storage.put_shard(generation, replica)
+            self.world.storage.put_shard(generation, rank, replica)
             shard = ShardReported(
                 worker=self.name,
                 generation=generation.number,

@@ -40,6 +40,8 @@ class Style(NamedTuple):
     """session.run() after each epoch, whose result is kept in the state."""
     between: int = 0
     """Calls of session.run() between two loops."""
+    turns: bool = False
+    """Something tracked changes between two loops, below the calls there."""
     scaling: LinearScaling | None = None
     misses_block: float = 0.0
     """Probability that a block changes what its undo does not know of."""
@@ -90,6 +92,8 @@ class Job(NamedTuple):
     batch_size: int
     epochs: int
     save_every: int
+    keeps_result: bool = True
+    """A checkpoint is saved at the end: there is somewhere to put it."""
     style: Style = Style()
 
     @lru_cache(maxsize=256)  # noqa: B019 - as above
@@ -238,6 +242,13 @@ def kept(content: Content, loop: int, call: int, result: int) -> Content:
     return content._replace(results=(*content.results, (loop, call, result)))
 
 
+def turned(style: Style, content: Content, loop: int) -> Content:
+    """A loop is over."""
+    if style.turns:
+        content = content._replace(momentum=hash((content.momentum, loop)))
+    return content
+
+
 class Step(NamedTuple):
     """What an undisturbed job is to do: its step, and with which learning rate."""
 
@@ -277,6 +288,8 @@ def places_below(
             yield content
             content = valued(content, result)
             yield content
+        content = turned(style, content, loop)
+        yield content
 
 
 def result_of(content: Content, loop: int, call: int) -> int | None:

@@ -31,6 +31,7 @@ from tests.sim.replica import (
     optimized,
     result_of,
     stepped,
+    turned,
     valued,
 )
 from tests.sim.thread import Body, ScriptError, Wait
@@ -127,6 +128,7 @@ class Script:
         process.leave_group()
         yield self._takes((0.0, 0.05))
         process.tell(worker.finished(process.committed))
+        process.world.journal.finished_at[process.name] = self.clock.now
         while not process.dismissed:
             yield Wait.NEWS
         process.end(exit_code=0)
@@ -161,6 +163,8 @@ class Script:
             counts = yield from self._step(Samples(loop.loader, samples))
             ends_epoch = part.progress.position(loop.loader).cursor == loader.length
             self.content = below(style, self.content, committed=counts)
+            if style.uneven and ends_epoch and counts:
+                yield from self._call_unevenly()
             if style.evaluates and ends_epoch and counts:
                 result = yield from self._evaluate(Call("evaluates"))
                 self.content = valued(self.content, result)
@@ -193,6 +197,15 @@ class Script:
         self._commit(samples)
         return True
 
+    def _call_unevenly(self) -> Body:
+        """What the decision depends on is not the same everywhere."""
+        seat = self.part.seat
+        assert seat is not None
+        if self.style.uneven == "other":
+            yield from self._drive(self.part.run(Call("evaluates", 100 + seat.rank % 2)))
+        elif seat.rank == 0:
+            yield from self._drive(self.part.run(Call("evaluates", 100)))
+
     def _between(self, loop: int) -> Body:
         """Between two loops."""
         if self.style.between:
@@ -209,6 +222,7 @@ class Script:
                 result = yield from self._evaluate(Call(f"between {loop}", call + 1))
                 self.content = kept(self.content, loop, call, result)
             self.content = valued(self.content, result)
+        self.content = turned(self.style, self.content, loop)
 
     def _evaluate(self, call: Call) -> Body:
         part = self.part
@@ -234,6 +248,8 @@ class Script:
         misses_gap = style.misses_gap > 0.0 and clock.chance(style.misses_gap)
         misses_block = style.misses_block > 0.0 and clock.chance(style.misses_block)
         self.undo.begin(self.content, misses_gap=misses_gap, misses_block=misses_block)
+        if self.undo.missed:
+            self.process.world.journal.undo_missed = True
 
     def _commit(self, samples: Samples) -> None:
         process, part = self.process, self.part
@@ -295,7 +311,7 @@ class Script:
         process = self.process
         process.reach("agree")
         group = process.group
-        process.world.declared(group.generation, process.replica)
+        process.world.declared(process, group.generation)
         commit, begin = self._digests or (0, 0)
         self._digests = None
         mine = replace(declare.mine, commit_digest=commit, begin_digest=begin)
@@ -398,6 +414,7 @@ class Script:
     def _break(self, broken: act.Break) -> None:
         process, worker = self.process, self.process.worker
         superseded = worker.superseded()
+        process.world.journal.broke.add(worker.status.generation)
         process.leave_group(broken=True)
         committed = self.part.progress.committed
         if superseded:
@@ -490,13 +507,13 @@ class Script:
 
     def _perform(self, perform: act.Perform) -> Body:
         process, call = self.process, perform.call
-        if call is END_OF_LOOP:
+        if call is END_OF_LOOP or (call is END_OF_SCRIPT and not self.job.keeps_result):
             return None
         if call is END_OF_SCRIPT:
             return (yield from self._save_and_wait(act.SaveAndWait(progress=self.part.here)))
         group = process.group
         process.reach("run")
-        yield self._takes((0.1, process.world.pace.evaluation_s))
+        yield self._takes((0.1, process.world.pace.evaluation_s / (1 + self.style.between)))
         mine = evaluation(self.content, call.number)
         found = yield from group.collective(("run", self.part.progress.committed, call), process, mine)
         group.check(process)

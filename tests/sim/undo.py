@@ -14,12 +14,14 @@ class Undo:
         self._begin = BLANK
         self._retry: Content | None = None
         self._misses = False
+        self.missed = False
+        """A commit mark was lost, or a block could not be undone."""
 
     def begin(self, content: Content, *, misses_gap: bool, misses_block: bool) -> None:
         """A step is handed out. misses_gap: what has changed since the commit was not copied.
         misses_block: the block changes what is not copied."""
         if misses_gap and self.commit is not None and self.commit != content:
-            self.commit = None
+            self.commit, self.missed = None, True
         self._begin, self._misses = content, misses_block
 
     def end(self, content: Content) -> None:
@@ -32,6 +34,7 @@ class Undo:
     def put_back(self, content: Content) -> tuple[Content, bool]:
         """The state at the block's begin, and whether it really is."""
         if self._misses and content != self._begin:
+            self.missed = True
             return self._begin._replace(weights=hash((content.weights, -1))), False
         return self._begin, True
 

@@ -27,6 +27,8 @@ from tests.sim.storage import Storage
 
 # Longer than all patience that the settings of a plan can add up to once faults have stopped.
 SETTLING_TIME_S = 90.0
+# From a decision until it is in the store.
+_DECIDED_S = 0.05
 Observer = Callable[[float, str, Any, Sequence[Any]], None]
 
 
@@ -57,7 +59,13 @@ class World:
         self.clock = clock or Clock(plan.seed)
         self.journal = Journal(plan.job, news_s=plan.news_s)
         self.journal.agent_grace_s = plan.coordinator.formation.agent_grace_s
-        self.journal.evaluates = plan.job.style.evaluates or plan.job.style.between > 0
+        formation = plan.coordinator.formation
+        self.journal.sizes = (formation.min_workers, formation.max_workers)
+        self.journal.stop_grace_s = plan.coordinator.stop_grace_s
+        self.journal.isolation_s = plan.isolation_s
+        self.journal.hopeless = any(f.lasting for f in plan.faults)
+        style = plan.job.style
+        self.journal.evaluates = style.evaluates or style.between > 0
         self.storage = Storage()
         self.nodes: list[Node] = []
         self._stored: tuple[Generation | None, tuple[Generation, ...]] = (None, ())
@@ -121,6 +129,7 @@ class World:
             return
         self.leader = Leader(self, self._settings, *self._stored)
         self.journal.note(self.clock.now, "coordinator", "elected", self.leader.machine.committed)
+        self.journal.elected_at.append(self.clock.now)
         for name in sorted(self._gone):
             self.leader.gone(name)
         for node in self.nodes:
@@ -165,9 +174,72 @@ class World:
         self._newest_when_formed[generation.number] = self.storage.newest
         self._formed_at[generation.number] = self.clock.now
         self.journal.formed_at[generation.number] = self.clock.now
+        self._note_contact(generation)
+        if any(
+            p.worker.status.in_run
+            for node in self.nodes
+            for p in node.processes.values()
+            if p.name in generation.worker_ids
+        ):
+            self.journal.in_run.add(generation.number)
 
-    def declared(self, generation: Generation, replica: Replica | None) -> None:
+    def _note_contact(self, generation: Generation) -> None:
+        """Whom the generation forgets, and who cannot hear of it, as far as could be known."""
+        now, journal, chosen = self.clock.now, self.journal, generation.worker_ids
+        node_of = {name: n for n in self.nodes for name in n.processes}
+        known_s = 2 * self.news_s + _DECIDED_S
+        journal.unreachable[generation.number] = [
+            name
+            for name in chosen
+            if name in node_of
+            and not node_of[name].connected
+            and node_of[name].hung_up_at < now - LATEST_NOTICE_S - known_s
+        ]
+        if not generation.members:
+            journal.enough_stayed[generation.number] = self._who_could_go_on(now - known_s)
+        patience_s = self._settings.formation.agent_grace_s - LATEST_NOTICE_S - known_s
+        journal.away[generation.number] = _best(
+            *(
+                p.replica
+                for n in self.nodes
+                if n.alive and not n.connected and now < n.hung_up_at + patience_s
+                for p in n.processes.values()
+                if p.responsive and not p.done
+            )
+        )
+
+    def _who_could_go_on(self, since: float) -> list[str]:
+        """Members of the last group that are well, and have been for a while."""
+        groups = [g for g in self.journal.generations[:-1] if g.members]
+        if not groups or any(at > since - 2.0 for at in self.journal.elected_at):
+            return []
+        replaced = {worker for _, worker in self.journal.replaced}
+        return [
+            p.name
+            for n in self.nodes
+            if n.connected and n.connected_at < since and not n.drains
+            for p in n.processes.values()
+            if p.responsive and not p.done and p.name not in replaced
+            if p.name in groups[-1].worker_ids and p.replica is not None
+        ]
+
+    def replaced(self, name: str) -> None:
+        """The leader wants this worker ended: its group goes on without it."""
+        for node in self.nodes:
+            process = node.processes.get(name)
+            if process is None or not node.connected or not process.responsive:
+                continue
+            self.journal.replaced.append((self.clock.now, name))
+            back_s = self.clock.now - node.connected_at
+            stuck = process.replica is None  # where nothing but its end makes room
+            if back_s < self._settings.formation.join_timeout_s - _DECIDED_S and not stuck:
+                self.journal.hurried.append(f"{name}, {back_s:.2f} s after its node came")
+
+    def declared(self, process: Process, generation: Generation) -> None:
         """A member brings its state to the agreement; it may be overwritten by the result."""
+        replica = process.replica
+        if replica is not None:
+            self.journal.declared.add((generation.number, process.name))
         best = self._best_declared.get(generation.number)
         if replica is not None and (best is None or replica.age > best.age):
             self._best_declared[generation.number] = replica
@@ -255,6 +327,7 @@ class World:
         Who comes back after the last group was formed is not waited for, which can cost the step
         that only it had completed; who is out of contact keeps its place for a while.
         """
+        self.journal.ended_at = self.clock.now
         self.journal.result = self.best_survivor(finished=True)
         saving = [g for g in self.journal.generations if g.members][-1:]
         known_at = self._formed_at[saving[0].number] if saving else self.clock.now

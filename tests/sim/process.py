@@ -44,6 +44,7 @@ class Process:
         self.replica: Replica | None = None
         self.begun = 0
         self.in_step_since: float | None = None
+        self.compares_since: float | None = None
         self._settled: dict[int, bool] = {}
         self._last_save = (0, 0)
         self._unsettled: dict[int, ShardReported] = {}

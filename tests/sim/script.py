@@ -6,6 +6,7 @@ simulated time; the way through groups is core/worker/participation.py in both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -75,6 +76,7 @@ class Script:
         self.undo = Undo()
         self.held: Replica | None = None
         """A state that waits until the script has come to its loop."""
+        self.left_call_at = -math.inf
         self._prepared = False
         self._digests: tuple[int, int] | None = None
         self._at_once: dict[type, Callable[[Any], Any]] = {
@@ -171,6 +173,7 @@ class Script:
             self.process.reach("below")
             self.content = further_below(style, self.content, committed=counts)
         yield from self._drive(part.end_loop(END_OF_LOOP))
+        self.left_call_at = self.clock.now
         self.process.reach("loop ended")
 
     def _step(self, samples: Samples) -> Body:
@@ -228,6 +231,7 @@ class Script:
         part = self.part
         number = part.runs_done
         result: int = yield from self._drive(part.run(call))
+        self.left_call_at = self.clock.now
         self.process.world.called(self.process, self.content, number, call.number, result)
         return result
 
@@ -449,9 +453,13 @@ class Script:
         process, committed = self.process, self.part.progress.committed
         if process.group.generation.world_size == 1:
             return
-        found = yield from process.group.collective(
-            ("compare", committed), process, self.content.weights
-        )
+        process.compares_since = self.clock.now
+        try:
+            found = yield from process.group.collective(
+                ("compare", committed), process, self.content.weights
+            )
+        finally:
+            process.compares_since = None
         if len(set(found.values())) > 1:
             raise StepMisused(f"the replicas differ at step {committed}")
 
@@ -495,11 +503,11 @@ class Script:
             raise StepMisused(f"members call different things after step {meeting.committed}")
 
     def _look_for_others(self, group: Any, name: Any, meeting: act.MeetForCall) -> None:
-        """While it waits: whether a member is inside the block of the step that follows."""
+        """While it waits: whether a member is on its way to the step that follows."""
         process = self.process
         if not process.alive or process.frozen or not group.waits_at(name, process):
             return
-        if process.world.members_in_block(group.generation, meeting.committed, _ASK_AFTER_S):
+        if process.world.members_elsewhere(group.generation, meeting.committed, _ASK_AFTER_S):
             error = StepMisused(f"others do not come to a call after step {meeting.committed}")
             group.free_from_store(process, error)
         else:

@@ -175,13 +175,19 @@ class World:
         self._formed_at[generation.number] = self.clock.now
         self.journal.formed_at[generation.number] = self.clock.now
         self._note_contact(generation)
+        groups = [g.worker_ids for g in self.journal.generations if g.members][-2:]
         if any(
-            p.worker.status.in_run
+            self._calls_lately(p)
             for node in self.nodes
             for p in node.processes.values()
-            if p.name in generation.worker_ids
+            if any(p.name in workers for workers in groups)
         ):
             self.journal.in_run.add(generation.number)
+
+    def _calls_lately(self, process: Process) -> bool:
+        """It is inside session.run(), or was when the decision was taken."""
+        since = self.clock.now - 2 * self.news_s - _DECIDED_S
+        return process.worker.status.in_run or process.script.left_call_at > since
 
     def _note_contact(self, generation: Generation) -> None:
         """Whom the generation forgets, and who cannot hear of it, as far as could be known."""
@@ -232,6 +238,7 @@ class World:
             self.journal.replaced.append((self.clock.now, name))
             back_s = self.clock.now - node.connected_at
             stuck = process.replica is None  # where nothing but its end makes room
+            stuck = stuck or self._calls_lately(process)
             if back_s < self._settings.formation.join_timeout_s - _DECIDED_S and not stuck:
                 self.journal.hurried.append(f"{name}, {back_s:.2f} s after its node came")
 
@@ -286,15 +293,15 @@ class World:
         )
         process.note("has called", number, evaluation)
 
-    def members_in_block(self, generation: Generation, committed: int, for_s: float) -> bool:
-        """Whether a member has for so long been inside the block of the step after `committed`."""
+    def members_elsewhere(self, generation: Generation, committed: int, for_s: float) -> bool:
+        """Whether a member has for so long been in the block of the step after `committed`, or
+        before it where replicas are compared."""
         return any(
-            p.in_step_since is not None
-            and self.clock.now - p.in_step_since >= for_s
-            and p.committed == committed
+            p.committed == committed and min(since) <= self.clock.now - for_s
             for node in self.nodes
             for p in node.processes.values()
             if p.alive and not p.deaf and p.name in generation.worker_ids
+            if (since := [s for s in (p.in_step_since, p.compares_since) if s is not None])
         )
 
     def _whole(self, generation: int, name: Hashable) -> None:

@@ -105,6 +105,12 @@ class Participation:
         """The job is past the script's present loop."""
         return self.holds_back and self.progress.loop > self.loop
 
+    @property
+    def _is_behind(self) -> bool:
+        """The scripts of the others are at a later place: of a later loop, or past a call that this
+        one has not come to."""
+        return self.holds_back or self.runs_done < self._calls_of_others
+
     # ---- what the script does
 
     def begin_loop(self, loader: int, batches: Batches) -> Steps:
@@ -129,7 +135,7 @@ class Participation:
                     yield act.PutBackForRetry()
                 self._at_begin = True
                 yield from self._be_in_current_group()
-                if not self.holds_back:  # else the others are in a later loop
+                if not self._is_behind:  # else the others have these behind them
                     yield from self._duties()
             except GroupLost as error:
                 yield from self.lose(error)
@@ -202,7 +208,7 @@ class Participation:
                 try:
                     if self.seat is None:
                         yield from self._enter()
-                    behind = self.runs_done < self._calls_of_others
+                    behind = self._is_behind
                     if not behind:  # else the others are to leave from a later place
                         yield from self._leave_job_if_told()
                     committed = self.progress.committed

@@ -46,11 +46,13 @@ def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
     if journal.unreachable[number]:
         yield f"{journal.unreachable[number]} cannot hear of {number}"
     for at, worker in journal.replaced:
-        if worker in generation.worker_ids and at <= formed_at:
+        if worker in generation.worker_ids and at <= formed_at and number not in journal.in_run:
             yield f"{worker} is a member of {number}, ended at {at:.4f}"
     stayed = journal.enough_stayed.get(number, ())
     finished = sum(at <= formed_at for at in journal.finished_at.values())
     below = generation.reason in (ChangeReason.BELOW_MINIMUM, ChangeReason.MEMBER_LEAVING)
+    if number in journal.in_run:
+        stayed = ()  # they complete a call first, without newcomers
     if below and stayed and len(stayed) + finished >= journal.sizes[0]:
         yield f"{number} has no members although {stayed} stay"
     before = max((g.number for g in journal.generations if g.number < number), default=0)

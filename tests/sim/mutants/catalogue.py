@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tests.sim.mutants.protocol import PARTICIPATION, RECOVERY
+
 
 class Mutant(NamedTuple):
     """One planted fault."""
@@ -106,12 +108,12 @@ _FORMATION = (
         "the loss of one member is overlooked",
     ),
     (
-        "if self._lost or (self._broken and self._finished) or self._is_stranded():",
+        "if lost or (self._broken and self._finished) or self._is_stranded():",
         "if self._lost or self._is_stranded():",
         "a group that broke because a member finished is formed with that member again",
     ),
     (
-        "if self._lost or (self._broken and self._finished) or self._is_stranded():",
+        "if lost or (self._broken and self._finished) or self._is_stranded():",
         "if self._lost or (self._broken and self._finished):",
         "members wait in a group for one that has finished",
     ),
@@ -827,29 +829,6 @@ _MEMBERSHIP = (
     ),
 )
 
-_RECOVERY = (
-    (
-        "    newest = max(_age(declarations[rank]) for rank in intact)\n",
-        "    newest = min(_age(declarations[rank]) for rank in intact)\n",
-        "the least advanced member is right",
-    ),
-    (
-        "    return declaration.committed_in, declaration.committed\n",
-        "    return declaration.committed, declaration.committed_in\n",
-        "the longer lineage is right, though a later group went on without it",
-    ),
-    (
-        "    return declaration.committed_in, declaration.committed\n",
-        "    return declaration.committed, 0\n",
-        "members with equally many steps count as equal, whichever these were",
-    ),
-    (
-        "    intact = [rank for rank, d in enumerate(declarations) if d.intact]\n",
-        "    intact = [rank for rank, d in enumerate(declarations) if d.intact or d.committed == 0]\n",
-        "a member that never took part counts as holding the first state",
-    ),
-)
-
 _DATA_ORDER = (
     (
         "    stop = position.cursor + min(global_batch, left)\n",
@@ -941,7 +920,8 @@ CATALOGUE: tuple[Mutant, ...] = tuple(
         ("agent/machine.py", _AGENT),
         ("worker/machine.py", _WORKER),
         ("membership.py", _MEMBERSHIP),
-        ("recovery.py", _RECOVERY),
+        ("recovery.py", RECOVERY),
+        ("worker/participation.py", PARTICIPATION),
         ("data_order.py", _DATA_ORDER),
         ("restarts.py", _RESTARTS),
         ("ranks.py", _RANKS),

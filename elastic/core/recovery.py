@@ -115,19 +115,20 @@ def plan_recovery(declarations: Sequence[Declaration]) -> RecoveryPlan:
     newest = max(declarations[rank].age for rank in intact)
     held = [rank for rank in intact if declarations[rank].age == newest]
     differed = _outvoted(declarations, held)
-    sources = [rank for rank in held if rank not in differed]
+    late = _too_late(declarations, held)
+    sources = [rank for rank in held if rank not in (*differed, *late)]
     holders = [declarations[rank] for rank in sources]
     targets = [rank for rank in range(len(declarations)) if rank not in sources]
     in_blocks = [rank for rank in targets if _leaves_block(declarations[rank], holders[0])]
     can_give_commit = [rank for rank in sources if declarations[rank].commit_digest]
     can_give_begin = [rank for rank in sources if declarations[rank].begin_digest] or sources
-    stranded: list[int] = []
+    stranded = list(late)
     if not can_give_commit or not _await_calls(holders, newcomers=len(targets) > len(in_blocks)):
         stranded += in_blocks
     for rank in targets:
         declared = declarations[rank]
         inside = declared.in_run or not _are_at_boundary(holders)
-        if declared.took_part and inside and rank not in in_blocks:
+        if declared.took_part and inside and rank not in (*in_blocks, *late):
             stranded.append(rank)
     transfers: list[Transfer] = []
     for rank in targets:
@@ -143,6 +144,15 @@ def plan_recovery(declarations: Sequence[Declaration]) -> RecoveryPlan:
         differed=differed,
         stranded=tuple(sorted(stranded)),
     )
+
+
+def _too_late(declarations: Sequence[Declaration], held: Sequence[int]) -> tuple[int, ...]:
+    """Those of the ranks `held` that are at a call which the others cannot repeat any more: they
+    were left out for longer."""
+    done = max(declarations[rank].runs_done for rank in held)
+    repeats = all(declarations[r].repeats for r in held if declarations[r].runs_done == done)
+    least = done - 1 if repeats else done
+    return tuple(rank for rank in held if declarations[rank].runs_done < least)
 
 
 def _leaves_block(receiver: Declaration, holder: Declaration) -> bool:

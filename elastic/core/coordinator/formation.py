@@ -72,7 +72,8 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
     if returning:
         return _await_return(view, policy, now, returning)
     if any(w.status.in_run for w in ready):
-        return Form(members=_members(_at_one_place(ready)), reason=ChangeReason.STARTED)
+        chosen = sorted(_at_one_place(ready), key=_seniority)[: policy.max_workers]
+        return Form(members=_members(chosen), reason=ChangeReason.STARTED)
     if not enough(view.workers, policy):
         return Wait(reason=WaitReason.BELOW_MINIMUM)
     expected = min(view.slots - len(finished), policy.max_workers)

@@ -409,8 +409,7 @@ class Participation:
             return
         require(self._repeat_from == self.runs_done - 1, "a member is two calls behind another")
         call, number = self._last_call, self._repeat_from
-        if call is None:
-            raise GroupLost("a member needs a session.run() call from before this one joined")
+        require(call is not None, "a call is to be repeated by a member that has not made it")
         committed = self.progress.committed
         yield act.MeetForCall(committed=committed, number=number, call=call)
         yield act.Perform(call=call)

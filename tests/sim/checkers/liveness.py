@@ -16,7 +16,7 @@ def liveness(journal: Journal) -> Iterator[str]:
         yield f"broken invariant: {journal.broken_invariant}"
     phase, exit_code, message = journal.outcome
     if any(kind == "StepMisused" for kind, _ in journal.errors):
-        if not journal.job.style.uneven or phase != "failed":
+        if not journal.job.style.uneven or phase not in ("failed", "finished"):
             yield f"the job is {phase} because of a call that members did not make alike"
         return
     if journal.undo_missed and any(kind == "StateLost" for kind, _ in journal.errors):

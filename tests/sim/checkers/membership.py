@@ -16,6 +16,7 @@ _AT_ONCE = ("KILL_WORKER", "KILL_NODE", "RAISE", "BREAK_LINK", "ADD_NODE", "DRAI
 
 def membership(journal: Journal) -> Iterator[str]:
     least, most = journal.sizes
+    completes = False
     for generation in journal.generations:
         formed_at = journal.formed_at[generation.number]
         size = generation.world_size
@@ -24,7 +25,8 @@ def membership(journal: Journal) -> Iterator[str]:
             yield f"generation {generation.number} has {size} members, of at most {most}"
         finished = sum(at <= formed_at for at in journal.finished_at.values())
         trains = generation.purpose is Purpose.TRAIN and size
-        completes = generation.number in journal.in_run  # a call, among themselves
+        # A call is completed among themselves; others join then.
+        completes = generation.number in journal.in_run or (completes and _grows(generation))
         if trains and size + finished < least and not completes:
             yield f"generation {generation.number} has {size} members, of at least {least}"
         yield from _rank_zero_holds(journal, generation)
@@ -38,6 +40,10 @@ def membership(journal: Journal) -> Iterator[str]:
         between = (journal.formed_at[before.number], journal.formed_at[after.number])
         if not any(between[0] < at < between[1] for at in journal.elected_at):
             yield from _ranks_kept(before, after)
+
+
+def _grows(generation: Generation) -> bool:
+    return generation.reason is ChangeReason.MEMBER_JOINED
 
 
 def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:

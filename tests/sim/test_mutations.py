@@ -13,6 +13,7 @@ from elastic.core.agent.machine import Agent
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator.decisions import Decision, End
 from elastic.core.coordinator.machine import Coordinator
+from elastic.core.coordinator.nodes import Nodes
 from elastic.core.membership import Generation
 from elastic.core.recovery import Declaration, RecoveryPlan, plan_recovery
 from elastic.core.worker.machine import AbortGroup, Effect, Worker
@@ -21,6 +22,11 @@ from tests.sim.history import check
 from tests.sim.script import Script
 from tests.sim.thread import Body
 from tests.sim.world import Parts
+
+
+def lose_silent(nodes: Nodes) -> None:
+    for name in {w.node for w in nodes.workers().values() if w.silent_since is not None}:
+        nodes.lost(name)
 
 
 class ReusesNumbers(Coordinator):
@@ -122,7 +128,7 @@ class ExpectsNobody(Coordinator):
 
     def _adopt(self, *arguments: Any) -> None:
         super()._adopt(*arguments)
-        self._nodes.silent_lost()
+        lose_silent(self._nodes)
 
 
 class ForgetsWhomItFinds(Agent):
@@ -139,7 +145,7 @@ class StopsAtOnce(Coordinator):
 
     def _decide(self, now: float) -> Decision | End:
         if self._stop is not None:
-            self._nodes.silent_lost()
+            lose_silent(self._nodes)
         return super()._decide(now)
 
 
@@ -170,7 +176,7 @@ class DoesNotKnowWhoCompiles(Coordinator):
 @pytest.mark.parametrize(
     ("parts", "checker", "stress"),
     [
-        (Parts(coordinator=LetsEveryNewcomerIn), "newcomers", "newcomers"),
+        (Parts(coordinator=LetsEveryNewcomerIn), "newcomers", "refused"),
         (Parts(coordinator=DoesNotKnowWhoCompiles), "slow_steps", "compiles"),
         (Parts(coordinator=IgnoresTheLineage), "one_lineage", "split"),
         (Parts(coordinator=ForgetsWhoMayTrain), "one_lineage", "split"),

@@ -523,7 +523,9 @@ class Script:
         process.reach("run")
         yield self._takes((0.1, process.world.pace.evaluation_s / (1 + self.style.between)))
         mine = evaluation(self.content, call.number)
-        found = yield from group.collective(("run", self.part.progress.committed, call), process, mine)
+        found = yield from group.collective(
+            ("run", self.part.progress.committed, call), process, mine
+        )
         group.check(process)
         results = set(found.values())
         return mine if len(results) == 1 else hash(tuple(sorted(results)))

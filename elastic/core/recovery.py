@@ -118,7 +118,7 @@ def plan_recovery(declarations: Sequence[Declaration]) -> RecoveryPlan:
     late = _too_late(declarations, held)
     sources = [rank for rank in held if rank not in (*differed, *late)]
     holders = [declarations[rank] for rank in sources]
-    early = [rank for rank in range(len(declarations)) if rank not in sources]
+    targets = [rank for rank in range(len(declarations)) if rank not in sources]
     in_blocks = [rank for rank in targets if _leaves_block(declarations[rank], holders[0])]
     can_give_commit = [rank for rank in sources if declarations[rank].commit_digest]
     can_give_begin = [rank for rank in sources if declarations[rank].begin_digest] or sources

@@ -6,6 +6,7 @@ simulated time; the way through groups is core/worker/participation.py in both.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -117,10 +118,8 @@ class Script:
             yield Wait.NEWS
         process.reach("assigned")
         yield self._takes(process.world.pace.prepare_s)
-        try:
+        with contextlib.suppress(JobStopping):
             yield from self._train()
-        except JobStopping:
-            pass
         try:
             yield from self._finish()
         except JobStopping:

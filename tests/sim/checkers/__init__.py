@@ -36,6 +36,7 @@ CHECKERS: tuple[Checker, ...] = (
     promptness,
     saves,
     shares,
+    stranding,
 )
 
 

@@ -12,7 +12,6 @@ from tests.sim.plan import KINDS
 from tests.sim.pool import hurry
 from tests.sim.seeds import ONCE_FAILED
 
-
 _SCRIPTS = ("recovery.py", "worker/participation.py")
 
 

@@ -160,10 +160,7 @@ def _leaves_block(receiver: Declaration, holder: Declaration) -> bool:
     loop it leaves that loop instead."""
     behind = receiver.age != holder.age
     return (
-        receiver.took_part
-        and receiver.in_block
-        and behind
-        and receiver.loop == holder.state_loop
+        receiver.took_part and receiver.in_block and behind and receiver.loop == holder.state_loop
     )
 
 

@@ -39,7 +39,6 @@ from elastic.worker.state.tree import unflatten
 from elastic.worker.state.undo import Undo
 from elastic.worker.steps_clock import StepsClock
 
-
 _ELSEWHERE_S = 0.5
 """A member that has waited for so long where others do not come says where it is."""
 

@@ -152,7 +152,10 @@ def plan(seed: int, stress: str = "") -> Plan:
     if not stress:
         return whole
     # Nothing else delays anything: what happens follows from these faults.
-    job = job._replace(style=job.style._replace(evaluates=False, between=0, uneven=""))
+    style = job.style._replace(evaluates=False, between=0, uneven="")
+    if stress == "script":
+        style = job.style._replace(uneven="", misses_block=0.3, misses_gap=0.3, logs=True)
+    job = job._replace(style=style)
     whole = replace(whole, job=job, news_s=min(whole.news_s, 0.03))
     if stress in ("drain", "drains", "relay"):  # so that there is time to leave
         job = job._replace(epochs=3 * job.epochs)
@@ -223,17 +226,18 @@ def _style(rng: random.Random) -> Style:
 
 
 def _script_faults(rng: random.Random) -> tuple[Fault, ...]:
+    return tuple(_script_fault(rng) for _ in range(rng.choice((0, 0, 1, 1, 2))))
+
+
+def _script_fault(rng: random.Random) -> Fault:
     """Where only some scripts come to."""
-    return tuple(
-        Fault(
-            action=rng.choice(
-                (Action.KILL_WORKER, Action.KILL_WORKER, Action.KILL_NODE, Action.BREAK_LINK)
-            ),
-            point=rng.choice(SCRIPT_POINTS),
-            nth=rng.choice((1, 1, 2, 3, 5, 8, 20)),
-            returns_after_s=rng.uniform(0.5, 3.0),
-        )
-        for _ in range(rng.choice((0, 0, 1, 1, 2)))
+    return Fault(
+        action=rng.choice(
+            (Action.KILL_WORKER, Action.KILL_WORKER, Action.KILL_NODE, Action.BREAK_LINK)
+        ),
+        point=rng.choice(SCRIPT_POINTS),
+        nth=rng.choice((1, 1, 2, 3, 5, 8, 20)),
+        returns_after_s=rng.uniform(0.5, 3.0),
     )
 
 
@@ -251,6 +255,7 @@ _ALONE = (
     "stops",
     "saves",
     "breaks",
+    "script",
     *_AWAY,
 )
 KINDS = ("", *sorted({*STRESS, *_ALONE}))
@@ -393,6 +398,9 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                 action = rng.choice((Action.KILL_WORKER, Action.KILL_NODE))
                 nth = rng.randint(1, 12)
                 yield Fault(action=action, point="saving", nth=nth, returns_after_s=0.5)
+        case "script":  # where the script changes what is tracked, and makes its calls
+            for _ in range(rng.randint(2, 5)):
+                yield _script_fault(rng)
         case "breaks":  # again and again, with steps in between
             for _ in range(8):
                 yield Fault(action=Action.BREAK_LINK, point="committed", nth=nth)

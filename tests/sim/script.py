@@ -6,6 +6,7 @@ simulated time; the way through groups is core/worker/participation.py in both.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -117,10 +118,8 @@ class Script:
             yield Wait.NEWS
         process.reach("assigned")
         yield self._takes(process.world.pace.prepare_s)
-        try:
+        with contextlib.suppress(JobStopping):
             yield from self._train()
-        except JobStopping:
-            pass
         try:
             yield from self._finish()
         except JobStopping:
@@ -530,7 +529,9 @@ class Script:
         process.reach("run")
         yield self._takes((0.1, process.world.pace.evaluation_s / (1 + self.style.between)))
         mine = evaluation(self.content, call.number)
-        found = yield from group.collective(("run", self.part.progress.committed, call), process, mine)
+        found = yield from group.collective(
+            ("run", self.part.progress.committed, call), process, mine
+        )
         group.check(process)
         results = set(found.values())
         return mine if len(results) == 1 else hash(tuple(sorted(results)))

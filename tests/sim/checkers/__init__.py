@@ -40,6 +40,7 @@ CHECKERS: tuple[Checker, ...] = (
     shares,
     newcomers,
     slow_steps,
+    stranding,
 )
 
 

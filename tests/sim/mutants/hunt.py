@@ -12,15 +12,17 @@ from tests.sim.plan import KINDS
 from tests.sim.pool import hurry
 from tests.sim.seeds import ONCE_FAILED
 
+_SCRIPTS = ("recovery.py", "worker/participation.py")
 
-def main(histories: int) -> None:
+
+def main(histories: int, file: str) -> None:
     hurry()
-    print(json.dumps(hunt(histories)))
+    print(json.dumps(hunt(histories, file)))
 
 
-def hunt(histories: int) -> dict[str, object]:
+def hunt(histories: int, file: str) -> dict[str, object]:
     """The first violation within so many histories, or how many were run in vain."""
-    for number, (seed, stress) in enumerate(_histories(histories), 1):
+    for number, (seed, stress) in enumerate(_histories(histories, file), 1):
         try:
             found = check(seed, stress=stress)
         except Exception as error:  # noqa: BLE001 - whatever a fault leads to
@@ -31,13 +33,14 @@ def hunt(histories: int) -> dict[str, object]:
     return {"histories": histories, "found": "", "history": ""}
 
 
-def _histories(count: int) -> Iterator[tuple[int, str]]:
-    """Those that once failed, then seeds: every other one under one kind of stress."""
+def _histories(count: int, file: str) -> Iterator[tuple[int, str]]:
+    """Those that once failed, then seeds: every other one under one kind of stress, of what the
+    faulty file is for."""
     yield from ONCE_FAILED[:count]
-    kinds = cycle(kind for kind in KINDS if kind)
+    kinds = cycle(("script",) if file in _SCRIPTS else [kind for kind in KINDS if kind])
     for number in range(count - len(ONCE_FAILED)):
         yield number // 2, next(kinds) if number % 2 else ""
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), sys.argv[2])

@@ -90,7 +90,7 @@ def _try(mutant: Mutant, place: Path, histories: int, *, unit_tests: bool) -> Ve
 
 
 def _hunt(mutant: Mutant, place: Path, histories: int) -> Verdict:
-    command = (sys.executable, "-m", "tests.sim.mutants.hunt", str(histories))
+    command = (sys.executable, "-m", "tests.sim.mutants.hunt", str(histories), mutant.file)
     try:
         ended = _run(command, place)
     except subprocess.TimeoutExpired:

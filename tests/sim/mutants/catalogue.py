@@ -180,9 +180,19 @@ _FORMATION = (
         "a full group is changed for newcomers without room for them",
     ),
     (
-        "workers = self._active + sorted(self._newcomers, key=_seniority)[:room]",
-        "workers = self._active + sorted(self._newcomers, key=_seniority)",
+        "workers = self._active + sorted(self._admissible, key=_seniority)[:room]",
+        "workers = self._active + sorted(self._admissible, key=_seniority)",
         "newcomers are admitted beyond the maximum",
+    ),
+    (
+        "        self._admissible = [w for w in self._newcomers if now >= self._held_back_until(w)]\n",
+        "        self._admissible = self._newcomers\n",
+        "newcomers like those that have failed are not held back",
+    ),
+    (
+        "    if view.slow:\n",
+        "    if False:\n",
+        "members in a slow step get no more time to come to its end than others",
     ),
     (
         "            if not self._newcomers:\n                return Wait(reason=WaitReason.STEADY)\n",
@@ -296,8 +306,8 @@ _PLANNED = (
 
 _MACHINE = (
     (
-        "        self._since = Clocks(assembling=None if planned else now)\n",
-        "        self._since = Clocks(assembling=now)\n",
+        "        self._since = Clocks(assembling=None if planned else now, is_slow=is_slow)\n",
+        "        self._since = Clocks(assembling=now, is_slow=is_slow)\n",
         "the patience with arrivals begins before a planned change takes effect",
     ),
     (
@@ -434,9 +444,8 @@ _MACHINE = (
         "a failed worker is a member until its node reports again",
     ),
     (
-        "        if self._leaving and self._current and in_place(self._current, workers):\n"
-        "            self._leaving = None\n",
-        "",
+        "        if in_place(current, workers):\n            self._leaving = None\n",
+        "        if in_place(current, workers):\n",
         "the group before a planned change is taken for training for ever",
     ),
 )
@@ -621,16 +630,34 @@ _CLOCKS = (
     ),
 )
 
+_NEWCOMERS = (
+    (
+        "        if is_counted or not hopeless:\n            return 0.0\n",
+        "        return 0.0\n",
+        "newcomers that fail in the same way from slot after slot are never refused",
+    ),
+    (
+        "        self._failures[slot] += 1\n",
+        "        self._failures[slot] = 1\n",
+        "the delay before the next newcomer of a slot never grows",
+    ),
+)
+
 _PROGRESS = (
     (
-        "        self._in_step_s = in_step_s\n        self._note_usual(step_s)\n",
-        "        self._note_usual(step_s)\n",
+        "        self._in_step_s, self._under_way, self._first_step = in_step_s, committed, first_step\n",
+        "        self._under_way, self._first_step = committed, first_step\n",
         "nobody notes how long the step under way has lasted",
     ),
     (
-        "return self._in_step_s > max(self._policy.floor_s, self._policy.factor * self._step_s)",
-        "return self._in_step_s > min(self._policy.floor_s, self._policy.factor * self._step_s)",
+        "        usual_s = max(self._policy.floor_s, self._policy.factor * self._step_s)\n",
+        "        usual_s = min(self._policy.floor_s, self._policy.factor * self._step_s)\n",
         "ordinary steps are taken for stalled",
+    ),
+    (
+        "        if not self._first_step and self._under_way > self._compiles_in:\n",
+        "        if True:\n",
+        "steps in which a member compiles are taken for stalled",
     ),
     (
         "        return count if self.committed <= at_step else 0\n",
@@ -645,6 +672,11 @@ _PROGRESS = (
 )
 
 _AGENT = (
+    (
+        "slot=slot, pid=own.pid, compiling=own.compiling)",
+        "slot=slot, pid=own.pid, compiling=None)",
+        "a report makes the agent forget that the worker compiles",
+    ),
     (
         "        slot = process.status.slot  # given here: a report sent before it must not undo it\n",
         "        slot = event.status.slot\n",
@@ -831,14 +863,24 @@ _MEMBERSHIP = (
 
 _DATA_ORDER = (
     (
-        "    stop = position.cursor + min(global_batch, left)\n",
-        "    stop = position.cursor + min(global_batch, left - 1)\n",
+        "    stop = position.cursor + min(size, left)\n",
+        "    stop = position.cursor + min(size, left - 1)\n",
         "the last sample of an epoch is never reached",
     ),
     (
-        "    if left < (global_batch if drop_last else 1):\n",
-        "    if left < global_batch:\n",
+        "    if left < (size if drop_last else 1):\n",
+        "    if left < size:\n",
         "what is left of an epoch is dropped",
+    ),
+    (
+        "        size -= 1\n",
+        "        pass\n",
+        "an epoch's last step has a single sample",
+    ),
+    (
+        "    least = 1 if batch_size <= 2 else _LEAST_SAMPLES\n",
+        "    least = 1\n",
+        "a rank gets a single sample",
     ),
     (
         "    return DataPosition(epoch=samples.epoch, cursor=samples.stop)\n",
@@ -851,13 +893,13 @@ _DATA_ORDER = (
         "the batch does not grow with the group",
     ),
     (
-        "    part_start = start + index * size + min(index, larger)\n",
-        "    part_start = start + index * size\n",
+        "    first = index * size + min(index, larger)\n",
+        "    first = index * size\n",
         "shares overlap where they are not equal",
     ),
     (
-        "    return part_start, part_start + size + (index < larger)\n",
-        "    return part_start, part_start + size\n",
+        "    return first, first + size + (index < larger)\n",
+        "    return first, first + size\n",
         "shares leave out samples where they are not equal",
     ),
 )
@@ -916,6 +958,7 @@ CATALOGUE: tuple[Mutant, ...] = tuple(
         ("coordinator/departures.py", _DEPARTURES),
         ("coordinator/checkpoints.py", _CHECKPOINTS),
         ("coordinator/clocks.py", _CLOCKS),
+        ("coordinator/newcomers.py", _NEWCOMERS),
         ("coordinator/progress.py", _PROGRESS),
         ("agent/machine.py", _AGENT),
         ("worker/machine.py", _WORKER),

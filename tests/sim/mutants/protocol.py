@@ -65,7 +65,7 @@ RECOVERY = (
         "newcomers receive from a member that is not at its begin mark",
     ),
     (
-        "        if declared.took_part and inside and rank not in in_blocks:\n",
+        "        if declared.took_part and inside and rank not in (*in_blocks, *late):\n",
         "        if False:\n",
         "a member inside a call goes on in it with another state",
     ),

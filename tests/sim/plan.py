@@ -399,8 +399,10 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                 nth = rng.randint(1, 12)
                 yield Fault(action=action, point="saving", nth=nth, returns_after_s=0.5)
         case "script":  # where the script changes what is tracked, and makes its calls
-            for _ in range(rng.randint(2, 5)):
-                yield _script_fault(rng)
+            for _ in range(rng.randint(2, 7)):
+                fault = _script_fault(rng)
+                points = ("transfer", "agree", "joined", fault.point, fault.point, fault.point)
+                yield replace(fault, point=rng.choice(points))
         case "breaks":  # again and again, with steps in between
             for _ in range(8):
                 yield Fault(action=Action.BREAK_LINK, point="committed", nth=nth)

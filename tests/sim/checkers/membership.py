@@ -28,18 +28,18 @@ def membership(journal: Journal) -> Iterator[str]:
     for generation in journal.generations:
         formed_at = journal.formed_at[generation.number]
         size = generation.world_size
-        hands_over = generation.reason is ChangeReason.MEMBER_LEAVING
+        hands_over = generation.reason in (ChangeReason.MEMBER_LEAVING, ChangeReason.STOPPING)
         if size > most + hands_over:
             yield f"generation {generation.number} has {size} members, of at most {most}"
         finished = sum(at <= formed_at for at in journal.finished_at.values())
         trains = generation.purpose is Purpose.TRAIN and size
         # A call is completed among themselves; others join then.
         completes = generation.number in journal.in_run or (completes and _grows(generation))
-        if trains and size + finished < least and not completes:
+        if trains and size + finished < least and not (completes or journal.evaluates):
             yield f"generation {generation.number} has {size} members, of at least {least}"
         yield from _rank_zero_holds(journal, generation)
         yield from _for_a_reason(journal, generation)
-    for worker in journal.hurried:
+    for worker in journal.hurried if not journal.evaluates else ():
         yield f"{worker}, was left out"
     groups = [g for g in journal.generations if g.members]
     for before, after in itertools.pairwise(groups):
@@ -60,7 +60,7 @@ def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
     if journal.unreachable[number]:
         yield f"{journal.unreachable[number]} cannot hear of {number}"
     for at, worker in journal.replaced:
-        if worker in generation.worker_ids and at <= formed_at and number not in journal.in_run:
+        if worker in generation.worker_ids and at <= formed_at and not journal.evaluates:
             yield f"{worker} is a member of {number}, ended at {at:.4f}"
     stayed = journal.enough_stayed.get(number, ())
     finished = sum(at <= formed_at for at in journal.finished_at.values())

@@ -12,5 +12,5 @@ def stranding(journal: Journal) -> Iterator[str]:
     if journal.undo_missed or journal.called or len(journal.job.loops()) > 1:
         return
     for kind, message in journal.errors:
-        if kind == "Stranded":
+        if kind == "Stranded" and "first step" not in message:  # nothing is lost with that
             yield f"stranded: {message}"

@@ -40,18 +40,18 @@ RECOVERY = (
         "newcomers receive the state right after the last block",
     ),
     (
-        "        and receiver.in_block\n        and behind\n",
-        "        and behind\n",
+        "    in_block = receiver.took_part and receiver.in_block\n",
+        "    in_block = receiver.took_part\n",
         "a member that is behind at a boundary counts as inside of a block",
     ),
     (
-        "        and receiver.in_block\n        and behind\n",
-        "        and receiver.in_block\n",
+        "    return in_block and receiver.age != holder.age and receiver",
+        "    return in_block and receiver",
         "a member whose state differs receives that of the commit mark at its begin mark",
     ),
     (
-        "        and receiver.loop == holder.state_loop\n",
-        "",
+        " and receiver.age != holder.age and receiver.loop == holder.state_loop\n",
+        " and receiver.age != holder.age\n",
         "a member a loop behind takes a block of another loop for its own",
     ),
     (
@@ -65,7 +65,7 @@ RECOVERY = (
         "newcomers receive from a member that is not at its begin mark",
     ),
     (
-        "        if declared.took_part and inside and rank not in in_blocks:\n",
+        "        if declared.took_part and inside and rank not in (*in_blocks, *late):\n",
         "        if False:\n",
         "a member inside a call goes on in it with another state",
     ),

@@ -65,7 +65,7 @@ class World:
         self.journal.isolation_s = plan.isolation_s
         self.journal.hopeless = any(f.lasting for f in plan.faults)
         style = plan.job.style
-        self.journal.evaluates = style.evaluates or style.between > 0
+        self.journal.evaluates = bool(style.evaluates or style.between or style.uneven)
         self.storage = Storage()
         self.nodes: list[Node] = []
         self._stored: tuple[Generation | None, tuple[Generation, ...]] = (None, ())

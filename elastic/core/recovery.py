@@ -106,10 +106,10 @@ def plan_recovery(declarations: Sequence[Declaration]) -> RecoveryPlan:
     """
     intact = [rank for rank, d in enumerate(declarations) if d.intact]
     if not intact:
-        targets = range(1, len(declarations))
+        others = range(1, len(declarations))
         return RecoveryPlan(
             committed=None,
-            transfers=tuple(Transfer(source=0, target=t) for t in targets),
+            transfers=tuple(Transfer(source=0, target=t) for t in others),
             begun=any(d.took_part and d.committed > 0 for d in declarations),
         )
     newest = max(declarations[rank].age for rank in intact)

@@ -67,7 +67,7 @@ class World:
         self.journal.newcomers_fail = any(f.newcomers for f in plan.faults)
         self.journal.compiles = plan.pace.compile_s is not None
         style = plan.job.style
-        self.journal.evaluates = style.evaluates or style.between > 0
+        self.journal.evaluates = bool(style.evaluates or style.between or style.uneven)
         self.storage = Storage()
         self.nodes: list[Node] = []
         self._stored: tuple[Generation | None, tuple[Generation, ...]] = (None, ())

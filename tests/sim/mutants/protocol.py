@@ -20,8 +20,7 @@ RECOVERY = (
     ),
     (
         "    intact = [rank for rank, d in enumerate(declarations) if d.intact]\n    if",
-        "    intact = [rank for rank, d in enumerate(declarations) if d.intact or d.committed == 0]\n"
-        "    if",
+        "    intact = [r for r, d in enumerate(declarations) if d.intact or not d.committed]\n    if",
         "a member that never took part counts as holding the first state",
     ),
     (
@@ -60,8 +59,8 @@ RECOVERY = (
         "a member is asked for a commit mark that it does not have",
     ),
     (
-        "    can_give_begin = [rank for rank in sources if declarations[rank].begin_digest] or sources",
-        "    can_give_begin = sources",
+        "[rank for rank in sources if declarations[rank].begin_digest] or sources\n",
+        "sources\n",
         "newcomers receive from a member that is not at its begin mark",
     ),
     (
@@ -245,8 +244,8 @@ PARTICIPATION = (
         "a member whose script is behind the others' compares and saves at its own place",
     ),
     (
-        "                if not self._at_begin:  # until the script has come to the next boundary\n",
-        "                if False:\n",
+        "if not self._at_begin:  # until the script has come to the next boundary\n",
+        "if False:\n",
         "newcomers come to a member that is still at the end of its block",
     ),
 )

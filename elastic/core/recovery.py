@@ -44,10 +44,15 @@ class Declaration:
     """Its script is inside the block of the step after `committed`."""
     loop: int = 0
     """The script's loop over `session.steps` that it is at, from 0."""
+    state_loop: int = 0
+    """The loop that its state is of: a later one if that state waits for the script to come."""
     runs_done: int = 0
     """Calls of `session.run` completed since the last commit."""
     in_run: bool = False
-    """Its script is inside such a call."""
+    """Its script is inside such a call, or on its way from a block that another member's state has
+    completed: it is not where a newcomer's script begins."""
+    repeats: bool = False
+    """It can make the last one of those calls again."""
 
     @property
     def age(self) -> tuple[int, int]:
@@ -81,8 +86,8 @@ class RecoveryPlan:
     or, unless the job had `begun`, begins, and is the source.
     differed: ranks that declared the right step with another state than the source's.
     stranded: ranks whose script is where no received state would fit: it needs a commit mark that
-    nobody can give, has calls of `session.run` before it that the others have forgotten, or is
-    inside one that belongs to another state.
+    nobody can give, has calls of `session.run` before it that the others cannot repeat, is inside
+    one that belongs to another state, or needs a begin mark while the others are inside one.
     """
 
     committed: int | None
@@ -101,40 +106,72 @@ def plan_recovery(declarations: Sequence[Declaration]) -> RecoveryPlan:
     """
     intact = [rank for rank, d in enumerate(declarations) if d.intact]
     if not intact:
-        targets = range(1, len(declarations))
+        others = range(1, len(declarations))
         return RecoveryPlan(
             committed=None,
-            transfers=tuple(Transfer(source=0, target=t) for t in targets),
+            transfers=tuple(Transfer(source=0, target=t) for t in others),
             begun=any(d.took_part and d.committed > 0 for d in declarations),
         )
     newest = max(declarations[rank].age for rank in intact)
     held = [rank for rank in intact if declarations[rank].age == newest]
     differed = _outvoted(declarations, held)
-    sources = [rank for rank in held if rank not in differed]
-    committed = declarations[sources[0]].committed
+    late = _too_late(declarations, held)
+    sources = [rank for rank in held if rank not in (*differed, *late)]
+    holders = [declarations[rank] for rank in sources]
+    targets = [rank for rank in range(len(declarations)) if rank not in sources]
+    in_blocks = [rank for rank in targets if _leaves_block(declarations[rank], holders[0])]
     can_give_commit = [rank for rank in sources if declarations[rank].commit_digest]
-    transfers: list[Transfer] = []
-    stranded: list[int] = []
-    for rank, declared in enumerate(declarations):
-        if rank in sources:
-            continue
-        at_commit = declared.in_block and declared.took_part and declared.age != newest
-        calls_missed = at_commit and any(declarations[r].runs_done > 1 for r in sources)
-        mid_run = declared.in_run and declared.took_part
-        if (at_commit and not can_give_commit) or calls_missed or mid_run:
+    can_give_begin = [rank for rank in sources if declarations[rank].begin_digest] or sources
+    stranded = list(late)
+    if not can_give_commit or not _await_calls(holders, newcomers=len(targets) > len(in_blocks)):
+        stranded += in_blocks
+    for rank in targets:
+        declared = declarations[rank]
+        inside = declared.in_run or not _are_at_boundary(holders)
+        if declared.took_part and inside and rank not in (*in_blocks, *late):
             stranded.append(rank)
-        can_give_begin = [rank for rank in sources if declarations[rank].begin_digest] or sources
-        givers = can_give_commit if at_commit and can_give_commit else can_give_begin
-        mark = Mark.COMMIT if at_commit and can_give_commit else Mark.BEGIN
+    transfers: list[Transfer] = []
+    for rank in targets:
+        at_commit = bool(can_give_commit) and rank in in_blocks
+        givers = can_give_commit if at_commit else can_give_begin
         source = givers[len(transfers) % len(givers)]
+        mark = Mark.COMMIT if at_commit else Mark.BEGIN
         transfers.append(Transfer(source=source, target=rank, mark=mark))
     return RecoveryPlan(
-        committed=committed,
+        committed=holders[0].committed,
         transfers=tuple(transfers),
         begun=True,
         differed=differed,
-        stranded=tuple(stranded),
+        stranded=tuple(sorted(stranded)),
     )
+
+
+def _too_late(declarations: Sequence[Declaration], held: Sequence[int]) -> tuple[int, ...]:
+    """Those of the ranks `held` that are at a call which the others cannot repeat any more: they
+    were left out for longer."""
+    done = max(declarations[rank].runs_done for rank in held)
+    repeats = all(declarations[r].repeats for r in held if declarations[r].runs_done == done)
+    least = done - 1 if repeats else done
+    return tuple(rank for rank in held if declarations[rank].runs_done < least)
+
+
+def _leaves_block(receiver: Declaration, holder: Declaration) -> bool:
+    """The receiver's script is inside a block that the holder's state has completed. Of an earlier
+    loop it leaves that loop instead."""
+    in_block = receiver.took_part and receiver.in_block
+    return in_block and receiver.age != holder.age and receiver.loop == holder.state_loop
+
+
+def _are_at_boundary(holders: Sequence[Declaration]) -> bool:
+    """Nobody is inside a call or has to repeat one: who receives the begin mark fits in."""
+    return not any(d.in_run for d in holders) and len({d.runs_done for d in holders}) == 1
+
+
+def _await_calls(holders: Sequence[Declaration], *, newcomers: bool) -> bool:
+    """Whether all can make the calls with a member that comes from the end of the block."""
+    if newcomers:  # whose scripts are past them
+        return all(d.runs_done == 0 for d in holders) and _are_at_boundary(holders)
+    return all(d.runs_done == 0 or (d.runs_done == 1 and d.repeats) for d in holders)
 
 
 def _outvoted(declarations: Sequence[Declaration], held: Sequence[int]) -> tuple[int, ...]:
@@ -150,21 +187,32 @@ def _outvoted(declarations: Sequence[Declaration], held: Sequence[int]) -> tuple
 
 
 def runs_to_repeat(declarations: Sequence[Declaration]) -> int | None:
-    """The `session.run` call, counted since the last commit, that the slowest veteran is at.
+    """The `session.run` call, counted since the last commit, that the slowest holder is at.
 
     A call can complete on one member and break on another. Those that are past it repeat it so
-    that the others can complete theirs. None: a newcomer is in the group while a veteran is
-    inside a call, which the newcomer's script has never reached; this group is of no use.
+    that the others can complete theirs. None: a newcomer is in the group while a holder is inside
+    a call, which the newcomer's script has never reached; this group is of no use.
     """
-    veterans = [d for d in declarations if d.took_part]
-    if not veterans:
+    holders = _holders(declarations)
+    if not holders:
         return 0
-    if len(veterans) < len(declarations) and any(d.in_run for d in veterans):
+    if not all(d.took_part for d in declarations) and not _are_at_boundary(holders):
         return None
-    newest = max(d.age for d in veterans)
-    if any(d.in_block and d.age != newest for d in veterans):
+    if any(_leaves_block(d, holders[0]) for d in declarations):
         return 0  # it comes to the step's end now, and to what stands below it
-    return min(d.runs_done for d in veterans if d.age == newest)
+    return min(d.runs_done for d in holders)
+
+
+def calls_done(declarations: Sequence[Declaration]) -> int:
+    """How many calls of `session.run` since the last commit some holder has completed."""
+    return max((d.runs_done for d in _holders(declarations)), default=0)
+
+
+def _holders(declarations: Sequence[Declaration]) -> list[Declaration]:
+    """The intact members of the newest step."""
+    intact = [d for d in declarations if d.intact]
+    newest = max((d.age for d in intact), default=None)
+    return [d for d in intact if d.age == newest]
 
 
 def odd_ones_out(declarations: Sequence[Declaration]) -> tuple[int, tuple[int, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,6 +38,9 @@ from elastic.worker.state.tensor_specs import describe, from_table, to_table
 from elastic.worker.state.tree import unflatten
 from elastic.worker.state.undo import Undo
 from elastic.worker.steps_clock import StepsClock
+
+_ELSEWHERE_S = 0.5
+"""A member that has waited for so long where others do not come says where it is."""
 
 
 class JobStopping(SystemExit):
@@ -100,6 +104,7 @@ class Training:
         self._held: _Held | None = None
         self._digests: _Digests | None = None
         self._in_block = False
+        self._compares_since: float | None = None
         self._reduce_means: Callable[[], bool] = _no
         self._carry_out: dict[type, Callable[[Any], Any]] = {
             act.Join: self._join,
@@ -165,6 +170,8 @@ class Training:
     def next_deal(self) -> tuple[Dealer, Deal] | None:
         """Come to the next step; None after the last one."""
         self._drive(self.part.boundary())
+        if self.part.skips:
+            return None
         self.state.progress = self.part.here
         dealer = self._dealer
         assert dealer is not None, "a boundary is left in a group"
@@ -185,11 +192,9 @@ class Training:
         return self._dealer, deal
 
     def end_loop(self) -> None:
-        """Meet at the end, since a member that is a step behind still needs another's state; and
-        begin to save the result, whatever the interval between checkpoints."""
-        self.call(ScriptCall(what="ends its loop over session.steps", where="", function=_nothing))
-        if self.part.progress.committed > 0:
-            self._save(act.Save(progress=self.part.here))
+        """The loop has no step left."""
+        meet = ScriptCall(what="ends its loop over session.steps", where="", function=_nothing)
+        self._drive(self.part.end_loop(meet))
         self._close_dealer()
 
     # ---- a step's block
@@ -497,9 +502,13 @@ class Training:
         group = self._joining()
         if group.world_size == 1:
             return
-        odd = agreement.differing_parameters(
-            group, self.state.parameters_digest(), self.state.parameter_digests
-        )
+        self._compares_since = time.monotonic()
+        try:
+            odd = agreement.differing_parameters(
+                group, self.state.parameters_digest(), self.state.parameter_digests
+            )
+        finally:
+            self._compares_since = None
         if odd:
             names = odd.get(group.rank) or []
             which = f" ({', '.join(names[:3])})" if names else ""
@@ -535,11 +544,16 @@ class Training:
 
     def _answer_calls(self) -> None:
         """On the reporting thread: whoever waits for this member in a call learns where it is."""
-        group = self._membership.group
-        if group is None or not self._in_block or self.clock.in_step_s() < 0.5:
+        group, since = self._membership.group, self._compares_since
+        where = ""
+        if self._in_block and self.clock.in_step_s() >= _ELSEWHERE_S:
+            where = "inside the block of"
+        elif since is not None and time.monotonic() - since >= _ELSEWHERE_S:
+            where = "before the block of"
+        if group is None or not where:
             return
         committed = self.part.progress.committed
-        doing = f"inside the block of step {committed} at {_place_of_main_thread()}"
+        doing = f"{where} step {committed} at {_place_of_main_thread()}"
         calls.answer(group, calls.Whereabouts(committed=committed, doing=doing))
 
     # ---- what the script does wrong

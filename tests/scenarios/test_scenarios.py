@@ -11,7 +11,7 @@ from elastic.core.agent.machine import AgentSettings
 from elastic.core.coordinator.machine import CoordinatorSettings
 from elastic.core.coordinator.view import FormationPolicy
 from tests.scenarios.transcript import transcript
-from tests.sim.plan import Action, Fault, Pace, Plan
+from tests.sim.plan import Action, Fault, Plan
 from tests.sim.replica import Job
 
 HERE = Path(__file__).parent
@@ -32,7 +32,6 @@ def scenario(
             incarnation="x", formation=FormationPolicy(min_workers=min_workers, max_workers=4)
         ),
         job=Job(length=length, batch_size=2, epochs=1, save_every=1000),
-        pace=Pace(evaluates=0.0),
         faults=faults,
     )
 

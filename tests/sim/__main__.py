@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import sys
 import time
-from multiprocessing import get_context
 
 from tests.sim.checkers import violations
-from tests.sim.history import check
-from tests.sim.plan import STRESS, STRESS_ALONE, plan
+from tests.sim.mutants.catalogue import CATALOGUE
+from tests.sim.mutants.trial import ENOUGH, tried
+from tests.sim.plan import KINDS, plan
+from tests.sim.pool import judged
 from tests.sim.world import World
-
-KINDS = ("", *sorted({*STRESS, *STRESS_ALONE}))
 
 
 def main() -> int:
@@ -23,7 +21,19 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--stress", default="", choices=KINDS, help="nothing else")
     parser.add_argument("--verbose", action="store_true", help="print each history")
+    parser.add_argument(
+        "--mutants", action="store_true", help="try each fault of tests/sim/mutants/catalogue.py"
+    )
+    parser.add_argument("--only", default="", help="mutants whose description contains this")
+    parser.add_argument(
+        "--histories", type=int, default=1500, help="in which a planted fault is to be found"
+    )
+    parser.add_argument(
+        "--with-unit-tests", action="store_true", help="try those on what the simulator misses"
+    )
     arguments = parser.parse_args()
+    if arguments.mutants:
+        return _try_mutants(arguments)
     seeds = _seeds(arguments.seeds)
     began = time.perf_counter()
     if arguments.verbose:
@@ -36,6 +46,23 @@ def main() -> int:
     return 1 if failed else 0
 
 
+def _try_mutants(arguments: argparse.Namespace) -> int:
+    mutants = [m for m in CATALOGUE if arguments.only in f"{m.file}: {m.breaks}"]
+    survived = []
+    for verdict in tried(
+        mutants,
+        histories=arguments.histories,
+        jobs=arguments.jobs,
+        unit_tests=arguments.with_unit_tests,
+    ):
+        print(verdict.line(), flush=True)
+        if not verdict.found:
+            survived.append(verdict)
+    share = 1 - len(survived) / max(1, len(mutants))
+    print(f"{len(mutants) - len(survived)} of {len(mutants)} planted faults found: {share:.0%}")
+    return 0 if share >= ENOUGH else 1
+
+
 def _seeds(text: str) -> range:
     first, _, end = text.partition(":")
     return range(int(first), int(end) if end else int(first) + 1)
@@ -43,14 +70,12 @@ def _seeds(text: str) -> range:
 
 def _run_all(seeds: range, jobs: int, stress: str) -> list[int]:
     failed = []
-    judge = functools.partial(check, stress=stress)
     again = f" --stress {stress}" if stress else ""
-    with get_context("spawn").Pool(jobs) as pool:
-        for seed, found in zip(seeds, pool.imap(judge, seeds, chunksize=50), strict=True):
-            if found:
-                failed.append(seed)
-                print(f"seed {seed}: {found[0]}")
-                print(f"  python -m tests.sim --seeds {seed}{again} --verbose")
+    for seed, found in judged(seeds, stress, jobs):
+        if found:
+            failed.append(seed)
+            print(f"seed {seed}: {found[0]}")
+            print(f"  python -m tests.sim --seeds {seed}{again} --verbose", flush=True)
     return failed
 
 

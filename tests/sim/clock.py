@@ -8,6 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 Call = Callable[..., None]
+# A history takes some 700 calls, the longest of 10,000 seeds MOST.
+MOST_CALLS = 100_000
+
+
+class Endless(Exception):
+    """Calls follow upon calls and time does not pass."""
 
 
 class Clock:
@@ -21,7 +27,8 @@ class Clock:
 
     def at(self, instant_s: float, call: Call, *args: Any) -> None:
         self._asked += 1
-        heapq.heappush(self._queue, (max(instant_s, self.now), self._asked, call, args))
+        instant_s = instant_s if instant_s > self.now else self.now
+        heapq.heappush(self._queue, (instant_s, self._asked, call, args))
 
     def after(self, delay_s: float, call: Call, *args: Any) -> None:
         self.at(self.now + delay_s, call, *args)
@@ -34,12 +41,41 @@ class Clock:
 
     def run(self, *, until_s: Callable[[], float], ended: Callable[[], bool]) -> None:
         """Run calls until `ended()`, the queue is empty, or the instant `until_s()` has passed."""
-        queue = self._queue
+        queue, limit_s = self._queue, -1.0
         while queue and not ended():
-            if queue[0][0] > until_s():
-                return
+            if queue[0][0] > limit_s:
+                limit_s = until_s()  # which only grows
+                if queue[0][0] > limit_s:
+                    return
             self.now, _, call, args = heapq.heappop(queue)
             call(*args)
+            if self._asked > MOST_CALLS:
+                raise Endless
+
+
+class Timer:
+    """Calls at the instant that it was set to last, with few entries in the clock's queue."""
+
+    def __init__(self, clock: Clock, call: Call) -> None:
+        self._clock, self._call = clock, call
+        self._at: float | None = None
+        self._queued_at: float | None = None
+
+    def set(self, at: float | None) -> None:
+        self._at = at = at if at is None else max(at, self._clock.now)
+        if at is not None and (self._queued_at is None or at < self._queued_at):
+            self._queued_at = at
+            self._clock.at(at, self._look, at)
+
+    def _look(self, queued_at: float) -> None:
+        if queued_at != self._queued_at:
+            return
+        self._queued_at = None
+        if self._at is not None and self._at <= self._clock.now:
+            self._at = None
+            self._call()
+        else:
+            self.set(self._at)
 
 
 class SteadyClock(Clock):
@@ -66,9 +102,10 @@ class Link:
     def send(self, call: Call, *args: Any) -> None:
         if not self.open:
             return
-        arrival = self._clock.now + self._clock.between(self._low_s, self._high_s)
-        self._last = max(self._last, arrival)
-        self._clock.at(self._last, self._deliver, call, args)
+        clock = self._clock
+        arrival = clock.now + clock.between(self._low_s, self._high_s)
+        self._last = arrival if arrival > self._last else self._last
+        clock.at(self._last, self._deliver, call, args)
 
     def _deliver(self, call: Call, args: tuple[Any, ...]) -> None:
         if self.open:

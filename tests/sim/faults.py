@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from elastic.core.agent import events as agent_events
 from elastic.core.coordinator import events as coordinator_events
 from tests.sim.plan import PERSISTED, Action, Fault, agent_settings
-from tests.sim.process import Process, ScriptError, Struck
+from tests.sim.process import Process, Struck
+from tests.sim.thread import ScriptError
 
 if TYPE_CHECKING:
     from tests.sim.node import Node
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 SIGKILL = 9
 STOP_EXIT_CODE = 143
+# A worker is known to the coordinator so long after it was started.
+_KNOWN_S = 0.5
 # A process that was struck here does not come out of the point.
 _FATAL = (
     Action.KILL_WORKER,
@@ -46,6 +49,7 @@ class Faults:
             if fault.at_s is None:
                 self._at_points[fault.point].append(fault)
         self._reached: Counter[str] = Counter()
+        self._struck_at: dict[str, float] = {}
         self.last_at = 0.0
 
     def start(self) -> None:
@@ -60,14 +64,24 @@ class Faults:
             return
         self._reached[point] += 1
         for fault in pending:
-            if fault.newcomers and not self._world.is_newcomer(process):
-                continue
-            if fault.newcomers or fault.nth == self._reached[point]:
+            if self._is_due(fault, self._reached[point], process):
                 self._strike(fault, process)
                 if fault.action is Action.RAISE:
                     raise ScriptError(fault.signature or f"{process.name} at {point}")
                 if fault.action in _FATAL:
                     raise Struck
+
+    def _is_due(self, fault: Fault, reached: int, process: Process) -> bool:
+        if fault.newcomers:
+            return self._world.is_newcomer(process)
+        if fault.lasting:
+            return reached >= fault.nth
+        if reached != fault.nth:
+            return False
+        if not fault.together:
+            return True
+        first_at = self._struck_at.setdefault(fault.signature, self._world.clock.now)
+        return process.started_at < first_at - _KNOWN_S
 
     def persisted(self) -> None:
         """A generation is in the store, and its leader does not know yet."""

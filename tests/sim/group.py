@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from elastic.core.membership import Generation
+from elastic.errors import GroupLost
 from tests.sim.clock import Clock
 from tests.sim.thread import Body, Wait
 
@@ -13,14 +14,15 @@ if TYPE_CHECKING:
     from tests.sim.process import Process
 
 RENDEZVOUS = "rendezvous"
-
-
-class GroupLost(Exception):
-    """A collective failed: a member is gone, or the group was aborted."""
+STEP = "step"
 
 
 class _Collective:
-    def __init__(self) -> None:
+    """parties: who takes part. at_store: it only waits there, which no connection between members
+    disturbs."""
+
+    def __init__(self, parties: Sequence[str], *, at_store: bool) -> None:
+        self.parties, self.at_store = parties, at_store
         self.contributions: dict[str, Any] = {}
         self.waiting: dict[str, Process] = {}
         self.whole = False
@@ -41,20 +43,47 @@ class Group:
         self._gone: set[str] = set()
 
     def collective(
-        self, name: Hashable, member: Process, contribution: Any = None, *, took_s: float = 0.004
+        self,
+        name: Hashable,
+        member: Process,
+        contribution: Any = None,
+        *,
+        took_s: float = 0.004,
+        parties: Sequence[str] = (),
+        at_store: bool = False,
     ) -> Body:
-        """Contribute and wait for all. Returns everybody's contribution; raises GroupLost."""
-        if member.name in self._gone or (member.name in self._reset and name != RENDEZVOUS):
+        """Contribute and wait for all, or for `parties` alone. Returns everybody's contribution;
+        raises GroupLost. at_store: members meet at the store, where a member that dies leaves the
+        others waiting."""
+        if member.name in self._gone or (member.name in self._reset and not at_store):
             yield self._clock.between(0.0, 0.001)
             raise GroupLost("the connection was reset")
-        collective = self._collectives.setdefault(name, _Collective())
+        collective = self._collectives.get(name)
+        if collective is None:
+            collective = _Collective(parties or self._ranks, at_store=at_store)
+            self._collectives[name] = collective
         collective.contributions[member.name] = contribution
         collective.waiting[member.name] = member
         self._blocked_in[member.name] = collective
-        if len(collective.waiting) == len(self._ranks):  # whoever has left can not forward data
+        if len(collective.waiting) == len(collective.parties):  # who has left cannot forward data
             self._complete(name, collective, took_s)
         result = yield Wait.COLLECTIVE
         return result
+
+    def check(self, member: Process) -> None:
+        """Raise GroupLost if the member's side was aborted."""
+        if member.name in self._gone:
+            raise GroupLost("the group was aborted")
+
+    def waits_at(self, name: Hashable, member: Process) -> bool:
+        """The member waits at the store for others that have not come."""
+        collective = self._blocked_in.get(member.name)
+        return collective is not None and collective is self._collectives.get(name)
+
+    def free_from_store(self, member: Process, error: Exception) -> None:
+        """It waits no longer."""
+        self._forget(member.name)
+        member.thread.fail(error)
 
     def leave(self, member: Process, *, died: bool = False, silent: bool = False) -> None:
         """Close the member's side. What it sent before still arrives, unless it `died`. `silent`:
@@ -94,8 +123,15 @@ class Group:
             member.thread.complete(collective.contributions)
 
     def _reset_neighbours(self, worker: str, *, lossy: bool) -> None:
+        """Those next to it in the ring, and who waits for it alone."""
         rank = self._ranks.index(worker)
-        for neighbour in (self._ranks[rank - 1], self._ranks[(rank + 1) % len(self._ranks)]):
+        neighbours = [self._ranks[rank - 1], self._ranks[(rank + 1) % len(self._ranks)]]
+        neighbours += [
+            other
+            for other, c in self._blocked_in.items()
+            if c.parties is not self._ranks and worker in c.parties and other not in neighbours
+        ]
+        for neighbour in neighbours:
             if neighbour != worker:
                 delay_s = self._clock.between(0.0, 0.003)
                 self._clock.after(delay_s, self._notice_reset, neighbour, lossy)
@@ -105,13 +141,12 @@ class Group:
         collective = self._blocked_in.get(worker)
         if collective is None:
             return
-        assembling = collective is self._collectives.get(RENDEZVOUS) and not collective.whole
-        if not assembling:  # a rendezvous waits at the store, which a member's death leaves up
+        if collective.whole or not collective.at_store:
             self._free(worker, "connection reset by peer", lossy)
 
     def _lose_store(self) -> None:
-        rendezvous = self._collectives.get(RENDEZVOUS)
-        for worker in list(rendezvous.waiting) if rendezvous else ():
+        waiting = [name for name, c in self._blocked_in.items() if c.at_store]
+        for worker in waiting:
             self._clock.after(self._clock.between(0.0, 0.003), self._free, worker, "store is gone")
 
     def _free(self, worker: str, why: str, lossy: bool = True) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -18,10 +19,22 @@ class Commit(NamedTuple):
     worker: str
     generation: int
     world_size: int
+    loader: int
     samples: SampleRange
     before: int
     """The lineage that it went on from."""
     replica: Replica
+
+
+class Called(NamedTuple):
+    """One member's call of session.run() has returned."""
+
+    at: float
+    worker: str
+    lineage: int
+    number: int
+    evaluation: int
+    result: int
 
 
 class Reduced(NamedTuple):
@@ -58,6 +71,16 @@ class Journal:
         self.generations: list[Generation] = []
         self.commits: list[Commit] = []
         self.reduced: list[Reduced] = []
+        self.called: list[Called] = []
+        self.errors: list[tuple[str, str]] = []
+        """What scripts raised: the type, and all of it."""
+        self.in_run: set[int] = set()
+        """Generations formed for members that were inside session.run()."""
+        self.differed: list[str] = []
+        """Members of one step that held different states."""
+        self.undo_missed = False
+        """Something changed that the undo had not copied: a state may be torn, or a commit mark
+        lost."""
         self.agreed: list[Agreed] = []
         self.newest_checkpoint = Replica()
         self.torn_checkpoints: list[str] = []
@@ -86,18 +109,53 @@ class Journal:
         self.agent_grace_s = 0.0
         self.evaluates = False
         """Members keep each other waiting in the middle of steps."""
-        self.replaced: list[str] = []
-        """Workers that were ended because their group did without them."""
+        self.replaced: list[tuple[float, str]] = []
+        """When, and which workers, were ended because their group did without them."""
+        self.hurried: list[str] = []
+        """Those of them that had no time to hear of their group."""
         self.formed_at: dict[int, float] = {}
         self.newcomers_fail = False
-        """Whoever comes to a group that trains raises."""
+        """Every newcomer to a group that trains raises."""
         self.compiles = False
         """Steps may last long without anybody being stuck."""
         self.broken_invariant = ""
+        self.sizes = (1, 1)
+        """The least and the most members that a group may have."""
+        self.finished_at: dict[str, float] = {}
+        """Workers whose scripts have ended well."""
+        self.declared: set[tuple[int, str]] = set()
+        """(generation, member) of those that brought the state to their group."""
+        self.saves: list[tuple[float, bool]] = []
+        """Instants at which a checkpoint was committed (True) or given up (False)."""
+        self.elected_at: list[float] = []
+        """Instants at which a leader came to office in place of another."""
+        self.unreachable: dict[int, list[str]] = {}
+        """By generation, its members that were known to be out of contact when it was formed."""
+        self.enough_stayed: dict[int, list[str]] = {}
+        """By generation without members, those that could have gone on."""
+        self.away: dict[int, Replica | None] = {}
+        """By generation, the most advanced replica out of contact that was worth waiting for."""
+        self.broke: set[int] = set()
+        """Generations whose groups broke under a member."""
+        self.gone_at: dict[str, float] = {}
+        """When workers ended, or froze."""
+        self.left_from: dict[str, float] = {}
+        """When nodes were to leave."""
+        self.ended_at = math.inf
+        """When the job did."""
+        self.stop_grace_s = 0.0
+        self.isolation_s = 0.0
+        self.hopeless = False
+        """The script fails at the same place whenever it gets there."""
 
     def note(self, *fact: Any) -> None:
         """Add a line to the trace: instant, who, what, details."""
         self.trace.append(fact)
+
+    def raised(self, at: float, worker: str, error: Exception) -> None:
+        """A script has failed."""
+        self.note(at, worker, "raises", type(error).__name__, error)
+        self.errors.append((type(error).__name__, str(error)))
 
     def drained(self, at: float, node: str) -> None:
         """The coordinator says that none of the node's workers is in the group."""

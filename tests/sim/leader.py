@@ -9,7 +9,7 @@ from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
 from elastic.core.membership import Generation
-from tests.sim.clock import Link
+from tests.sim.clock import Link, Timer
 
 if TYPE_CHECKING:
     from tests.sim.node import Node
@@ -33,8 +33,9 @@ class Leader:
         self.alive = True
         self.ended = False
         self._nodes: dict[str, Node] = {}
-        self._timer = 0
-        self._committed: set[int] = set()
+        self._timer = Timer(self.clock, lambda: self.tell(ev.TimerFired()))
+        # A member may have missed what an earlier leader committed: the manifests tell.
+        self._committed = {replica.committed for replica in world.storage.committed}
         # Manifests and generations go through one ordered queue: a generation that is known to
         # exist must not restore a checkpoint older than one that was decided before it.
         self._store = Link(self.clock, 0.001, 0.03)
@@ -42,7 +43,7 @@ class Leader:
     def die(self) -> None:
         """Killed: what is on its way to the store arrives, or does not."""
         self.alive = False
-        self._timer += 1
+        self._timer.set(None)
 
     def connected(self, node: Node) -> None:
         if not self.alive:
@@ -93,7 +94,7 @@ class Leader:
                 for node in self._nodes.values():
                     node.hear(agent_events.GenerationAnnounced(generation=generation))
             case fx.ReplaceWorker(node=name, worker=worker, kind=kind, message=message):
-                self.world.journal.replaced.append(worker)
+                self.world.replaced(worker)
                 if name in self._nodes:
                     self._nodes[name].hear(
                         agent_events.ReplaceRequested(worker=worker, kind=kind, message=message)
@@ -106,7 +107,7 @@ class Leader:
             case fx.AbandonCheckpoint(step=step):
                 self._settle_checkpoint(step, abandoned=True)
             case fx.SetTimer(at=at):
-                self._set_timer(at)
+                self._timer.set(at)
             case fx.ProbeGroup():
                 for node in self._nodes.values():
                     node.hear_probe()
@@ -131,6 +132,7 @@ class Leader:
 
     def _settle_checkpoint(self, step: int, *, abandoned: bool) -> None:
         self.world.journal.note(self.clock.now, "coordinator", "checkpoint", step, abandoned)
+        self.world.journal.saves.append((self.clock.now, not abandoned))
         for node in self._nodes.values():
             node.hear_of_checkpoint(step, abandoned=abandoned)
 
@@ -148,12 +150,3 @@ class Leader:
 
     def _tell_end(self, node: Node) -> None:
         node.hear(agent_events.JobEnded(exit_code=self.exit_code))
-
-    def _set_timer(self, at: float | None) -> None:
-        self._timer += 1
-        if at is not None:
-            self.clock.at(at, self._fire, self._timer)
-
-    def _fire(self, timer: int) -> None:
-        if timer == self._timer:
-            self.tell(ev.TimerFired())

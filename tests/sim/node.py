@@ -11,7 +11,7 @@ from elastic.core.agent import events as ev
 from elastic.core.agent.machine import Agent, AgentSettings
 from elastic.core.coordinator import events as coordinator_events
 from elastic.core.membership import WorkerId
-from tests.sim.clock import Link
+from tests.sim.clock import Link, Timer
 from tests.sim.process import Process
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Node:
         self._cuts = 0
         self._cut = False
         self._view = fx.ReportNode(workers=())
-        self._timer = 0
+        self._timer = Timer(self.clock, lambda: self.tell(ev.TimerFired()))
         self._up = self._down = Link(self.clock, 0.0, 0.0)
 
     def start(self) -> None:
@@ -77,6 +77,8 @@ class Node:
 
     def lose_leader(self) -> None:
         """Whoever it was connected to is gone."""
+        if self.connected:
+            self.hung_up_at = self.clock.now
         self._up.open = self._down.open = False
         self.connected = False
 
@@ -85,7 +87,7 @@ class Node:
         if not self._agent_runs or self.exit_code is not None:
             return
         self._agent_runs = False
-        self._timer += 1
+        self._timer.set(None)
         self._hang_up((0.0, 0.1))
         self.clock.after(after_s, self._return_agent)
 
@@ -122,6 +124,7 @@ class Node:
     def drain(self) -> None:
         """An operator wants it left."""
         self.drains = self.world.journal.drains = True
+        self.world.journal.left_from.setdefault(self.name, self.clock.now)
         if self.connected:
             leaving = coordinator_events.NodeLeaving(node=self.name, reason="drained")
             self.world.leader.tell(leaving)
@@ -177,7 +180,7 @@ class Node:
                 stop = coordinator_events.StopRequested(exit_code=code, reason=reason)
                 self._up.send(self.world.leader.tell, stop)
             case fx.SetTimer(at=at):
-                self._set_timer(at)
+                self._timer.set(at)
             case fx.ExitAgent(exit_code=code):
                 self._exit(code)
 
@@ -227,15 +230,6 @@ class Node:
             node=self.name, slots=self.settings.slots, workers=self._view.workers
         )
         self._up.send(self.world.leader.tell, view)
-
-    def _set_timer(self, at: float | None) -> None:
-        self._timer += 1
-        if at is not None:
-            self.clock.at(at, self._fire, self._timer)
-
-    def _fire(self, timer: int) -> None:
-        if timer == self._timer:
-            self.tell(ev.TimerFired())
 
     def _exit(self, code: int) -> None:
         self.exit_code = code

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import enum
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from elastic.core.agent.machine import AgentSettings
 from elastic.core.coordinator.machine import CoordinatorSettings
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
+from elastic.core.learning_rate import LinearScaling
 from elastic.core.restarts import Backoff
-from tests.sim.replica import Job
+from tests.sim.replica import Job, Style
 
 
 class Action(enum.Enum):
@@ -31,6 +33,9 @@ class Action(enum.Enum):
     RESTART_AGENT = 12
     DRAIN_NODE = 13  # it is to leave; another machine takes its place
 
+
+# Only some scripts come to these.
+SCRIPT_POINTS = ("top", "logged", "below", "run", "between", "loop ended", "undone", "set up")
 
 POINTS = (
     "attached",
@@ -65,6 +70,10 @@ class Fault:
     """Of the exception raised; another one for each fault if empty."""
     returns_after_s: float | None = None
     """When a lost node is back; None: never."""
+    together: bool = False
+    """It strikes only what ran when the first fault of this signature struck."""
+    lasting: bool = False
+    """It strikes all that reach the point after the n-th, too."""
     newcomers: bool = False
     """It strikes every newcomer that reaches the point while others train."""
 
@@ -80,8 +89,6 @@ class Pace:
     """How much longer the first step of a process takes, and some others; None: none does."""
     reported_step_s: float = 0.06
     """What reports of progress say: the farther off, the worse planned changes are timed."""
-    evaluates: float = 0.5
-    """Probability of an evaluation at the end of an epoch."""
     evaluation_s: float = 1.0
 
 
@@ -114,6 +121,7 @@ def plan(seed: int, stress: str = "") -> Plan:
         batch_size=rng.randint(2, 4),
         epochs=rng.randint(1, 3),
         save_every=rng.choice((5, 10, 1000)),
+        keeps_result=random.Random(f"end {seed}").random() < 0.7,
     )
     faults = tuple(_fault(rng, len(nodes)) for _ in range(rng.choice((0, 1, 1, 2, 3, 4, 6))))
     if not any(f.action is Action.STOP for f in faults) and rng.random() < 0.15:
@@ -121,6 +129,9 @@ def plan(seed: int, stress: str = "") -> Plan:
     news = random.Random(f"news {seed}")
     control = random.Random(f"control {seed}")
     faults += tuple(_control_fault(control) for _ in range(control.choice((0, 0, 0, 1, 1, 2))))
+    written = random.Random(f"style {seed}")
+    job = job._replace(style=_style(written))
+    faults += _script_faults(written)
     hard = random.Random(f"stress {seed}")
     if stress:
         faults = _stress(hard, stress)
@@ -141,15 +152,22 @@ def plan(seed: int, stress: str = "") -> Plan:
     if not stress:
         return whole
     # Nothing else delays anything: what happens follows from these faults.
-    pace = replace(whole.pace, evaluates=0.0)
-    whole = replace(whole, pace=pace, news_s=min(whole.news_s, 0.03))
+    style = job.style._replace(evaluates=False, between=0, uneven="")
+    if stress == "script":
+        style = job.style._replace(uneven="", misses_block=0.3, misses_gap=0.3, logs=True)
+    job = job._replace(style=style)
+    whole = replace(whole, job=job, news_s=min(whole.news_s, 0.03))
+    if stress in ("drain", "drains", "relay"):  # so that there is time to leave
+        job = job._replace(epochs=3 * job.epochs)
     if stress == "compiles":
         policy = replace(whole.coordinator.formation, busy_timeout_s=4.0)
         coordinator = replace(whole.coordinator, formation=policy)
-        return replace(whole, coordinator=coordinator, pace=replace(pace, compile_s=(2.5, 6.0)))
-    if stress not in ("split", "newcomers"):
-        return whole
-    policy = replace(whole.coordinator.formation, min_workers=1, agent_grace_s=0.0)
+        pace = replace(whole.pace, compile_s=(2.5, 6.0))
+        return replace(whole, coordinator=coordinator, job=job, pace=pace)
+    if stress not in ("split", "refused", *_AWAY):
+        return replace(whole, job=job)
+    grace_s = 3.0 if stress in _AWAY else 0.0
+    policy = replace(whole.coordinator.formation, min_workers=1, agent_grace_s=grace_s)
     coordinator = replace(whole.coordinator, formation=policy)
     job = job._replace(epochs=10)
     return replace(whole, coordinator=coordinator, job=job, isolation_s=6.0)
@@ -187,27 +205,72 @@ def _control_fault(rng: random.Random) -> Fault:
     return Fault(action=action, at_s=rng.uniform(0.2, 7.0), returns_after_s=returns_after_s)
 
 
-STRESS_ALONE = ("newcomers", "compiles")
-"""Kinds that strike in no other history."""
+def _style(rng: random.Random) -> Style:
+    """How the user has written the script."""
+    loops = rng.choice(("one", "one", "per epoch", "per epoch", "phases"))
+    misses = rng.random() < 0.2
+    return Style(
+        loops=loops,
+        scheduler=rng.choice(("top", "bottom", "below", "guarded")),
+        average=rng.choice(("bottom", "below", "guarded")),
+        early=rng.random() < 0.3,
+        logs=rng.random() < 0.5,
+        evaluates=rng.random() < 0.5,
+        between=rng.choice((0, 1, 2)) if loops != "one" else 0,
+        turns=rng.random() < 0.5,
+        scaling=rng.choice((None, LinearScaling(warmup_steps=0), LinearScaling(warmup_steps=7))),
+        misses_block=rng.choice((0.0, 0.02, 0.2)) if misses else 0.0,
+        misses_gap=rng.choice((0.0, 0.02, 0.2)) if misses else 0.0,
+        uneven=rng.choice(("skipped", "other")) if rng.random() < 0.02 else "",
+    )
+
+
+def _script_faults(rng: random.Random) -> tuple[Fault, ...]:
+    return tuple(_script_fault(rng) for _ in range(rng.choice((0, 0, 1, 1, 2))))
+
+
+def _script_fault(rng: random.Random) -> Fault:
+    """Where only some scripts come to."""
+    return Fault(
+        action=rng.choice(
+            (Action.KILL_WORKER, Action.KILL_WORKER, Action.KILL_NODE, Action.BREAK_LINK)
+        ),
+        point=rng.choice(SCRIPT_POINTS),
+        nth=rng.choice((1, 1, 2, 3, 5, 8, 20)),
+        returns_after_s=rng.uniform(0.5, 3.0),
+    )
+
+
 STRESS = ("drain", "drain", "drains", "leaders", "persisted", "agents", "stop", "split")
+# Not in the mix of ordinary histories: what other faults would hide.
+_AWAY = ("return", "outage")
+_ALONE = (
+    "bug",
+    "hopeless",
+    "relay",
+    "newcomers",
+    "refused",
+    "compiles",
+    "pairs",
+    "stops",
+    "saves",
+    "breaks",
+    "script",
+    *_AWAY,
+)
+KINDS = ("", *sorted({*STRESS, *_ALONE}))
 
 
 def _stress(rng: random.Random, kind: str) -> tuple[Fault, ...]:
     """Several faults of the control plane at once, or on top of each other."""
     at_s = rng.uniform(0.5, 6.0)
     drain = Fault(action=Action.DRAIN_NODE, at_s=at_s, returns_after_s=rng.uniform(0.1, 3.0))
-    if kind == "newcomers":
-        kill = Fault(action=Action.KILL_WORKER, at_s=rng.uniform(3.0, 6.0))
-        point = rng.choice(("agree", "transfer", "joined"))
-        fails = Fault(action=Action.RAISE, point=point, signature="no such key", newcomers=True)
-        return (kill, fails, Fault(action=Action.ADD_NODE, at_s=rng.uniform(3.0, 9.0)))
-    if kind == "compiles":
-        kill = Fault(action=Action.KILL_WORKER, at_s=rng.uniform(2.0, 20.0))
-        return (kill, Fault(action=Action.ADD_NODE, at_s=rng.uniform(2.0, 9.0)))
     if kind == "drain":
         return (drain,)
     if kind == "drains":
         return (drain, replace(drain, at_s=at_s + rng.uniform(0.0, 2.0)))
+    if kind in _ALONE:
+        return tuple(_alone(rng, kind))
     if kind == "split":  # the group trains on where no leader sees it, and others come
         cut = Fault(action=Action.CUT_OFF_NODE, at_s=3.0, returns_after_s=rng.uniform(3.0, 8.0))
         newcomer = Fault(action=Action.ADD_NODE, at_s=rng.uniform(3.1, 4.0))
@@ -233,6 +296,131 @@ def _stress(rng: random.Random, kind: str) -> tuple[Fault, ...]:
         faults.append(Fault(action=action, at_s=at_s, returns_after_s=rng.uniform(0.05, 0.6)))
         at_s += rng.uniform(0.1, 2.5)
     return tuple(faults)
+
+
+def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
+    at_s = rng.uniform(1.5, 5.0)
+    nth = rng.randint(1, 40)
+    match kind:
+        case "bug":  # all members stumble over the same sample, once
+            for member in range(rng.randint(2, 5)):
+                yield Fault(
+                    action=Action.RAISE,
+                    point="step",
+                    nth=nth + member,
+                    signature="bug",
+                    together=True,
+                )
+        case "hopeless":
+            yield Fault(
+                action=Action.RAISE, point="joined", nth=nth // 4 + 1, signature="bug", lasting=True
+            )
+        case "relay":  # every node leaves, and what it holds goes to those that come, or is saved
+            others_come = rng.random() < 0.8
+            for node in "abcd":
+                yield Fault(
+                    action=Action.DRAIN_NODE,
+                    at_s=at_s + rng.uniform(0.0, 1.0),
+                    worker=f"{node}-1",
+                    returns_after_s=rng.uniform(0.1, 3.0) if others_come else 1000.0,
+                )
+            for _ in range(rng.randint(1, 2) if others_come else 0):
+                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(-2.0, 1.0))
+            if rng.random() < 0.5:
+                point = rng.choice(("join", "agree", "transfer", "joined"))
+                yield Fault(action=Action.KILL_WORKER, point=point, nth=rng.randint(2, 8))
+        case "newcomers":  # they die, or get stuck, at each stage of their way in
+            for _ in range(rng.randint(1, 3)):
+                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(-0.5, 0.5))
+            stages = ("assigned", "prepared", "join", "agree", "transfer", "joined")
+            for _ in range(rng.randint(1, 3)):
+                yield Fault(
+                    action=rng.choice((Action.KILL_WORKER, Action.FREEZE_PROCESS)),
+                    point=rng.choice(stages),
+                    nth=rng.randint(2, 8),
+                    returns_after_s=1.0,
+                )
+        case "refused":  # none of them can join, whatever it does
+            yield Fault(action=Action.KILL_WORKER, at_s=rng.uniform(3.0, 6.0))
+            yield Fault(
+                action=Action.RAISE,
+                point=rng.choice(("agree", "transfer", "joined")),
+                signature="no such key",
+                newcomers=True,
+            )
+            yield Fault(action=Action.ADD_NODE, at_s=rng.uniform(3.0, 9.0))
+        case "compiles":  # steps last long, and nobody is stuck
+            yield Fault(action=Action.KILL_WORKER, at_s=rng.uniform(2.0, 20.0))
+            yield Fault(action=Action.ADD_NODE, at_s=rng.uniform(2.0, 9.0))
+        case "pairs":  # the second strikes what the first has set in motion
+            for delay_s in (0.0, rng.choice((0.01, 0.1, 0.4, 1.5, 2.5)) * rng.uniform(0.5, 1.5)):
+                action = rng.choice(_UNPLANNED)
+                returns_after_s = rng.uniform(0.1, 3.0)
+                yield Fault(action=action, at_s=at_s + delay_s, returns_after_s=returns_after_s)
+        case "stops":
+            yield Fault(action=Action.STOP, at_s=at_s)
+            for _ in range(rng.randint(1, 2)):
+                around_s = rng.choice((-2.0, -0.5, 0.05, 0.3)) * rng.uniform(0.5, 1.5)
+                action = rng.choice(_UNPLANNED)
+                returns_after_s = rng.uniform(0.1, 3.0)
+                yield Fault(
+                    action=action, at_s=max(0.5, at_s + around_s), returns_after_s=returns_after_s
+                )
+        case "return":  # newcomers take over, or fail to, while all others are out of contact
+            away_s = rng.uniform(1.0, 6.0)
+            for node in "abcd":
+                yield Fault(
+                    action=Action.CUT_OFF_NODE,
+                    at_s=at_s + rng.uniform(0.0, 0.5),
+                    worker=f"{node}-1",
+                    returns_after_s=away_s,
+                )
+            for _ in range(rng.randint(1, 2)):
+                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(-2.0, 1.0))
+            for _ in range(rng.randint(0, 2)):
+                yield Fault(
+                    action=rng.choice((Action.KILL_WORKER, Action.FREEZE_PROCESS)),
+                    point=rng.choice(("join", "agree", "transfer", "joined")),
+                    nth=rng.randint(3, 8),
+                )
+            if rng.random() < 0.3:
+                yield Fault(action=Action.KILL_LEADER, at_s=at_s + 1.0, returns_after_s=0.5)
+        case "outage":  # the leader is cut off from every node
+            for node in "abcd":
+                yield Fault(
+                    action=Action.CUT_OFF_NODE,
+                    at_s=at_s,
+                    worker=f"{node}-1",
+                    returns_after_s=nth / 40,
+                )
+        case "saves":  # a member is lost while its group saves
+            for _ in range(rng.randint(1, 3)):
+                action = rng.choice((Action.KILL_WORKER, Action.KILL_NODE))
+                nth = rng.randint(1, 12)
+                yield Fault(action=action, point="saving", nth=nth, returns_after_s=0.5)
+        case "script":  # where the script changes what is tracked, and makes its calls
+            for _ in range(rng.randint(2, 7)):
+                fault = _script_fault(rng)
+                points = ("transfer", "agree", "joined", fault.point, fault.point, fault.point)
+                yield replace(fault, point=rng.choice(points))
+        case "breaks":  # again and again, with steps in between
+            for _ in range(8):
+                yield Fault(action=Action.BREAK_LINK, point="committed", nth=nth)
+                nth += rng.randint(12, 24)
+
+
+_UNPLANNED = (
+    Action.KILL_WORKER,
+    Action.KILL_NODE,
+    Action.LOSE_NODE_SILENTLY,
+    Action.FREEZE_PROCESS,
+    Action.BREAK_LINK,
+    Action.CUT_OFF_NODE,
+    Action.KILL_LEADER,
+    Action.RESTART_AGENT,
+    Action.ADD_NODE,
+    Action.DRAIN_NODE,
+)
 
 
 def _coordinator(

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from elastic.core.agent import events as ev
 from elastic.core.coordinator.events import ProgressReported, ShardReported
-from elastic.core.data_order import SampleRange
 from elastic.core.membership import Failure, FailureKind, Generation, WorkerId, WorkerPhase
 from elastic.core.worker.machine import AbortGroup, Effect, Worker
+from elastic.errors import ConfigurationError, ElasticError, GroupLost, StateLost
 from tests.sim.clock import Link
 from tests.sim.group import Group
-from tests.sim.replica import Replica
-from tests.sim.thread import Thread
+from tests.sim.replica import Replica, Samples
+from tests.sim.thread import ScriptError, Thread
 
 if TYPE_CHECKING:
     from tests.sim.node import Node
@@ -25,10 +25,6 @@ _COMPILES_AGAIN = 0.003  # of the steps
 
 class Struck(Exception):
     """A fault strikes at a point of the script."""
-
-
-class ScriptError(Exception):
-    """The user's script raised."""
 
 
 class Process:
@@ -45,32 +41,29 @@ class Process:
         self.frozen = False
         self.deaf = False
         self.slot: int | None = None
+        self.started_at = self.clock.now
         self.replica: Replica | None = None
         self.begun = 0
         self.in_step_since: float | None = None
+        self.compares_since: float | None = None
         self._first_step = True
         self._has_compiled = False
-        self.stored_steps: set[int] = set()
-        self.abandoned_step = -1
+        self._settled: dict[int, bool] = {}
+        self._last_save = (0, 0)
         self._unsettled: dict[int, ShardReported] = {}
         self._written_at = 0.0
         self.dismissed = False
         self.done = False
         self._group: Group | None = None
         self._exit_code = 0
-        self.thread = Thread(self.clock, world.parts.script(self).run(), self._raised)
+        self.script = world.parts.script(self)
+        self.thread = Thread(self.clock, self.script.run(), self._raised)
 
     # ---- what the script asks for
 
     @property
-    def held(self) -> Replica:
-        """Its replica, once it has taken part."""
-        assert self.replica is not None
-        return self.replica
-
-    @property
     def committed(self) -> int:
-        return self.replica.committed if self.replica is not None else self.worker.status.committed
+        return self.script.part.progress.committed
 
     @property
     def responsive(self) -> bool:
@@ -90,6 +83,13 @@ class Process:
         """The script is at a named point: faults may strike."""
         self.world.faults.reached(self, point)
 
+    @property
+    def group(self) -> Group:
+        """The group that the script is in or joins. Raises GroupLost if there is none."""
+        if self._group is None:
+            raise GroupLost("there is no group")
+        return self._group
+
     def enter(self, generation: Generation) -> Group:
         self._group = self.world.group_of(generation)
         return self._group
@@ -102,13 +102,20 @@ class Process:
         elif group is not None:
             group.leave(self)
 
-    def begin_generation(self, generation: Generation, replica: Replica) -> None:
+    def agreed(self, generation: Generation, replica: Replica) -> None:
+        """The group has come to this state."""
         self.world.agreed(self, generation, replica)
-        self.replica = replica
         self.begun = replica.committed
+
+    def entered(self, generation: Generation) -> None:
+        """Everything is set up for training."""
         self._first_step = True
         if generation.rank_of(self.name) == 0:
             self._report_progress(generation, self._group)
+
+    def drop(self) -> None:
+        """What it holds is not to be used any more."""
+        self.replica, self.begun = None, 0
 
     def begin_step(self) -> None:
         self.begun = self.committed + 1
@@ -116,8 +123,7 @@ class Process:
 
     def begins_to_compile(self) -> bool:
         """In its first step, or another for which there is no code yet."""
-        again = self._has_compiled and not self.clock.chance(_COMPILES_AGAIN)
-        if self.world.pace.compile_s is None or again:
+        if self._has_compiled and not self.clock.chance(_COMPILES_AGAIN):
             return False
         self._has_compiled = True
         self.report_compiling(self.committed)
@@ -127,20 +133,30 @@ class Process:
         compiled = ev.WorkerCompiled(worker=self.name, committed=committed)
         self.up.send(self.node.tell, compiled)
 
-    def commit(self, generation: Generation, samples: SampleRange) -> None:
-        before = self.held.lineage
-        self.replica = self.held.commit(generation.number, samples)
+    def commit(self, samples: Samples, before: int, replica: Replica) -> None:
+        self.replica = replica
         self.in_step_since = None
         self._first_step = False
-        self.worker.committed(self.replica.committed)
-        self.world.committed(self, generation, samples, before)
+        self.world.committed(self, samples, before, replica)
 
-    def save(self, generation: Generation) -> None:
+    def save(self, generation: Generation, replica: Replica) -> None:
         """Copy the state and write this rank's part in the background, after the part before."""
+        self._last_save = (replica.committed, generation.number)
+        self._settled.pop(replica.committed, None)
         rank = generation.rank_of(self.name)
         self._written_at = max(self._written_at, self.clock.now) + self.clock.between(0.005, 0.3)
-        self.clock.at(self._written_at, self._saved, generation, rank, self.replica)
+        self.clock.at(self._written_at, self._saved, generation, rank, replica)
         self.reach("saving")
+
+    def has_begun_to_save(self, step: int, generation: Generation) -> bool:
+        return self._last_save == (step, generation.number)
+
+    def is_settled(self, step: int) -> bool:
+        """The checkpoint is known to be committed, or abandoned."""
+        return step in self._settled
+
+    def is_saved(self, step: int) -> bool:
+        return self._settled.get(step, False)
 
     # ---- what the agent says
 
@@ -160,10 +176,7 @@ class Process:
         if self.deaf:
             return
         self._unsettled = {at: sent for at, sent in self._unsettled.items() if at > step}
-        if abandoned:
-            self.abandoned_step = step
-        else:
-            self.stored_steps.add(step)
+        self._settled[step] = not abandoned
         self.thread.nudge()
 
     def report_again(self) -> None:
@@ -198,6 +211,7 @@ class Process:
         if self._group is not None:
             self._group.leave(self, died=True, silent=silent)
         self.note("ends", exit_code, signal)
+        self.world.journal.gone_at.setdefault(self.name, self.clock.now)
         self.up.send(
             self.node.exited, ev.WorkerExited(worker=self.name, exit_code=exit_code, signal=signal)
         )
@@ -208,6 +222,7 @@ class Process:
         self.deaf = deaf
         self.thread.stop()
         self.note("freezes", deaf)
+        self.world.journal.gone_at.setdefault(self.name, self.clock.now)
 
     def break_link(self) -> None:
         if self._group is not None:
@@ -223,10 +238,10 @@ class Process:
 
     def _saved(self, generation: Generation, rank: int, replica: Replica) -> None:
         if self.alive and not self.deaf:
-            if replica in self.world.storage.committed[-1:]:  # by the group before
+            if self.world.storage.newest.lineage == replica.lineage:  # by the group before
                 self.checkpoint_settled(replica.committed, False)
                 return
-            self.world.storage.put_shard(generation, replica)
+            self.world.storage.put_shard(generation, rank, replica)
             shard = ShardReported(
                 worker=self.name,
                 generation=generation.number,
@@ -257,14 +272,16 @@ class Process:
     def _raised(self, error: Exception) -> None:
         if isinstance(error, Struck):
             return
-        if not isinstance(error, ScriptError):
+        if not isinstance(error, (ScriptError, ElasticError)):
             raise error  # a mistake of the simulation, or a broken invariant
+        self.world.journal.raised(self.clock.now, self.name, error)
         failure = Failure(
             worker=self.name,
             kind=FailureKind.EXCEPTION,
             code=1,
-            signature=str(error),
+            signature=str(error) if isinstance(error, ScriptError) else type(error).__name__,
             message=str(error),
+            retryable=not isinstance(error, (ConfigurationError, StateLost)),
         )
         self.up.send(self.node.tell, ev.WorkerReportedFailure(failure=failure))
         self.end(exit_code=1)

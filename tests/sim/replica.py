@@ -1,12 +1,91 @@
-"""What a worker holds in memory: how far it is, and by which lineage it got there."""
+"""What a simulated job trains, and what a worker of it holds in memory.
+
+The tracked state is a value: `Content`. The functions here say what a script of some style does to
+it, one place of the script after another. The scripts apply them with groups and faults in between;
+the checker of the state applies them to an undisturbed job.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-from elastic.core.data_order import DataPosition, PerWorkerBatch, SampleRange, advance, next_range
+from elastic.core.data_order import (
+    BatchPolicy,
+    DataPosition,
+    FixedGlobalBatch,
+    PerWorkerBatch,
+    SampleRange,
+    next_range,
+)
+from elastic.core.learning_rate import LinearScaling
+from elastic.core.worker.actions import Progress
 
-START = DataPosition()
+
+class Style(NamedTuple):
+    """How the script is written."""
+
+    loops: str = "one"
+    """"one", "per epoch" with one loader, or two "phases" with loaders of their own."""
+    scheduler: str = "bottom"
+    """Where it steps: "top", "bottom" of the block, "below" it, or "guarded" by step.committed."""
+    average: str = "bottom"
+    """Where it is updated: "bottom", "below" or "guarded"."""
+    early: bool = False
+    """Something tracked steps before the block's last collective."""
+    logs: bool = False
+    """A collective of the script's own follows upon the optimizer's step."""
+    evaluates: bool = False
+    """session.run() after each epoch, whose result is kept in the state."""
+    between: int = 0
+    """Calls of session.run() between two loops."""
+    turns: bool = False
+    """Something tracked changes between two loops, below the calls there."""
+    scaling: LinearScaling | None = None
+    misses_block: float = 0.0
+    """Probability that a block changes what its undo does not know of."""
+    misses_gap: float = 0.0
+    """The same for what stands between two blocks."""
+    uneven: str = ""
+    """A call that not every member makes: "skipped" by some, or "other" calls."""
+
+
+class Loader(NamedTuple):
+    """What a loop takes its samples from."""
+
+    length: int
+    batch_size: int
+    fixed: int = 0
+    """Samples of a global batch of fixed size; 0: it grows with the group."""
+
+    @property
+    def policy(self) -> BatchPolicy:
+        if self.fixed:
+            return FixedGlobalBatch(batch_size=self.batch_size, size=self.fixed)
+        return PerWorkerBatch(batch_size=self.batch_size)
+
+    def batch_ratio(self, world_size: int, reference_world: int) -> float:
+        return self._full_step(world_size) / self._full_step(reference_world)
+
+    def _full_step(self, world_size: int) -> int:
+        return min(self.policy.global_batch(world_size), self.length)
+
+    @lru_cache(maxsize=4096)  # noqa: B019 - loaders are small, and members ask for the same
+    def samples_after(
+        self, position: DataPosition, world_size: int, epochs: int
+    ) -> SampleRange | None:
+        """The samples of the next step, or None after the last one."""
+        batch = self.policy.global_batch(world_size)
+        samples = next_range(position, length=self.length, global_batch=batch)
+        return samples if samples.epoch < epochs else None
+
+
+class Loop(NamedTuple):
+    """One loop over the steps."""
+
+    loader: int
+    epochs: int
 
 
 class Job(NamedTuple):
@@ -16,38 +95,206 @@ class Job(NamedTuple):
     batch_size: int
     epochs: int
     save_every: int
+    keeps_result: bool = True
+    """A checkpoint is saved at the end: there is somewhere to put it."""
+    style: Style = Style()
 
-    def samples_after(self, position: DataPosition, world_size: int) -> SampleRange | None:
-        """The samples of the next step, or None after the last one."""
-        policy = PerWorkerBatch(batch_size=self.batch_size)
-        samples = next_range(
-            position, length=self.length, global_batch=policy.global_batch(world_size)
-        )
-        return samples if samples.epoch < self.epochs else None
+    @lru_cache(maxsize=256)  # noqa: B019 - as above
+    def loaders(self) -> tuple[Loader, ...]:
+        first = Loader(self.length, self.batch_size)
+        if self.style.loops != "phases":
+            return (first,)
+        return (first, Loader(self.length // 2 + 1, self.batch_size, fixed=3 * self.batch_size))
+
+    @lru_cache(maxsize=256)  # noqa: B019 - as above
+    def loops(self) -> tuple[Loop, ...]:
+        if self.style.loops == "per epoch":
+            return tuple(Loop(0, epoch + 1) for epoch in range(self.epochs))
+        if self.style.loops == "phases":
+            return (Loop(0, max(1, self.epochs - 1)), Loop(1, 1))
+        return (Loop(0, self.epochs),)
+
+
+class Samples(NamedTuple):
+    """What a step of a group consumes, and of which loader."""
+
+    loader: int
+    range: SampleRange
+
+
+class Content(NamedTuple):
+    """The tracked state: numbers that tell by which way they came to be."""
+
+    weights: int = 0
+    momentum: int = 0
+    scheduler: int = 0
+    average: int = 0
+    values: int = 0
+    """What the script keeps of its evaluations."""
+    results: tuple[tuple[int, int, int], ...] = ()
+    """What session.run() returned between loops: loop, call, result."""
+    lineage: int = 0
+    """Equal for equal histories of committed steps; the session's own, as the ledger is."""
+    committed_in: int = 0
+    """The generation of the last step, whoever has restored it since."""
+
+
+BLANK = Content()
+START = Progress()
 
 
 class Replica(NamedTuple):
-    """The state; `lineage` is equal for equal histories of committed steps."""
+    """What a worker holds: how far the job is, and the tracked state."""
 
-    committed: int = 0
-    generation: int = 0
-    """The generation of the last committed step."""
-    position: DataPosition = START
-    lineage: int = 0
+    progress: Progress = START
+    content: Content = BLANK
+
+    @property
+    def committed(self) -> int:
+        return self.progress.committed
+
+    @property
+    def lineage(self) -> int:
+        return self.content.lineage
 
     @property
     def age(self) -> tuple[int, int]:
         """Of two replicas the one with the higher age has the job's state."""
-        return self.generation, self.committed
+        return self.progress.committed_in, self.progress.committed
 
-    def commit(self, generation: int, samples: SampleRange) -> Replica:
-        step = (self.lineage, generation, samples.epoch, samples.start, samples.stop)
-        return Replica(
-            committed=self.committed + 1,
-            generation=generation,
-            position=advance(self.position, samples),
-            lineage=hash(step),
-        )
+    @property
+    def origin(self) -> tuple[int, int]:
+        """Of two checkpoints the one with the higher origin is the later one."""
+        return self.content.committed_in, self.progress.committed
 
     def complete(self, job: Job) -> bool:
-        return job.samples_after(self.position, 1) is None
+        """No step is left."""
+        loops = job.loops()
+        loop = loops[-1]
+        if self.progress.loop < len(loops) - 1:
+            return False
+        position = self.progress.position(loop.loader)
+        return job.loaders()[loop.loader].samples_after(position, 1, loop.epochs) is None
+
+    def __str__(self) -> str:
+        return f"step {self.committed} of {self.content.committed_in} {tuple(self.content)}"
+
+
+# ---- what the script does to the state, in the order of its places
+
+
+def at_top(style: Style, content: Content) -> Content:
+    """In the block, before its last collective."""
+    if style.scheduler == "top":
+        content = content._replace(scheduler=content.scheduler + 1)
+    if style.early:
+        content = content._replace(momentum=hash((content.momentum, content.weights)))
+    return content
+
+
+def optimized(content: Content, loader: int, samples: SampleRange, factor: float) -> Content:
+    """The optimizer's step."""
+    step = (loader, samples.epoch, samples.start, samples.stop, factor, content.scheduler)
+    return content._replace(weights=hash((content.weights, content.momentum, *step)))
+
+
+def at_bottom(style: Style, content: Content) -> Content:
+    """In the block, after all of its collectives."""
+    if style.scheduler == "bottom":
+        content = content._replace(scheduler=content.scheduler + 1)
+    if style.average == "bottom":
+        content = averaged(content)
+    return content
+
+
+def stepped(content: Content, loader: int, generation: int, samples: SampleRange) -> Content:
+    """The step counts."""
+    step = (content.lineage, generation, loader, samples.epoch, samples.start, samples.stop)
+    return content._replace(lineage=hash(step), committed_in=generation)
+
+
+def below(style: Style, content: Content, *, committed: bool) -> Content:
+    """Below the block."""
+    if style.scheduler == "below" or (style.scheduler == "guarded" and committed):
+        content = content._replace(scheduler=content.scheduler + 1)
+    return content
+
+
+def further_below(style: Style, content: Content, *, committed: bool) -> Content:
+    """Below the evaluation, if there is one."""
+    if style.average == "below" or (style.average == "guarded" and committed):
+        content = averaged(content)
+    return content
+
+
+def averaged(content: Content) -> Content:
+    return content._replace(average=hash((content.average, content.weights)))
+
+
+def evaluation(content: Content, what: int) -> int:
+    return hash((content.weights, what))
+
+
+def valued(content: Content, result: int) -> Content:
+    """The script keeps the result of an evaluation."""
+    return content._replace(values=hash((content.values, result)))
+
+
+def kept(content: Content, loop: int, call: int, result: int) -> Content:
+    """The session keeps the result of a call between two loops."""
+    return content._replace(results=(*content.results, (loop, call, result)))
+
+
+def turned(style: Style, content: Content, loop: int) -> Content:
+    """A loop is over."""
+    if style.turns:
+        content = content._replace(momentum=hash((content.momentum, loop)))
+    return content
+
+
+class Step(NamedTuple):
+    """What an undisturbed job is to do: its step, and with which learning rate."""
+
+    loop: int
+    loader: int
+    samples: SampleRange
+    generation: int
+    factor: float
+
+
+def after_step(style: Style, content: Content, step: Step) -> Content:
+    """From the begin mark of a step to its commit mark."""
+    content = at_top(style, content)
+    content = optimized(content, step.loader, step.samples, step.factor)
+    content = at_bottom(style, content)
+    return stepped(content, step.loader, step.generation, step.samples)
+
+
+def places_below(
+    job: Job, content: Content, step: Step, *, ends_epoch: bool, loop_after: int
+) -> Iterator[Content]:
+    """The contents at the places of the script between the commit of `step` and the next step,
+    which is in loop `loop_after`. The last one is the begin mark."""
+    style = job.style
+    yield content
+    content = below(style, content, committed=True)
+    yield content
+    if style.evaluates and ends_epoch:
+        content = valued(content, evaluation(content, 0))
+        yield content
+    content = further_below(style, content, committed=True)
+    yield content
+    for loop in range(step.loop, loop_after):
+        for call in range(style.between):
+            result = evaluation(content, call + 1)
+            content = kept(content, loop, call, result)
+            yield content
+            content = valued(content, result)
+            yield content
+        content = turned(style, content, loop)
+        yield content
+
+
+def result_of(content: Content, loop: int, call: int) -> int | None:
+    found: list[Any] = [r for at, n, r in content.results if (at, n) == (loop, call)]
+    return found[0] if found else None

@@ -1,49 +1,113 @@
-"""The training script of a simulated worker: what the user's loop does through `session.steps`."""
+"""The training script of a simulated worker, which drives the protocol that production drives.
+
+What Session, Step and Training do with tensors, processes and sockets happens here to values, in
+simulated time; the way through groups is core/worker/participation.py in both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from elastic.core.data_order import SampleRange
-from elastic.core.membership import Generation, Purpose
-from elastic.core.recovery import Declaration, RecoveryPlan, plan_recovery
-from elastic.core.worker.machine import HOLD_S
-from tests.sim.group import RENDEZVOUS, Group, GroupLost
-from tests.sim.replica import Replica
-from tests.sim.thread import Body, Wait
+from elastic.core.recovery import Declaration, Mark
+from elastic.core.worker import actions as act
+from elastic.core.worker.actions import Progress, Seat
+from elastic.core.worker.participation import Participation, Steps
+from elastic.errors import ConfigurationError, GroupLost, StepMisused
+from tests.sim.group import RENDEZVOUS, STEP
+from tests.sim.replica import (
+    BLANK,
+    Content,
+    Loop,
+    Replica,
+    Samples,
+    at_bottom,
+    at_top,
+    below,
+    evaluation,
+    further_below,
+    kept,
+    optimized,
+    result_of,
+    stepped,
+    turned,
+    valued,
+)
+from tests.sim.thread import Body, ScriptError, Wait
+from tests.sim.undo import Undo
 
 if TYPE_CHECKING:
     from tests.sim.process import Process
 
+_ASK_AFTER_S = 0.5
 
-class View(NamedTuple):
-    """What a member brings to the agreement; `replica` is None if it does not hold the state."""
 
-    replica: Replica | None
-    checkpoint: Replica
-    """The newest committed checkpoint that it sees."""
+class JobStopping(BaseException):
+    """The job is to be left: unwinds the script."""
 
-    @property
-    def declaration(self) -> Declaration:
-        held = self.replica or Replica()
-        return Declaration(
-            committed=held.committed,
-            committed_in=held.generation,
-            intact=self.replica is not None,
-            signature=0,
-        )
+
+class Call(NamedTuple):
+    """Something that every member calls at the same place."""
+
+    what: str
+    number: int = 0
+    """Tells evaluations apart."""
+
+
+END_OF_LOOP = Call("ends its loop")
+END_OF_SCRIPT = Call("ends the script")
 
 
 class Script:
     """One worker's script. Its points are named, so that a fault can strike there."""
 
-    plan: Callable[[Sequence[Declaration]], RecoveryPlan] = staticmethod(plan_recovery)
+    participation: Callable[..., Participation] = Participation
 
     def __init__(self, process: Process) -> None:
-        self.process = process
-        self.clock = process.clock
-        self.job = process.world.job
+        self.process, self.clock = process, process.clock
+        job = self.job = process.world.job
+        self.style = job.style
+        self.part = type(self).participation(process.worker, save_every=job.save_every)
+        if job.style.scaling is not None:
+            self.part.rules.append(job.style.scaling)
+        self.content = BLANK
+        self.undo = Undo()
+        self.held: Replica | None = None
+        """A state that waits until the script has come to its loop."""
+        self.left_call_at = -math.inf
+        self._prepared = False
+        self._digests: tuple[int, int] | None = None
+        self._at_once: dict[type, Callable[[Any], Any]] = {
+            act.DropState: self._drop_state,
+            act.TakeHeld: self._take_held,
+            act.TellDifference: self._tell_difference,
+            act.TearDown: self._tear_down,
+            act.TellJoined: self._tell_joined,
+            act.Entered: self._entered,
+            act.Leave: self._leave,
+            act.Break: self._break,
+            act.PutBack: self._put_back,
+            act.KeepForRetry: lambda _: self.undo.keep_for_retry(self.content),
+            act.PutBackForRetry: self._put_back_for_retry,
+            act.Save: self._save,
+            act.LeaveJob: self._leave_job,
+        }
+        self._in_time: dict[type, Callable[[Any], Body]] = {
+            act.Join: self._join,
+            act.Declare: self._declare,
+            act.Send: self._send,
+            act.Receive: self._receive,
+            act.Restore: self._restore,
+            act.SetUp: self._set_up,
+            act.AwaitSettlement: self._await_settlement,
+            act.CompareReplicas: self._compare_replicas,
+            act.SaveAndWait: self._save_and_wait,
+            act.MeetForCall: self._meet_for_call,
+            act.Perform: self._perform,
+        }
 
     def run(self) -> Body:
         process, worker = self.process, self.process.worker
@@ -54,131 +118,427 @@ class Script:
             yield Wait.NEWS
         process.reach("assigned")
         yield self._takes(process.world.pace.prepare_s)
-        process.tell(worker.prepared(process.endpoint))
-        process.reach("prepared")
-        while not process.done:
-            generation = worker.joinable()
-            if generation is None:
-                yield Wait.NEWS
-            else:
-                yield from self._take_part(generation)
+        with contextlib.suppress(JobStopping):
+            yield from self._train()
+        try:
+            yield from self._finish()
+        except JobStopping:
+            raise ScriptError("the job was left a second time") from None
+        process.done = True
         process.reach("done")
+        process.leave_group()
         yield self._takes((0.0, 0.05))
         process.tell(worker.finished(process.committed))
+        process.world.journal.finished_at[process.name] = self.clock.now
         while not process.dismissed:
             yield Wait.NEWS
         process.end(exit_code=0)
 
-    def _take_part(self, generation: Generation) -> Body:
+    # ---- what the user has written
+
+    def _train(self) -> Body:
+        loops = self.job.loops()
+        for number, loop in enumerate(loops):
+            yield from self._loop(loop)
+            if number + 1 < len(loops):
+                yield from self._between(number)
+
+    def _loop(self, loop: Loop) -> Body:
+        """`for step in session.steps(...)`, and what stands in it."""
+        part, style = self.part, self.style
+        loader = self.job.loaders()[loop.loader]
+        yield from self._drive(part.begin_loop(loop.loader, loader))
+        if part.skips:
+            return
+        while True:
+            yield from self._drive(part.boundary())
+            if part.skips:
+                break
+            assert part.seat is not None
+            samples = loader.samples_after(
+                part.progress.position(loop.loader), part.seat.generation.world_size, loop.epochs
+            )
+            if samples is None:
+                break
+            self._begin_undo()
+            counts = yield from self._step(Samples(loop.loader, samples))
+            ends_epoch = part.progress.position(loop.loader).cursor == loader.length
+            self.content = below(style, self.content, committed=counts)
+            if style.uneven and ends_epoch and counts:
+                yield from self._call_unevenly()
+            if style.evaluates and ends_epoch and counts:
+                result = yield from self._evaluate(Call("evaluates"))
+                self.content = valued(self.content, result)
+            self.process.reach("below")
+            self.content = further_below(style, self.content, committed=counts)
+        yield from self._drive(part.end_loop(END_OF_LOOP))
+        self.left_call_at = self.clock.now
+        self.process.reach("loop ended")
+
+    def _step(self, samples: Samples) -> Body:
+        """`with step:`; returns whether the step counts."""
+        process, part, style = self.process, self.part, self.style
+        part.begin_block()
+        process.begin_step()
+        process.reach("step")
+        try:
+            self.content = at_top(style, self.content)
+            process.reach("top")
+            yield self._takes(process.world.pace.step_s)
+            yield from self._compile()
+            yield from self._reduce(part.progress.committed)
+            process.reach("reduced")
+            self.content = optimized(self.content, *samples, self._factor())
+            if style.logs:
+                yield self._takes((0.0, 0.01))
+                yield from process.group.collective(("log", part.progress.committed), process)
+                process.group.check(process)
+                process.reach("logged")
+            self.content = at_bottom(style, self.content)
+        except GroupLost as lost:
+            return (yield from self._drive(part.give_up_block(lost)))
+        self._commit(samples)
+        return True
+
+    def _compile(self) -> Body:
+        process, compile_s = self.process, self.process.world.pace.compile_s
+        if compile_s is not None and process.begins_to_compile():
+            yield self._takes(compile_s)
+            process.report_compiling(None)
+
+    def _call_unevenly(self) -> Body:
+        """What the decision depends on is not the same everywhere."""
+        seat = self.part.seat
+        assert seat is not None
+        if self.style.uneven == "other":
+            yield from self._drive(self.part.run(Call("evaluates", 100 + seat.rank % 2)))
+        elif seat.rank == 0:
+            yield from self._drive(self.part.run(Call("evaluates", 100)))
+
+    def _between(self, loop: int) -> Body:
+        """Between two loops."""
+        if self.style.between:
+            yield self._takes((0.0, 0.1))
+            self.process.reach("between")
+        for call in range(self.style.between):
+            if self.part.holds_back:
+                assert self.held is not None
+                found = result_of(self.held.content, loop, call)
+                if found is None:
+                    raise ConfigurationError("the script calls session.run() where others had not")
+                result = found
+            else:
+                result = yield from self._evaluate(Call(f"between {loop}", call + 1))
+                self.content = kept(self.content, loop, call, result)
+            self.content = valued(self.content, result)
+        self.content = turned(self.style, self.content, loop)
+
+    def _evaluate(self, call: Call) -> Body:
+        part = self.part
+        number = part.runs_done
+        result: int = yield from self._drive(part.run(call))
+        self.left_call_at = self.clock.now
+        self.process.world.called(self.process, self.content, number, call.number, result)
+        return result
+
+    # ---- what Session, Step and Training do
+
+    def _finish(self) -> Body:
+        if self.part.holds_back:
+            raise ConfigurationError("the job's state is of a loop that the script does not have")
+        yield from self._drive(self.part.run(END_OF_SCRIPT))
+
+    def _reduce(self, committed: int) -> Body:
+        group = self.process.group
+        yield from group.collective((STEP, committed), self.process)
+        group.check(self.process)
+
+    def _begin_undo(self) -> None:
+        style, clock = self.style, self.clock
+        misses_gap = style.misses_gap > 0.0 and clock.chance(style.misses_gap)
+        misses_block = style.misses_block > 0.0 and clock.chance(style.misses_block)
+        self.undo.begin(self.content, misses_gap=misses_gap, misses_block=misses_block)
+        if self.undo.missed:
+            self.process.world.journal.undo_missed = True
+
+    def _commit(self, samples: Samples) -> None:
+        process, part = self.process, self.part
+        assert part.seat is not None
+        before = self.content.lineage
+        number = part.seat.generation.number
+        self.content = stepped(self.content, samples.loader, number, samples.range)
+        part.commit(samples.range)
+        self.undo.end(self.content)
+        process.commit(samples, before, Replica(part.progress, self.content))
+        process.reach("committed")
+
+    def _factor(self) -> float:
+        ramp = self.part.ramps.get("0")
+        return ramp.factor(self.part.progress.committed) if ramp is not None else 1.0
+
+    def _drive(self, protocol: Steps) -> Body:
+        """Carry out what the protocol asks for, until it returns; as Training does."""
+        at_once, in_time = self._at_once, self._in_time
+        resume: Callable[[Any], act.Action] = protocol.send
+        value: Any = None
+        while True:
+            try:
+                action = resume(value)
+            except StopIteration as end:
+                return end.value
+            try:
+                kind = type(action)
+                if kind in at_once:
+                    value = at_once[kind](action)
+                else:
+                    value = yield from in_time[kind](action)
+                resume = protocol.send
+            except Exception as error:  # noqa: BLE001 - the protocol decides what follows
+                resume, value = protocol.throw, error
+
+    # ---- into a group
+
+    def _join(self, join: act.Join) -> Body:
         process, worker = self.process, self.process.worker
-        yield self._takes((0.0, 0.001))  # what is announced meanwhile must not be missed
+        if not self._prepared:
+            self._prepared = True
+            process.tell(worker.prepared(process.endpoint))
+            process.reach("prepared")
+        if join.held and self._digests is None:
+            begin = _digest(self.content) if join.at_begin else 0
+            self._digests = (_digest(self.undo.commit), begin)
+        while (generation := worker.joinable()) is None:
+            yield Wait.NEWS
         process.tell(worker.join_began(generation))
         group = process.enter(generation)
         process.reach("join")
-        try:
-            if worker.superseded():
-                raise GroupLost("superseded")
-            yield from group.collective(RENDEZVOUS, process)
-            yield from self._agree(group, generation)
-            yield from self._train(group, generation)
-        except GroupLost as lost:
-            process.leave_group(broken=True)
-            process.tell(worker.group_broke(process.committed, str(lost)))
-            return
-        process.leave_group()
-        if not process.done:
-            process.tell(worker.group_left(process.committed))
+        yield from group.collective(RENDEZVOUS, process, at_store=True)
+        rank = generation.rank_of(process.name)
+        assert rank is not None
+        return Seat(generation=generation, rank=rank)
 
-    def _agree(self, group: Group, generation: Generation) -> Body:
+    def _declare(self, declare: act.Declare) -> Body:
         process = self.process
         process.reach("agree")
-        process.world.declared(generation, process.replica)
-        own = View(process.replica, process.world.storage.newest)
-        views: dict[str, View] = yield from group.collective("agree", process, own)
-        by_rank = [views[m.worker] for m in generation.members]
-        plan = type(self).plan([v.declaration for v in by_rank])
-        if plan.committed is None:  # rank 0 restores: others may see a newer checkpoint by now
-            chosen = by_rank[0].checkpoint
-            yield self._takes((0.01, 0.1))
-        else:
-            targets = {t.target for t in plan.transfers}
-            own_rank = generation.rank_of(process.name)
-            source = min(set(range(len(by_rank))) - targets)
-            chosen = by_rank[source if own_rank in targets else own_rank].replica
-        if plan.transfers:
-            yield from self._transfer(group, chosen)
-        process.begin_generation(generation, chosen)
-        process.tell(process.worker.joined(generation, chosen.committed))
+        group = process.group
+        process.world.declared(process, group.generation)
+        commit, begin = self._digests or (0, 0)
+        self._digests = None
+        mine = replace(declare.mine, commit_digest=commit, begin_digest=begin)
+        found: dict[str, Declaration] = yield from group.collective("declare", process, mine)
+        return tuple(found[m.worker] for m in group.generation.members)
+
+    def _send(self, send: act.Send) -> Body:
+        content: Content | None = self.content
+        if send.mark is Mark.COMMIT:
+            content = self.undo.commit
+        elif self.held is not None:
+            content = self.held.content
+        assert content is not None, "asked for a mark that it does not have"
+        members = self.process.group.generation.members
+        yield from self._transfer(
+            self.process.name, members[send.rank].worker, Replica(send.progress, content)
+        )
+
+    def _receive(self, receive: act.Receive) -> Body:
+        source = self.process.group.generation.members[receive.rank].worker
+        self._tear()
+        given = yield from self._transfer(source, self.process.name, None)
+        return self._take_or_hold(
+            given[source], receive.loop, at_commit=receive.mark is Mark.COMMIT
+        )
+
+    def _transfer(self, source: str, target: str, contribution: Replica | None) -> Body:
+        self.process.reach("transfer")
+        name, parties = ("transfer", source, target), (source, target)
+        return (
+            yield from self.process.group.collective(
+                name, self.process, contribution, took_s=0.05, parties=parties
+            )
+        )
+
+    def _restore(self, restore: act.Restore) -> Body:
+        yield self._takes((0.01, 0.1))
+        newest = self.process.world.storage.newest
+        if newest.committed == 0:
+            return None
+        return self._take_or_hold(newest, restore.loop, at_commit=False)
+
+    def _take_or_hold(self, replica: Replica, loop: int, *, at_commit: bool) -> Progress:
+        self.held = replica if replica.progress.loop > loop else None
+        if self.held is None:
+            self._put_in_place(replica, at_commit=at_commit)
+        return replica.progress
+
+    def _put_in_place(self, replica: Replica, *, at_commit: bool) -> None:
+        self.content = replica.content
+        self.undo.received(self.content, at_commit=at_commit)
+        self.process.replica = replica
+
+    def _take_held(self, _: act.TakeHeld) -> None:
+        held, self.held = self.held, None
+        assert held is not None, "no state waits"
+        self._put_in_place(held, at_commit=False)
+
+    def _drop_state(self, _: act.DropState) -> None:
+        self._tear()
+        self.process.tell(self.process.worker.state_dropped())
+
+    def _tear(self) -> None:
+        """What is here is not to be used any more."""
+        if self.process.replica is not None:
+            self.content = self.content._replace(weights=hash((self.content.weights, -1)))
+        self.process.drop()
+
+    def _tell_difference(self, difference: act.TellDifference) -> None:
+        self.process.world.journal.differed.append(
+            f"{self.process.name} at step {self.part.progress.committed}: {difference}"
+        )
+
+    def _tell_joined(self, joined: act.TellJoined) -> None:
+        process = self.process
+        process.group.check(process)
+        replica = self.held or Replica(self.part.progress, self.content)
+        process.agreed(process.group.generation, replica._replace(progress=self.part.progress))
+        if self.held is None:
+            process.replica = replica
+        process.tell(process.worker.joined(process.group.generation, joined.committed))
         process.reach("joined")
 
-    def _transfer(self, group: Group, chosen: Replica) -> Body:
-        """Those behind receive the state; one that is interrupted holds nothing whole."""
-        if self.process.replica != chosen:
-            self.process.replica = None
-            self.process.tell(self.process.worker.state_dropped())
-        self.process.reach("transfer")
-        yield from group.collective("transfer", self.process, took_s=0.05)
+    def _set_up(self, _: act.SetUp) -> Body:
+        self.process.reach("set up")
+        yield self._takes((0.0, 0.01))
 
-    def _train(self, group: Group, generation: Generation) -> Body:
-        process = self.process
-        if generation.purpose is Purpose.SAVE_AND_LEAVE:
-            yield from self._save_and_leave(generation)
-            return
-        save = generation.save_first
-        while not process.done:
-            replica = process.held
-            if save or replica.committed % self.job.save_every == 0:
-                process.save(generation)
-                save = False
-            if (yield from self._leaves_here(replica.committed)):
-                return
-            samples = self.job.samples_after(replica.position, generation.world_size)
-            if samples is None:
-                process.done = True
-            else:
-                yield from self._step(group, generation, samples)
+    def _entered(self, _: act.Entered) -> None:
+        self.process.entered(self.process.group.generation)
 
-    def _leaves_here(self, committed: int) -> Body:
-        """At a step boundary, as Membership.leaves_here does it."""
-        worker, until = self.process.worker, self.clock.now + HOLD_S
-        if worker.holds(committed):
-            self.process.note("holds", committed)
-            self.clock.at(until, self.process.thread.nudge)
-        while worker.holds(committed):
+    # ---- out of it
+
+    def _tear_down(self, _: act.TearDown) -> None:
+        self.process.in_step_since = None
+
+    def _leave(self, _: act.Leave) -> None:
+        self.process.leave_group()
+        self.process.tell(self.process.worker.group_left(self.part.progress.committed))
+
+    def _break(self, broken: act.Break) -> None:
+        process, worker = self.process, self.process.worker
+        superseded = worker.superseded()
+        process.world.journal.broke.add(worker.status.generation)
+        process.leave_group(broken=True)
+        committed = self.part.progress.committed
+        if superseded:
+            process.tell(worker.group_left(committed))
+        else:
+            process.tell(worker.group_broke(committed, str(broken.error)))
+
+    def _await_settlement(self, wait: act.AwaitSettlement) -> Body:
+        worker, until = self.process.worker, self.clock.now + wait.timeout_s
+        self.process.note("holds", wait.committed)
+        self.clock.at(until, self.process.thread.nudge)
+        while worker.holds(wait.committed):
             if self.clock.now >= until:
-                return True
+                return False
             yield Wait.NEWS
-        return worker.must_leave(committed)
+        return True
 
-    def _step(self, group: Group, generation: Generation, samples: SampleRange) -> Body:
+    # ---- the state
+
+    def _put_back(self, _: act.PutBack) -> bool:
+        self.content, whole = self.undo.put_back(self.content)
+        if not whole:
+            self.process.world.journal.undo_missed = True
+            self.process.drop()
+        self.process.reach("undone")
+        return whole
+
+    def _put_back_for_retry(self, _: act.PutBackForRetry) -> None:
+        self.content = self.undo.put_back_for_retry(self.content)
+
+    def _compare_replicas(self, _: act.CompareReplicas) -> Body:
+        process, committed = self.process, self.part.progress.committed
+        if process.group.generation.world_size == 1:
+            return
+        process.compares_since = self.clock.now
+        try:
+            found = yield from process.group.collective(
+                ("compare", committed), process, self.content.weights
+            )
+        finally:
+            process.compares_since = None
+        if len(set(found.values())) > 1:
+            raise StepMisused(f"the replicas differ at step {committed}")
+
+    def _save(self, save: act.Save) -> None:
         process = self.process
-        process.begin_step()
-        process.reach("step")
-        yield self._takes(process.world.pace.step_s)
-        if process.begins_to_compile():
-            yield self._takes(process.world.pace.compile_s or (0.0, 0.0))
-            process.report_compiling(None)
-        yield from self._reduce(group)
-        process.reach("reduced")
-        process.commit(generation, samples)
-        process.reach("committed")
-        if samples.stop == self.job.length and self.clock.chance(process.world.pace.evaluates):
-            yield self._takes((0.1, process.world.pace.evaluation_s))
+        generation = process.group.generation
+        if save.progress.committed and not process.has_begun_to_save(
+            save.progress.committed, generation
+        ):
+            process.save(generation, Replica(save.progress, self.content))
 
-    def _reduce(self, group: Group) -> Body:
-        yield from group.collective(("step", self.process.committed), self.process)
-
-    def _save_and_leave(self, generation: Generation) -> Body:
-        """Save, and stay until the checkpoint is whole, can not be, or a newer generation takes
-        over: as Checkpointing.save_and_wait does it."""
-        process = self.process
-        process.abandoned_step = -1
-        process.save(generation)
-        while process.committed not in {*process.stored_steps, process.abandoned_step}:
-            if process.worker.superseded():
-                return
+    def _save_and_wait(self, save: act.SaveAndWait) -> Body:
+        """As Checkpointing.save_and_wait."""
+        process, step, group = self.process, save.progress.committed, self.process.group
+        if step == 0 or process.is_saved(step):
+            return
+        if not process.has_begun_to_save(step, group.generation) or process.is_settled(step):
+            process.save(group.generation, Replica(save.progress, self.content))
+        while not process.is_settled(step):
+            if process.worker.must_leave(step):
+                raise GroupLost("superseded while saving")
+            group.check(process)
             yield Wait.NEWS
-        process.done = True
+
+    def _leave_job(self, _: act.LeaveJob) -> None:
+        raise JobStopping
+
+    # ---- calls
+
+    def _meet_for_call(self, meeting: act.MeetForCall) -> Body:
+        """As calls.meet: at the store, where different calls, and members that are elsewhere, are
+        found out."""
+        process, call = self.process, meeting.call
+        group = process.group
+        if group.generation.world_size == 1:
+            return
+        name = ("call", meeting.committed, meeting.number)
+        self.clock.after(_ASK_AFTER_S, self._look_for_others, group, name, meeting)
+        found = yield from group.collective(name, process, call, took_s=0.002, at_store=True)
+        if len(set(found.values())) > 1:
+            raise StepMisused(f"members call different things after step {meeting.committed}")
+
+    def _look_for_others(self, group: Any, name: Any, meeting: act.MeetForCall) -> None:
+        """While it waits: whether a member is on its way to the step that follows."""
+        process = self.process
+        if not process.alive or process.frozen or not group.waits_at(name, process):
+            return
+        if process.world.members_elsewhere(group.generation, meeting.committed, _ASK_AFTER_S):
+            error = StepMisused(f"others do not come to a call after step {meeting.committed}")
+            group.free_from_store(process, error)
+        else:
+            self.clock.after(_ASK_AFTER_S, self._look_for_others, group, name, meeting)
+
+    def _perform(self, perform: act.Perform) -> Body:
+        process, call = self.process, perform.call
+        if call is END_OF_LOOP or (call is END_OF_SCRIPT and not self.job.keeps_result):
+            return None
+        if call is END_OF_SCRIPT:
+            return (yield from self._save_and_wait(act.SaveAndWait(progress=self.part.here)))
+        group = process.group
+        process.reach("run")
+        yield self._takes((0.1, process.world.pace.evaluation_s / (1 + self.style.between)))
+        mine = evaluation(self.content, call.number)
+        found = yield from group.collective(
+            ("run", self.part.progress.committed, call), process, mine
+        )
+        group.check(process)
+        results = set(found.values())
+        return mine if len(results) == 1 else hash(tuple(sorted(results)))
 
     def _takes(self, bounds: tuple[float, float]) -> float:
         return self.clock.between(*bounds)
+
+
+def _digest(content: Content | None) -> int:
+    return (hash(content) or 1) if content is not None else 0

@@ -12,15 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.sim.history import check, fingerprint
-from tests.sim.plan import STRESS, STRESS_ALONE
+from tests.sim.plan import KINDS
+from tests.sim.seeds import ONCE_FAILED
 
 HERE = Path(__file__).parent
 SEEDS = range(2000)
-ONCE_FAILED = [
-    line.split()[0]
-    for line in (HERE / "seeds.txt").read_text().splitlines()
-    if line and not line.startswith("#")
-]
 
 
 def test_every_history_keeps_the_promises() -> None:
@@ -33,13 +29,12 @@ def test_every_history_keeps_the_promises() -> None:
     assert not failed
 
 
-@pytest.mark.parametrize("seed", ONCE_FAILED)
-def test_what_once_failed_is_mended(seed: str) -> None:
-    number, _, stress = seed.partition("/")
-    assert check(int(number), stress=stress) == []
+@pytest.mark.parametrize(("seed", "stress"), ONCE_FAILED)
+def test_what_once_failed_is_mended(seed: int, stress: str) -> None:
+    assert check(seed, stress=stress) == []
 
 
-@pytest.mark.parametrize("stress", sorted({*STRESS, *STRESS_ALONE}))
+@pytest.mark.parametrize("stress", KINDS[1:])
 def test_a_control_plane_under_stress_keeps_the_promises(stress: str) -> None:
     failed = {seed: found for seed in range(60) if (found := check(seed, stress=stress))}
     assert not failed

@@ -16,6 +16,10 @@ class Wait(enum.Enum):
     COLLECTIVE = 2  # only its result or an error ends it
 
 
+class ScriptError(Exception):
+    """The user's script raised."""
+
+
 Body = Generator[float | Wait, Any, Any]
 
 

@@ -10,24 +10,25 @@ from typing import Any
 
 from elastic.core.agent.machine import Agent, AgentSettings
 from elastic.core.coordinator.machine import Coordinator
-from elastic.core.data_order import SampleRange
 from elastic.core.invariants import InvariantBroken
 from elastic.core.membership import Generation
 from elastic.core.worker.machine import Worker
-from tests.sim.clock import Clock
+from tests.sim.clock import Clock, Endless
 from tests.sim.faults import Faults
-from tests.sim.group import Group
-from tests.sim.journal import Agreed, Commit, Journal, Reduced
+from tests.sim.group import STEP, Group
+from tests.sim.journal import Agreed, Called, Commit, Journal, Reduced
 from tests.sim.leader import Leader
 from tests.sim.node import LATEST_NOTICE_S, Node
 from tests.sim.plan import Plan
 from tests.sim.process import Process
-from tests.sim.replica import Replica
+from tests.sim.replica import Content, Replica, Samples
 from tests.sim.script import Script
 from tests.sim.storage import Storage
 
 # Longer than all patience that the settings of a plan can add up to once faults have stopped.
 SETTLING_TIME_S = 90.0
+# From a decision until it is in the store.
+_DECIDED_S = 0.05
 Observer = Callable[[float, str, Any, Sequence[Any]], None]
 
 
@@ -58,9 +59,15 @@ class World:
         self.clock = clock or Clock(plan.seed)
         self.journal = Journal(plan.job, news_s=plan.news_s)
         self.journal.agent_grace_s = plan.coordinator.formation.agent_grace_s
-        self.journal.evaluates = plan.pace.evaluates > 0.0
-        self.journal.compiles = plan.pace.compile_s is not None
+        formation = plan.coordinator.formation
+        self.journal.sizes = (formation.min_workers, formation.max_workers)
+        self.journal.stop_grace_s = plan.coordinator.stop_grace_s
+        self.journal.isolation_s = plan.isolation_s
+        self.journal.hopeless = any(f.lasting for f in plan.faults)
         self.journal.newcomers_fail = any(f.newcomers for f in plan.faults)
+        self.journal.compiles = plan.pace.compile_s is not None
+        style = plan.job.style
+        self.journal.evaluates = bool(style.evaluates or style.between or style.uneven)
         self.storage = Storage()
         self.nodes: list[Node] = []
         self._stored: tuple[Generation | None, tuple[Generation, ...]] = (None, ())
@@ -87,6 +94,8 @@ class World:
             self.clock.run(until_s=self._deadline_s, ended=self._over)
         except InvariantBroken as broken:
             self.journal.broken_invariant = str(broken)
+        except Endless:
+            self.journal.broken_invariant = "the history does not come to an end"
         self.journal.left_behind = [
             f"{node.name} with {sorted(node.processes)}"
             for node in self.nodes
@@ -123,6 +132,7 @@ class World:
             return
         self.leader = Leader(self, self._settings, *self._stored)
         self.journal.note(self.clock.now, "coordinator", "elected", self.leader.machine.committed)
+        self.journal.elected_at.append(self.clock.now)
         for name in sorted(self._gone):
             self.leader.gone(name)
         for node in self.nodes:
@@ -177,9 +187,79 @@ class World:
         self._newest_when_formed[generation.number] = self.storage.newest
         self._formed_at[generation.number] = self.clock.now
         self.journal.formed_at[generation.number] = self.clock.now
+        self._note_contact(generation)
+        groups = [g.worker_ids for g in self.journal.generations if g.members][-2:]
+        if any(
+            self._calls_lately(p)
+            for node in self.nodes
+            for p in node.processes.values()
+            if any(p.name in workers for workers in groups)
+        ):
+            self.journal.in_run.add(generation.number)
 
-    def declared(self, generation: Generation, replica: Replica | None) -> None:
+    def _calls_lately(self, process: Process) -> bool:
+        """It is inside session.run(), or was when the decision was taken."""
+        since = self.clock.now - 2 * self.news_s - _DECIDED_S
+        return process.worker.status.in_run or process.script.left_call_at > since
+
+    def _note_contact(self, generation: Generation) -> None:
+        """Whom the generation forgets, and who cannot hear of it, as far as could be known."""
+        now, journal, chosen = self.clock.now, self.journal, generation.worker_ids
+        node_of = {name: n for n in self.nodes for name in n.processes}
+        known_s = 2 * self.news_s + _DECIDED_S
+        journal.unreachable[generation.number] = [
+            name
+            for name in chosen
+            if name in node_of
+            and not node_of[name].connected
+            and node_of[name].hung_up_at < now - LATEST_NOTICE_S - known_s
+        ]
+        if not generation.members:
+            journal.enough_stayed[generation.number] = self._who_could_go_on(now - known_s)
+        patience_s = self._settings.formation.agent_grace_s - LATEST_NOTICE_S - known_s
+        journal.away[generation.number] = _best(
+            *(
+                p.replica
+                for n in self.nodes
+                if n.alive and not n.connected and now < n.hung_up_at + patience_s
+                for p in n.processes.values()
+                if p.responsive and not p.done
+            )
+        )
+
+    def _who_could_go_on(self, since: float) -> list[str]:
+        """Members of the last group that are well, and have been for a while."""
+        groups = [g for g in self.journal.generations[:-1] if g.members]
+        if not groups or any(at > since - 2.0 for at in self.journal.elected_at):
+            return []
+        replaced = {worker for _, worker in self.journal.replaced}
+        return [
+            p.name
+            for n in self.nodes
+            if n.connected and n.connected_at < since and not n.drains
+            for p in n.processes.values()
+            if p.responsive and not p.done and p.name not in replaced
+            if p.name in groups[-1].worker_ids and p.replica is not None
+        ]
+
+    def replaced(self, name: str) -> None:
+        """The leader wants this worker ended: its group goes on without it."""
+        for node in self.nodes:
+            process = node.processes.get(name)
+            if process is None or not node.connected or not process.responsive:
+                continue
+            self.journal.replaced.append((self.clock.now, name))
+            back_s = self.clock.now - node.connected_at
+            stuck = process.replica is None  # where nothing but its end makes room
+            stuck = stuck or self._calls_lately(process)
+            if back_s < self._settings.formation.join_timeout_s - _DECIDED_S and not stuck:
+                self.journal.hurried.append(f"{name}, {back_s:.2f} s after its node came")
+
+    def declared(self, process: Process, generation: Generation) -> None:
         """A member brings its state to the agreement; it may be overwritten by the result."""
+        replica = process.replica
+        if replica is not None:
+            self.journal.declared.add((generation.number, process.name))
         best = self._best_declared.get(generation.number)
         if replica is not None and (best is None or replica.age > best.age):
             self._best_declared[generation.number] = replica
@@ -190,7 +270,7 @@ class World:
                 at=self.clock.now,
                 worker=process.name,
                 generation=generation.number,
-                begun=process.begun if process.replica is not None else 0,
+                begun=process.begun,
                 replica=replica,
                 best_survivor=_best(
                     self.best_survivor(known_at=self._formed_at[generation.number]),
@@ -201,26 +281,45 @@ class World:
         )
         process.note("agrees", generation.number, replica.committed)
 
-    def committed(
-        self, process: Process, generation: Generation, samples: SampleRange, before: int
-    ) -> None:
-        replica = process.held
+    def committed(self, process: Process, samples: Samples, before: int, replica: Replica) -> None:
+        seat = process.script.part.seat
+        assert seat is not None
         self._trained.add(process.name)
         self.journal.commits.append(
             Commit(
                 self.clock.now,
                 process.name,
-                generation.number,
-                generation.world_size,
-                samples,
+                seat.generation.number,
+                seat.generation.world_size,
+                samples.loader,
+                samples.range,
                 before,
                 replica,
             )
         )
-        process.note("commits", generation.number, replica.committed)
+        process.note("commits", seat.generation.number, replica.committed)
+
+    def called(
+        self, process: Process, content: Content, number: int, evaluation: int, result: int
+    ) -> None:
+        self.journal.called.append(
+            Called(self.clock.now, process.name, content.lineage, number, evaluation, result)
+        )
+        process.note("has called", number, evaluation)
+
+    def members_elsewhere(self, generation: Generation, committed: int, for_s: float) -> bool:
+        """Whether a member has for so long been in the block of the step after `committed`, or
+        before it where replicas are compared."""
+        return any(
+            p.committed == committed and min(since) <= self.clock.now - for_s
+            for node in self.nodes
+            for p in node.processes.values()
+            if p.alive and not p.deaf and p.name in generation.worker_ids
+            if (since := [s for s in (p.in_step_since, p.compares_since) if s is not None])
+        )
 
     def _whole(self, generation: int, name: Hashable) -> None:
-        if isinstance(name, tuple):
+        if isinstance(name, tuple) and name[0] == STEP:
             self.journal.reduced.append(Reduced(self.clock.now, generation, name[1]))
 
     def best_survivor(
@@ -249,6 +348,7 @@ class World:
         Who comes back after the last group was formed is not waited for, which can cost the step
         that only it had completed; who is out of contact keeps its place for a while.
         """
+        self.journal.ended_at = self.clock.now
         self.journal.result = self.best_survivor(finished=True)
         saving = [g for g in self.journal.generations if g.members][-1:]
         known_at = self._formed_at[saving[0].number] if saving else self.clock.now

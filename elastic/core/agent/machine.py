@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from elastic.core.agent import effects as fx
 from elastic.core.agent import events as ev
 from elastic.core.agent.processes import Process, failure_of
+from elastic.core.dispatch import by_event
 from elastic.core.membership import (
     Failure,
     FailureKind,
@@ -76,6 +76,7 @@ class Agent:
         self._kill_at: float | None = None
         self._leave_by: float | None = None
         self._drained_by: float | None = None
+        self._reported: tuple[WorkerStatus, ...] | None = ()
         self._runs_out = False  # asked to leave: nobody starts here any more
         self.phase = AgentPhase.WARMING
 
@@ -86,17 +87,17 @@ class Agent:
 
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """Take one event; return what is to be done, in order. `now`: monotonic seconds."""
-        before = self._view()
+        before = self._reported
         effects = self._apply(event, now)
         effects += self._tend(now)
-        after = self._view()
+        self._reported = after = self._view()
         if after is not None and (after != before or isinstance(event, ev.Started)):
             effects.append(fx.ReportNode(workers=after))
         return effects
 
     # ---- events
 
-    @functools.singledispatchmethod
+    @by_event
     def _apply(self, event: Any, now: float) -> list[fx.Effect]:
         raise TypeError(f"not an event of the agent: {event!r} at {now}")
 
@@ -133,7 +134,7 @@ class Agent:
                 message = f"reported too late to keep its slot {slot}"
                 return self._replace(event.status.worker, FailureKind.LEFT_OUT, message, now)
         own = process.status  # of its pid and its compiling it does not tell here
-        process.status = replace(event.status, slot=slot, pid=own.pid, compiling=own.compiling)
+        process.status = _with(event.status, slot=slot, pid=own.pid, compiling=own.compiling)
         if process.status.phase not in (WorkerPhase.SPARE, WorkerPhase.PREPARING):
             process.deadline = None
         if self._settings.classic and process.runs:
@@ -282,8 +283,10 @@ class Agent:
         return [*effects, fx.SetTimer(at=self._next_instant(now))]
 
     def _fill_slots(self, now: float) -> Iterator[fx.Effect]:
-        taken = {p.status.slot for p in self._processes.values()}
         idle = [p for p in self._processes.values() if p.idle and p.ending is None]
+        if not idle:
+            return
+        taken = {p.status.slot for p in self._processes.values()}
         for slot in range(self._settings.slots):
             if slot in taken or not idle or self._runs_out:
                 continue
@@ -452,4 +455,13 @@ class Agent:
     def _view(self) -> tuple[WorkerStatus, ...] | None:
         """None while it is not known what the workers that were found do: to report them as
         starting would have them left out of the group they train in."""
-        return None if self._adopting() else tuple(p.status for p in self._processes.values())
+        return None if self._adopting() else tuple([p.status for p in self._processes.values()])
+
+
+def _with(
+    status: WorkerStatus, *, slot: int | None, pid: int, compiling: int | None
+) -> WorkerStatus:
+    """The status with what only the agent knows; usually there is nothing to change."""
+    if status.slot == slot and status.pid == pid and status.compiling == compiling:
+        return status
+    return replace(status, slot=slot, pid=pid, compiling=compiling)

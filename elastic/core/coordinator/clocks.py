@@ -36,19 +36,22 @@ class Clocks:
         """Start or stop each clock by what is known now; first_step: the group is in its first."""
         number = current.number if current else 0
         members = current.worker_ids if current else frozenset()
-        statuses = [w.status for w in workers.values()]
-        present = [s for s in statuses if s.generation == number]
-        broken = any(s.broken and s.worker in members for s in present)
-        newcomers = any(s.phase is WorkerPhase.READY and s.worker not in members for s in statuses)
+        broken = newcomers = arrived = compiles = False
+        for name, w in workers.items():
+            status, is_member = w.status, name in members
+            newcomers |= status.phase is WorkerPhase.READY and not is_member
+            compiles |= status.took_part and status.compiling is not None
+            if status.generation == number:
+                broken |= status.broken and is_member
+                arrived |= status.phase in _ARRIVED
         can_form = not members and enough(workers, policy)
         self.enough = _start_or_stop(self.enough, can_form, now)
         self.broken = _start_or_stop(self.broken, broken, now)
         self.newcomers = _start_or_stop(self.newcomers, newcomers, now)
-        compiles = any(s.took_part and s.compiling is not None for s in statuses)
         if compiles or first_step or self.is_slow:
             self.slow = now
         self.is_slow = compiles or first_step
-        if self.assembling is None and any(s.phase in _ARRIVED for s in present):
+        if self.assembling is None and arrived:
             self.assembling = now
 
 

@@ -29,6 +29,9 @@ class Departures:
 
         before: the group that `current`, not in place yet, is to follow.
         """
+        if not nodes.leaving:
+            self._told.clear()
+            return []
         self._told &= nodes.leaving
         heirs = [s for n in nodes.staying for s in nodes.workers_of(n)]
         ready = [

@@ -19,6 +19,7 @@ from elastic.core.coordinator.view import (
     has_heir,
     may_hold_state,
     return_patience_s,
+    worth_waiting_for,
 )
 from elastic.core.coordinator.whole_restart import decide_whole
 from elastic.core.membership import (
@@ -55,12 +56,11 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
         until = view.adopted_at + return_patience_s(policy)
         if now < until:  # whoever holds the state may not have come back yet
             return Wait(reason=WaitReason.ASSEMBLING, until=until)
-    silent = [w.silent_since for w in view.workers.values() if w.silent_since is not None]
-    if silent:
-        until = max(silent) + policy.agent_grace_s
-        if now < until:  # the same for whoever has lost its agent
-            return Wait(reason=WaitReason.ASSEMBLING, until=until)
-        view = replace(view, workers=_in_contact(view.workers))
+    silent = worth_waiting_for(view.workers)
+    until = max((w.silent_since or 0.0 for w in silent), default=now) + policy.agent_grace_s
+    if silent and now < until:  # the same for whoever has lost its agent
+        return Wait(reason=WaitReason.ASSEMBLING, until=until)
+    view = replace(view, workers=_in_contact(view.workers))
     staying = [w for w in view.workers.values() if not w.leaving]
     ready = [w for w in view.workers.values() if _takes_part(w, staying)]
     finished = [w for w in view.workers.values() if w.status.phase is WorkerPhase.FINISHED]
@@ -72,9 +72,9 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
         return Complete()
     if returning:
         return _await_return(view, policy, now, returning)
-    running = [w for w in ready if w.status.in_run]
-    if running:
-        return Form(members=_members(running), reason=ChangeReason.STARTED)
+    if any(map(_repeats, ready)):
+        chosen = sorted(_at_one_place(ready), key=_seniority)[: policy.max_workers]
+        return Form(members=_members(chosen), reason=ChangeReason.STARTED)
     if not enough(view.workers, policy):
         return Wait(reason=WaitReason.BELOW_MINIMUM)
     expected = min(view.slots - len(finished), policy.max_workers)
@@ -92,6 +92,17 @@ def _takes_part(w: Sighting, staying: list[Sighting]) -> bool:
     s = w.status
     hands_over = s.took_part and not has_heir(s, [other.status for other in staying])
     return s.phase is WorkerPhase.READY and (hands_over or not w.leaving)
+
+
+def _at_one_place(workers: list[Sighting]) -> list[Sighting]:
+    """Without those that never took part, if one that did is in the middle of `session.run`: a
+    script that has not come to that call cannot take part in it."""
+    return [w for w in workers if w.status.took_part] if any(map(_repeats, workers)) else workers
+
+
+def _repeats(w: Sighting) -> bool:
+    """It is inside a call of `session.run`, with the state that belongs to it."""
+    return w.status.took_part and w.status.in_run
 
 
 def _in_contact(workers: Mapping[WorkerId, Sighting]) -> dict[WorkerId, Sighting]:
@@ -149,10 +160,11 @@ def _members(workers: list[Sighting]) -> tuple[Member, ...]:
 
 def _outgoing(view: GroupView, current: Generation) -> list[Sighting]:
     """Whom a planned change drops that is not in place yet."""
-    before = view.leaving.worker_ids if view.leaving is not None else frozenset()
+    if view.leaving is None:
+        return []
     return [
         view.workers[worker]
-        for worker in sorted(before - current.worker_ids)
+        for worker in sorted(view.leaving.worker_ids - current.worker_ids)
         if worker in view.workers and may_hold_state(view.workers[worker].status, current)
     ]
 
@@ -201,7 +213,8 @@ class _Formed:
             return self._keep_asking(roll_call_until)
         if self._now < (until := self._state_is_away_until()):
             return self._keep_asking(until)
-        if self._lost or (self._broken and self._finished) or self._is_stranded():
+        lost = self._lost or self._has_lost_who_leaves()
+        if lost or (self._broken and self._finished) or self._is_stranded():
             return self._form(self._active, ChangeReason.MEMBER_LOST)
         if self._silent:
             return self._await_silent()
@@ -216,6 +229,16 @@ class _Formed:
     def _has_arrived(self, w: Sighting) -> bool:
         return (
             w.status.phase is WorkerPhase.TRAINING and w.status.generation == self._current.number
+        )
+
+    def _has_lost_who_leaves(self) -> bool:
+        """A member that a planned change drops is gone before that: the others may wait for it at
+        a call of the script, where no connection tells them of a death."""
+        leaving = self._view.leaving
+        return (
+            leaving is not None
+            and not leaving.worker_ids <= self._view.workers.keys() | self._current.worker_ids
+            and not any(self._has_started_to_join(w) for w in self._active)
         )
 
     def _is_stranded(self) -> bool:
@@ -271,9 +294,7 @@ class _Formed:
         nothing, and one of the newcomers may hold the state: it was cut off and has come back.
         """
         workers = [w for w in workers + self._outgoing if w.silent_since is None]
-        if any(w.status.took_part and w.status.in_run for w in workers):
-            # One that was about to join has never reached the call either: it joins later.
-            workers = [w for w in workers if w.status.took_part]
+        workers = _at_one_place(workers)
         if not any(w.status.took_part for w in workers):
             workers = sorted(workers + self._newcomers, key=_seniority)
         finished = [

@@ -54,12 +54,7 @@ class Lineage:
 
     def seen(self, workers: Mapping[WorkerId, Sighting]) -> None:
         """What the workers in contact report of themselves now."""
-
-        def has_stopped(worker: WorkerId, generation: Generation) -> bool:
-            w = workers.get(worker)
-            return w is not None and w.silent_since is None and _is_past(w.status, generation)
-
-        self._keep(lambda g: not any(has_stopped(w, g.generation) for w in g.workers))
+        self._keep(lambda g: not _has_stopped(g, workers))
 
     def members(self) -> list[Member]:
         """Those of all these groups."""
@@ -95,6 +90,14 @@ def _group(generation: Generation) -> _Group:
         generation.worker_ids,
         {node: frozenset(workers) for node, workers in of_node.items()},
     )
+
+
+def _has_stopped(group: _Group, workers: Mapping[WorkerId, Sighting]) -> bool:
+    for name in group.workers:
+        w = workers.get(name)
+        if w is not None and w.silent_since is None and _is_past(w.status, group.generation):
+            return True
+    return False
 
 
 def _joins_without_state(w: Sighting, generation: Generation) -> bool:

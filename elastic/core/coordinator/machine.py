@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ from elastic.core.coordinator.planned import counts_steps, in_place, settle
 from elastic.core.coordinator.progress import ProgressWatch, StallPolicy
 from elastic.core.coordinator.stopping import EXIT_LEFT, Stop, decide_stop, inherited
 from elastic.core.coordinator.view import FormationPolicy, GroupView, Sighting
+from elastic.core.dispatch import by_event
 from elastic.core.invariants import check_succession, require
 from elastic.core.membership import (
     ChangeReason,
@@ -96,6 +96,8 @@ class Coordinator:
     def _adopt(self, last: Generation, may_train: tuple[Generation, ...], now: float) -> None:
         """The members train, for all that is known, until they or their nodes say otherwise."""
         self._number = last.number
+        for generation in may_train:  # their saves may be under way
+            self._past.remember(generation)
         self._make_current(last)
         self._formed_at = self._adopted_at = now
         for generation in (*may_train, last):
@@ -146,7 +148,7 @@ class Coordinator:
             effects += self._consider(now)
         return effects
 
-    @functools.singledispatchmethod
+    @by_event
     def _apply(self, event: Any, now: float) -> list[fx.Effect]:
         raise TypeError(f"not an event of the coordinator: {event!r} at {now}")
 
@@ -408,7 +410,7 @@ class Coordinator:
 
     def _form(self, decision: Form, now: float) -> list[fx.Effect]:
         goes_on = decision.members and not decision.planned  # else they keep their place
-        abandoned = self._checkpoints.abandon(self._nodes.silent_lost()) if goes_on else []
+        abandoned = self._checkpoints.abandon(self._nodes.silent_left_behind()) if goes_on else []
         previous, alive = self._current, self._nodes.workers()
         lost = tuple(
             m.worker

@@ -19,6 +19,25 @@ class _Node:
     silent_since: float | None = None
     expected: bool = False
     in_contact_since: float = -math.inf
+    left_behind: bool = False
+    seen: dict[WorkerId, Sighting] | None = None
+    """Its workers, until something changes."""
+
+    def sightings(self, name: NodeId, *, leaving: bool) -> dict[WorkerId, Sighting]:
+        if self.seen is None:
+            self.seen = {
+                worker: Sighting(
+                    node=name,
+                    status=status,
+                    silent_since=self.silent_since,
+                    expected=self.expected,
+                    in_contact_since=self.in_contact_since,
+                    left_behind=self.left_behind,
+                    leaving=leaving,
+                )
+                for worker, status in self.workers.items()
+            }
+        return self.seen
 
 
 class Nodes:
@@ -52,18 +71,10 @@ class Nodes:
     def workers(self) -> Mapping[WorkerId, Sighting]:
         """The workers that are alive, as far as reported."""
         if self._seen is None:
-            self._seen = {
-                s.worker: Sighting(
-                    node=name,
-                    status=s,
-                    silent_since=node.silent_since,
-                    expected=node.expected,
-                    in_contact_since=node.in_contact_since,
-                    leaving=name in self._leaving,
-                )
-                for name, node in self._nodes.items()
-                for s in node.workers.values()
-            }
+            seen: dict[WorkerId, Sighting] = {}
+            for name, node in self._nodes.items():
+                seen.update(node.sightings(name, leaving=name in self._leaving))
+            self._seen = seen
         return self._seen
 
     def workers_of(self, name: NodeId) -> tuple[WorkerStatus, ...]:
@@ -108,43 +119,45 @@ class Nodes:
                 endpoint=member.endpoint,
                 took_part=trains,
             )
-        self._seen = None
+            self._changed(member.node)
 
     def reported(
         self, name: NodeId, slots: int, workers: Iterable[WorkerStatus], now: float = 0.0
     ) -> frozenset[WorkerId]:
         """A node's whole view, which replaces the one before."""
-        self._seen = None
         node = self._nodes.setdefault(name, _Node(in_contact_since=now))
+        self._changed(name)
         if node.silent_since is not None:
             node.in_contact_since = now
         seen = {s.worker: s for s in workers}
         before = frozenset(node.workers)
-        node.slots, node.silent_since, node.expected = slots, None, False
+        node.slots, node.silent_since = slots, None
+        node.expected = node.left_behind = False
         node.gone.intersection_update(seen)
         node.workers = {worker: s for worker, s in seen.items() if worker not in node.gone}
         return before.difference(node.workers)
 
     def fell_silent(self, name: NodeId, now: float) -> None:
         """The node's stream has ended; its workers may be well."""
-        self._seen = None
+        self._changed(name)
         node = self._nodes.get(name)
         if node is not None and node.silent_since is None:
             node.silent_since = now
 
     def lost(self, name: NodeId) -> frozenset[WorkerId]:
         """The node, and all that ran there."""
-        self._seen = None
+        self._changed(name)
         return frozenset(self._nodes.pop(name, _Node()).workers)
 
-    def silent_lost(self) -> frozenset[WorkerId]:
-        """Nodes out of contact are waited for no longer."""
-        silent = [name for name, node in self._nodes.items() if node.silent_since is not None]
-        return frozenset(worker for name in silent for worker in self.lost(name))
+    def silent_left_behind(self) -> frozenset[WorkerId]:
+        """A group goes on without the nodes out of contact. Those that hold the state are kept in
+        mind: if all who go on are lost, they are what is left of it."""
+        silent = [n for n, v in self._nodes.items() if v.silent_since is not None]
+        return frozenset(worker for name in silent for worker in self._leave_behind(name))
 
     def failed(self, name: NodeId, worker: WorkerId) -> frozenset[WorkerId]:
         """A worker ended, which the node's next view may not know yet."""
-        self._seen = None
+        self._changed(name)
         node = self._nodes.get(name)
         if node is None:
             return frozenset()
@@ -153,10 +166,29 @@ class Nodes:
 
     def left(self, name: NodeId) -> None:
         """The node is to take no part any more."""
-        self._seen = None
+        self._changed(name)
         self._leaving.add(name)
 
     def welcomed(self, name: NodeId) -> None:
         """The node may take part."""
-        self._seen = None
+        self._changed(name)
         self._leaving.discard(name)
+
+    # ---- inside
+
+    def _leave_behind(self, name: NodeId) -> frozenset[WorkerId]:
+        node = self._nodes[name]
+        if node.left_behind:
+            return frozenset()
+        holders = {worker: s for worker, s in node.workers.items() if s.took_part}
+        if not holders:
+            return self.lost(name)
+        workers, node.workers = frozenset(node.workers), holders
+        node.slots, node.left_behind = 0, True
+        self._changed(name)
+        return workers
+
+    def _changed(self, name: NodeId) -> None:
+        self._seen = None
+        if name in self._nodes:
+            self._nodes[name].seen = None

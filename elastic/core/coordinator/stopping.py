@@ -13,6 +13,7 @@ from elastic.core.coordinator.view import (
     Sighting,
     may_hold_state,
     return_patience_s,
+    worth_waiting_for,
 )
 from elastic.core.coordinator.whole_restart import stop_whole
 from elastic.core.membership import ChangeReason, Generation, Purpose, WorkerPhase
@@ -44,7 +45,12 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
         return stop_whole(view, stop.deadline, now)
     current = view.current
     grouped = current is not None and len(current.members) > 0
-    holders = [w for w in view.workers.values() if may_hold_state(w.status, current)]
+    silent = worth_waiting_for(view.workers)
+    holders = [
+        w
+        for w in view.workers.values()
+        if may_hold_state(w.status, current) and (w.silent_since is None or w in silent)
+    ]
     if now >= stop.deadline:
         return End(in_time=not grouped and not holders)
     if current is None or not grouped:

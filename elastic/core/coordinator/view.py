@@ -68,6 +68,8 @@ class Sighting:
     """Not seen by this coordinator yet: it is what the one before knew, or decided."""
     leaving: bool = False
     """Its node is to take no part any more."""
+    left_behind: bool = False
+    """Out of contact when a group was formed, which went on without it."""
 
     def as_member(self) -> Member:
         """This worker as a member of a generation."""
@@ -137,6 +139,14 @@ def has_heir(s: WorkerStatus, others: Iterable[WorkerStatus]) -> bool:
         and o.committed >= s.committed
         for o in others
     )
+
+
+def worth_waiting_for(workers: Mapping[WorkerId, Sighting]) -> list[Sighting]:
+    """Workers out of contact; of those that were left behind none, if a member of a group that went
+    on is here, and has all that they hold."""
+    here = any(w.status.took_part and w.silent_since is None for w in workers.values())
+    silent = [w for w in workers.values() if w.silent_since is not None]
+    return [w for w in silent if not (w.left_behind and here)]
 
 
 def enough(workers: Mapping[WorkerId, Sighting], policy: FormationPolicy) -> bool:

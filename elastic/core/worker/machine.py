@@ -64,7 +64,10 @@ class Worker:
     @property
     def status(self) -> WorkerStatus:
         """What there is to report."""
-        return replace(self._status, committed=self._committed, in_run=self._in_run)
+        s = self._status
+        if s.committed == self._committed and s.in_run == self._in_run:
+            return s
+        return replace(s, committed=self._committed, in_run=self._in_run)
 
     @property
     def announced(self) -> Generation | None:
@@ -125,7 +128,7 @@ class Worker:
             return []
         # The report reads the count of steps only now: the script's thread, which counts a step
         # and then looks for news, can not have looked in vain after a step that is not reported.
-        self._status = replace(self._status, heard=generation.number)
+        self._status = replace(self.status, heard=generation.number)
         # Reported first: the thread that the abort frees reports too, and must not be overtaken.
         effects: list[Effect] = [ReportStatus(status=self.status)]
         if self._in_group() and generation.leave_after is None:
@@ -189,7 +192,7 @@ class Worker:
     ) -> list[Effect]:
         before = self._status.phase
         require(phase in TRANSITIONS[before], f"worker: {before.name} to {phase.name}")
-        self._status = replace(self._status, phase=phase, **changes)  # type: ignore[arg-type]
         if committed is not None:
             self._committed = committed
-        return [ReportStatus(status=self.status)]
+        self._status = replace(self.status, phase=phase, **changes)  # type: ignore[arg-type]
+        return [ReportStatus(status=self._status)]

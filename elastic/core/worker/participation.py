@@ -29,6 +29,7 @@ from elastic.core.recovery import (
     Declaration,
     Mark,
     RecoveryPlan,
+    calls_done,
     odd_ones_out,
     plan_recovery,
     runs_to_repeat,
@@ -88,6 +89,9 @@ class Participation:
         self._save_owed = False
         self._compare_due = False
         self._repeat_from = 0
+        self._calls_of_others = 0
+        """Calls since the last commit that another member has completed."""
+        self._left = False
 
     @property
     def here(self) -> Progress:
@@ -104,6 +108,12 @@ class Participation:
     def skips(self) -> bool:
         """The job is past the script's present loop."""
         return self.holds_back and self.progress.loop > self.loop
+
+    @property
+    def _is_behind(self) -> bool:
+        """The scripts of the others are at a later place: of a later loop, or past a call that this
+        one has not come to."""
+        return self.holds_back or self.runs_done < self._calls_of_others
 
     # ---- what the script does
 
@@ -129,11 +139,22 @@ class Participation:
                     yield act.PutBackForRetry()
                 self._at_begin = True
                 yield from self._be_in_current_group()
-                yield from self._duties()
+                if not self._is_behind:  # else the others have these behind them
+                    yield from self._duties()
             except GroupLost as error:
                 yield from self.lose(error)
                 continue
             return
+
+    def end_loop(self, meet: Call) -> Steps:
+        """No step is left in the loop: meet at its end, since a member that is a step behind still
+        needs another's state; and begin to save the result, whatever the interval between
+        checkpoints."""
+        if self.holds_back:
+            return
+        behind = (yield from self._run(meet))[1]
+        if self.progress.committed > 0 and not behind:  # else others save at a later place
+            yield act.Save(progress=self.here)
 
     def begin_block(self) -> None:
         """The script enters the block of a step."""
@@ -152,6 +173,7 @@ class Participation:
         )
         self._in_block = self._at_begin = False
         self.runs_done, self._last_call = 0, None
+        self._calls_of_others = 0
         self._compare_due = True
         self._worker.committed(self.progress.committed)
 
@@ -164,7 +186,8 @@ class Participation:
         yield from self.lose(error)
         yield from self._enter()
         self._in_block = False
-        counts = self.progress.committed > index
+        self._worker.run_left()
+        counts = self.progress.committed > index and not self._at_begin
         if not counts:
             self._void = True
             yield act.KeepForRetry()
@@ -173,6 +196,15 @@ class Participation:
     def run(self, call: Call) -> Steps:
         """Make a call with the other members, in the next group if this one is lost. Returns its
         result."""
+        return (yield from self._run(call))[0]
+
+    def _run(self, call: Call) -> Steps:
+        """Returns the result, and whether others had completed the call before."""
+        if self.holds_back:
+            raise Stranded(
+                f"the job is at loop {self.progress.loop} over session.steps(), and this worker's "
+                f"script calls session.run() in loop {self.loop}; a fresh worker takes its place"
+            )
         self._in_run, self._at_begin = True, False
         self._worker.run_entered()
         try:
@@ -180,7 +212,9 @@ class Participation:
                 try:
                     if self.seat is None:
                         yield from self._enter()
-                    yield from self._leave_job_if_told()
+                    behind = self._is_behind
+                    if not behind:  # else the others are to leave from a later place
+                        yield from self._leave_job_if_told()
                     committed = self.progress.committed
                     yield act.MeetForCall(committed=committed, number=self.runs_done, call=call)
                     result = yield act.Perform(call=call)
@@ -189,7 +223,7 @@ class Participation:
                     continue
                 self.runs_done += 1
                 self._last_call = call
-                return result
+                return result, behind
         finally:
             self._in_run = False
             self._worker.run_left()
@@ -239,7 +273,9 @@ class Participation:
         place of the script: a block that was given up is left first."""
         if self.seat is not None and self.seat.generation.purpose is Purpose.SAVE_AND_LEAVE:
             yield act.SaveAndWait(progress=self.here)
-            yield act.LeaveJob()
+            if not self._left:  # else the script is being unwound
+                self._left = True
+                yield act.LeaveJob()
 
     # ---- into a group
 
@@ -247,7 +283,8 @@ class Participation:
         """Be in a group whose members have come to one state, with everything set up."""
         while True:
             try:
-                seat = yield act.Join(held=self.intact, at_begin=self._at_begin)
+                held = self.intact and not self.holds_back
+                seat = yield act.Join(held=held, at_begin=self._at_begin)
                 yield from self._agree(seat)
                 self.seat = seat
                 yield act.TellJoined(committed=self.progress.committed)
@@ -281,10 +318,11 @@ class Participation:
             raise GroupLost(f"rank {plan.stranded[0]} cannot go on from the group's state")
         yield from self._carry_out(plan, seat)
         received = any(t.target == seat.rank for t in plan.transfers)
-        if received or not self.took_part:
+        if received or not self.took_part or plan.committed is None:
             self.runs_done, self._last_call = repeat_from, None
         self._repeat_from = repeat_from
-        self.intact = not self.holds_back
+        self._calls_of_others = calls_done(declarations)
+        self.intact = True
         self.took_part = True
         self._compare_due = True
 
@@ -297,8 +335,10 @@ class Participation:
             took_part=self.took_part,
             in_block=self._in_block,
             loop=max(self.loop, 0),
+            state_loop=self.progress.loop if self.holds_back else max(self.loop, 0),
             runs_done=self.runs_done,
-            in_run=self._in_run,
+            in_run=self._in_run or (self._in_block and not self._at_begin),
+            repeats=self._last_call is not None,
         )
 
     def _carry_out(self, plan: RecoveryPlan, seat: Seat) -> Steps:
@@ -323,6 +363,8 @@ class Participation:
                 )
                 self._take_over(received)
                 self._at_begin = transfer.mark is Mark.BEGIN
+                if not self._at_begin:  # until the script has come to the next boundary
+                    self._worker.run_entered()
 
     def _restore(self, seat: Seat, *, begun: bool) -> Steps:
         """Nobody holds the state. A torn one is never taken for the initial one."""
@@ -372,8 +414,7 @@ class Participation:
             return
         require(self._repeat_from == self.runs_done - 1, "a member is two calls behind another")
         call, number = self._last_call, self._repeat_from
-        if call is None:
-            raise GroupLost("a member needs a session.run() call from before this one joined")
+        require(call is not None, "a call is to be repeated by a member that has not made it")
         committed = self.progress.committed
         yield act.MeetForCall(committed=committed, number=number, call=call)
         yield act.Perform(call=call)

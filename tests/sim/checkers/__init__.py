@@ -8,13 +8,18 @@ from tests.sim.checkers.control_plane import control_plane
 from tests.sim.checkers.drains import drains
 from tests.sim.checkers.every_sample_once import every_sample_once
 from tests.sim.checkers.liveness import liveness
+from tests.sim.checkers.membership import membership
 from tests.sim.checkers.newcomers import newcomers
 from tests.sim.checkers.no_step_lost import no_step_lost
 from tests.sim.checkers.one_lineage import one_lineage
 from tests.sim.checkers.planned_changes import planned_changes
+from tests.sim.checkers.promptness import promptness
 from tests.sim.checkers.same_state import same_state
+from tests.sim.checkers.saves import saves
+from tests.sim.checkers.shares import shares
 from tests.sim.checkers.slow_steps import slow_steps
 from tests.sim.checkers.stopping import stopping
+from tests.sim.checkers.stranding import stranding
 from tests.sim.journal import Journal
 
 Checker = Callable[[Journal], Iterator[str]]
@@ -29,8 +34,13 @@ CHECKERS: tuple[Checker, ...] = (
     stopping,
     drains,
     control_plane,
+    membership,
+    promptness,
+    saves,
+    shares,
     newcomers,
     slow_steps,
+    stranding,
 )
 
 

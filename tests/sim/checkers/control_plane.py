@@ -12,6 +12,8 @@ from tests.sim.journal import Journal
 _NEWS_S = 0.12
 # From an agent's start until the coordinator has heard from it, beside the ways of the news.
 _RETURN_S = 0.3
+# Until it is known that a node is cut off; one that is back before then is asked nothing.
+_NOTICE_S = 1.0
 _UNHARMED = (ChangeReason.STARTED, ChangeReason.MEMBER_JOINED)
 
 
@@ -19,7 +21,7 @@ def control_plane(journal: Journal) -> Iterator[str]:
     slow = journal.evaluates or journal.news_s > _NEWS_S
     if slow or not all(_is_harmless(journal, *fault) for fault in journal.struck):
         return
-    for worker in journal.replaced:
+    for _, worker in journal.replaced:
         yield f"{worker} was replaced"
     completed = [c.at for c in journal.commits if c.replica.complete(journal.job)]
     for generation in journal.generations:
@@ -33,7 +35,11 @@ def _is_harmless(journal: Journal, at: float, action: str, lasts_s: float) -> bo
     if action == "KILL_LEADER":
         return True
     back_s = lasts_s + _RETURN_S + 4 * journal.news_s
-    if action != "RESTART_AGENT" or back_s > journal.agent_grace_s:
+    if action == "CUT_OFF_NODE" and lasts_s + _RETURN_S < journal.isolation_s:
+        back_s += _NOTICE_S
+    elif action != "RESTART_AGENT":
+        return False
+    if back_s > journal.agent_grace_s:
         return False
     return not any(since < at + back_s and at < until for since, until in _assemblies(journal, at))
 

@@ -10,25 +10,25 @@ from tests.sim.replica import Replica
 
 
 def every_sample_once(journal: Journal) -> Iterator[str]:
-    """Each generation goes on from the step that an earlier one committed, named by both."""
-    lineages: dict[int, list[Commit]] = {0: []}
+    """Each generation goes on from a step that an earlier one committed."""
+    by_lineage = {c.replica.lineage: c for c in journal.commits}
     lineage: list[Commit] = []
-    steps = _steps_by_generation(journal)
     for generation, start in _starts(journal).items():
-        lineage = lineages[start.generation][: start.committed]
-        held = lineage[-1].replica.lineage if lineage else 0
-        if len(lineage) != start.committed or held != start.lineage:
+        lineage = _steps_to(start.lineage, by_lineage)
+        if len(lineage) != start.committed:
             yield f"generation {generation} resumes at {start}, the ledger has {len(lineage)} steps"
             return
-        lineage = lineages[generation] = lineage + steps[generation]
-    yield from _check_epochs(journal, _lineage_of_result(journal) or lineage)
+        following = [c for c in journal.commits if c.generation == generation]
+        if following:
+            lineage = _steps_to(following[-1].replica.lineage, by_lineage)
+    result = _steps_to(journal.result.lineage, by_lineage) if journal.result else []
+    yield from _check_epochs(journal, result or lineage)
 
 
-def _lineage_of_result(journal: Journal) -> list[Commit]:
-    """The steps that the most advanced worker left at the end went through."""
-    by_lineage = {c.replica.lineage: c for c in journal.commits}
-    commit = by_lineage.get(journal.result.lineage) if journal.result else None
+def _steps_to(lineage: int, by_lineage: dict[int, Commit]) -> list[Commit]:
+    """The steps that a state went through, in their order."""
     steps: list[Commit] = []
+    commit = by_lineage.get(lineage)
     while commit is not None:
         steps.append(commit)
         commit = by_lineage.get(commit.before)
@@ -43,26 +43,17 @@ def _starts(journal: Journal) -> dict[int, Replica]:
     return starts
 
 
-def _steps_by_generation(journal: Journal) -> dict[int, list[Commit]]:
-    """Each step once, whoever wrote it down; in the order of the steps."""
-    entries: dict[int, dict[int, Commit]] = defaultdict(dict)
-    for commit in journal.commits:
-        entries[commit.generation].setdefault(commit.replica.committed, commit)
-    steps: dict[int, list[Commit]] = defaultdict(list)
-    for generation, by_step in entries.items():
-        steps[generation] = [by_step[step] for step in sorted(by_step)]
-    return steps
-
-
 def _check_epochs(journal: Journal, lineage: list[Commit]) -> Iterator[str]:
-    stops: dict[int, int] = defaultdict(int)
+    stops: dict[tuple[int, int], int] = defaultdict(int)
     for commit in lineage:
-        samples = commit.samples
-        if samples.start != stops[samples.epoch]:
-            yield f"epoch {samples.epoch} has {samples} after {stops[samples.epoch]}"
-        stops[samples.epoch] = samples.stop
-    whole = journal.outcome[:2] == ("finished", 0) and journal.stopped_at is None
-    finished = journal.job.epochs if whole else max(stops, default=0)
-    for epoch in range(finished):
-        if stops[epoch] != journal.job.length:
-            yield f"epoch {epoch} ends after {stops[epoch]} of {journal.job.length} samples"
+        samples, epoch = commit.samples, (commit.loader, commit.samples.epoch)
+        if samples.start != stops[epoch]:
+            yield f"epoch {epoch} has {samples} after {stops[epoch]}"
+        stops[epoch] = samples.stop
+    if not (journal.outcome[:2] == ("finished", 0) and journal.stopped_at is None):
+        return
+    for loop in journal.job.loops():
+        for epoch in range(loop.epochs):
+            stop, length = stops[loop.loader, epoch], journal.job.loaders()[loop.loader].length
+            if stop != length:
+                yield f"epoch {epoch} of {loop} ends after {stop} of {length} samples"

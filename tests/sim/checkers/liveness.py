@@ -7,11 +7,26 @@ from collections.abc import Iterator
 from tests.sim.faults import STOP_EXIT_CODE
 from tests.sim.journal import Journal
 
+# All slots of the largest cluster, and their spares, twice.
+_MOST_TRIES = 40
+
 
 def liveness(journal: Journal) -> Iterator[str]:
     if journal.broken_invariant:
         yield f"broken invariant: {journal.broken_invariant}"
     phase, exit_code, message = journal.outcome
+    if any(kind == "StepMisused" for kind, _ in journal.errors):
+        if not journal.job.style.uneven or phase not in ("failed", "finished"):
+            yield f"the job is {phase} because of a call that members did not make alike"
+        return
+    if journal.undo_missed and any(kind == "StateLost" for kind, _ in journal.errors):
+        return  # nobody could put its state back, and nothing was saved
+    if journal.hopeless:
+        if phase not in ("failed", "finished"):
+            yield f"a script that always fails is {phase}"
+        elif phase == "failed" and len(journal.struck) > _MOST_TRIES:
+            yield f"a script that always fails was tried {len(journal.struck)} times"
+        return
     given_up = phase == "failed" and _was_to_stop(journal) and journal.frozen_at_end
     if phase != "finished" and not given_up:  # nobody can save what a frozen script holds
         yield f"the job is {phase}, exit code {exit_code}: {message}"

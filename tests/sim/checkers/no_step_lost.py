@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.sim.journal import Journal
+from tests.sim.journal import Agreed, Journal
 
 
 def no_step_lost(journal: Journal) -> Iterator[str]:
@@ -19,5 +19,13 @@ def no_step_lost(journal: Journal) -> Iterator[str]:
         best = agreed.best_survivor
         if best is not None and best.age > agreed.replica.age:
             yield f"generation {agreed.generation} starts from {agreed.replica}, {best} survived"
-        if best is None and agreed.checkpoint.age > agreed.replica.age:
+        held = any((agreed.generation, w) in journal.declared for w in _members(journal, agreed))
+        away = journal.away[agreed.generation]
+        if not held and away is not None and away.age > agreed.replica.age:
+            yield f"generation {agreed.generation} does not wait for {away}"
+        if best is None and agreed.checkpoint.origin > agreed.replica.origin:
             yield f"generation {agreed.generation} starts before {agreed.checkpoint}"
+
+
+def _members(journal: Journal, agreed: Agreed) -> frozenset[str]:
+    return next(g.worker_ids for g in journal.generations if g.number == agreed.generation)

@@ -13,7 +13,7 @@ _IMPATIENT = (ChangeReason.STALLED, ChangeReason.JOIN_TIMED_OUT)
 def slow_steps(journal: Journal) -> Iterator[str]:
     if not journal.compiles:
         return
-    for worker in journal.replaced:
+    for _, worker in journal.replaced:
         yield f"{worker} was replaced"
     for generation in journal.generations:
         if generation.reason in _IMPATIENT:

@@ -14,7 +14,12 @@ def stopping(journal: Journal) -> Iterator[str]:
     stopped = journal.outcome[1] == STOP_EXIT_CODE
     best = journal.best_at_end
     unfinished = best is not None and not best.complete(journal.job)
-    if stopped and best is not None and unfinished and journal.newest_checkpoint.age < best.age:
+    if (
+        stopped
+        and best is not None
+        and unfinished
+        and journal.newest_checkpoint.origin < best.origin
+    ):
         yield f"stopped at {best}, saved {journal.newest_checkpoint}"
     silent = journal.best_out_of_contact
     complete = best is not None and best.complete(journal.job)
@@ -36,4 +41,7 @@ def _lost_others(journal: Journal) -> bool:
 
 def _is_far_behind(saved: Replica, held: Replica) -> bool:
     """By more than the last step, which others in contact may not have completed."""
-    return saved.generation <= held.generation and saved.committed + 1 < held.committed
+    return (
+        saved.content.committed_in <= held.content.committed_in
+        and saved.committed + 1 < held.committed
+    )

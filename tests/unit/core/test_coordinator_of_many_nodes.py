@@ -126,6 +126,13 @@ def test_a_group_that_trains_is_adopted_as_it_is() -> None:
     assert job.formed == []
 
 
+def test_a_save_of_the_group_before_a_planned_change_is_completed() -> None:
+    job = adopted(generation(6, "b0", leave_after=9), generation(5, "a0", "b0"))
+    for index, worker in enumerate(("a0", "b0")):
+        job.tell(ev.ShardReported(worker=worker, generation=5, step=9, index=index, count=2))
+    assert job.told(fx.CommitCheckpoint) == [fx.CommitCheckpoint(generation=5, step=9)]
+
+
 def test_a_spare_group_may_follow_under_the_next_number() -> None:
     job = adopted()
     job.report(trains("a0"))

@@ -334,3 +334,17 @@ def test_classic_scripts_out_of_contact(silent: str, since: float, expected: obj
 def test_while_classic_scripts_stop(situation: GroupView, now: float, expected: object) -> None:
     stop = Stop(exit_code=143, reason="a test", deadline=30.0)
     assert short(decide_stop(situation, WHOLE, stop, now)) == expected
+
+
+def test_members_inside_a_call_go_on_without_newcomers() -> None:
+    inside = [status(w, READY, 3, broken=True, in_run=True) for w in ("a0", "b0")]
+    newcomer = status("c0", READY, 3, took_part=False)
+    group = generation(3, "a0", "b0", "c0", "d0")
+    assert short(decide(view(group, *inside, newcomer), POLICY, 100.0)) == "MEMBER_LOST [a0 b0]"
+
+
+def test_a_member_that_a_planned_change_drops_is_lost_before_it_takes_place() -> None:
+    waiting = [status(w, TRAINING, 3) for w in ("a0", "b0")]
+    planned, before = generation(4, "a0", "b0", leave_after=9), generation(3, "a0", "b0", "c0")
+    situation = view(planned, *waiting, leaving=before)
+    assert short(decide(situation, POLICY, 100.0)) == "MEMBER_LOST [a0 b0]"

@@ -41,7 +41,7 @@ def test_a_failed_worker_stays_gone_until_its_node_knows() -> None:
     assert set(nodes.workers()) == {"a0"}
 
 
-def test_a_silent_node_keeps_its_workers_until_it_is_waited_for_no_longer() -> None:
+def test_of_a_silent_node_that_is_left_behind_holders_of_the_state_are_kept_in_mind() -> None:
     nodes = trained_by("a0", "b0")
     nodes.fell_silent("a", 5.0)
     nodes.fell_silent("a", 9.0)
@@ -50,9 +50,22 @@ def test_a_silent_node_keeps_its_workers_until_it_is_waited_for_no_longer() -> N
     assert not nodes.is_silent("b")
     assert nodes.is_silent("elsewhere")
     assert {w: s.silent_since for w, s in nodes.workers().items()} == {"a0": 5.0, "b0": None}
-    assert nodes.silent_lost() == {"a0"}
+    assert nodes.slots == 4
+    assert nodes.silent_left_behind() == {"a0"}
+    assert {w: s.left_behind for w, s in nodes.workers().items()} == {"a0": True, "b0": False}
+    assert nodes.slots == 2
+    assert nodes.silent_left_behind() == frozenset()
+    nodes.reported("a", 2, [status("a0", READY, 3)])
+    assert not nodes.workers()["a0"].left_behind
+    assert nodes.slots == 4
+
+
+def test_a_silent_node_without_the_state_is_lost_when_it_is_left_behind() -> None:
+    nodes = trained_by("b0")
+    nodes.reported("a", 2, [status("a0", READY)])
+    nodes.fell_silent("a", 5.0)
+    assert nodes.silent_left_behind() == {"a0"}
     assert set(nodes.workers()) == {"b0"}
-    assert nodes.silent_lost() == frozenset()
 
 
 def test_a_silent_node_that_reports_again_is_in_contact() -> None:

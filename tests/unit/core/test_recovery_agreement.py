@@ -7,9 +7,7 @@ import pytest
 from elastic.core.recovery import Declaration, odd_ones_out, runs_to_repeat
 
 
-def veteran(
-    runs_done: int, *, in_run: bool = False, committed: int = 5, in_block: bool = False
-) -> Declaration:
+def veteran(runs_done: int, *, in_run: bool = False, committed: int = 5) -> Declaration:
     return Declaration(
         committed=committed,
         intact=True,
@@ -17,12 +15,11 @@ def veteran(
         took_part=True,
         runs_done=runs_done,
         in_run=in_run,
-        in_block=in_block,
     )
 
 
-def tracks(signature: int, *, intact: bool, loop: int = 0) -> Declaration:
-    return Declaration(committed=0, intact=intact, signature=signature, loop=loop)
+def tracks(signature: int, *, intact: bool) -> Declaration:
+    return Declaration(committed=0, intact=intact, signature=signature)
 
 
 NEWCOMER = Declaration(committed=0, intact=False, signature=0)
@@ -35,14 +32,9 @@ NEWCOMER = Declaration(committed=0, intact=False, signature=0)
         ([veteran(0), veteran(0)], 0),
         ([veteran(3), veteran(2, in_run=True)], 2),
         ([veteran(3, in_run=True), veteran(3, in_run=True)], 3),
-        # One has committed another step meanwhile: its runs are counted since then, and the other
-        # takes over its state and its count.
+        # One has committed another step meanwhile: its runs are counted since then.
         ([veteran(1, committed=6), veteran(4, committed=5)], 1),
-        # It leaves its block as committed now, and comes to the calls that stand below.
-        ([veteran(1, committed=6), veteran(4, committed=5, in_block=True)], 0),
-        # Whoever is in the block of the next step is past the calls before it.
-        ([veteran(2, in_block=True), veteran(2, in_block=True)], 2),
-        # Between calls a newcomer takes over the count; inside one it cannot.
+        # Between calls a newcomer takes over the count; inside one it can not.
         ([veteran(2), NEWCOMER], 2),
         ([veteran(2, in_run=True), NEWCOMER], None),
         ([veteran(2, in_run=True), veteran(2), NEWCOMER], None),
@@ -62,17 +54,8 @@ def test_the_slowest_veteran_decides(
         ([tracks(1, intact=False), tracks(2, intact=True), tracks(1, intact=False)], 1, (0, 2)),
         ([tracks(1, intact=False), tracks(2, intact=False)], 0, (1,)),
         ([tracks(1, intact=True), tracks(2, intact=True)], 0, (1,)),
-        ([tracks(1, intact=True, loop=1), tracks(2, intact=False, loop=0)], 0, ()),
-        ([tracks(2, intact=False, loop=1), tracks(1, intact=True, loop=1)], 1, (0,)),
     ],
-    ids=[
-        "alike",
-        "the member that holds the state is right",
-        "nobody does: rank 0",
-        "both do: the first",
-        "a script at an earlier loop is not compared",
-        "at the same later loop it is",
-    ],
+    ids=["alike", "whoever holds the state is right", "nobody does: rank 0", "both do: the first"],
 )
 def test_odd_ones_out(
     declarations: list[Declaration], reference: int, odd: tuple[int, ...]

@@ -45,6 +45,40 @@ def test_without_a_group_a_holder_out_of_contact_is_waited_for() -> None:
     assert job.report(status("a0", READY, 1, heard=2)) == ["a0"]
 
 
+def left_behind() -> Job:
+    """Generation 2 of a0 alone, which went on when its connection to b0 broke."""
+    job = running("a0", "b0")
+    job.tell(ev.NodeLost(node="b"))
+    assert job.report(status("a0", READY, 1, committed=9, broken=True)) == ["a0"]
+    job.report(trains("a0", 2, committed=9))
+    return job
+
+
+def test_a_holder_left_behind_is_waited_for_when_who_went_on_is_lost() -> None:
+    job = left_behind()
+    assert job.tell(killed("a0")) == []
+    assert job.tell(STOP) is None
+    assert ended(job) == []
+    assert job.report(status("b0", READY, 1, heard=3, committed=9)) == ["b0"]
+    assert job.formed[-1].purpose is Purpose.SAVE_AND_LEAVE
+
+
+def test_a_holder_left_behind_is_not_waited_for_while_who_went_on_is_here() -> None:
+    job = left_behind()
+    assert job.tell(STOP) == ["a0"]
+    job.report(trains("a0", 3, committed=10))
+    job.report(status("a0", FINISHED, 3, committed=10))
+    assert ended(job) == [143]
+
+
+def test_newcomers_wait_for_a_holder_left_behind_when_who_went_on_is_lost() -> None:
+    job = left_behind()
+    assert job.tell(killed("a0")) == []
+    job.tell(ev.NodeGone(node="a"))
+    assert job.report(status("c0", READY, heard=3)) is None
+    assert job.report(status("b0", READY, 1, heard=3, committed=9)) == ["b0", "c0"]
+
+
 def test_who_may_have_trained_since_it_reported_is_heard_first() -> None:
     job = Job(Coordinator(settings(min_workers=2)))
     job.tell(reported(status("a0", READY)), reported(status("b0", READY)))

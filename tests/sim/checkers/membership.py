@@ -1,0 +1,106 @@
+"""Who is in a group: as many as there may be, at the ranks that they had, holders first."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from elastic.core.membership import ChangeReason, Generation, Purpose
+from tests.sim.journal import Journal
+
+# From a member's report until the coordinator has heard it, beside the ways of the news.
+_REPORT_S = 0.1
+# Faults that make nobody wait for a member.
+_AT_ONCE = (
+    "KILL_WORKER",
+    "KILL_NODE",
+    "RAISE",
+    "BREAK_LINK",
+    "ADD_NODE",
+    "DRAIN_NODE",
+    "KILL_LEADER",
+)
+
+
+def membership(journal: Journal) -> Iterator[str]:
+    least, most = journal.sizes
+    completes = False
+    for generation in journal.generations:
+        formed_at = journal.formed_at[generation.number]
+        size = generation.world_size
+        hands_over = generation.reason in (ChangeReason.MEMBER_LEAVING, ChangeReason.STOPPING)
+        if size > most + hands_over:
+            yield f"generation {generation.number} has {size} members, of at most {most}"
+        finished = sum(at <= formed_at for at in journal.finished_at.values())
+        trains = generation.purpose is Purpose.TRAIN and size
+        # A call is completed among themselves; others join then.
+        completes = generation.number in journal.in_run or (completes and _grows(generation))
+        if trains and size + finished < least and not (completes or journal.evaluates):
+            yield f"generation {generation.number} has {size} members, of at least {least}"
+        yield from _rank_zero_holds(journal, generation)
+        yield from _for_a_reason(journal, generation)
+    for worker in journal.hurried if not journal.evaluates else ():
+        yield f"{worker}, was left out"
+    groups = [g for g in journal.generations if g.members]
+    for before, after in itertools.pairwise(groups):
+        if after.reason is ChangeReason.MEMBER_JOINED and after.worker_ids <= before.worker_ids:
+            yield f"generation {after.number} was formed for newcomers and has none"
+        between = (journal.formed_at[before.number], journal.formed_at[after.number])
+        if not any(between[0] < at < between[1] for at in journal.elected_at):
+            yield from _ranks_kept(before, after)
+
+
+def _grows(generation: Generation) -> bool:
+    return generation.reason is ChangeReason.MEMBER_JOINED
+
+
+def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
+    """Nobody is forgotten, nobody is in it that cannot hear of it, and what it is for is true."""
+    number, formed_at = generation.number, journal.formed_at[generation.number]
+    if journal.unreachable[number]:
+        yield f"{journal.unreachable[number]} cannot hear of {number}"
+    for at, worker in journal.replaced:
+        if worker in generation.worker_ids and at <= formed_at and not journal.evaluates:
+            yield f"{worker} is a member of {number}, ended at {at:.4f}"
+    stayed = journal.enough_stayed.get(number, ())
+    finished = sum(at <= formed_at for at in journal.finished_at.values())
+    below = generation.reason in (ChangeReason.BELOW_MINIMUM, ChangeReason.MEMBER_LEAVING)
+    if number in journal.in_run:
+        stayed = ()  # they complete a call first, without newcomers
+    if below and stayed and len(stayed) + finished >= journal.sizes[0]:
+        yield f"{number} has no members although {stayed} stay"
+    before = max((g.number for g in journal.generations if g.number < number), default=0)
+    if generation.reason is ChangeReason.GROUP_BROKEN and before not in journal.broke:
+        yield f"{number} was formed because {before} broke, which it did not"
+    stuck = generation.reason in (ChangeReason.STALLED, ChangeReason.JOIN_TIMED_OUT)
+    if (
+        stuck
+        and not journal.evaluates
+        and all(action in _AT_ONCE for at, action, _ in journal.struck if at <= formed_at)
+    ):
+        yield f"{number} was formed although nobody was stuck: {generation.reason.name}"
+
+
+def _ranks_kept(before: Generation, after: Generation) -> Iterator[str]:
+    """Those that stay keep their ranks where these exist; two may change places, so that a holder
+    comes first."""
+    moved = [
+        m.worker
+        for rank, m in enumerate(before.members[: after.world_size])
+        if (now := after.rank_of(m.worker)) is not None and now != rank
+    ]
+    swapped = 0 in map(after.rank_of, moved) or 0 in map(before.rank_of, moved)
+    if len(moved) > 2 or (moved and not swapped):
+        yield f"{moved} have other ranks in {after.number}"
+
+
+def _rank_zero_holds(journal: Journal, generation: Generation) -> Iterator[str]:
+    """Rank 0 hosts the store and restores: not a task for a newcomer."""
+    known_at = journal.formed_at[generation.number] - _REPORT_S - 2 * journal.news_s
+    first = {a.worker: a.at for a in reversed(journal.agreed)}
+    if not generation.members or generation.members[0].worker in first:
+        return
+    for member in generation.members:
+        held = (generation.number, member.worker) in journal.declared
+        if held and first.get(member.worker, known_at) < known_at:
+            yield f"{member.worker} holds the state, rank 0 of {generation.number} does not"

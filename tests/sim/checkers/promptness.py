@@ -1,0 +1,45 @@
+"""What can be done at once is done at once: a survivor's next step, a leave, the end of a stop."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+from tests.sim.journal import Journal
+
+# A loss is noticed and a group formed within this, and its first step taken.
+_RECOVERY_S = 2.0
+# A node is let go so long after it was to leave: the boundary is 20 steps off at most.
+_LEAVE_S = 5.0
+# From the end of the grace until the job has ended.
+_END_S = 1.0
+_AT_ONCE = ("KILL_WORKER", "RAISE", "BREAK_LINK", "ADD_NODE")
+
+
+def promptness(journal: Journal) -> Iterator[str]:
+    actions = {action for _, action, _ in journal.struck}
+    if journal.stopped_at is not None:
+        asked_at = max([journal.stopped_at, *journal.elected_at])
+        if asked_at + journal.stop_grace_s + _END_S < journal.ended_at < math.inf:
+            yield f"stopped at {journal.stopped_at:.2f}, ended at {journal.ended_at:.2f}"
+    if journal.evaluates or journal.compiles:
+        return
+    if actions.issubset(_AT_ONCE) and journal.stopped_at is None:
+        yield from _recoveries(journal)
+    if actions.issubset(("DRAIN_NODE", "ADD_NODE")):
+        for node, at in journal.left_from.items():
+            if node not in journal.nodes_drained and at + _LEAVE_S < journal.ended_at < math.inf:
+                yield f"{node} was to leave at {at:.2f} and has not until {journal.ended_at:.2f}"
+
+
+def _recoveries(journal: Journal) -> Iterator[str]:
+    """Between two steps, if enough of those that took the first one live to take the second."""
+    steps = sorted(journal.commits, key=lambda c: c.at)
+    for before, after in itertools.pairwise(steps):
+        if after.at - before.at <= _RECOVERY_S + 3 * journal.news_s:
+            continue
+        present = {c.worker for c in steps if c.generation == before.generation}
+        well = [w for w in present if journal.gone_at.get(w, math.inf) > after.at]
+        if len(well) >= journal.sizes[0]:
+            yield f"{well} waited from {before.at:.2f} to {after.at:.2f}"

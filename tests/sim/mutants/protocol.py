@@ -1,0 +1,251 @@
+"""Faults to plant in the script's way through groups, and in who gives state to whom there."""
+
+from __future__ import annotations
+
+RECOVERY = (
+    (
+        "    newest = max(declarations[rank].age for rank in intact)\n",
+        "    newest = min(declarations[rank].age for rank in intact)\n",
+        "the least advanced member is right",
+    ),
+    (
+        "        return self.committed_in, self.committed\n",
+        "        return self.committed, self.committed_in\n",
+        "the longer lineage is right, though a later group went on without it",
+    ),
+    (
+        "        return self.committed_in, self.committed\n",
+        "        return self.committed, 0\n",
+        "members with equally many steps count as equal, whichever these were",
+    ),
+    (
+        "    intact = [rank for rank, d in enumerate(declarations) if d.intact]\n    if",
+        "    intact = [r for r, d in enumerate(declarations) if d.intact or not d.committed]\n    if",
+        "a member that never took part counts as holding the first state",
+    ),
+    (
+        "    intact = [rank for rank, d in enumerate(declarations) if d.intact]\n    if",
+        "    intact = [rank for rank, d in enumerate(declarations) if d.took_part]\n    if",
+        "a torn state counts as whole",
+    ),
+    (
+        "        mark = Mark.COMMIT if at_commit else Mark.BEGIN\n",
+        "        mark = Mark.BEGIN\n",
+        "a member at the end of a block receives what others have changed below it",
+    ),
+    (
+        "        mark = Mark.COMMIT if at_commit else Mark.BEGIN\n",
+        "        mark = Mark.COMMIT if can_give_commit else Mark.BEGIN\n",
+        "newcomers receive the state right after the last block",
+    ),
+    (
+        "    in_block = receiver.took_part and receiver.in_block\n",
+        "    in_block = receiver.took_part\n",
+        "a member that is behind at a boundary counts as inside of a block",
+    ),
+    (
+        "    return in_block and receiver.age != holder.age and receiver",
+        "    return in_block and receiver",
+        "a member whose state differs receives that of the commit mark at its begin mark",
+    ),
+    (
+        " and receiver.age != holder.age and receiver.loop == holder.state_loop\n",
+        " and receiver.age != holder.age\n",
+        "a member a loop behind takes a block of another loop for its own",
+    ),
+    (
+        "    can_give_commit = [rank for rank in sources if declarations[rank].commit_digest]\n",
+        "    can_give_commit = sources\n",
+        "a member is asked for a commit mark that it does not have",
+    ),
+    (
+        "[rank for rank in sources if declarations[rank].begin_digest] or sources\n",
+        "sources\n",
+        "newcomers receive from a member that is not at its begin mark",
+    ),
+    (
+        "        if declared.took_part and inside and rank not in (*in_blocks, *late):\n",
+        "        if False:\n",
+        "a member inside a call goes on in it with another state",
+    ),
+    (
+        "        return None\n    if any(_leaves_block",
+        "        return 0\n    if any(_leaves_block",
+        "newcomers are let in while others are inside a call",
+    ),
+    (
+        "        return 0  # it comes to the step's end now, and to what stands below it\n",
+        "        return min(d.runs_done for d in holders)\n",
+        "nobody repeats a call for a member that comes to it from its block",
+    ),
+    (
+        "    return min(d.runs_done for d in holders)\n",
+        "    return max(d.runs_done for d in holders)\n",
+        "nobody repeats a call that broke on another member",
+    ),
+    (
+        "    return max((d.runs_done for d in _holders(declarations)), default=0)\n",
+        "    return 0\n",
+        "a member that is a call behind saves and leaves before it",
+    ),
+    (
+        "        return all(d.runs_done == 0 for d in holders) and _are_at_boundary(holders)\n",
+        "        return True\n",
+        "calls are repeated with newcomers that are past them",
+    ),
+    (
+        "            begun=any(d.took_part and d.committed > 0 for d in declarations),\n",
+        "            begun=False,\n",
+        "a lost state is begun anew",
+    ),
+)
+
+PARTICIPATION = (
+    (
+        "        self.intact = (yield act.PutBack()) and self.intact\n",
+        "        yield act.PutBack()\n",
+        "a block that could not be undone leaves a state that counts as whole",
+    ),
+    (
+        "        self.intact = (yield act.PutBack()) and self.intact\n",
+        "",
+        "nothing of a lost block is undone",
+    ),
+    (
+        "        if not counts:\n            self._void = True\n",
+        "        if not counts:\n",
+        "what stands below a lost block is not undone",
+    ),
+    (
+        "            yield act.KeepForRetry()\n",
+        "            yield from ()\n",
+        "what is to be undone below a lost block is not remembered",
+    ),
+    (
+        "        counts = self.progress.committed > index and not self._at_begin\n",
+        "        counts = False\n",
+        "a step that others have completed does not count where it was lost",
+    ),
+    (
+        "        counts = self.progress.committed > index and not self._at_begin\n",
+        "        counts = self.progress.committed > index\n",
+        "a step counts with a state that is already past what stands below it",
+    ),
+    (
+        "            ramps=self.ramps,\n",
+        "            ramps=self.progress.ramps,\n",
+        "a ramp begins anew with every group",
+    ),
+    (
+        "                    self.progress.ramps.get(str(number)),\n",
+        "                    self.ramps.get(str(number)),\n",
+        "a ramp follows from a group that has committed nothing",
+    ),
+    (
+        "                self.intact, self._overwritten = False, True  # until all of it is here\n",
+        "",
+        "a state that is half overwritten counts as whole",
+    ),
+    (
+        "        if restored is None and begun:\n",
+        "        if False:\n",
+        "a torn state is taken for the initial one, by those that never took part",
+    ),
+    (
+        "        if restored is None and (self.took_part or self._overwritten):\n",
+        "        if False:\n",
+        "a torn first state is taken for the initial one",
+    ),
+    (
+        "        self.holds_back = progress.loop > self.loop\n",
+        "        self.holds_back = False\n",
+        "a newcomer trains a later loop's state in its first loop",
+    ),
+    (
+        "                held = self.intact and not self.holds_back\n",
+        "                held = self.intact\n",
+        "what is compared is not the state that waits",
+    ),
+    (
+        "        yield act.TakeHeld()\n        self.holds_back = False\n",
+        "        self.holds_back = False\n",
+        "the state that waited is forgotten",
+    ),
+    (
+        "        elif not self.holds_back:\n            yield from self._set_up(self.seat)\n",
+        "",
+        "a new loop goes on with the learning rate of the one before",
+    ),
+    (
+        "        self.runs_done, self._last_call = 0, None\n        self._calls_of_others = 0\n",
+        "        self._calls_of_others = 0\n",
+        "calls are not counted anew after a commit",
+    ),
+    (
+        "            self.runs_done, self._last_call = repeat_from, None\n",
+        "            self.runs_done, self._last_call = 0, None\n",
+        "a newcomer counts calls from its own first one",
+    ),
+    (
+        "                    yield from self._repeat_call()\n",
+        "",
+        "nobody repeats a call",
+    ),
+    (
+        "                    if not behind:  # else the others are to leave from a later place\n"
+        "                        yield",
+        "                    if True:\n                        yield",
+        "a member that is a call behind saves another state than the others",
+    ),
+    (
+        "            yield act.SaveAndWait(progress=self.here)\n",
+        "",
+        "a job that stops saves nothing",
+    ),
+    (
+        "                self.runs_done += 1\n",
+        "",
+        "calls are not counted",
+    ),
+    (
+        "            if not settled:\n                return True\n",
+        "",
+        "a change that is never settled holds its members up for ever",
+    ),
+    (
+        "        return worker.must_leave(committed)\n",
+        "        return False\n",
+        "nobody leaves a group at a boundary",
+    ),
+    (
+        "            self._save_owed = seat.generation.save_first\n",
+        "",
+        "a save that was given up is not made up for",
+    ),
+    (
+        "        if progress.committed < self._saved_step:\n            self._saved_step = -1\n",
+        "",
+        "a step that is trained a second time is not saved again",
+    ),
+    (
+        "        if self.took_part and progress.loop < self.loop:\n",
+        "        if False:\n",
+        "a script in a later loop trains the state of an earlier one",
+    ),
+    (
+        "        if self.progress.committed > 0 and not behind:",
+        "        if self.progress.committed > 0:",
+        "a member that is a call behind saves at another place than the others",
+    ),
+    (
+        "                if not self._is_behind:  # else the others have these behind them\n"
+        "                    yield",
+        "                if True:\n                    yield",
+        "a member whose script is behind the others' compares and saves at its own place",
+    ),
+    (
+        "if not self._at_begin:  # until the script has come to the next boundary\n",
+        "if False:\n",
+        "newcomers come to a member that is still at the end of its block",
+    ),
+)

@@ -1,0 +1,90 @@
+"""What a member that is behind receives, by the place its script is at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elastic.core.recovery import Declaration, Mark, plan_recovery
+
+
+def held(committed: int, committed_in: int = 1) -> Declaration:
+    return Declaration(committed=committed, committed_in=committed_in, intact=True, signature=0)
+
+
+NOTHING = Declaration(committed=0, intact=False, signature=0)
+TORN = Declaration(committed=9, committed_in=9, intact=False, signature=0)
+
+
+@pytest.mark.parametrize(
+    ("declarations", "committed", "transfers"),
+    [
+        ([held(5), held(5)], 5, []),
+        ([held(5), held(6)], 6, [(1, 0)]),
+        ([NOTHING, held(5), held(5), NOTHING], 5, [(1, 0), (2, 3)]),
+        ([NOTHING, NOTHING], None, [(0, 1)]),
+        ([TORN, held(5)], 5, [(1, 0)]),
+        # Step 6 was committed twice; what the later generation committed is the lineage.
+        ([held(6, 1), held(6, 2)], 6, [(1, 0)]),
+        ([held(9, 1), held(6, 2)], 6, [(1, 0)]),
+    ],
+)
+def test_the_most_advanced_lineage_is_right(
+    declarations: list[Declaration], committed: int | None, transfers: list[tuple[int, int]]
+) -> None:
+    plan = plan_recovery(declarations)
+    assert plan.committed == committed
+    assert [(t.source, t.target) for t in plan.transfers] == transfers
+
+
+def at_place(committed: int, **place: object) -> Declaration:
+    """A member that took part and holds its state at both marks."""
+    here = Declaration(
+        committed=committed,
+        committed_in=1,
+        intact=True,
+        signature=0,
+        took_part=True,
+        commit_digest=committed,
+        begin_digest=committed,
+    )
+    return replace(here, **place)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("declarations", "mark", "stranded"),
+    [
+        # Its script is at the end of the block that the others have completed, or elsewhere.
+        ([at_place(6), at_place(5, in_block=True)], Mark.COMMIT, ()),
+        ([at_place(6), at_place(5)], Mark.BEGIN, ()),
+        ([at_place(6, commit_digest=0), at_place(5, in_block=True)], Mark.BEGIN, (1,)),
+        # Inside of a block of an earlier loop, which it leaves together with its loop.
+        ([at_place(6, loop=1, state_loop=1), at_place(5, in_block=True)], Mark.BEGIN, ()),
+        # It comes to a call that the other has made: once that can be made again.
+        ([at_place(6, runs_done=1, repeats=True), at_place(5, in_block=True)], Mark.COMMIT, ()),
+        ([at_place(6, runs_done=1), at_place(5, in_block=True)], Mark.COMMIT, (1,)),
+        ([at_place(6, runs_done=2, repeats=True), at_place(5, in_block=True)], Mark.COMMIT, (1,)),
+        # It is inside a call of an older state, or comes to a boundary while others are in a call.
+        ([at_place(6), at_place(5, in_run=True)], Mark.BEGIN, (1,)),
+        ([at_place(6, in_run=True), at_place(5)], Mark.BEGIN, (1,)),
+    ],
+)
+def test_a_member_that_is_behind_receives_what_fits_its_place(
+    declarations: list[Declaration], mark: Mark, stranded: tuple[int, ...]
+) -> None:
+    plan = plan_recovery(declarations)
+    assert [(t.target, t.mark) for t in plan.transfers] == [(1, mark)]
+    assert plan.stranded == stranded
+
+
+def test_a_member_two_calls_late_is_stranded() -> None:
+    late, others = at_place(6, in_run=True), at_place(6, runs_done=2, repeats=True)
+    assert plan_recovery([late, others, others]).stranded == (0,)
+    assert plan_recovery([replace(late, runs_done=1), others, others]).stranded == ()
+
+
+def test_a_newcomer_does_not_receive_from_a_member_at_the_end_of_a_block() -> None:
+    at_end = at_place(6, begin_digest=0, in_block=True)
+    plan = plan_recovery([at_end, at_place(6), NOTHING, NOTHING])
+    assert {t.source for t in plan.transfers} == {1}

@@ -239,7 +239,6 @@ def test_the_sender_gives_the_commit_mark_with_the_progress_of_the_commit() -> N
     sent: list[act.Send] = []
     driver.answer(act.Send, sent.append)
     driver.peers(ME, veteran(3, in_block=True))
-    driver.begin_loop(1)  # the commit was made in the loop before
     driver.boundary()
     assert "Send rank=1 step=4 COMMIT" in driver.taken()
     assert [s.progress.loop for s in sent] == [0]
@@ -565,7 +564,6 @@ def test_a_newcomer_holds_the_state_back_until_its_script_has_come_to_the_loop()
     driver = held_back()
     assert driver.part.skips
     assert driver.part.holds_back
-    assert not driver.part.intact
     assert driver.taken() == [
         "Join",
         "Declare",

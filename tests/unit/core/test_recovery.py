@@ -190,7 +190,7 @@ def test_a_member_is_stranded_before_calls_that_the_others_have_forgotten(
     runs_done: int, stranded: tuple[int, ...]
 ) -> None:
     """Only the last call is kept for repeating."""
-    ahead = replace(held(6), runs_done=runs_done)
+    ahead = replace(held(6), runs_done=runs_done, repeats=True)
     assert plan_recovery([in_block(held(5)), ahead]).stranded == stranded
     assert plan_recovery([held(5), ahead]).stranded == ()  # it comes from a boundary
 

@@ -10,7 +10,6 @@ ElasticError
 ├── StateLost               nobody holds the job's state any more; ends the job
 ├── Stranded                this worker cannot go on from the group's state; another replaces it
 ├── CheckpointDamaged       a stored checkpoint does not match its digests
-├── StepOverdue             the step was committed without this worker; absorbed by `with step`
 ├── NotInGroup              rank or world size asked for before the group has formed
 └── GroupLost               the process group broke; absorbed by `with step` and `session.run`
 """
@@ -82,10 +81,6 @@ class StateLost(ElasticError):
 
 class Stranded(ElasticError):
     """This worker cannot go on from the group's state: a fresh one takes its place."""
-
-
-class StepOverdue(ElasticError):
-    """The step that a script is about to do has been committed by the rest of the job."""
 
 
 class GroupLost(ElasticError):

@@ -163,6 +163,7 @@ class Step:
                 return False
             self.committed = self._training.give_up_block(error)
             means: Mapping[str, float] = {}
+            self.ends_epoch = False  # of a step that does not count
             if self.committed:
                 means = self._training.state.means
                 self._follow()

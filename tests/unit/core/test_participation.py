@@ -590,6 +590,18 @@ def test_a_newcomer_that_holds_back_in_a_lost_group_gets_a_newer_state() -> None
     assert "Receive" not in " ".join(driver.taken())  # it is as good as the other now
 
 
+def test_the_last_member_alive_gives_the_state_that_it_held_back() -> None:
+    """No step is lost while a member holds the last committed one, in whatever form."""
+    driver = held_back()
+    driver.announce(3, "b", "c")
+    driver.peers(ME, NEWCOMER)
+    driver.begin_loop(1)
+    driver.boundary()
+    log = driver.taken()
+    assert "Send rank=1 step=5 BEGIN" in log
+    assert "Restore" not in " ".join(log)
+
+
 def test_a_checkpoint_of_a_later_loop_is_held_back_too() -> None:
     driver = Driver()
     driver.announce(1, "a")

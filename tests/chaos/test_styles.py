@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.styles import checks, running
-from tests.chaos.styles.catalogue import STYLES, Style, Truth
+from tests.chaos.styles.catalogue import IN_EVERY_RUN, STYLES, Style, Truth
 
 MANY_KILLS = 10
 _AT_ONCE = 2  # jobs; they pause more than they compute
@@ -88,7 +88,10 @@ def many_kills_ahead(
 
 
 @pytest.mark.timeout(480)  # the first one waits for every style as a world of one
-@pytest.mark.parametrize("name", STYLES)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in IN_EVERY_RUN else pytest.param(n, marks=pytest.mark.long) for n in STYLES],
+)
 def test_a_style_comes_through_kills(ahead: Ahead, name: str) -> None:
     ahead.judge(STYLES[name])
 

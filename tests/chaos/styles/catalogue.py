@@ -72,14 +72,40 @@ _PARTICULAR = (
 
 # In `make test`: one for each way in which a script can differ. The others are near to one of them.
 IN_EVERY_RUN = frozenset(
-    """
-    accumulation_by_hand averaged_figures batch_norm compile_inside early_stopping
-    ema_of_distributed_model evaluation_each_epoch_by_variable fused_optimizers gan gan_toggled
-    generators grad_scaler_two_optimizers lbfgs loader_processes logging_all_reduce loop_per_epoch
-    moco plain_sgd plateau reassigned_buffers refused_bare_forward refused_run_on_one_member
-    refused_untracked_optimizer sam scaled_rate schedulers_outside schedulers_top session_state
-    static_graph two_phases unfreezing wrapper_module
-    """.split()
+    [
+        "accumulation_by_hand",
+        "averaged_figures",
+        "batch_norm",
+        "compile_inside",
+        "early_stopping",
+        "ema_of_distributed_model",
+        "evaluation_each_epoch_by_variable",
+        "fused_optimizers",
+        "gan",
+        "gan_toggled",
+        "generators",
+        "grad_scaler_two_optimizers",
+        "lbfgs",
+        "loader_processes",
+        "logging_all_reduce",
+        "loop_per_epoch",
+        "moco",
+        "plain_sgd",
+        "plateau",
+        "reassigned_buffers",
+        "refused_bare_forward",
+        "refused_run_on_one_member",
+        "refused_untracked_optimizer",
+        "sam",
+        "scaled_rate",
+        "schedulers_outside",
+        "schedulers_top",
+        "session_state",
+        "static_graph",
+        "two_phases",
+        "unfreezing",
+        "wrapper_module",
+    ]
 )
 
 

@@ -300,6 +300,8 @@ class Gradients:
 
     A gradient that is still there when a block begins may be left over, to be zeroed before the
     first backward pass, or be meant to grow. `before_backward` finds out which, module by module.
+    Gradients that have grown once may do so again, whatever happens in the blocks between: a script
+    may zero them at the begin of every fourth. Until it is known they are taken to be meant to.
     """
 
     name = "session.gradients"
@@ -307,6 +309,7 @@ class Gradients:
     def __init__(self) -> None:
         self._modules: dict[str, list[tuple[str, nn.Parameter]]] = {}
         self._accumulates: dict[str, bool] = {}
+        self._at_begin: dict[str, bool] = {}
         self._left: dict[str, tuple[int, int]] = {}
 
     def watch(self, name: str, module: nn.Module) -> None:
@@ -315,30 +318,40 @@ class Gradients:
 
     def begin(self) -> Copy:
         """A block begins: copy what may be meant to grow."""
+        self._at_begin = dict(self._accumulates)
         self._left = {}
-        copies: list[tuple[nn.Parameter, torch.Tensor]] = []
         for name, parameters in self._modules.items():
-            first = next((p for _, p in parameters if p.grad is not None), None)
-            if first is None or first.grad is None:
-                continue
-            self._left[name] = (id(first.grad), first.grad._version)
-            if self._accumulates.get(name, True):
-                copies += [(p, p.grad.clone()) for _, p in parameters if p.grad is not None]
-        return copies
+            first = next((p.grad for _, p in parameters if p.grad is not None), None)
+            if first is not None:
+                self._left[name] = (id(first), first._version)
+        return self.copy()
 
     def before_backward(self) -> bool:
         """The block's first backward pass comes. Returns whether gradients will grow that were
         not expected to."""
         surprised = False
         for name, left in self._left.items():
+            expected = self._accumulates.get(name, True)
             grows = self._unchanged(name, left)
-            surprised = surprised or (grows and not self._accumulates.get(name, True))
-            self._accumulates[name] = grows
+            surprised = surprised or (grows and not expected)
+            self._accumulates[name] = grows or self._accumulates.get(name, False)
         self._left = {}
         return surprised
 
+    def copy(self) -> Copy:
+        """Those that may be meant to grow."""
+        return [
+            (p, p.grad.clone())
+            for name, parameters in self._modules.items()
+            if self._accumulates.get(name, True)
+            for _, p in parameters
+            if p.grad is not None
+        ]
+
     def put_back(self, copies: Copy) -> None:
-        """Make them what they were when the block began."""
+        """Make them what they were when the block began. What the block has found out is forgotten
+        as well: members that did not come as far must expect the same."""
+        self._accumulates = dict(self._at_begin)
         for parameters in self._modules.values():
             for _, parameter in parameters:
                 parameter.grad = None
@@ -346,19 +359,23 @@ class Gradients:
             parameter.grad = gradient.clone()
 
     def state_dict(self) -> dict[str, Any]:
-        """Those that are meant to grow, by module and parameter."""
+        """Those that may be meant to grow, by module and parameter, and what is known of each
+        module. Every member has the same: their shares of a checkpoint must fit."""
         return {
-            module: {name: p.grad for name, p in parameters if p.grad is not None}
-            for module, parameters in self._modules.items()
-            if self._accumulates.get(module)
+            "accumulates": dict(self._accumulates),
+            "gradients": {
+                module: {name: p.grad for name, p in parameters if p.grad is not None}
+                for module, parameters in self._modules.items()
+                if self._accumulates.get(module, True)
+            },
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over another member's."""
+        self._accumulates = dict(state_dict["accumulates"])
+        self._at_begin = dict(self._accumulates)
         for module, parameters in self._modules.items():
-            gradients = state_dict.get(module, {})
-            if gradients:
-                self._accumulates[module] = True
+            gradients = state_dict["gradients"].get(module, {})
             for name, parameter in parameters:
                 gradient = gradients.get(name)
                 parameter.grad = None if gradient is None else gradient.to(parameter.device)

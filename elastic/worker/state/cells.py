@@ -14,6 +14,8 @@ from elastic.worker.state.tree import UNCHANGING, copy_tree, same_tensor, tensor
 
 Copy = Any
 SMALL_BYTES = 2**16
+_DEEPEST_SIGN = 3
+_LONGEST_SIGN = 16
 
 
 class Cell(Protocol):
@@ -90,10 +92,11 @@ class ModuleTensors:
         return not all(map(same_tensor, _present(now), content))
 
     def mark(self) -> object:
-        return [
-            None if tensor is None else (id(tensor), tensor._version, tensor.data_ptr())
-            for tensor in self._tensors()
-        ]
+        tensors = self._tensors()
+        try:
+            return [None if t is None else (id(t), t._version, t.data_ptr()) for t in tensors]
+        except RuntimeError:  # one was made in torch.inference_mode(): it counts no versions
+            return [None if t is None else _sign(t) for t in tensors]
 
     def _tensors(self) -> list[torch.Tensor | None]:
         return [owner.get(name) for owner, name in self._slots]
@@ -207,7 +210,11 @@ class OptimizerState:
         )
 
     def mark(self) -> object:
-        return getattr(self._optimizer, "_elastic_steps", 0), len(self._optimizer.state)
+        """Its steps inside of blocks; and, for what else replaces its state, such as going back to
+        an earlier one, or a step below a block, the tensors of its first parameter."""
+        state = self._optimizer.state
+        first = [_sign(t) for t in tensors_of(next(iter(state.values()), None))]
+        return getattr(self._optimizer, "_elastic_steps", 0), len(state), first
 
 
 # ---- schedulers, and anything else with a state_dict
@@ -264,9 +271,9 @@ class Object:
         return not trees_equal(self._tracked.state_dict(), copy)
 
     def mark(self) -> object:
-        """Of its attributes: numbers by value, tensors by version, containers by their first."""
-        attributes: Mapping[str, Any] = getattr(self._tracked, "__dict__", {})
-        return [_sign(value) for value in attributes.values()]
+        """Of its attributes and those of the objects it is made of: numbers by value, tensors by
+        version; of a long container, the first and the last."""
+        return _sign(self._tracked)
 
 
 class Scaler(Object):
@@ -544,7 +551,10 @@ def _fits(copy: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def _put_back(data: list[torch.Tensor], content: list[torch.Tensor]) -> None:
-    if data:
+    if not data:
+        return
+    # What was made in inference mode can be written to only there.
+    with torch.inference_mode() if any(t.is_inference() for t in data) else torch.no_grad():
         torch._foreach_copy_(data, content)
 
 
@@ -571,13 +581,25 @@ def _without_tensors(value: Any) -> Any:
     return [_without_tensors(item) for item in value] if isinstance(value, list) else value
 
 
-def _sign(value: Any) -> object:
+def _sign(value: Any, depth: int = 0) -> object:
     if isinstance(value, torch.Tensor):
-        return id(value), value._version
-    if isinstance(value, (bool, int, float, str)):
+        return id(value), 0 if value.is_inference() else value._version, value.data_ptr()
+    if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if isinstance(value, dict) and value:
-        return len(value), _sign(next(iter(value.values())))
-    if isinstance(value, list) and value:
-        return len(value), _sign(value[0])
-    return None
+    if depth > _DEEPEST_SIGN:
+        return None
+    if isinstance(value, dict):
+        inner = list(value.values())
+    elif isinstance(value, (list, tuple)):
+        inner = list(value)
+    elif isinstance(value, (type, nn.Module, torch.optim.Optimizer)) or callable(value):
+        return None
+    else:
+        slots = getattr(type(value), "__slots__", ())
+        inner = [getattr(value, n, None) for n in ([slots] if isinstance(slots, str) else slots)]
+    attributes = getattr(value, "__dict__", None)
+    if attributes:
+        inner += attributes.values()
+    if len(inner) > _LONGEST_SIGN:
+        return len(inner), _sign(inner[0], depth + 1), _sign(inner[-1], depth + 1)
+    return [_sign(item, depth + 1) for item in inner]

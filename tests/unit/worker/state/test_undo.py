@@ -636,6 +636,74 @@ def test_a_change_that_was_never_seen_before_is_not_undone_and_that_is_said(chan
     assert not script.lost(changes[change])
 
 
+class Nested:
+    """Keeps its tensor in an object of its own."""
+
+    def __init__(self) -> None:
+        self.inner = Holder()
+
+    def change(self) -> None:
+        self.inner.tensor.add_(1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tensor": self.inner.tensor}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.tensor.copy_(state_dict["tensor"])
+
+
+class Holder:
+    """Without a __dict__."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self) -> None:
+        self.tensor = torch.zeros(WIDE, WIDE)
+
+
+class SecondOfTwo(Nested):
+    """Changes the second tensor of a dictionary."""
+
+    def __init__(self) -> None:
+        self.tensors = {"first": torch.zeros(2), "second": torch.zeros(WIDE, WIDE)}
+
+    def change(self) -> None:
+        self.tensors["second"].add_(1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.tensors)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for name, tensor in state_dict.items():
+            self.tensors[name].copy_(tensor)
+
+
+@pytest.mark.parametrize("kind", [Nested, SecondOfTwo])
+def test_a_first_change_deep_inside_of_an_object_is_said_not_to_be_undone(
+    kind: type[Nested],
+) -> None:
+    item = kind()
+    script = Script(item=item)
+    script.learn()
+    assert not script.lost(item.change)
+
+
+@pytest.mark.parametrize("seen_before", [False, True])
+def test_a_buffer_made_in_inference_mode_is_put_back(seen_before: bool) -> None:
+    net = layer(4)
+    net.register_buffer("count", torch.zeros(WIDE, WIDE))
+
+    def count() -> None:
+        with torch.inference_mode():
+            net.count = net.count + 1
+
+    script = Script(model=net)
+    count()
+    script.learn(count if seen_before else nothing)
+    assert script.lost(count) is seen_before
+    script.block(count)
+
+
 def test_a_change_seen_once_is_undone_from_the_next_block_on() -> None:
     net = layer()
     script = Script(model=net)
@@ -763,6 +831,25 @@ def test_putting_back_is_no_change_between_blocks() -> None:
     script.block(add(net))
     add(net)()
     assert not script.undo.holds_commit  # nothing is copied at commits
+
+
+def test_going_back_to_an_earlier_state_between_blocks_is_seen_in_the_optimizer_too() -> None:
+    net = layer()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    script = Script(model=net, optimizer=optimizer)
+    step = step_of(optimizer, net)
+    script.learn(after=step)
+    best = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
+    for _ in range(3):
+        script.block(after=step)
+        committed = script.everything()
+        net.load_state_dict(best[0])
+        optimizer.load_state_dict(copy.deepcopy(best[1]))
+        if script.undo.holds_commit:
+            assert same(as_of_commit(script), committed)
+        script.undo.begin()
+        script.undo.put_back()
+    assert script.undo.holds_commit
 
 
 def test_a_received_state_is_of_the_mark_that_it_was_sent_as() -> None:

@@ -281,6 +281,24 @@ def test_rank_local_state_is_not_compared() -> None:
     assert differences(left.digests(), right.digests()) == []
 
 
+def test_rank_local_parameters_are_not_compared_either() -> None:
+    states = [JobState(), JobState()]
+    for seed, state in enumerate(states):
+        torch.manual_seed(seed)
+        head = nn.Linear(2, 2).requires_grad_(bool(seed))
+        state.track({"model": nn.Linear(1, 1).requires_grad_(True)})
+        nn.init.ones_(state.modules()["model"].weight)
+        nn.init.ones_(state.modules()["model"].bias)
+        state.track({"head": head}, rank_local=True)
+    left, right = states
+    assert left.parameters_digest() == right.parameters_digest()
+    assert left.parameter_digests() == right.parameter_digests()
+    assert left.digest() == right.digest()
+    assert left.digests() == right.digests()
+    nn.init.zeros_(left.modules()["model"].weight)
+    assert left.parameters_digest() != right.parameters_digest()
+
+
 def test_rank_local_state_is_given_to_others_like_the_rest() -> None:
     source, target = make(1), make(2)
     for state in (source, target):

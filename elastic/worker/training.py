@@ -149,6 +149,7 @@ class Training:
     def begin_loop(self, data: DataLoader, epochs: int) -> None:
         """The script begins a loop over `session.steps`."""
         self._require_trained_together()
+        self.require_left_well()
         known = next((n for n, loader in enumerate(self._loaders) if loader is data), None)
         if known is None:
             known = len(self._loaders)
@@ -307,6 +308,7 @@ class Training:
 
     def finish(self) -> None:
         """The script has ended: wait until every member's has, and the result is saved."""
+        self.require_left_well()
         if self._data is None:
             raise ConfigurationError(
                 "the script ended without training: it never iterated over session.steps(); "
@@ -558,6 +560,17 @@ class Training:
                     "tracked, so a joining worker would begin with other weights; call "
                     "session.track(model=model, optimizer=optimizer)"
                 )
+
+    def require_left_well(self) -> None:
+        """Raise StepMisused if the script has left its loop with a step that does not count."""
+        if self.part.owes_step:
+            raise StepMisused(
+                f"the loop over session.steps() was left after a block of step "
+                f"{self.part.progress.committed} that does not count: the group was lost in it, or "
+                "an exception has left it, and the step would be missing; leave the loop by what "
+                "is known to count, as in `if session.committed >= 1000: break` or "
+                "`if step.committed and ...: break`"
+            )
 
     def _optimizer_steps(self, *_: Any) -> None:
         if self._in_block and self._reduce_means():

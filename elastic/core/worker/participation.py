@@ -101,6 +101,12 @@ class Participation:
         return self._void
 
     @property
+    def owes_step(self) -> bool:
+        """The script's last block does not count, or was left by an exception: it has to come to
+        the next boundary before anything else."""
+        return self._void or self._in_block
+
+    @property
     def skips(self) -> bool:
         """The job is past the script's present loop."""
         return self.holds_back and self.progress.loop > self.loop

@@ -174,6 +174,7 @@ class Training:
             return None
         if self.control.recovers:
             self._undo.begin()
+        self.optimizers.block_begins()
         return dealer, deal
 
     def current_deal(self, dealer: Dealer) -> tuple[Dealer, Deal] | None:
@@ -209,6 +210,7 @@ class Training:
     def leave_block(self) -> None:
         """It has left it, whichever way."""
         self._in_block = False
+        self.optimizers.block_ended()
 
     def before_backward(self) -> None:
         """The block's first backward pass comes."""
@@ -572,8 +574,10 @@ class Training:
                 "`if step.committed and ...: break`"
             )
 
-    def _optimizer_steps(self, *_: Any) -> None:
-        if self._in_block and self._reduce_means():
+    def _optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not self._in_block:
+            self.optimizers.steps_below(optimizer)
+        elif self._reduce_means():
             self.wait_for_reduction()
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -153,6 +153,47 @@ def test_a_call_below_a_void_block_gives_its_last_result_without_a_call() -> Non
     run_together(go, go)
 
 
+# ---- optimizers outside of a block
+
+
+def test_an_optimizer_that_steps_below_the_block_with_its_gradients_is_refused() -> None:
+    """Whose last reduction was lost gets the others' weights of the block's end, and no gradients:
+    it would go on without the update."""
+
+    def go(seat: Seat) -> None:
+        peer = Peer(seat)
+        peer.announce(1)
+        for step in peer.session.steps(numbers(4, batch_size=1), epochs=1):
+            peer.optimizer.zero_grad()
+            with step:
+                backward(peer, step)
+            with pytest.raises(StepMisused, match="inside"):
+                peer.optimizer.step()
+        seat.exchange("done")
+
+    run_together(go, go)
+
+
+def test_an_optimizer_may_step_between_blocks_with_gradients_of_its_own() -> None:
+    def go(seat: Seat) -> None:
+        peer = Peer(seat)
+        peer.announce(1)
+        for step in peer.session.steps(numbers(4, batch_size=1), epochs=1):
+            peer.optimizer.step()  # what earlier blocks have added up
+            peer.optimizer.zero_grad()
+            with step:
+                backward(peer, step)
+                peer.optimizer.step()
+            peer.optimizer.zero_grad()
+            peer.model.module(torch.ones(1, 1, dtype=torch.float64)).sum().backward()
+            peer.optimizer.step()
+            peer.optimizer.zero_grad()
+        assert peer.session.committed == 2
+        seat.exchange("done")
+
+    run_together(go, go)
+
+
 # ---- leaving the loop
 
 

@@ -417,7 +417,7 @@ class Training:
             group,
             from_table(document["tensors"]),
             receive.rank,
-            into=self.state.capture().tensors if in_place and not later else {},
+            into=self.state.receivable() if in_place and not later else {},
         )
         held = _Held(skeleton=document["skeleton"], tensors=tensors, extra=document["extra"])
         return self._take_or_hold(held, receive.loop, at_commit=receive.mark is Mark.COMMIT)

@@ -220,6 +220,15 @@ class JobState:
         """The tracked objects' state; tensors share memory with the live ones."""
         return flatten(self._states())
 
+    def receivable(self) -> dict[str, torch.Tensor]:
+        """Those of `capture` that may be overwritten before they are restored: of modules and
+        optimizers. Another object's load_state_dict() may clear what it is given if that is its own
+        tensor."""
+        kinds = (nn.Module, torch.optim.Optimizer)
+        prefixes = tuple(f"{n}." for n, item in self._scripts.items() if isinstance(item, kinds))
+        tensors = self.capture().tensors
+        return {name: tensor for name, tensor in tensors.items() if name.startswith(prefixes)}
+
     def extra(self, progress: Progress | None = None) -> dict[str, Json]:
         """Everything else, as JSON; `progress`, if it is another one than the present."""
         progress = progress or self.progress

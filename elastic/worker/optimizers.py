@@ -20,6 +20,29 @@ class Optimizers:
     def __init__(self, state: JobState) -> None:
         self._state = state
         self._known: set[int] = set()
+        self._of_block: list[torch.Tensor] = []
+
+    def block_ended(self) -> None:
+        """The script has left a step's block; what gradients there still are belong to it."""
+        self._of_block = [
+            g for o in self._state.optimizers() for g in _some_gradients(o) if g is not None
+        ]
+
+    def block_begins(self) -> None:
+        """The next step is handed out."""
+        self._of_block = []
+
+    def steps_below(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step outside of a block. Raises StepMisused if it does so with
+        gradients of the one above: a worker that has to take over the others' state of the block's
+        end has no such gradients."""
+        mine = [g for g in _some_gradients(optimizer) if g is not None]
+        if any(g is of_block for g in mine for of_block in self._of_block):
+            raise StepMisused(
+                f"{type(optimizer).__name__}.step() was called below `with step:` with the "
+                "gradients of the block; call it inside of the block, which is what happens "
+                "completely or not at all"
+            )
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped inside of a step. Raises StepMisused if it is not tracked."""
@@ -48,6 +71,12 @@ class Optimizers:
                     "does not contain: a worker that joins would go on without it; track it too: "
                     f"session.track({holders[0]}_inner=...)"
                 )
+
+
+def _some_gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor | None]:
+    """Of the first and the last parameter: looking at all would take longer than it is worth."""
+    groups = [group["params"] for group in optimizer.param_groups if group["params"]]
+    return [groups[0][0].grad, groups[-1][-1].grad] if groups else []
 
 
 def _inside(item: Any, depth: int = 0) -> Iterator[torch.optim.Optimizer]:

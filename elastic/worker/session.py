@@ -236,6 +236,7 @@ class Session:
         where = _calling_place()
         key = ""
         if not self._in_loop:
+            training.require_left_well()
             key = f"{training.part.loop}/{self._calls_between}"
             self._calls_between += 1
         if key and training.part.holds_back:

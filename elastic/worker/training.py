@@ -154,6 +154,7 @@ class Training:
     def begin_loop(self, data: DataLoader, epochs: int) -> None:
         """The script begins a loop over `session.steps`."""
         self._require_trained_together()
+        self.require_left_well()
         known = next((n for n, loader in enumerate(self._loaders) if loader is data), None)
         if known is None:
             known = len(self._loaders)
@@ -180,6 +181,7 @@ class Training:
             return None
         if self.control.recovers:
             self._undo.begin()
+        self.optimizers.block_begins()
         return dealer, deal
 
     def current_deal(self, dealer: Dealer) -> tuple[Dealer, Deal] | None:
@@ -213,6 +215,7 @@ class Training:
     def leave_block(self) -> None:
         """It has left it, whichever way."""
         self._in_block = False
+        self.optimizers.block_ended()
 
     def before_backward(self) -> None:
         """The block's first backward pass comes."""
@@ -312,6 +315,7 @@ class Training:
 
     def finish(self) -> None:
         """The script has ended: wait until every member's has, and the result is saved."""
+        self.require_left_well()
         if self._data is None:
             raise ConfigurationError(
                 "the script ended without training: it never iterated over session.steps(); "
@@ -418,7 +422,7 @@ class Training:
             group,
             from_table(document["tensors"]),
             receive.rank,
-            into=self.state.capture().tensors if in_place and not later else {},
+            into=self.state.receivable() if in_place and not later else {},
         )
         held = _Held(skeleton=document["skeleton"], tensors=tensors, extra=document["extra"])
         return self._take_or_hold(held, receive.loop, at_commit=receive.mark is Mark.COMMIT)
@@ -573,8 +577,21 @@ class Training:
                     "session.track(model=model, optimizer=optimizer)"
                 )
 
-    def _optimizer_steps(self, *_: Any) -> None:
-        if self._in_block and self._reduce_means():
+    def require_left_well(self) -> None:
+        """Raise StepMisused if the script has left its loop with a step that does not count."""
+        if self.part.owes_step:
+            raise StepMisused(
+                f"the loop over session.steps() was left after a block of step "
+                f"{self.part.progress.committed} that does not count: the group was lost in it, or "
+                "an exception has left it, and the step would be missing; leave the loop by what "
+                "is known to count, as in `if session.committed >= 1000: break` or "
+                "`if step.committed and ...: break`"
+            )
+
+    def _optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not self._in_block:
+            self.optimizers.steps_below(optimizer)
+        elif self._reduce_means():
             self.wait_for_reduction()
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -105,6 +105,12 @@ class Participation:
         return self._void
 
     @property
+    def owes_step(self) -> bool:
+        """The script's last block does not count, or was left by an exception: it has to come to
+        the next boundary before anything else."""
+        return self._void or self._in_block
+
+    @property
     def skips(self) -> bool:
         """The job is past the script's present loop."""
         return self.holds_back and self.progress.loop > self.loop
@@ -121,14 +127,17 @@ class Participation:
         """The script begins its next loop, over the loader with this number."""
         self.loop += 1
         self.loader, self._batches = loader, batches
-        if self.seat is None:
-            if not self.took_part:
-                yield from self._enter()
-        elif not self.holds_back:
-            yield from self._set_up(self.seat)
-        if self.holds_back and self.progress.loop <= self.loop:
-            require(self.progress.loop == self.loop, "a loop was passed over")
-            yield from self._arrive()
+        try:
+            if self.seat is None:
+                if not self.took_part:
+                    yield from self._enter()
+            elif not self.holds_back:
+                yield from self._set_up(self.seat)
+            if self.holds_back and self.progress.loop <= self.loop:
+                require(self.progress.loop == self.loop, "a loop was passed over")
+                yield from self._arrive()
+        except GroupLost as error:  # while everything was set up; the boundary joins the next
+            yield from self.lose(error)
 
     def boundary(self) -> Steps:
         """Between two steps: change the group if it was superseded, join if there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
@@ -14,6 +15,9 @@ from elastic.worker.state.tree import UNCHANGING, copy_tree, same_tensor, tensor
 
 Copy = Any
 SMALL_BYTES = 2**16
+_VERSION = operator.attrgetter("_version")  # a map over it takes half as long as a loop
+_DEEPEST_SIGN = 3
+_LONGEST_SIGN = 16
 
 
 class Cell(Protocol):
@@ -90,10 +94,13 @@ class ModuleTensors:
         return not all(map(same_tensor, _present(now), content))
 
     def mark(self) -> object:
-        return [
-            None if tensor is None else (id(tensor), tensor._version, tensor.data_ptr())
-            for tensor in self._tensors()
-        ]
+        tensors = self._tensors()
+        present = _present(tensors)
+        places = list(map(id, tensors)), list(map(torch.Tensor.data_ptr, present))
+        try:
+            return places, list(map(_VERSION, present))
+        except RuntimeError:  # one was made in torch.inference_mode(): it counts no versions
+            return places, [0 if t.is_inference() else t._version for t in present]
 
     def _tensors(self) -> list[torch.Tensor | None]:
         return [owner.get(name) for owner, name in self._slots]
@@ -207,7 +214,11 @@ class OptimizerState:
         )
 
     def mark(self) -> object:
-        return getattr(self._optimizer, "_elastic_steps", 0), len(self._optimizer.state)
+        """Its steps inside of blocks; and, for what else replaces its state, such as going back to
+        an earlier one, or a step below a block, the tensors of its first parameter."""
+        state = self._optimizer.state
+        first = [_sign(t) for t in tensors_of(next(iter(state.values()), None))]
+        return getattr(self._optimizer, "_elastic_steps", 0), len(state), first
 
 
 # ---- schedulers, and anything else with a state_dict
@@ -264,9 +275,9 @@ class Object:
         return not trees_equal(self._tracked.state_dict(), copy)
 
     def mark(self) -> object:
-        """Of its attributes: numbers by value, tensors by version, containers by their first."""
-        attributes: Mapping[str, Any] = getattr(self._tracked, "__dict__", {})
-        return [_sign(value) for value in attributes.values()]
+        """Of its attributes and those of the objects it is made of: numbers by value, tensors by
+        version; of a long container, the first and the last."""
+        return _sign(self._tracked)
 
 
 class Scaler(Object):
@@ -300,6 +311,8 @@ class Gradients:
 
     A gradient that is still there when a block begins may be left over, to be zeroed before the
     first backward pass, or be meant to grow. `before_backward` finds out which, module by module.
+    Gradients that have grown once may do so again, whatever happens in the blocks between: a script
+    may zero them at the begin of every fourth. Until it is known they are taken to be meant to.
     """
 
     name = "session.gradients"
@@ -307,6 +320,7 @@ class Gradients:
     def __init__(self) -> None:
         self._modules: dict[str, list[tuple[str, nn.Parameter]]] = {}
         self._accumulates: dict[str, bool] = {}
+        self._at_begin: dict[str, bool] = {}
         self._left: dict[str, tuple[int, int]] = {}
 
     def watch(self, name: str, module: nn.Module) -> None:
@@ -315,30 +329,40 @@ class Gradients:
 
     def begin(self) -> Copy:
         """A block begins: copy what may be meant to grow."""
+        self._at_begin = dict(self._accumulates)
         self._left = {}
-        copies: list[tuple[nn.Parameter, torch.Tensor]] = []
         for name, parameters in self._modules.items():
-            first = next((p for _, p in parameters if p.grad is not None), None)
-            if first is None or first.grad is None:
-                continue
-            self._left[name] = (id(first.grad), first.grad._version)
-            if self._accumulates.get(name, True):
-                copies += [(p, p.grad.clone()) for _, p in parameters if p.grad is not None]
-        return copies
+            first = next((p.grad for _, p in parameters if p.grad is not None), None)
+            if first is not None:
+                self._left[name] = (id(first), first._version)
+        return self.copy()
 
     def before_backward(self) -> bool:
         """The block's first backward pass comes. Returns whether gradients will grow that were
         not expected to."""
         surprised = False
         for name, left in self._left.items():
+            expected = self._accumulates.get(name, True)
             grows = self._unchanged(name, left)
-            surprised = surprised or (grows and not self._accumulates.get(name, True))
-            self._accumulates[name] = grows
+            surprised = surprised or (grows and not expected)
+            self._accumulates[name] = grows or self._accumulates.get(name, False)
         self._left = {}
         return surprised
 
+    def copy(self) -> Copy:
+        """Those that may be meant to grow."""
+        return [
+            (p, p.grad.clone())
+            for name, parameters in self._modules.items()
+            if self._accumulates.get(name, True)
+            for _, p in parameters
+            if p.grad is not None
+        ]
+
     def put_back(self, copies: Copy) -> None:
-        """Make them what they were when the block began."""
+        """Make them what they were when the block began. What the block has found out is forgotten
+        as well: members that did not come as far must expect the same."""
+        self._accumulates = dict(self._at_begin)
         for parameters in self._modules.values():
             for _, parameter in parameters:
                 parameter.grad = None
@@ -346,19 +370,23 @@ class Gradients:
             parameter.grad = gradient.clone()
 
     def state_dict(self) -> dict[str, Any]:
-        """Those that are meant to grow, by module and parameter."""
+        """Those that may be meant to grow, by module and parameter, and what is known of each
+        module. Every member has the same: their shares of a checkpoint must fit."""
         return {
-            module: {name: p.grad for name, p in parameters if p.grad is not None}
-            for module, parameters in self._modules.items()
-            if self._accumulates.get(module)
+            "accumulates": dict(self._accumulates),
+            "gradients": {
+                module: {name: p.grad for name, p in parameters if p.grad is not None}
+                for module, parameters in self._modules.items()
+                if self._accumulates.get(module, True)
+            },
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over another member's."""
+        self._accumulates = dict(state_dict["accumulates"])
+        self._at_begin = dict(self._accumulates)
         for module, parameters in self._modules.items():
-            gradients = state_dict.get(module, {})
-            if gradients:
-                self._accumulates[module] = True
+            gradients = state_dict["gradients"].get(module, {})
             for name, parameter in parameters:
                 gradient = gradients.get(name)
                 parameter.grad = None if gradient is None else gradient.to(parameter.device)
@@ -527,7 +555,10 @@ def _fits(copy: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def _put_back(data: list[torch.Tensor], content: list[torch.Tensor]) -> None:
-    if data:
+    if not data:
+        return
+    # What was made in inference mode can be written to only there.
+    with torch.inference_mode() if any(t.is_inference() for t in data) else torch.no_grad():
         torch._foreach_copy_(data, content)
 
 
@@ -554,13 +585,25 @@ def _without_tensors(value: Any) -> Any:
     return [_without_tensors(item) for item in value] if isinstance(value, list) else value
 
 
-def _sign(value: Any) -> object:
+def _sign(value: Any, depth: int = 0) -> object:
     if isinstance(value, torch.Tensor):
-        return id(value), value._version
-    if isinstance(value, (bool, int, float, str)):
+        return id(value), 0 if value.is_inference() else value._version, value.data_ptr()
+    if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if isinstance(value, dict) and value:
-        return len(value), _sign(next(iter(value.values())))
-    if isinstance(value, list) and value:
-        return len(value), _sign(value[0])
-    return None
+    if depth > _DEEPEST_SIGN:
+        return None
+    if isinstance(value, dict):
+        inner = list(value.values())
+    elif isinstance(value, (list, tuple)):
+        inner = list(value)
+    elif isinstance(value, (type, nn.Module, torch.optim.Optimizer)) or callable(value):
+        return None
+    else:
+        slots = getattr(type(value), "__slots__", ())
+        inner = [getattr(value, n, None) for n in ([slots] if isinstance(slots, str) else slots)]
+    attributes = getattr(value, "__dict__", None)
+    if attributes:
+        inner += attributes.values()
+    if len(inner) > _LONGEST_SIGN:
+        return len(inner), _sign(inner[0], depth + 1), _sign(inner[-1], depth + 1)
+    return [_sign(item, depth + 1) for item in inner]

@@ -168,7 +168,8 @@ class JobState:
         flat = self._replicated()
         local = self.local_names(flat)
         tensors = [t for name, t in sorted(flat.tensors.items()) if name not in local]
-        document = {"state": flat.skeleton, "flags": self._flags(), "job": self._position()}
+        flags = {n: flag for n, flag in self._flags().items() if n not in self._rank_local}
+        document = {"state": flat.skeleton, "flags": flags, "job": self._position()}
         return digest_of(tensors, documents.encode(document))
 
     def digests(self) -> dict[str, int]:
@@ -179,18 +180,19 @@ class JobState:
         skeletons = cast("Any", flat.skeleton)["dict"]
         for name, skeleton in skeletons:
             found[f"{name} (numbers)"] = digest_of([], documents.encode({"state": skeleton}))
-        job = {"flags": self._flags(), "job": self._position()}
+        flags = {n: flag for n, flag in self._flags().items() if n not in self._rank_local}
+        job = {"flags": flags, "job": self._position()}
         return {**found, "the job's counters": digest_of([], documents.encode(job))}
 
     def parameters_digest(self) -> int:
         """The same of the tracked modules' parameters alone."""
-        return digest_of(p for m in self.modules().values() for p in m.parameters())
+        return digest_of(p for m in self._replicated_modules().values() for p in m.parameters())
 
     def parameter_digests(self) -> dict[str, int]:
         """The same of each parameter."""
         return {
             f"{name}.{path}": digest_of([parameter])
-            for name, module in self.modules().items()
+            for name, module in self._replicated_modules().items()
             for path, parameter in module.named_parameters()
         }
 
@@ -201,18 +203,31 @@ class JobState:
         Buffers are found by their memory: a tensor that is tracked twice has one name in `flat`.
         """
         buffers = {_place(b) for module in self.modules().values() for b in module.buffers()}
-        declared = tuple(f"{name}." for name in self._rank_local)
-        return frozenset(
+        return self.declared_local(flat) | {
             name
             for name, tensor in flat.tensors.items()
-            if name.startswith(declared) or (tensor.numel() and _place(tensor) in buffers)
-        )
+            if tensor.numel() and _place(tensor) in buffers
+        }
+
+    def declared_local(self, flat: FlatState) -> frozenset[str]:
+        """Those that the script has declared rank-local: each member may have others."""
+        prefixes = tuple(f"{name}." for name in self._rank_local)
+        return frozenset(name for name in flat.tensors if name.startswith(prefixes))
 
     # ---- taking out and putting in
 
     def capture(self) -> FlatState:
         """The tracked objects' state; tensors share memory with the live ones."""
         return flatten(self._states())
+
+    def receivable(self) -> dict[str, torch.Tensor]:
+        """Those of `capture` that may be overwritten before they are restored: of modules and
+        optimizers. Another object's load_state_dict() may clear what it is given if that is its own
+        tensor."""
+        kinds = (nn.Module, torch.optim.Optimizer)
+        prefixes = tuple(f"{n}." for n, item in self._scripts.items() if isinstance(item, kinds))
+        tensors = self.capture().tensors
+        return {name: tensor for name, tensor in tensors.items() if name.startswith(prefixes)}
 
     def extra(self, progress: Progress | None = None) -> dict[str, Json]:
         """Everything else, as JSON; `progress`, if it is another one than the present."""
@@ -257,6 +272,9 @@ class JobState:
         scripts = {name: tracked.state_dict() for name, tracked in self._scripts.items()}
         own = {name: tracked.state_dict() for name, tracked in self._own.items()}
         return {**scripts, **dict(sorted({**own, **self._waiting}.items()))}
+
+    def _replicated_modules(self) -> dict[str, nn.Module]:
+        return {n: m for n, m in self.modules().items() if n not in self._rank_local}
 
     def _position(self, progress: Progress | None = None) -> dict[str, Json]:
         at = progress or self.progress

@@ -63,7 +63,9 @@ class Saver:
         flat = state.capture()
         specs = describe(flat.tensors)
         structure = Structure(specs=specs, skeleton=flat.skeleton, extra=state.extra())
-        shards = plan_shards(specs, place.world_size, state.local_names(flat))
+        shards = plan_shards(
+            specs, place.world_size, state.local_names(flat), state.declared_local(flat)
+        )
         pieces = shards[place.rank]
         self._share = copy_share(flat.tensors, pieces, reuse=self._share)
         self._last = step, place

@@ -42,7 +42,10 @@ class HostShare:
 
 
 def plan_shards(
-    specs: Sequence[TensorSpec], count: int, local: frozenset[str] = frozenset()
+    specs: Sequence[TensorSpec],
+    count: int,
+    local: frozenset[str] = frozenset(),
+    uneven: frozenset[str] = frozenset(),
 ) -> tuple[tuple[Piece, ...], ...]:
     """Return the pieces of each of `count` shards.
 
@@ -51,12 +54,21 @@ def plan_shards(
     one element (of the largest type) of an equal share of the bytes, unless shard 0 has more than
     that already. If all elements have one type, shards differ by at most one element. Depends on
     nothing else, so writers need not talk to agree on it.
+
+    uneven: the names of those that not even every writer has, or with the same shape. Shard 0 has
+    them too, and they count for nothing: what they did to the cuts would differ between writers.
     """
     assert count >= 1, f"a checkpoint has at least one shard, not {count}"
+    extra = [
+        Piece(name=spec.name, start=0, stop=spec.element_count, whole=True)
+        for spec in specs
+        if spec.name in uneven
+    ]
+    specs = [spec for spec in specs if spec.name not in uneven]
     in_order = sorted(specs, key=lambda spec: spec.name not in local)
     local_bytes = sum(spec.size_bytes for spec in specs if spec.name in local)
     ends = _ends(sum(spec.size_bytes for spec in specs), count, local_bytes)
-    shards: list[list[Piece]] = [[] for _ in range(count)]
+    shards: list[list[Piece]] = [extra, *([] for _ in range(count - 1))]
     shard, offset = 0, 0
     for spec in in_order:
         for owner, piece in _cut(spec, offset, ends, shard):

@@ -63,6 +63,7 @@ class Undo:
         self._begin = _Mark()
         self._commit: _Mark | None = None
         self._retry: _Mark | None = None
+        self._retry_gradients: Copy = []
         self._gradients: Copy = []
         self._collectives_seen = 0
         self._missed = False
@@ -70,8 +71,17 @@ class Undo:
 
     @property
     def holds_commit(self) -> bool:
-        """The state right after the last commit can be had."""
-        return self._commit is not None
+        """The state right after the last commit can be had.
+
+        Asked at any place of the script: a change that `begin` has not seen yet, the first of its
+        kind, may be there, and its copy is not.
+        """
+        commit = self._commit
+        return (
+            commit is not None
+            and self._version == self._state.version
+            and self._changed_since(commit) <= commit.large.keys()
+        )
 
     # ---- in the course of a block
 
@@ -127,18 +137,25 @@ class Undo:
         self._restore(self._begin)
         self._state.gradients.put_back(self._gradients)
         self._state.put_back_late()
+        self._sign_commit_anew()
         return not self._missed and changed <= self._begin.large.keys()
 
     def keep_for_retry(self) -> None:
-        """The script runs what stands below the block, which does not count."""
-        self._retry = self._copy(self._block_set | self._gap_set)
+        """The script runs what stands below the block, which does not count.
+
+        Everything is copied, since what it changes there may be changed for the first time.
+        """
+        self._retry = self._copy(set(range(len(self._large))))
+        self._retry_gradients = self._state.gradients.copy()
 
     def put_back_for_retry(self) -> None:
         """The same step is handed out again."""
         self._state.put_back_late()
         if self._retry is not None:
             self._restore(self._retry)
-            self._retry = None
+            self._state.gradients.put_back(self._retry_gradients)
+            self._retry, self._retry_gradients = None, []
+            self._sign_commit_anew()
 
     # ---- the commit mark
 
@@ -189,6 +206,12 @@ class Undo:
         self._gap_set |= changed
         if changed - commit.large.keys():
             self._commit = None  # this once nobody can be brought to that mark from here
+
+    def _sign_commit_anew(self) -> None:
+        """Putting back has moved the signs, and not the content: it is that of the block's begin
+        again, which `begin` has found to be that of the commit, or to have been copied there."""
+        if self._commit is not None and len(self._commit.marks) == len(self._mark_large):
+            self._commit.marks = [mark() for mark in self._mark_large]
 
     def _note_block(self) -> None:
         """Large state that has changed since the block's begin: the next ones copy it."""

@@ -550,6 +550,20 @@ def test_the_second_loop_goes_on_in_the_same_group() -> None:
     assert [p.cursor for p in driver.part.progress.positions] == [8, 4]
 
 
+@pytest.mark.parametrize("waiting", [False, True])
+def test_a_loss_while_a_later_loop_is_set_up_is_followed_by_the_next_group(waiting: bool) -> None:
+    driver = held_back() if waiting else trained(2, "b")
+    driver.taken()
+    committed = driver.part.progress.committed
+    driver.lose_at(act.SetUp, 3, "b")
+    driver.begin_loop(1)
+    assert driver.part.intact
+    driver.step()
+    assert driver.part.seat is not None
+    assert driver.part.seat.generation.number == 3
+    assert driver.part.progress.committed == committed + 1
+
+
 def held_back() -> Driver:
     """A newcomer to a job that is at its second loop."""
     driver = Driver("b")

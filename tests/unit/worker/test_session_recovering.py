@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from elastic.errors import StepMisused
 from elastic.worker.step import Step
 from tests.unit.worker.together import Seat, run_together
 from tests.unit.worker.training_together import Peer, numbers
@@ -146,6 +148,116 @@ def test_a_call_below_a_void_block_gives_its_last_result_without_a_call() -> Non
             found.append((step.committed, peer.session.run(evaluate)))
         assert calls == [0, 1, 2, 3]
         assert found == [(True, 0), (True, 1), (False, 1), (True, 2), (True, 3)]
+        seat.exchange("done")
+
+    run_together(go, go)
+
+
+# ---- optimizers outside of a block
+
+
+def test_an_optimizer_that_steps_below_the_block_with_its_gradients_is_refused() -> None:
+    """Whose last reduction was lost gets the others' weights of the block's end, and no gradients:
+    it would go on without the update."""
+
+    def go(seat: Seat) -> None:
+        peer = Peer(seat)
+        peer.announce(1)
+        for step in peer.session.steps(numbers(4, batch_size=1), epochs=1):
+            peer.optimizer.zero_grad()
+            with step:
+                backward(peer, step)
+            with pytest.raises(StepMisused, match="inside"):
+                peer.optimizer.step()
+        seat.exchange("done")
+
+    run_together(go, go)
+
+
+def test_an_optimizer_may_step_between_blocks_with_gradients_of_its_own() -> None:
+    def go(seat: Seat) -> None:
+        peer = Peer(seat)
+        peer.announce(1)
+        for step in peer.session.steps(numbers(4, batch_size=1), epochs=1):
+            peer.optimizer.step()  # what earlier blocks have added up
+            peer.optimizer.zero_grad()
+            with step:
+                backward(peer, step)
+                peer.optimizer.step()
+            peer.optimizer.zero_grad()
+            peer.model.module(torch.ones(1, 1, dtype=torch.float64)).sum().backward()
+            peer.optimizer.step()
+            peer.optimizer.zero_grad()
+        assert peer.session.committed == 2
+        seat.exchange("done")
+
+    run_together(go, go)
+
+
+# ---- leaving the loop
+
+
+@pytest.mark.parametrize("then", ["a call", "another loop", "the end"])
+def test_a_loop_left_after_a_block_that_does_not_count_is_an_error(then: str) -> None:
+    """The index is that of the step whether it counts or not: the last one would be missing."""
+
+    def go(seat: Seat) -> None:
+        peer = Peer(seat)
+        peer.announce(1)
+        data = numbers(8, batch_size=1)
+        for step in peer.session.steps(data, epochs=1):
+            with step:
+                if step.index == 2:
+                    peer.announce(2)
+                backward(peer, step)
+            if step.index == 2:
+                break
+        assert peer.session.committed == 2
+        goes_on: dict[str, Callable[[], Any]] = {
+            "a call": lambda: peer.session.run(lambda: None),
+            "another loop": lambda: next(peer.session.steps(data, epochs=1)),
+            "the end": peer.session._training.finish,
+        }
+        with pytest.raises(StepMisused, match="count"):
+            goes_on[then]()
+        seat.exchange("done")
+
+    run_together(go, go)
+
+
+def test_a_loop_left_after_a_step_that_counts_is_none() -> None:
+    def go(seat: Seat) -> None:
+        peer = Peer(seat)
+        peer.announce(1)
+        data = numbers(8, batch_size=1)
+        lost = False
+        for step in peer.session.steps(data, epochs=1):
+            with step:
+                if step.index == 2 and not lost:
+                    lost = True
+                    peer.announce(2)
+                backward(peer, step)
+            if step.committed and step.index == 2:
+                break
+        assert peer.session.committed == 3
+        assert peer.session.run(lambda: 7) == 7
+        seat.exchange("done")
+
+    run_together(go, go)
+
+
+def test_a_block_left_by_an_exception_out_of_the_loop_is_an_error() -> None:
+    def go(seat: Seat) -> None:
+        peer = Peer(seat)
+        peer.announce(1)
+        with contextlib.suppress(ZeroDivisionError):
+            for step in peer.session.steps(numbers(8, batch_size=1), epochs=1):
+                with step:
+                    backward(peer, step)
+                    peer.optimizer.step()
+                    raise ZeroDivisionError
+        with pytest.raises(StepMisused, match="exception"):
+            peer.session._training.finish()
         seat.exchange("done")
 
     run_together(go, go)

@@ -281,6 +281,51 @@ def test_rank_local_state_is_not_compared() -> None:
     assert differences(left.digests(), right.digests()) == []
 
 
+class Meter:
+    """Is set back before it takes a state over."""
+
+    def __init__(self, total: float) -> None:
+        self.total = torch.full((3,), total)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"total": self.total}
+
+    def load_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
+        self.total.zero_()
+        self.total += state_dict["total"]
+
+
+def test_a_state_received_in_place_is_taken_over_by_objects_of_any_kind() -> None:
+    source, target = make(1), make(2)
+    for state, total in ((source, 5.0), (target, 1.0)):
+        state.track({"meter": Meter(total)})
+    sent, into = source.capture(), target.receivable()
+    assert {"model.0.weight", "model.0.bias"} <= into.keys()
+    received = {name: into.get(name, tensor.clone()) for name, tensor in sent.tensors.items()}
+    for name, tensor in received.items():
+        tensor.copy_(sent.tensors[name])
+    target.restore(sent.skeleton, received, source.extra())
+    assert same(target.capture().tensors, sent.tensors)
+
+
+def test_rank_local_parameters_are_not_compared_either() -> None:
+    states = [JobState(), JobState()]
+    for seed, state in enumerate(states):
+        torch.manual_seed(seed)
+        head = nn.Linear(2, 2).requires_grad_(bool(seed))
+        state.track({"model": nn.Linear(1, 1).requires_grad_(True)})
+        nn.init.ones_(state.modules()["model"].weight)
+        nn.init.ones_(state.modules()["model"].bias)
+        state.track({"head": head}, rank_local=True)
+    left, right = states
+    assert left.parameters_digest() == right.parameters_digest()
+    assert left.parameter_digests() == right.parameter_digests()
+    assert left.digest() == right.digest()
+    assert left.digests() == right.digests()
+    nn.init.zeros_(left.modules()["model"].weight)
+    assert left.parameters_digest() != right.parameters_digest()
+
+
 def test_rank_local_state_is_given_to_others_like_the_rest() -> None:
     source, target = make(1), make(2)
     for state in (source, target):

@@ -48,6 +48,27 @@ def _shares_bytes(specs: list[TensorSpec], count: int) -> list[int]:
     ]
 
 
+@given(
+    _specs(st.sampled_from(DTYPES)),
+    st.integers(1, 9),
+    st.lists(st.integers(0, 500), min_size=2, max_size=2),
+)
+def test_state_of_another_size_on_each_writer_is_in_shard_0_and_moves_no_cut(
+    specs: list[TensorSpec], count: int, sizes: list[int]
+) -> None:
+    plans = []
+    for size in sizes:
+        own = TensorSpec(name="a meter", dtype="float32", shape=(size,))
+        plans.append(
+            plan_shards([own, *specs], count, frozenset({"a meter"}), frozenset({own.name}))
+        )
+        assert plans[-1][0][0] == Piece(name="a meter", start=0, stop=size, whole=True)
+    first, second = plans
+    assert first[0][1:] == second[0][1:]
+    assert first[1:] == second[1:]
+    assert [first[0][1:], *first[1:]] == list(plan_shards(specs, count))
+
+
 @given(_specs(st.sampled_from(DTYPES)), st.integers(1, 9))
 def test_every_element_is_in_one_shard(specs: list[TensorSpec], count: int) -> None:
     shards = plan_shards(specs, count)

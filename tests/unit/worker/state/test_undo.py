@@ -500,7 +500,7 @@ def test_gradients_that_grow_are_given_to_newcomers_and_left_over_ones_are_not()
         for _ in range(3):
             accumulating(script, net, zero=zero)
             script.undo.end()
-        given = script.state.gradients.state_dict()
+        given = script.state.gradients.state_dict()["gradients"]
         assert len(given.get("model", {})) == expected
 
 
@@ -521,6 +521,48 @@ def test_gradients_that_grow_for_once_are_said_not_to_be_put_back() -> None:
     assert grads(net) == before
 
 
+def test_gradients_zeroed_in_every_fourth_block_are_put_back_and_given_in_all_others() -> None:
+    net = layer(4)
+    script = Script(model=net)
+    for index in range(12):
+        accumulating(script, net, zero=index % 4 == 0)
+        script.undo.end()
+        before = grads(net)
+        assert len(script.state.gradients.state_dict()["gradients"]["model"]) == 2
+        accumulating(script, net, zero=(index + 1) % 4 == 0)
+        assert script.undo.put_back()
+        assert grads(net) == before
+
+
+def test_what_a_given_up_block_found_out_about_gradients_is_forgotten() -> None:
+    """Members that did not come as far write another share of the same checkpoint."""
+    net, other = layer(4), layer(4)
+    far, near = Script(model=net), Script(model=other)
+    for script, module in ((far, net), (near, other)):
+        accumulating(script, module, zero=True)
+        script.undo.end()
+    accumulating(far, net, zero=True)
+    near.undo.begin()
+    assert far.undo.put_back()
+    assert near.undo.put_back()
+    assert same(far.state.gradients.state_dict(), near.state.gradients.state_dict())
+
+
+def test_gradients_zeroed_below_a_void_block_are_put_back() -> None:
+    net = layer(4)
+    script = Script(model=net)
+    for _ in range(3):
+        accumulating(script, net, zero=False)
+        script.undo.end()
+    before = grads(net)
+    accumulating(script, net, zero=False)
+    assert script.undo.put_back()
+    script.undo.keep_for_retry()
+    net.zero_grad()
+    script.undo.put_back_for_retry()
+    assert grads(net) == before
+
+
 def test_gradients_zeroed_in_place_are_left_over() -> None:
     net = layer(4)
     script = Script(model=net)
@@ -530,7 +572,7 @@ def test_gradients_zeroed_in_place_are_left_over() -> None:
     for parameter in net.parameters():
         parameter.grad.zero_()  # type: ignore[union-attr]
     script.undo.before_backward()
-    assert script.state.gradients.state_dict() == {}
+    assert script.state.gradients.state_dict()["gradients"] == {}
 
 
 def test_another_members_gradients_are_taken_over() -> None:
@@ -594,6 +636,74 @@ def test_a_change_that_was_never_seen_before_is_not_undone_and_that_is_said(chan
         "data": lambda: setattr(net.weight, "data", net.weight.data + 1.0),
     }
     assert not script.lost(changes[change])
+
+
+class Nested:
+    """Keeps its tensor in an object of its own."""
+
+    def __init__(self) -> None:
+        self.inner = Holder()
+
+    def change(self) -> None:
+        self.inner.tensor.add_(1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tensor": self.inner.tensor}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.tensor.copy_(state_dict["tensor"])
+
+
+class Holder:
+    """Without a __dict__."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self) -> None:
+        self.tensor = torch.zeros(WIDE, WIDE)
+
+
+class SecondOfTwo(Nested):
+    """Changes the second tensor of a dictionary."""
+
+    def __init__(self) -> None:
+        self.tensors = {"first": torch.zeros(2), "second": torch.zeros(WIDE, WIDE)}
+
+    def change(self) -> None:
+        self.tensors["second"].add_(1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.tensors)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for name, tensor in state_dict.items():
+            self.tensors[name].copy_(tensor)
+
+
+@pytest.mark.parametrize("kind", [Nested, SecondOfTwo])
+def test_a_first_change_deep_inside_of_an_object_is_said_not_to_be_undone(
+    kind: type[Nested],
+) -> None:
+    item = kind()
+    script = Script(item=item)
+    script.learn()
+    assert not script.lost(item.change)
+
+
+@pytest.mark.parametrize("seen_before", [False, True])
+def test_a_buffer_made_in_inference_mode_is_put_back(seen_before: bool) -> None:
+    net = layer(4)
+    net.register_buffer("count", torch.zeros(WIDE, WIDE))
+
+    def count() -> None:
+        with torch.inference_mode():
+            net.count = net.count + 1
+
+    script = Script(model=net)
+    count()
+    script.learn(count if seen_before else nothing)
+    assert script.lost(count) is seen_before
+    script.block(count)
 
 
 def test_a_change_seen_once_is_undone_from_the_next_block_on() -> None:
@@ -699,6 +809,51 @@ def test_there_is_no_commit_mark_when_a_change_between_blocks_came_as_a_surprise
     assert same(as_of_commit(script), committed)
 
 
+def test_there_is_no_commit_mark_as_soon_as_a_surprise_is_there() -> None:
+    """The group may be lost at the boundary, before the next block begins."""
+    net = layer()
+    script = Script(model=net)
+    script.learn()
+    assert script.undo.holds_commit
+    add(net)()
+    assert not script.undo.holds_commit
+
+
+def test_putting_back_is_no_change_between_blocks() -> None:
+    net = layer()
+    script = Script(model=net)
+    script.learn(add(net))
+    assert script.lost(add(net))
+    script.undo.keep_for_retry()
+    add(net)()
+    script.undo.put_back_for_retry()
+    assert script.undo.holds_commit
+    script.undo.begin()
+    assert script.undo.holds_commit
+    script.block(add(net))
+    add(net)()
+    assert not script.undo.holds_commit  # nothing is copied at commits
+
+
+def test_going_back_to_an_earlier_state_between_blocks_is_seen_in_the_optimizer_too() -> None:
+    net = layer()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    script = Script(model=net, optimizer=optimizer)
+    step = step_of(optimizer, net)
+    script.learn(after=step)
+    best = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
+    for _ in range(3):
+        script.block(after=step)
+        committed = script.everything()
+        net.load_state_dict(best[0])
+        optimizer.load_state_dict(copy.deepcopy(best[1]))
+        if script.undo.holds_commit:
+            assert same(as_of_commit(script), committed)
+        script.undo.begin()
+        script.undo.put_back()
+    assert script.undo.holds_commit
+
+
 def test_a_received_state_is_of_the_mark_that_it_was_sent_as() -> None:
     net = layer()
     script = Script(model=net)
@@ -712,6 +867,18 @@ def test_a_received_state_is_of_the_mark_that_it_was_sent_as() -> None:
 
 
 # ---- below a block that does not count
+
+
+def test_what_is_changed_for_the_first_time_below_a_void_block_is_undone() -> None:
+    net = layer()
+    script = Script(model=net)
+    script.learn()
+    assert script.lost()
+    at_begin = script.everything()
+    script.undo.keep_for_retry()
+    write_data(net)()
+    script.undo.put_back_for_retry()
+    assert same(script.everything(), at_begin)
 
 
 def test_what_stands_below_a_void_block_is_undone_when_it_is_handed_out_again() -> None:

@@ -273,9 +273,12 @@ class Object:
         return not trees_equal(self._tracked.state_dict(), copy)
 
     def mark(self) -> object:
-        """Of its attributes: numbers by value, tensors by version, containers by their first."""
+        """Of its attributes (numbers by value, tensors by version, containers by their first), and
+        of the tensors of its state, wherever it keeps them."""
         attributes: Mapping[str, Any] = getattr(self._tracked, "__dict__", {})
-        return [_sign(value) for value in attributes.values()]
+        tensors = tensors_of(self._tracked.state_dict())
+        versions = [(t.data_ptr(), t._version) for t in tensors]
+        return [_sign(value) for value in attributes.values()], versions
 
 
 class Scaler(Object):
@@ -495,13 +498,13 @@ def _of_module(name: str, module: nn.Module, seen: set[int]) -> Iterator[Cell]:
     buffers = list(_slots(module, lambda m: m._buffers, seen))
     if buffers:
         yield ModuleTensors(f"{name}'s buffers", buffers)
-
-
-def _slots(
     for path, inner in module.named_modules(prefix=name):
         if type(inner).get_extra_state is not nn.Module.get_extra_state and id(inner) not in seen:
             seen.add(id(inner))
             yield Object(f"{path}'s extra state", ExtraState(inner))
+
+
+def _slots(
     module: nn.Module, owners: Callable[[nn.Module], dict[str, Any]], seen: set[int]
 ) -> Iterator[Slot]:
     for inner in module.modules():

@@ -116,13 +116,17 @@ class Step:
         weight = loss_weight(micro_batch, self._samples, world_size=self._training.world_size)
         last = self._fetched == len(self._micro_batches)
         self._passed = self._fetched
-        sums = self._begin_sums() if last else None
-        (loss if weight == 1.0 else loss * weight).backward(**options)  # type: ignore[no-untyped-call]
-        if last:
-            if sums is not None:
-                sums.wait()
-            self._training.wait_for_reduction()
-            self._reduced = True
+        try:
+            sums = self._begin_sums() if last else None
+            (loss if weight == 1.0 else loss * weight).backward(**options)  # type: ignore[no-untyped-call]
+            if last:
+                if sums is not None:
+                    sums.wait()
+                self._training.wait_for_reduction()
+                self._reduced = True
+        except Exception as error:
+            self._training.note_failure(error)
+            raise
 
     def mean(self, **values: torch.Tensor | float) -> Means:
         """The exact means over the global batch, known when the block has ended.
@@ -175,6 +179,8 @@ class Step:
         trace: TracebackType | None,
     ) -> bool:
         try:
+            if error is None or isinstance(error, Exception):
+                error = self._training.loss_in_block or error
             if error is None:
                 error = self._end()
             if error is None:

@@ -96,6 +96,8 @@ class Training:
         self._held: _Held | None = None
         self._digests: _Digests | None = None
         self._in_block = False
+        self.loss_in_block: Exception | None = None
+        """What told in this block that the group is lost."""
         self._reduce_means: Callable[[], bool] = _no
         self._carry_out: dict[type, Callable[[Any], Any]] = {
             act.Join: self._join,
@@ -204,6 +206,7 @@ class Training:
     def leave_block(self) -> None:
         """It has left it, whichever way."""
         self._in_block = False
+        self.loss_in_block = None
 
     def before_backward(self) -> None:
         """The block's first backward pass comes."""
@@ -272,6 +275,12 @@ class Training:
             and self.control.recovers
             and is_group_loss(error, self._membership.group)
         )
+
+    def note_failure(self, error: Exception) -> None:
+        """A forward or backward pass has raised. The script may catch it, to skip a batch that
+        fails, but a lost group stays lost."""
+        if self._in_block and self.is_loss(error):
+            self.loss_in_block = error
 
     # ---- calls outside of steps
 

@@ -52,6 +52,8 @@ class DistributedModel(nn.Module):
         self._begun = False
         self.forwarded = False
         """Its forward pass has run in this block, through DDP."""
+        self.on_failure: Callable[[Exception], None] = _ignore
+        """Told of what a forward pass through DDP raises."""
         self._left_over: dict[nn.Parameter, tuple[int, int] | None] | None = None
         self._all: list[nn.Parameter] = []  # looked up once a group, not at every step
         self.register_load_state_dict_pre_hook(_with_prefix)  # type: ignore[no-untyped-call]
@@ -66,7 +68,11 @@ class DistributedModel(nn.Module):
             return self.module(*inputs, **named)
         if torch.is_grad_enabled():
             self.forwarded = True
-        return self._hidden[0](*inputs, **named)
+        try:
+            return self._hidden[0](*inputs, **named)
+        except Exception as error:
+            self.on_failure(error)
+            raise
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """As DDP's; registered again in each group (fp16, bf16 and PowerSGD hooks...).
@@ -212,6 +218,10 @@ class DistributedModel(nn.Module):
         twin.train(self.training)
         memo[id(self)] = twin
         return twin
+
+
+def _ignore(_: Exception) -> None:
+    """A copy is not trained by the session."""
 
 
 def _sign(gradient: torch.Tensor | None) -> tuple[int, int] | None:

@@ -201,12 +201,14 @@ class Training:
         self.part.begin_block()
         for model in self.models:
             model.begin_block()
+        self._call_together(True)
         self.clock.begin()
 
     def leave_block(self) -> None:
         """It has left it, whichever way."""
         self._in_block = False
         self.loss_in_block = None
+        self._call_together(False)
 
     def before_backward(self) -> None:
         """The block's first backward pass comes."""
@@ -533,9 +535,17 @@ class Training:
         calls.meet(self._joining(), meeting.committed, meeting.number, meeting.call)
 
     def _perform_call(self, perform: act.Perform) -> Any:
-        result = perform.call.function()
+        self._call_together(True)
+        try:
+            result = perform.call.function()
+        finally:
+            self._call_together(False)
         self._joining().settle()
         return result
+
+    def _call_together(self, together: bool) -> None:
+        for model in self.models:
+            model.together = together
 
     def _answer_calls(self) -> None:
         """On the reporting thread: whoever waits for this member in a call learns where it is."""

@@ -52,6 +52,8 @@ class DistributedModel(nn.Module):
         self._begun = False
         self.forwarded = False
         """Its forward pass has run in this block, through DDP."""
+        self.together = False
+        """All members call it now: in a step's block, or in `session.run`."""
         self.on_failure: Callable[[Exception], None] = _ignore
         """Told of what a forward pass through DDP raises."""
         self._left_over: dict[nn.Parameter, tuple[int, int] | None] | None = None
@@ -62,6 +64,8 @@ class DistributedModel(nn.Module):
         """Forward through DDP while in a group, else through the module."""
         if self._backend is None:
             return self.module(*inputs, **named)
+        if not torch.is_grad_enabled() and not self.together:
+            return self.module(*inputs, **named)  # DDP would broadcast buffers, by itself
         if not self._begun:
             self._begin_pass()
         if not self._hidden:

@@ -221,14 +221,17 @@ def to_device(value: Any, device: torch.device) -> Any:
 
 
 def _length(dataset: torch_data.Dataset[Any]) -> int:
+    needs = "elastic.DataLoader needs a dataset with a length and indices"
+    name = type(dataset).__name__
+    if isinstance(dataset, torch_data.IterableDataset):
+        raise ConfigurationError(
+            f"{needs}; {name} is an IterableDataset, whose samples cannot be dealt out again when "
+            "the group changes: make it a Dataset with __len__ and __getitem__"
+        )
     try:
         length = len(dataset)  # type: ignore[arg-type]
     except TypeError:
-        raise ConfigurationError(
-            f"elastic.DataLoader needs a dataset with a length and indices; a "
-            f"{type(dataset).__name__} has no len(). Iterable datasets can not be dealt out again "
-            "when the group changes"
-        ) from None
+        raise ConfigurationError(f"{needs}; a {name} has no len()") from None
     if length == 0:
         raise ConfigurationError(
             f"the dataset ({type(dataset).__name__}) is empty; check the path or filter it is "

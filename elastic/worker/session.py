@@ -100,6 +100,7 @@ class Session:
                 "use BatchNorm on CPUs"
             )
         model = DistributedModel(module.to(self.device), options)
+        model.on_failure = training.note_failure
         training.models.append(model)
         if training.group is not None:
             model.wrap(training.control.backend)

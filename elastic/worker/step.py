@@ -58,7 +58,9 @@ class Step:
 
     def __init__(self, training: Training, dealer: Dealer, deal: Deal) -> None:
         self._training = training
+        self._loop = training.part.loop
         self._fetched = 0
+        self._passed = 0  # of the fetched micro-batches, up to the last whose loss was passed
         self._reduced = False
         self._entered = False
         self._means = Means()
@@ -88,6 +90,12 @@ class Step:
             raise StepMisused("step.batches() was called outside of `with step:`")
         last = len(self._micro_batches) - 1
         for number in range(self._fetched, len(self._micro_batches)):
+            if self._passed < number:
+                raise StepMisused(
+                    f"step {self.index}: a micro-batch was taken from step.batches() before the "
+                    "loss of the one before it was passed to step.backward(), which weights by the "
+                    "last one taken; call step.backward() inside of `for ... in step.batches():`"
+                )
             self._training.reduce_gradients(number == last)
             self._fetched += 1
             yield to_device(self._dealer.fetch(), self._training.control.backend.device)
@@ -107,13 +115,18 @@ class Step:
         micro_batch = self._micro_batches[self._fetched - 1]
         weight = loss_weight(micro_batch, self._samples, world_size=self._training.world_size)
         last = self._fetched == len(self._micro_batches)
-        sums = self._begin_sums() if last else None
-        (loss if weight == 1.0 else loss * weight).backward(**options)  # type: ignore[no-untyped-call]
-        if last:
-            if sums is not None:
-                sums.wait()
-            self._training.wait_for_reduction()
-            self._reduced = True
+        self._passed = self._fetched
+        try:
+            sums = self._begin_sums() if last else None
+            (loss if weight == 1.0 else loss * weight).backward(**options)  # type: ignore[no-untyped-call]
+            if last:
+                if sums is not None:
+                    sums.wait()
+                self._training.wait_for_reduction()
+                self._reduced = True
+        except Exception as error:
+            self._training.note_failure(error)
+            raise
 
     def mean(self, **values: torch.Tensor | float) -> Means:
         """The exact means over the global batch, known when the block has ended.
@@ -142,6 +155,17 @@ class Step:
         self._training.control.report(values)
 
     def __enter__(self) -> Step:
+        if self._entered:
+            raise StepMisused(
+                f"step {self.index} has a second `with step:`, but one block commits it; do all of "
+                "it in one block, or take the next step from session.steps()"
+            )
+        if self._loop != self._training.part.loop:
+            raise StepMisused(
+                f"step {self.index} belongs to a loop over session.steps() inside of which, or in "
+                "step with which, another one has begun; have one loop at a time, and take what "
+                "comes from a second dataset from a loader of torch's"
+            )
         if (fresh := self._training.current_deal(self._dealer)) is not None:
             self._take(*fresh)
         self._entered = True
@@ -155,6 +179,8 @@ class Step:
         trace: TracebackType | None,
     ) -> bool:
         try:
+            if error is None or isinstance(error, Exception):
+                error = self._training.loss_in_block or error
             if error is None:
                 error = self._end()
             if error is None:

@@ -105,6 +105,8 @@ class Training:
         self._digests: _Digests | None = None
         self._in_block = False
         self._compares_since: float | None = None
+        self.loss_in_block: Exception | None = None
+        """What told in this block that the group is lost."""
         self._reduce_means: Callable[[], bool] = _no
         self._carry_out: dict[type, Callable[[Any], Any]] = {
             act.Join: self._join,
@@ -210,12 +212,15 @@ class Training:
         self.part.begin_block()
         for model in self.models:
             model.begin_block()
+        self._call_together(True)
         self.clock.begin()
 
     def leave_block(self) -> None:
         """It has left it, whichever way."""
         self._in_block = False
         self.optimizers.block_ended()
+        self.loss_in_block = None
+        self._call_together(False)
 
     def before_backward(self) -> None:
         """The block's first backward pass comes."""
@@ -284,6 +289,12 @@ class Training:
             and self.control.recovers
             and is_group_loss(error, self._membership.group)
         )
+
+    def note_failure(self, error: Exception) -> None:
+        """A forward or backward pass has raised. The script may catch it, to skip a batch that
+        fails, but a lost group stays lost."""
+        if self._in_block and self.is_loss(error):
+            self.loss_in_block = error
 
     # ---- calls outside of steps
 
@@ -542,9 +553,17 @@ class Training:
         calls.meet(self._joining(), meeting.committed, meeting.number, meeting.call)
 
     def _perform_call(self, perform: act.Perform) -> Any:
-        result = perform.call.function()
+        self._call_together(True)
+        try:
+            result = perform.call.function()
+        finally:
+            self._call_together(False)
         self._joining().settle()
         return result
+
+    def _call_together(self, together: bool) -> None:
+        for model in self.models:
+            model.together = together
 
     def _answer_calls(self) -> None:
         """On the reporting thread: whoever waits for this member in a call learns where it is."""

@@ -52,6 +52,10 @@ class DistributedModel(nn.Module):
         self._begun = False
         self.forwarded = False
         """Its forward pass has run in this block, through DDP."""
+        self.together = False
+        """All members call it now: in a step's block, or in `session.run`."""
+        self.on_failure: Callable[[Exception], None] = _ignore
+        """Told of what a forward pass through DDP raises."""
         self._left_over: dict[nn.Parameter, tuple[int, int] | None] | None = None
         self._all: list[nn.Parameter] = []  # looked up once a group, not at every step
         self.register_load_state_dict_pre_hook(_with_prefix)  # type: ignore[no-untyped-call]
@@ -60,13 +64,19 @@ class DistributedModel(nn.Module):
         """Forward through DDP while in a group, else through the module."""
         if self._backend is None:
             return self.module(*inputs, **named)
+        if not torch.is_grad_enabled() and not self.together:
+            return self.module(*inputs, **named)  # DDP would broadcast buffers, by itself
         if not self._begun:
             self._begin_pass()
         if not self._hidden:
             return self.module(*inputs, **named)
         if torch.is_grad_enabled():
             self.forwarded = True
-        return self._hidden[0](*inputs, **named)
+        try:
+            return self._hidden[0](*inputs, **named)
+        except Exception as error:
+            self.on_failure(error)
+            raise
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """As DDP's; registered again in each group (fp16, bf16 and PowerSGD hooks...).
@@ -213,6 +223,10 @@ class DistributedModel(nn.Module):
         twin.training = self.training  # train() would thaw what the script has set to eval()
         memo[id(self)] = twin
         return twin
+
+
+def _ignore(_: Exception) -> None:
+    """A copy is not trained by the session."""
 
 
 def _sign(gradient: torch.Tensor | None) -> tuple[int, int] | None:

@@ -132,6 +132,19 @@ class RequiresGrad:
         return self.copy()
 
 
+class ExtraState:
+    """What a module keeps besides tensors, as `get_extra_state` gives it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def state_dict(self) -> Any:
+        return self._module.get_extra_state()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self._module.set_extra_state(state_dict)
+
+
 # ---- optimizers
 
 
@@ -515,6 +528,10 @@ def _of_module(name: str, module: nn.Module, seen: set[int]) -> Iterator[Cell]:
     buffers = list(_slots(module, lambda m: m._buffers, seen))
     if buffers:
         yield ModuleTensors(f"{name}'s buffers", buffers)
+    for path, inner in module.named_modules(prefix=name):
+        if type(inner).get_extra_state is not nn.Module.get_extra_state and id(inner) not in seen:
+            seen.add(id(inner))
+            yield Object(f"{path}'s extra state", ExtraState(inner))
 
 
 def _slots(

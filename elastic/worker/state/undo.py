@@ -115,13 +115,19 @@ class Undo:
         return self._collectives() != self._collectives_seen
 
     def end(self) -> None:
-        """The block has ended and its step counts."""
+        """The block has ended and its step counts.
+
+        Raises ConfigurationError for a state that could not be given to others: now and then, since
+        at the first loss of a group it would be too late.
+        """
         if self.collectives_since_reduction():
             self._note_block()  # some of them came later, after changes that nothing told apart
         self._blocks += 1
         if self._blocks % _RELEARN_EVERY == 0:
             self._enumerate()
         self._mark_commit()
+        if self._learns():
+            self._state.capture()
 
     def received(self, *, at_commit: bool) -> None:
         """Another member's state, or a checkpoint, was put in place."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from elastic.errors import ConfigurationError
 from elastic.worker.optimizers import Optimizers
 from elastic.worker.state import cells
 from elastic.worker.state.cells import NumpyGenerator, PythonGenerator, TorchGenerator, cells_of
@@ -704,6 +706,14 @@ def test_a_buffer_made_in_inference_mode_is_put_back(seen_before: bool) -> None:
     script.learn(count if seen_before else nothing)
     assert script.lost(count) is seen_before
     script.block(count)
+
+
+def test_a_value_that_others_cannot_be_given_is_refused_before_a_group_is_lost() -> None:
+    script = Script(model=layer(4))
+    script.block()
+    script.state.values["recent"] = deque([1.0])
+    with pytest.raises(ConfigurationError, match=r"session\.state\.recent"):
+        script.learn()
 
 
 def test_a_change_seen_once_is_undone_from_the_next_block_on() -> None:

@@ -110,6 +110,8 @@ def _is_past(status: WorkerStatus, generation: Generation) -> bool:
     """It takes no further part in this generation's group."""
     if status.phase is WorkerPhase.FINISHED:  # in whichever group it was
         return True
-    if status.generation != generation.number:
-        return status.generation > generation.number
+    if status.generation < generation.number:  # it joins none but the newest it has heard of
+        return status.heard > generation.number
+    if status.generation > generation.number:
+        return True
     return status.phase is WorkerPhase.READY

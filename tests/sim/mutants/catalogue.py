@@ -190,11 +190,6 @@ _FORMATION = (
         "newcomers like those that have failed are not held back",
     ),
     (
-        "    if view.slow:\n",
-        "    if False:\n",
-        "members in a slow step get no more time to come to its end than others",
-    ),
-    (
         "            if not self._newcomers:\n                return Wait(reason=WaitReason.STEADY)\n",
         "",
         "the last holders leave although nobody is there to take over",

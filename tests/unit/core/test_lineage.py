@@ -96,6 +96,15 @@ def test_what_a_member_reports_of_itself(seen: WorkerStatus, trains: bool) -> No
     assert lineage.allows(["d0"]) is not trains
 
 
+@pytest.mark.parametrize(("heard", "may_join"), [(0, True), (3, True), (4, False)])
+def test_a_member_that_has_not_come_joins_only_the_newest_it_has_heard_of(
+    heard: int, may_join: bool
+) -> None:
+    lineage = after()
+    lineage.seen(sighting(status("a0", READY, 0, heard=heard)))
+    assert lineage.allows(["d0"]) is not may_join
+
+
 def test_what_a_node_out_of_contact_said_last_proves_nothing() -> None:
     lineage = after()
     lineage.seen(sighting(status("a0", READY, 3), silent_since=1.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from elastic.core.agent import events as agent_events
@@ -35,6 +36,7 @@ class Leader:
         self._nodes: dict[str, Node] = {}
         self._timer = Timer(self.clock, lambda: self.tell(ev.TimerFired()))
         self._committed: set[int] = set()
+        self._written: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
         # Manifests and generations go through one ordered queue: a generation that is known to
         # exist must not restore a checkpoint older than one that was decided before it.
         self._store = Link(self.clock, 0.001, 0.03)
@@ -77,6 +79,7 @@ class Leader:
 
     def shard_saved(self, node: Node, event: ev.ShardReported) -> None:
         """A member that has missed what became of its save reports it again."""
+        self._written[event.generation, event.step].add(event.index)
         if self.alive and event.step in self._committed:
             node.hear_of_checkpoint(event.step, abandoned=False)
         else:
@@ -103,7 +106,8 @@ class Leader:
                     node.hear(agent_events.DismissRequested())
             case fx.CommitCheckpoint(generation=number, step=step):
                 self._store.send(self._checkpoint_committed, number, step)
-            case fx.AbandonCheckpoint(step=step):
+            case fx.AbandonCheckpoint(generation=number, step=step):
+                self.world.gave_up(number, step, self._written[number, step])
                 self._settle_checkpoint(step, abandoned=True)
             case fx.SetTimer(at=at):
                 self._timer.set(at)

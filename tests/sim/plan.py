@@ -149,11 +149,12 @@ def plan(seed: int, stress: str = "") -> Plan:
         job = job._replace(epochs=3 * job.epochs)
     if stress != "split" and stress not in _AWAY:
         return replace(whole, job=job)
+    isolation_s = 2.5 if stress == "return" and seed % 2 else 6.0
     grace_s = 0.0 if stress == "split" else 3.0
     policy = replace(whole.coordinator.formation, min_workers=1, agent_grace_s=grace_s)
     coordinator = replace(whole.coordinator, formation=policy)
     job = job._replace(epochs=10)
-    return replace(whole, coordinator=coordinator, job=job, isolation_s=6.0)
+    return replace(whole, coordinator=coordinator, job=job, isolation_s=isolation_s)
 
 
 def _ends_the_job(fault: Fault, earlier: tuple[Fault, ...]) -> bool:

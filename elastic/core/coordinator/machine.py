@@ -296,12 +296,25 @@ class Coordinator:
             effects += [fx.NodeDrained(node=node) for node in gone]
         decision = self._decide(now)
         if isinstance(decision, Form):
+            decision = self._with_room_for_others(decision)
             chosen = [m.worker for m in decision.members]
             if not self._lineage.allows(chosen):
                 in_the_way = self._lineage.in_the_way(chosen, self._nodes.workers())
                 effects += map(self._replacement, sorted(decision.left_out | in_the_way))
                 decision = Wait(reason=WaitReason.ANOTHER_GROUP_MAY_TRAIN)
         return [*effects, *self._follow(decision, now)]
+
+    def _with_room_for_others(self, decision: Form) -> Form:
+        """Groups that may train are followed by one with a member of theirs. If none was chosen
+        for want of room, it takes the place of a newcomer, or there would never be another."""
+        workers, members = self._nodes.workers(), decision.members
+        missing = self._lineage.missing([m.worker for m in members], workers)
+        replaceable = [m for m in members if not workers[m.worker].status.took_part]
+        if decision.reason is not ChangeReason.STARTED or len(missing) > len(replaceable):
+            return decision
+        dropped = replaceable[len(replaceable) - len(missing) :]
+        stay = tuple(m for m in members if m not in dropped)
+        return replace(decision, members=(*stay, *(w.as_member() for w in missing)))
 
     def _settle_planned(self) -> list[fx.Effect]:
         planned, leaving = self._current, self._leaving

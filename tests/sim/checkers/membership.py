@@ -20,12 +20,14 @@ def membership(journal: Journal) -> Iterator[str]:
         formed_at = journal.formed_at[generation.number]
         size = generation.world_size
         hands_over = generation.reason is ChangeReason.MEMBER_LEAVING
-        if size > most + hands_over:
+        if size > most + hands_over and generation.purpose is Purpose.TRAIN:
             yield f"generation {generation.number} has {size} members, of at most {most}"
         finished = sum(at <= formed_at for at in journal.finished_at.values())
         trains = generation.purpose is Purpose.TRAIN and size
         if trains and size + finished < least:
             yield f"generation {generation.number} has {size} members, of at least {least}"
+        if len({(m.node, m.slot) for m in generation.members}) < size:
+            yield f"two members of generation {generation.number} have the same slot"
         yield from _rank_zero_holds(journal, generation)
         yield from _for_a_reason(journal, generation)
     for worker in journal.hurried:

@@ -70,11 +70,6 @@ _FORMATION = (
         "newcomers come before holders of the state",
     ),
     (
-        "return (not s.took_part, -s.committed, worker.node, s.slot or 0)",
-        "return (not s.took_part, s.committed, worker.node, s.slot or 0)",
-        "of two holders the one that is behind comes first",
-    ),
-    (
         "            and w.status.worker not in members\n            and w.silent_since is None\n"
         "            and not w.leaving\n",
         "            and w.status.worker not in members\n            and w.silent_since is None\n",
@@ -285,11 +280,6 @@ _PLANNED = (
         "    return not planned.provisional and any(\n",
         "a planned group counts as in place with its first member",
     ),
-    (
-        "return reported == current.number or (current.leave_after is not None and leaving)",
-        "return True",
-        "late reports of an earlier group count as progress of this one",
-    ),
 )
 
 _MACHINE = (
@@ -341,12 +331,6 @@ _MACHINE = (
         "a new leader counts generations from 1 again",
     ),
     (
-        "        if last.purpose is Purpose.SAVE_AND_LEAVE:\n"
-        "            self._begin_stop(inherited(now + self._settings.stop_grace_s))\n",
-        "",
-        "a new leader does not know that the job stops",
-    ),
-    (
         "        if self._policy.agent_grace_s > 0.0 and self._nodes.is_needed(event.node, groups):\n",
         "        if False:\n",
         "a node is lost as soon as its stream ends",
@@ -357,11 +341,6 @@ _MACHINE = (
         "a group whose node is gone for good may train for ever",
     ),
     (
-        "        self._lineage.ended((event.failure.worker,))\n",
-        "",
-        "a group that has lost a worker may train until its node reports again",
-    ),
-    (
         "            if not self._lineage.allows(chosen):\n",
         "            if False:\n",
         "a group is formed beside another that may train",
@@ -370,11 +349,6 @@ _MACHINE = (
         "                effects += map(self._replacement, sorted(decision.left_out | in_the_way))\n",
         "",
         "newcomers stuck in a group that others may not follow are never ended",
-    ),
-    (
-        "        abandoned = self._checkpoints.abandon(self._nodes.silent_left_behind()) if goes_on else []\n",
-        "        abandoned: list[fx.Effect] = []\n",
-        "nodes that a group does without are waited for all the same",
     ),
     (
         "            provisional=decision.planned,\n",
@@ -412,11 +386,6 @@ _MACHINE = (
         "members that save on leaving hear that the save was given up, and leave without it",
     ),
     (
-        "            gone = self._departures.completed(self._nodes, self._current, self._leaving)\n",
-        "            gone = self._departures.completed(self._nodes, self._current)\n",
-        "a node is let go while the group trains that a planned change ends",
-    ),
-    (
         "        self._nodes.left(event.node)\n",
         "",
         "a node that is to leave stays",
@@ -425,11 +394,6 @@ _MACHINE = (
         "        if self._stop is None and self._nodes.all_leave():\n",
         "        if False:\n",
         "nobody saves when every node leaves",
-    ),
-    (
-        "        lost = self._nodes.failed(event.node, event.failure.worker)\n",
-        "        lost: frozenset[WorkerId] = frozenset()\n",
-        "a failed worker is a member until its node reports again",
     ),
     (
         "        if self._leaving and self._current and in_place(self._current, workers):\n"
@@ -524,11 +488,6 @@ _LINEAGE = (
 
 _NODES = (
     (
-        "        node.gone.add(worker)\n",
-        "",
-        "an old report brings a dead worker back",
-    ),
-    (
         "            node.in_contact_since = now\n        seen =",
         "            pass\n        seen =",
         "a node that comes back gets no time to hear of anything",
@@ -608,11 +567,6 @@ _CLOCKS = (
         "clocks begin anew at each look",
     ),
     (
-        "    if not holds:\n        return None\n",
-        "    if not holds:\n        return since\n",
-        "clocks run on when their condition has ended",
-    ),
-    (
         "        can_form = not members and enough(workers, policy)\n",
         "        can_form = bool(members) and enough(workers, policy)\n",
         "the clock of gathering runs while there is a group",
@@ -624,11 +578,6 @@ _PROGRESS = (
         "        self._in_step_s = in_step_s\n        self._note_usual(step_s)\n",
         "        self._note_usual(step_s)\n",
         "nobody notes how long the step under way has lasted",
-    ),
-    (
-        "return self._in_step_s > max(self._policy.floor_s, self._policy.factor * self._step_s)",
-        "return self._in_step_s > min(self._policy.floor_s, self._policy.factor * self._step_s)",
-        "ordinary steps are taken for stalled",
     ),
     (
         "        return count if self.committed <= at_step else 0\n",
@@ -690,11 +639,6 @@ _AGENT = (
         "a node that is cut off for good does not end all of its workers",
     ),
     (
-        "if process.retired or process.ended_well(event) or self.phase is AgentPhase.ENDING:",
-        "if process.retired or self.phase is AgentPhase.ENDING:",
-        "a script that has ended well counts as a failure",
-    ),
-    (
         "        if not self._processes:\n            return [fx.SetTimer(at=None), fx.ExitAgent",
         "        if True:\n            return [fx.SetTimer(at=None), fx.ExitAgent",
         "an agent exits before its workers are gone",
@@ -741,11 +685,6 @@ _WORKER = (
         "        if generation.number <= self._status.generation:\n            return None\n",
         "",
         "a member joins again the group that it has left",
-    ),
-    (
-        "return leave_after is None or (not following.provisional and committed >= leave_after)",
-        "return leave_after is None or (not following.provisional and committed > leave_after)",
-        "a member leaves one step after the boundary",
     ),
     (
         "return leave_after is None or (not following.provisional and committed >= leave_after)",
@@ -807,11 +746,6 @@ _WORKER = (
         "return self._become(WorkerPhase.READY, committed, detail=detail)",
         "nobody hears that a group broke",
     ),
-    (
-        "        self._status = replace(self.status, heard=generation.number)\n",
-        "        self._status = replace(self._status, heard=generation.number)\n",
-        "an acknowledgement tells the steps of the last report",
-    ),
 )
 
 _MEMBERSHIP = (
@@ -819,11 +753,6 @@ _MEMBERSHIP = (
         "return self.number == known.number and known.provisional and not self.provisional",
         "return False",
         "the settled form of a planned change is refused",
-    ),
-    (
-        "        if known is None or self.number > known.number:\n",
-        "        if known is None or self.number >= known.number:\n",
-        "the same news is taken twice",
     ),
 )
 

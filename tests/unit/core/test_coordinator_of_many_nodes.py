@@ -217,6 +217,12 @@ def test_nobody_forms_a_group_beside_one_that_may_train_until_a_node_of_it_is_go
     assert job.tell(ev.TimerFired(), after_s=8.0) == ["c0"]
 
 
+def test_a_member_of_a_group_that_may_train_is_taken_along_where_there_is_no_room() -> None:
+    job = adopted(generation(6), generation(5, "z0"), max_workers=2)
+    job.tell(*(reported(status(w, READY, heard=6)) for w in ("a0", "b0", "z0")))
+    assert set(job.tell(ev.TimerFired(), after_s=30.0) or ()) == {"a0", "z0"}
+
+
 def test_nobody_begins_again_while_who_holds_the_state_may_come_back() -> None:
     job = running("a0", "b0")
     job.tell(ev.NodeLost(node="b"))

@@ -36,6 +36,7 @@ class Leader:
         self._nodes: dict[str, Node] = {}
         self._timer = Timer(self.clock, lambda: self.tell(ev.TimerFired()))
         self._committed: set[int] = set()
+        self._newest_whole = -1
         self._written: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
         # Manifests and generations go through one ordered queue: a generation that is known to
         # exist must not restore a checkpoint older than one that was decided before it.
@@ -105,9 +106,11 @@ class Leader:
                 for node in self._nodes.values():
                     node.hear(agent_events.DismissRequested())
             case fx.CommitCheckpoint(generation=number, step=step):
+                self._newest_whole = max(step, self._newest_whole)
                 self._store.send(self._checkpoint_committed, number, step)
             case fx.AbandonCheckpoint(generation=number, step=step):
-                self.world.gave_up(number, step, self._written[number, step])
+                if step > self._newest_whole:
+                    self.world.gave_up(number, step, self._written[number, step])
                 self._settle_checkpoint(step, abandoned=True)
             case fx.SetTimer(at=at):
                 self._timer.set(at)

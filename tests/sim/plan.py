@@ -145,6 +145,9 @@ def plan(seed: int, stress: str = "") -> Plan:
     # Nothing else delays anything: what happens follows from these faults.
     pace = replace(whole.pace, evaluates=0.0)
     whole = replace(whole, pace=pace, news_s=min(whole.news_s, 0.03))
+    if stress == "dissolved":
+        policy = replace(whole.coordinator.formation, min_workers=max(1, slots - 1))
+        whole = replace(whole, coordinator=replace(whole.coordinator, formation=policy))
     if stress in ("drain", "drains", "relay"):  # so that there is time to leave
         job = job._replace(epochs=3 * job.epochs)
     if stress != "split" and stress not in _AWAY:
@@ -192,7 +195,19 @@ def _control_fault(rng: random.Random) -> Fault:
 STRESS = ("drain", "drain", "drains", "leaders", "persisted", "agents", "stop", "split")
 # Not in the mix of ordinary histories: what other faults would hide.
 _AWAY = ("return", "outage")
-_ALONE = ("bug", "hopeless", "relay", "newcomers", "pairs", "stops", "saves", "breaks", *_AWAY)
+_ALONE = (
+    "bug",
+    "hopeless",
+    "relay",
+    "newcomers",
+    "pairs",
+    "stops",
+    "saves",
+    "breaks",
+    "dissolved",
+    "ending",
+    *_AWAY,
+)
 KINDS = ("", *sorted({*STRESS, *_ALONE}))
 
 
@@ -316,6 +331,37 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                     worker=f"{node}-1",
                     returns_after_s=nth / 40,
                 )
+        case "dissolved":  # too few are left, and those that hold the state are hard to reach
+            for _ in range(2):
+                yield Fault(action=Action.KILL_WORKER, at_s=at_s, returns_after_s=0.5)
+            for _ in range(rng.randint(1, 3)):
+                yield Fault(
+                    action=rng.choice(
+                        (
+                            Action.CUT_OFF_NODE,
+                            Action.RESTART_AGENT,
+                            Action.KILL_LEADER,
+                            Action.DRAIN_NODE,
+                            Action.ADD_NODE,
+                            Action.STOP,
+                        )
+                    ),
+                    at_s=max(0.5, at_s + rng.uniform(-0.5, 1.0)),
+                    returns_after_s=rng.uniform(0.1, 2.0),
+                )
+        case "ending":  # some are done, and others are not
+            for _ in range(rng.randint(1, 3)):
+                yield Fault(
+                    action=rng.choice(
+                        (Action.KILL_WORKER, Action.KILL_WORKER, Action.KILL_NODE)
+                        + (Action.BREAK_LINK, Action.CUT_OFF_NODE, Action.KILL_LEADER)
+                    ),
+                    point=rng.choice(("meet", "met", "done", "saving")),
+                    nth=rng.randint(1, 5),
+                    returns_after_s=rng.uniform(0.1, 2.0),
+                )
+            if rng.random() < 0.5:
+                yield Fault(action=Action.ADD_NODE, at_s=at_s)
         case "saves":  # a member is lost while its group saves
             for _ in range(rng.randint(1, 3)):
                 action = rng.choice((Action.KILL_WORKER, Action.KILL_NODE))

@@ -144,7 +144,9 @@ class Script:
     def _end(self, group: Group, generation: Generation) -> Body:
         """After the last step: meet, since a member that is behind needs another's state, and keep
         the result, as Session does it."""
+        self.process.reach("meet")
         yield from group.collective("meet", self.process)
+        self.process.reach("met")
         if not self.job.keeps_result:
             self.process.done = True
         elif not self.process.worker.must_leave(self.process.committed):

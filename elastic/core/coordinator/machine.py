@@ -154,7 +154,7 @@ class Coordinator:
         for status in self._nodes.workers_of(event.node):
             if status.took_part:
                 self._progress.advance(status.committed, now)
-        return self._checkpoints.abandon(lost)
+        return self._checkpoints.abandon(lost.union(self._told_before()))
 
     @_apply.register
     def _(self, event: ev.NodesReported, now: float) -> list[fx.Effect]:
@@ -235,7 +235,7 @@ class Coordinator:
             return [fx.CommitCheckpoint(generation=event.generation, step=event.step)]
         alive = self._nodes.workers()
         dead = [m.worker for m in generation.members if m.worker not in alive]
-        return self._checkpoints.abandon(dead)
+        return self._checkpoints.abandon([*dead, *self._told_before()])
 
     @_apply.register
     def _(self, event: ev.SaveReportedFailed, now: float) -> list[fx.Effect]:
@@ -442,6 +442,14 @@ class Coordinator:
             stuck=self._progress.stuck,
             spent=self._past.spent() if self._policy.restart_all else frozenset(),
         )
+
+    def _told_before(self) -> list[WorkerId]:
+        """Members that ended their scripts under the coordinator before heard from it what became
+        of their saves. Others may not have, and would wait for parts that are not written again."""
+        if self._adopted_at is None:
+            return []
+        workers = self._nodes.workers().items()
+        return [name for name, w in workers if w.status.phase is WorkerPhase.FINISHED]
 
     def _make_current(self, generation: Generation) -> None:
         self._current = generation

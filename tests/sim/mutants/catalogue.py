@@ -81,11 +81,6 @@ _FORMATION = (
         "workers out of contact are admitted",
     ),
     (
-        "return s.broken and s.generation == self._current.number",
-        "return s.broken",
-        "the break of an earlier group counts for this one",
-    ),
-    (
         "        if self._now < roll_call_until:\n",
         "        if False:\n",
         "a new leader leaves out members before they can have found it",
@@ -99,11 +94,6 @@ _FORMATION = (
         "self._lost = len(present) < self._current.world_size",
         "self._lost = len(present) < self._current.world_size - 1",
         "the loss of one member is overlooked",
-    ),
-    (
-        "if self._lost or (self._broken and self._finished) or self._is_stranded():",
-        "if self._lost or self._is_stranded():",
-        "a group that broke because a member finished is formed with that member again",
     ),
     (
         "if self._lost or (self._broken and self._finished) or self._is_stranded():",

@@ -133,6 +133,17 @@ def test_a_save_of_the_group_before_a_planned_change_is_completed() -> None:
     assert job.told(fx.CommitCheckpoint) == [fx.CommitCheckpoint(generation=5, step=9)]
 
 
+@pytest.mark.parametrize("first", ["shard", "finished"])
+def test_nobody_waits_for_a_part_of_who_was_done_under_the_coordinator_before(first: str) -> None:
+    job = adopted()
+    part = ev.ShardReported(worker="b0", generation=5, step=9, index=1, count=2)
+    events = [reported(trains("b0", committed=9)), part]
+    done = reported(status("a0", FINISHED, 5, committed=9))
+    job.tell(*((*events, done) if first == "shard" else (done, *events)))
+    (abandoned,) = job.told(fx.AbandonCheckpoint)
+    assert abandoned.step == 9  # type: ignore[attr-defined]
+
+
 def test_a_spare_group_may_follow_under_the_next_number() -> None:
     job = adopted()
     job.report(trains("a0"))

@@ -353,8 +353,14 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
             for _ in range(rng.randint(1, 3)):
                 yield Fault(
                     action=rng.choice(
-                        (Action.KILL_WORKER, Action.KILL_WORKER, Action.KILL_NODE)
-                        + (Action.BREAK_LINK, Action.CUT_OFF_NODE, Action.KILL_LEADER)
+                        (
+                            Action.KILL_WORKER,
+                            Action.KILL_WORKER,
+                            Action.KILL_NODE,
+                            Action.BREAK_LINK,
+                            Action.CUT_OFF_NODE,
+                            Action.KILL_LEADER,
+                        )
                     ),
                     point=rng.choice(("meet", "met", "done", "saving")),
                     nth=rng.randint(1, 5),

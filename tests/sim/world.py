@@ -228,12 +228,9 @@ class World:
             for n in self.nodes
             if n.connected and n.connected_at < known_by
             for p in n.processes.values()
-            if p.responsive
+            if p.responsive and not p.done
         }
-        if all(
-            m.worker in well or rank in written
-            for rank, m in enumerate(generation.members)
-        ):
+        if all(m.worker in well or rank in written for rank, m in enumerate(generation.members)):
             self.journal.given_up.append(f"the save of step {step} in {number}")
 
     def replaced(self, name: str) -> None:

@@ -434,10 +434,7 @@ class Agent:
         return any(p.status.phase is WorkerPhase.FINISHED for p in self._processes.values())
 
     def _adopting(self) -> bool:
-        for process in self._processes.values():
-            if process.adopted:
-                return True
-        return False
+        return any([p.adopted for p in self._processes.values()])  # noqa: C419 - half the time
 
     def _view(self) -> tuple[WorkerStatus, ...] | None:
         """None while it is not known what the workers that were found do: to report them as

@@ -51,6 +51,10 @@ class CheckpointTracker:
         self.abandoned = False
         return True
 
+    def is_given_up(self, step: int, generation: int) -> bool:
+        """It was, and not long ago."""
+        return (step, generation) in self._given_up
+
     def lost(self, worker: WorkerId) -> list[tuple[int, int]]:
         """Give up the saves that wait for a worker that is gone; their (step, generation)."""
         given_up = [key for key, save in self._saves.items() if save.waits_for(worker)]

@@ -233,6 +233,8 @@ class Coordinator:
             return []
         if self._checkpoints.written(generation, event.step, event.index, event.count):
             return [fx.CommitCheckpoint(generation=event.generation, step=event.step)]
+        if self._told_before() and self._checkpoints.is_given_up(event.step, event.generation):
+            return [_abandoned_before(event)]  # its node has come since
         alive = self._nodes.workers()
         dead = [m.worker for m in generation.members if m.worker not in alive]
         return self._checkpoints.abandon([*dead, *self._told_before()])
@@ -471,3 +473,8 @@ class Coordinator:
             return
         require(phase in TRANSITIONS[self.phase], f"{self.phase.value} to {phase.value}")
         self.phase = phase
+
+
+def _abandoned_before(event: ev.ShardReported) -> fx.AbandonCheckpoint:
+    message = "others ended their scripts before"
+    return fx.AbandonCheckpoint(generation=event.generation, step=event.step, message=message)

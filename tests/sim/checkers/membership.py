@@ -11,7 +11,15 @@ from tests.sim.journal import Journal
 # From a member's report until the coordinator has heard it, beside the ways of the news.
 _REPORT_S = 0.1
 # Faults that make nobody wait for a member.
-_AT_ONCE = ("KILL_WORKER", "KILL_NODE", "RAISE", "BREAK_LINK", "ADD_NODE", "DRAIN_NODE", "KILL_LEADER")
+_AT_ONCE = (
+    "KILL_WORKER",
+    "KILL_NODE",
+    "RAISE",
+    "BREAK_LINK",
+    "ADD_NODE",
+    "DRAIN_NODE",
+    "KILL_LEADER",
+)
 
 
 def membership(journal: Journal) -> Iterator[str]:
@@ -58,7 +66,11 @@ def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
     if generation.reason is ChangeReason.GROUP_BROKEN and before not in journal.broke:
         yield f"{number} was formed because {before} broke, which it did not"
     stuck = generation.reason in (ChangeReason.STALLED, ChangeReason.JOIN_TIMED_OUT)
-    if stuck and not journal.evaluates and all(action in _AT_ONCE for at, action, _ in journal.struck if at <= formed_at):
+    if (
+        stuck
+        and not journal.evaluates
+        and all(action in _AT_ONCE for at, action, _ in journal.struck if at <= formed_at)
+    ):
         yield f"{number} was formed although nobody was stuck: {generation.reason.name}"
 
 

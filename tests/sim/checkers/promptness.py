@@ -1,4 +1,4 @@
-"""What can be done at once is not waited with: a survivor's next step, a leave, the end of a stop."""
+"""What can be done at once is not waited with: the next step, a leave, the end of a stop."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 
 from elastic.core.data_order import SampleRange, loss_weight, micro_batches, share
 from tests.sim.journal import Journal
@@ -19,7 +19,7 @@ def shares(journal: Journal) -> Iterator[str]:
         yield from _wrong(size, world_size, job.batch_size)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _wrong(size: int, world_size: int, batch_size: int) -> tuple[str, ...]:
     samples = SampleRange(epoch=0, start=100, stop=100 + size)
     seen: list[int] = []

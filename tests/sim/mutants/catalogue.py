@@ -168,7 +168,8 @@ _FORMATION = (
         "newcomers are admitted beyond the maximum",
     ),
     (
-        "            if not self._newcomers:\n                return Wait(reason=WaitReason.STEADY)\n",
+        "            if not self._newcomers:\n                return"
+        " Wait(reason=WaitReason.STEADY)\n",
         "",
         "the last holders leave although nobody is there to take over",
     ),
@@ -321,7 +322,8 @@ _MACHINE = (
         "a new leader counts generations from 1 again",
     ),
     (
-        "        if self._policy.agent_grace_s > 0.0 and self._nodes.is_needed(event.node, groups):\n",
+        "        if self._policy.agent_grace_s > 0.0 and"
+        " self._nodes.is_needed(event.node, groups):\n",
         "        if False:\n",
         "a node is lost as soon as its stream ends",
     ),
@@ -336,7 +338,8 @@ _MACHINE = (
         "a group is formed beside another that may train",
     ),
     (
-        "                effects += map(self._replacement, sorted(decision.left_out | in_the_way))\n",
+        "                effects += map(self._replacement,"
+        " sorted(decision.left_out | in_the_way))\n",
         "",
         "newcomers stuck in a group that others may not follow are never ended",
     ),
@@ -400,7 +403,8 @@ _STOPPING = (
         "members out of contact are to save, and cannot hear of it",
     ),
     (
-        "        return _leave(current, active + others, is_whole=False)  # these have it to save\n",
+        "        return _leave(current, active + others, is_whole=False)  #"
+        " these have it to save\n",
         "        return _leave(current, active, is_whole=False)\n",
         "holders outside the group do not save",
     ),
@@ -583,7 +587,8 @@ _PROGRESS = (
 
 _AGENT = (
     (
-        "        slot = process.status.slot  # given here: a report sent before it must not undo it\n",
+        "        slot = process.status.slot  # given here: a report sent"
+        " before it must not undo it\n",
         "        slot = event.status.slot\n",
         "a report that was sent before the slot was given takes it back",
     ),
@@ -649,7 +654,8 @@ _AGENT = (
         "names of workers come again",
     ),
     (
-        "                return self._replace(event.status.worker, FailureKind.LEFT_OUT, message, now)\n",
+        "                return self._replace(event.status.worker,"
+        " FailureKind.LEFT_OUT, message, now)\n",
         "                pass\n",
         "two workers have the same slot",
     ),
@@ -659,7 +665,8 @@ _AGENT = (
         "an agent does not remember the newest generation",
     ),
     (
-        "            self._kill_at = now + (self._settings.exit_grace_s if self._all_finished() else 0.0)\n",
+        "            self._kill_at = now + (self._settings.exit_grace_s if"
+        " self._all_finished() else 0.0)\n",
         "            self._kill_at = now + 1000.0\n",
         "at the end of the job nobody ends scripts that hang",
     ),
@@ -698,7 +705,8 @@ _WORKER = (
     ),
     (
         "        if self._in_group() and generation.leave_after is None:\n",
-        "        if self._status.phase is WorkerPhase.TRAINING and generation.leave_after is None:\n",
+        "        if self._status.phase is WorkerPhase.TRAINING and"
+        " generation.leave_after is None:\n",
         "a member that is on its way into a group is not freed",
     ),
     (
@@ -764,7 +772,8 @@ _RECOVERY = (
     ),
     (
         "    intact = [rank for rank, d in enumerate(declarations) if d.intact]\n",
-        "    intact = [rank for rank, d in enumerate(declarations) if d.intact or d.committed == 0]\n",
+        "    intact = [rank for rank, d in enumerate(declarations) if d.intact"
+        " or d.committed == 0]\n",
         "a member that never took part counts as holding the first state",
     ),
 )

@@ -144,6 +144,15 @@ def test_nobody_waits_for_a_part_of_who_was_done_under_the_coordinator_before(fi
     assert abandoned.step == 9  # type: ignore[attr-defined]
 
 
+def test_whose_node_comes_later_hears_as_well_that_a_save_is_given_up() -> None:
+    job = adopted(generation(5, "a0", "b0", "c0"))
+    part = ev.ShardReported(worker="b0", generation=5, step=9, index=1, count=3)
+    job.tell(reported(status("a0", FINISHED, 5, committed=9)), part)
+    assert job.told(fx.AbandonCheckpoint)
+    job.tell(replace(part, worker="c0", index=2))
+    assert job.told(fx.AbandonCheckpoint)
+
+
 def test_a_spare_group_may_follow_under_the_next_number() -> None:
     job = adopted()
     job.report(trains("a0"))

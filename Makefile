@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 0:3000
 
-.PHONY: install demo test lint proto sim bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic clean
+.PHONY: install demo test lint proto sim mutants bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic clean
 
 install: $(VENV)/.installed
 
@@ -31,6 +31,9 @@ proto: install
 
 sim: install
 	$(BIN)/python -m tests.sim --seeds $(SEEDS)
+
+mutants: install
+	$(BIN)/python -m tests.sim --mutants
 
 bench-recovery: install
 	$(BIN)/python -m benchmarks.recovery

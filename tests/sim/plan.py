@@ -115,7 +115,7 @@ def plan(seed: int, stress: str = "") -> Plan:
         batch_size=rng.randint(2, 4),
         epochs=rng.randint(1, 3),
         save_every=rng.choice((5, 10, 1000)),
-        keeps_result=random.Random(f"end {seed}").random() < 0.7,
+        saves=random.Random(f"end {seed}").random() < 0.7,
     )
     faults = tuple(_fault(rng, len(nodes)) for _ in range(rng.choice((0, 1, 1, 2, 3, 4, 6))))
     if not any(f.action is Action.STOP for f in faults) and rng.random() < 0.15:

@@ -17,8 +17,8 @@ class Job(NamedTuple):
     batch_size: int
     epochs: int
     save_every: int
-    keeps_result: bool = True
-    """A checkpoint is saved at the end: there is somewhere to put it."""
+    saves: bool = True
+    """Checkpoints are saved now and then and at the end, not only when the job stops."""
 
     @lru_cache(maxsize=1024)  # noqa: B019 - jobs are small, and members ask for the same
     def samples_after(self, position: DataPosition, world_size: int) -> SampleRange | None:

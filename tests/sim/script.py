@@ -129,7 +129,7 @@ class Script:
         save = generation.save_first
         while not process.done:
             replica = process.held
-            if save or replica.committed % self.job.save_every == 0:
+            if save or (self.job.saves and replica.committed % self.job.save_every == 0):
                 process.save(generation)
                 save = False
             if (yield from self._leaves_here(replica.committed)):
@@ -147,7 +147,7 @@ class Script:
         self.process.reach("meet")
         yield from group.collective("meet", self.process)
         self.process.reach("met")
-        if not self.job.keeps_result:
+        if not self.job.saves:
             self.process.done = True
         elif not self.process.worker.must_leave(self.process.committed):
             yield from self._save_and_leave(generation)

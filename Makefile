@@ -6,7 +6,7 @@ SEEDS ?= 0:3000
 LONG_SEEDS ?= 0:500000
 SEED ?= 0
 
-.PHONY: install demo test test-long sim-long soak lint proto sim bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic clean
+.PHONY: install demo test test-long sim-long soak lint proto sim mutants bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic clean
 
 install: $(VENV)/.installed
 
@@ -42,6 +42,9 @@ sim-long: install
 
 soak: install
 	$(BIN)/python -m tests.chaos.styles --kills 50 --seed $(SEED)
+
+mutants: install
+	$(BIN)/python -m tests.sim --mutants
 
 bench-recovery: install
 	$(BIN)/python -m benchmarks.recovery

@@ -137,6 +137,11 @@ class Journal:
         """By generation, the most advanced replica out of contact that was worth waiting for."""
         self.broke: set[int] = set()
         """Generations whose groups broke under a member."""
+        self.ready_at: dict[str, float] = {}
+        """When workers were first ready for a group."""
+        self.gather_timeout_s = 0.0
+        self.given_up: list[str] = []
+        """Saves that were given up although none of their writers was missing."""
         self.gone_at: dict[str, float] = {}
         """When workers ended, or froze."""
         self.left_from: dict[str, float] = {}

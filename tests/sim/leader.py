@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from elastic.core.agent import events as agent_events
@@ -36,6 +37,8 @@ class Leader:
         self._timer = Timer(self.clock, lambda: self.tell(ev.TimerFired()))
         # A member may have missed what an earlier leader committed: the manifests tell.
         self._committed = {replica.committed for replica in world.storage.committed}
+        self._newest_whole = -1
+        self._written: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
         # Manifests and generations go through one ordered queue: a generation that is known to
         # exist must not restore a checkpoint older than one that was decided before it.
         self._store = Link(self.clock, 0.001, 0.03)
@@ -78,6 +81,7 @@ class Leader:
 
     def shard_saved(self, node: Node, event: ev.ShardReported) -> None:
         """A member that has missed what became of its save reports it again."""
+        self._written[event.generation, event.step].add(event.index)
         if self.alive and event.step in self._committed:
             node.hear_of_checkpoint(event.step, abandoned=False)
         else:
@@ -103,8 +107,11 @@ class Leader:
                 for node in self._nodes.values():
                     node.hear(agent_events.DismissRequested())
             case fx.CommitCheckpoint(generation=number, step=step):
+                self._newest_whole = max(step, self._newest_whole)
                 self._store.send(self._checkpoint_committed, number, step)
-            case fx.AbandonCheckpoint(step=step):
+            case fx.AbandonCheckpoint(generation=number, step=step):
+                if step > self._newest_whole:
+                    self.world.gave_up(number, step, self._written[number, step])
                 self._settle_checkpoint(step, abandoned=True)
             case fx.SetTimer(at=at):
                 self._timer.set(at)

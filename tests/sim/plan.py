@@ -121,7 +121,7 @@ def plan(seed: int, stress: str = "") -> Plan:
         batch_size=rng.randint(2, 4),
         epochs=rng.randint(1, 3),
         save_every=rng.choice((5, 10, 1000)),
-        keeps_result=random.Random(f"end {seed}").random() < 0.7,
+        saves=random.Random(f"end {seed}").random() < 0.7,
     )
     faults = tuple(_fault(rng, len(nodes)) for _ in range(rng.choice((0, 1, 1, 2, 3, 4, 6))))
     if not any(f.action is Action.STOP for f in faults) and rng.random() < 0.15:
@@ -157,6 +157,9 @@ def plan(seed: int, stress: str = "") -> Plan:
         style = job.style._replace(uneven="", misses_block=0.3, misses_gap=0.3, logs=True)
     job = job._replace(style=style)
     whole = replace(whole, job=job, news_s=min(whole.news_s, 0.03))
+    if stress == "dissolved":
+        policy = replace(whole.coordinator.formation, min_workers=max(1, slots - 1))
+        whole = replace(whole, coordinator=replace(whole.coordinator, formation=policy))
     if stress in ("drain", "drains", "relay"):  # so that there is time to leave
         job = job._replace(epochs=3 * job.epochs)
     if stress == "compiles":
@@ -166,11 +169,12 @@ def plan(seed: int, stress: str = "") -> Plan:
         return replace(whole, coordinator=coordinator, job=job, pace=pace)
     if stress not in ("split", "refused", *_AWAY):
         return replace(whole, job=job)
+    isolation_s = 2.5 if stress == "return" and seed % 2 else 6.0
     grace_s = 3.0 if stress in _AWAY else 0.0
     policy = replace(whole.coordinator.formation, min_workers=1, agent_grace_s=grace_s)
     coordinator = replace(whole.coordinator, formation=policy)
     job = job._replace(epochs=10)
-    return replace(whole, coordinator=coordinator, job=job, isolation_s=6.0)
+    return replace(whole, coordinator=coordinator, job=job, isolation_s=isolation_s)
 
 
 def _ends_the_job(fault: Fault, earlier: tuple[Fault, ...]) -> bool:
@@ -256,6 +260,8 @@ _ALONE = (
     "saves",
     "breaks",
     "script",
+    "dissolved",
+    "ending",
     *_AWAY,
 )
 KINDS = ("", *sorted({*STRESS, *_ALONE}))
@@ -393,6 +399,43 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                     worker=f"{node}-1",
                     returns_after_s=nth / 40,
                 )
+        case "dissolved":  # too few are left, and those that hold the state are hard to reach
+            for _ in range(2):
+                yield Fault(action=Action.KILL_WORKER, at_s=at_s, returns_after_s=0.5)
+            for _ in range(rng.randint(1, 3)):
+                yield Fault(
+                    action=rng.choice(
+                        (
+                            Action.CUT_OFF_NODE,
+                            Action.RESTART_AGENT,
+                            Action.KILL_LEADER,
+                            Action.DRAIN_NODE,
+                            Action.ADD_NODE,
+                            Action.STOP,
+                        )
+                    ),
+                    at_s=max(0.5, at_s + rng.uniform(-0.5, 1.0)),
+                    returns_after_s=rng.uniform(0.1, 2.0),
+                )
+        case "ending":  # some are done, and others are not
+            for _ in range(rng.randint(1, 3)):
+                yield Fault(
+                    action=rng.choice(
+                        (
+                            Action.KILL_WORKER,
+                            Action.KILL_WORKER,
+                            Action.KILL_NODE,
+                            Action.BREAK_LINK,
+                            Action.CUT_OFF_NODE,
+                            Action.KILL_LEADER,
+                        )
+                    ),
+                    point=rng.choice(("meet", "met", "done", "saving")),
+                    nth=rng.randint(1, 5),
+                    returns_after_s=rng.uniform(0.1, 2.0),
+                )
+            if rng.random() < 0.5:
+                yield Fault(action=Action.ADD_NODE, at_s=at_s)
         case "saves":  # a member is lost while its group saves
             for _ in range(rng.randint(1, 3)):
                 action = rng.choice((Action.KILL_WORKER, Action.KILL_NODE))

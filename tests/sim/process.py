@@ -77,6 +77,8 @@ class Process:
                 self._abort(effect.generation)
             else:
                 self.note("reports", effect.status.phase.name, effect.status.generation)
+                if effect.status.phase is WorkerPhase.READY:
+                    self.world.journal.ready_at.setdefault(self.name, self.clock.now)
                 self.up.send(self.node.tell, ev.WorkerReported(status=effect.status))
 
     def reach(self, point: str) -> None:

@@ -95,8 +95,8 @@ class Job(NamedTuple):
     batch_size: int
     epochs: int
     save_every: int
-    keeps_result: bool = True
-    """A checkpoint is saved at the end: there is somewhere to put it."""
+    saves: bool = True
+    """Checkpoints are saved now and then and at the end, not only when the job stops."""
     style: Style = Style()
 
     @lru_cache(maxsize=256)  # noqa: B019 - as above

@@ -70,7 +70,8 @@ class Script:
         self.process, self.clock = process, process.clock
         job = self.job = process.world.job
         self.style = job.style
-        self.part = type(self).participation(process.worker, save_every=job.save_every)
+        save_every = job.save_every if job.saves else 0
+        self.part = type(self).participation(process.worker, save_every=save_every)
         if job.style.scaling is not None:
             self.part.rules.append(job.style.scaling)
         self.content = BLANK
@@ -498,10 +499,17 @@ class Script:
     def _meet_for_call(self, meeting: act.MeetForCall) -> Body:
         """As calls.meet: at the store, where different calls, and members that are elsewhere, are
         found out."""
+        ends = meeting.call is END_OF_SCRIPT
+        if ends:
+            self.process.reach("meet")
+        if self.process.group.generation.world_size > 1:
+            yield from self._meet(meeting)
+        if ends:
+            self.process.reach("met")
+
+    def _meet(self, meeting: act.MeetForCall) -> Body:
         process, call = self.process, meeting.call
         group = process.group
-        if group.generation.world_size == 1:
-            return
         name = ("call", meeting.committed, meeting.number)
         self.clock.after(_ASK_AFTER_S, self._look_for_others, group, name, meeting)
         found = yield from group.collective(name, process, call, took_s=0.002, at_store=True)
@@ -521,7 +529,7 @@ class Script:
 
     def _perform(self, perform: act.Perform) -> Body:
         process, call = self.process, perform.call
-        if call is END_OF_LOOP or (call is END_OF_SCRIPT and not self.job.keeps_result):
+        if call is END_OF_LOOP or (call is END_OF_SCRIPT and not self.job.saves):
             return None
         if call is END_OF_SCRIPT:
             return (yield from self._save_and_wait(act.SaveAndWait(progress=self.part.here)))

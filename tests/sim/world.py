@@ -62,6 +62,7 @@ class World:
         formation = plan.coordinator.formation
         self.journal.sizes = (formation.min_workers, formation.max_workers)
         self.journal.stop_grace_s = plan.coordinator.stop_grace_s
+        self.journal.gather_timeout_s = formation.gather_timeout_s
         self.journal.isolation_s = plan.isolation_s
         self.journal.hopeless = any(f.lasting for f in plan.faults)
         self.journal.newcomers_fail = any(f.newcomers for f in plan.faults)
@@ -242,17 +243,35 @@ class World:
             if p.name in groups[-1].worker_ids and p.replica is not None
         ]
 
+    def gave_up(self, number: int, step: int, written: set[int]) -> None:
+        """A save: because a member is gone that has not reported its part."""
+        generation = next((g for g in self.journal.generations if g.number == number), None)
+        known_by = self.clock.now - 2 * self.news_s - LATEST_NOTICE_S
+        if generation is None:
+            return
+        well = {
+            p.name
+            for n in self.nodes
+            if n.connected and n.connected_at < known_by
+            for p in n.processes.values()
+            if p.responsive and not p.done
+        }
+        if all(m.worker in well or rank in written for rank, m in enumerate(generation.members)):
+            self.journal.given_up.append(f"the save of step {step} in {number}")
+
     def replaced(self, name: str) -> None:
         """The leader wants this worker ended: its group goes on without it."""
         for node in self.nodes:
             process = node.processes.get(name)
             if process is None or not node.connected or not process.responsive:
                 continue
+            if process.replica is None:  # in the way of others: nothing but its end makes room
+                continue
             self.journal.replaced.append((self.clock.now, name))
             back_s = self.clock.now - node.connected_at
-            stuck = process.replica is None  # where nothing but its end makes room
-            stuck = stuck or self._calls_lately(process)
-            if back_s < self._settings.formation.join_timeout_s - _DECIDED_S and not stuck:
+            heard_s = _DECIDED_S + 3 * self.news_s
+            hurried = back_s < self._settings.formation.join_timeout_s - heard_s
+            if hurried and not self._calls_lately(process):
                 self.journal.hurried.append(f"{name}, {back_s:.2f} s after its node came")
 
     def declared(self, process: Process, generation: Generation) -> None:

@@ -27,6 +27,7 @@ class CheckpointTracker:
     generation can never complete the save of a newer one."""
 
     _saves: dict[tuple[int, int], _Save] = field(default_factory=dict)
+    _whole: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=16))
     _given_up: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=16))
     abandoned: bool = False
     """A save was given up since the last commit: another should follow soon."""
@@ -37,15 +38,22 @@ class CheckpointTracker:
     def written(self, generation: Generation, step: int, index: int, count: int) -> bool:
         """Record a part; True when the checkpoint is now whole."""
         key = (step, generation.number)
-        if count != generation.world_size or not 0 <= index < count or key in self._given_up:
+        if count != generation.world_size or not 0 <= index < count:
+            return False
+        if key in self._given_up or key in self._whole:  # a member has missed what became of it
             return False
         save = self._saves.setdefault(key, _Save(tuple(m.worker for m in generation.members)))
         save.written.add(index)
         if len(save.written) < count:
             return False
         self._forget_up_to(step)
+        self._whole.append(key)
         self.abandoned = False
         return True
+
+    def is_given_up(self, step: int, generation: int) -> bool:
+        """It was, and not long ago."""
+        return (step, generation) in self._given_up
 
     def lost(self, worker: WorkerId) -> list[tuple[int, int]]:
         """Give up the saves that wait for a worker that is gone; their (step, generation)."""

@@ -64,6 +64,21 @@ class Lineage:
         """May these form a group? None always may."""
         return not members or not any(g.workers.isdisjoint(members) for g in self._groups)
 
+    def missing(
+        self, members: Collection[WorkerId], workers: Mapping[WorkerId, Sighting]
+    ) -> list[Sighting]:
+        """Whom to take along so that `members` may form a group: one that is ready of each group
+        that may train. None if there is no such one of any of them."""
+        found: list[Sighting] = []
+        for group in self._groups:
+            if group.workers.isdisjoint((*members, *(w.status.worker for w in found))):
+                known = (workers[name] for name in sorted(group.workers & workers.keys()))
+                ready = next((w for w in known if _can_be_taken(w)), None)
+                if ready is None:
+                    return []
+                found.append(ready)
+        return found
+
     def in_the_way(
         self, members: Collection[WorkerId], workers: Mapping[WorkerId, Sighting]
     ) -> frozenset[WorkerId]:
@@ -98,6 +113,10 @@ def _has_stopped(group: _Group, workers: Mapping[WorkerId, Sighting]) -> bool:
         if w is not None and w.silent_since is None and _is_past(w.status, group.generation):
             return True
     return False
+
+
+def _can_be_taken(w: Sighting) -> bool:
+    return w.status.phase is WorkerPhase.READY and w.silent_since is None and not w.leaving
 
 
 def _joins_without_state(w: Sighting, generation: Generation) -> bool:

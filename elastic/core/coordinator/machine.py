@@ -162,7 +162,7 @@ class Coordinator:
                 self._newcomers.committed(status.generation, status.committed)
             if status.took_part and status.compiling is not None:
                 self._progress.compiles(status.compiling)
-        return self._checkpoints.abandon(lost)
+        return self._checkpoints.abandon(lost.union(self._told_before()))
 
     @_apply.register
     def _(self, event: ev.NodesReported, now: float) -> list[fx.Effect]:
@@ -251,9 +251,11 @@ class Coordinator:
             return []
         if self._checkpoints.written(generation, event.step, event.index, event.count):
             return [fx.CommitCheckpoint(generation=event.generation, step=event.step)]
+        if self._told_before() and self._checkpoints.is_given_up(event.step, event.generation):
+            return [_abandoned_before(event)]  # its node has come since
         alive = self._nodes.workers()
         dead = [m.worker for m in generation.members if m.worker not in alive]
-        return self._checkpoints.abandon(dead)
+        return self._checkpoints.abandon([*dead, *self._told_before()])
 
     @_apply.register
     def _(self, event: ev.SaveReportedFailed, now: float) -> list[fx.Effect]:
@@ -315,12 +317,25 @@ class Coordinator:
             effects += [fx.NodeDrained(node=node) for node in gone]
         decision = self._decide(now)
         if isinstance(decision, Form):
+            decision = self._with_room_for_others(decision)
             chosen = [m.worker for m in decision.members]
             if not self._lineage.allows(chosen):
                 in_the_way = self._lineage.in_the_way(chosen, self._nodes.workers())
                 effects += map(self._replacement, sorted(decision.left_out | in_the_way))
                 decision = Wait(reason=WaitReason.ANOTHER_GROUP_MAY_TRAIN)
         return [*effects, *self._follow(decision, now)]
+
+    def _with_room_for_others(self, decision: Form) -> Form:
+        """Groups that may train are followed by one with a member of theirs. If none was chosen
+        for want of room, it takes the place of a newcomer, or there would never be another."""
+        workers, members = self._nodes.workers(), decision.members
+        missing = self._lineage.missing([m.worker for m in members], workers)
+        replaceable = [m for m in members if not workers[m.worker].status.took_part]
+        if decision.reason is not ChangeReason.STARTED or len(missing) > len(replaceable):
+            return decision
+        dropped = replaceable[len(replaceable) - len(missing) :]
+        stay = tuple(m for m in members if m not in dropped)
+        return replace(decision, members=(*stay, *(w.as_member() for w in missing)))
 
     def _note_arrival(self, workers: Mapping[WorkerId, Sighting]) -> None:
         """All members of the newest generation train in it."""
@@ -483,6 +498,14 @@ class Coordinator:
             spent=self._past.spent() if self._policy.restart_all else frozenset(),
         )
 
+    def _told_before(self) -> list[WorkerId]:
+        """Members that ended their scripts under the coordinator before heard from it what became
+        of their saves. Others may not have, and would wait for parts that are not written again."""
+        if self._adopted_at is None:
+            return []
+        workers = self._nodes.workers().items()
+        return [name for name, w in workers if w.status.phase is WorkerPhase.FINISHED]
+
     def _make_current(self, generation: Generation) -> None:
         self._current = generation
         self._past.remember(generation)
@@ -504,3 +527,8 @@ class Coordinator:
             return
         require(phase in TRANSITIONS[self.phase], f"{self.phase.value} to {phase.value}")
         self.phase = phase
+
+
+def _abandoned_before(event: ev.ShardReported) -> fx.AbandonCheckpoint:
+    message = "others ended their scripts before"
+    return fx.AbandonCheckpoint(generation=event.generation, step=event.step, message=message)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from elastic.core.membership import Purpose
 from tests.sim.journal import Journal
 
 
 def drains(journal: Journal) -> Iterator[str]:
     for node, newest in journal.nodes_drained.items():
         for generation in journal.generations:
+            if generation.purpose is Purpose.SAVE_AND_LEAVE:
+                continue  # it is asked once more, and may be gone by then
             if generation.number > newest and any(m.node == node for m in generation.members):
                 yield f"{node} is a member of {generation.number}, drained after {newest}"

@@ -29,7 +29,7 @@ def membership(journal: Journal) -> Iterator[str]:
         formed_at = journal.formed_at[generation.number]
         size = generation.world_size
         hands_over = generation.reason in (ChangeReason.MEMBER_LEAVING, ChangeReason.STOPPING)
-        if size > most + hands_over:
+        if size > most + hands_over and generation.purpose is Purpose.TRAIN:
             yield f"generation {generation.number} has {size} members, of at most {most}"
         finished = sum(at <= formed_at for at in journal.finished_at.values())
         trains = generation.purpose is Purpose.TRAIN and size
@@ -37,6 +37,8 @@ def membership(journal: Journal) -> Iterator[str]:
         completes = generation.number in journal.in_run or (completes and _grows(generation))
         if trains and size + finished < least and not (completes or journal.evaluates):
             yield f"generation {generation.number} has {size} members, of at least {least}"
+        if len({(m.node, m.slot) for m in generation.members}) < size:
+            yield f"two members of generation {generation.number} have the same slot"
         yield from _rank_zero_holds(journal, generation)
         yield from _for_a_reason(journal, generation)
     for worker in journal.hurried if not journal.evaluates else ():

@@ -13,9 +13,13 @@ _AFTERMATH_S = 5.0
 # The news, its acknowledgement and the answer take their time while a member holds.
 _WAYS = 3
 _OTHER_DELAYS_S = 0.05
+# No change is planned for later than this many steps ahead.
+_MOST_AHEAD = 25
+_RECENT = 12
 
 
 def planned_changes(journal: Journal) -> Iterator[str]:
+    yield from _far_boundaries(journal)
     if _WAYS * journal.news_s + _OTHER_DELAYS_S > HOLD_S:
         return
     planned = {g.number: g.reason for g in journal.generations if g.leave_after is not None}
@@ -33,6 +37,23 @@ def planned_changes(journal: Journal) -> Iterator[str]:
         disturbed = _disturbed(faults, began.get(before, 0.0), agreed)
         if before not in ends and not disturbed and not _overtaken(journal, agreed):
             yield f"{agreed.worker} begins {again} steps again in {agreed.generation}"
+
+
+def _far_boundaries(journal: Journal) -> Iterator[str]:
+    """A change takes place a little later, not at a step that was reached in another life."""
+    for planned in journal.generations:
+        formed_at = journal.formed_at[planned.number]
+        if planned.leave_after is None or not planned.provisional:
+            continue
+        reached = 0
+        for agreed in journal.agreed:
+            if agreed.at <= formed_at:
+                reached = agreed.replica.committed
+        now = [c.replica.committed for c in journal.commits if c.at <= formed_at]
+        since = [c for c in now[-_RECENT:] if c >= reached]
+        reached = max(since, default=reached)
+        if planned.leave_after > reached + _MOST_AHEAD:
+            yield f"{planned.number} is planned for {planned.leave_after}, {reached} are done"
 
 
 def _first_agreed(journal: Journal) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""What can be done at once is done at once: a survivor's next step, a leave, the end of a stop."""
+"""What can be done at once is not waited with: the next step, a leave, the end of a stop."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ _LEAVE_S = 5.0
 # From the end of the grace until the job has ended.
 _END_S = 1.0
 _AT_ONCE = ("KILL_WORKER", "RAISE", "BREAK_LINK", "ADD_NODE")
+_IN_CONTACT = (*_AT_ONCE, "FREEZE_SCRIPT", "FREEZE_PROCESS")
+_REPORT_S = 0.1
 
 
 def promptness(journal: Journal) -> Iterator[str]:
@@ -23,6 +25,7 @@ def promptness(journal: Journal) -> Iterator[str]:
         asked_at = max([journal.stopped_at, *journal.elected_at])
         if asked_at + journal.stop_grace_s + _END_S < journal.ended_at < math.inf:
             yield f"stopped at {journal.stopped_at:.2f}, ended at {journal.ended_at:.2f}"
+    yield from _gathering(journal)
     if journal.evaluates or journal.compiles:
         return
     if actions.issubset(_AT_ONCE) and journal.stopped_at is None:
@@ -31,6 +34,25 @@ def promptness(journal: Journal) -> Iterator[str]:
         for node, at in journal.left_from.items():
             if node not in journal.nodes_drained and at + _LEAVE_S < journal.ended_at < math.inf:
                 yield f"{node} was to leave at {at:.2f} and has not until {journal.ended_at:.2f}"
+
+
+def _gathering(journal: Journal) -> Iterator[str]:
+    """The first group does not wait for more than there must be for longer than it may."""
+    first = journal.generations[0] if journal.generations else None
+    formed_at = journal.formed_at[first.number] if first is not None else journal.ended_at
+    struck = {action for at, action, _ in journal.struck if at < formed_at}
+    if journal.drains or journal.stopped_at is not None or not struck.issubset(_IN_CONTACT):
+        return
+    ready = sorted(
+        at
+        for worker, at in journal.ready_at.items()
+        if at < formed_at and journal.gone_at.get(worker, math.inf) > formed_at
+    )
+    least = max(1, journal.sizes[0])
+    if len(ready) >= least:
+        until = ready[least - 1] + journal.gather_timeout_s + 3 * journal.news_s + _REPORT_S
+        if formed_at > until:
+            yield f"the first group was formed at {formed_at:.2f}, not until {until:.2f}"
 
 
 def _recoveries(journal: Journal) -> Iterator[str]:

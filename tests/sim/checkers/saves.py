@@ -12,6 +12,8 @@ _DECIDED_S = 0.05
 
 
 def saves(journal: Journal) -> Iterator[str]:
+    for save in journal.given_up:
+        yield f"{save} was given up although nobody is missing"
     for at, whole in journal.saves:
         if whole:
             continue

@@ -72,11 +72,6 @@ _FORMATION = (
         "newcomers come before holders of the state",
     ),
     (
-        "return (not s.took_part, -s.committed, worker.node, s.slot or 0)",
-        "return (not s.took_part, s.committed, worker.node, s.slot or 0)",
-        "of two holders the one that is behind comes first",
-    ),
-    (
         "            and w.status.worker not in members\n            and w.silent_since is None\n"
         "            and not w.leaving\n",
         "            and w.status.worker not in members\n            and w.silent_since is None\n",
@@ -86,11 +81,6 @@ _FORMATION = (
         "            and w.status.worker not in members\n            and w.silent_since is None\n",
         "            and w.status.worker not in members\n",
         "workers out of contact are admitted",
-    ),
-    (
-        "return s.broken and s.generation == self._current.number",
-        "return s.broken",
-        "the break of an earlier group counts for this one",
     ),
     (
         "        if self._now < roll_call_until:\n",
@@ -106,11 +96,6 @@ _FORMATION = (
         "self._lost = len(present) < self._current.world_size",
         "self._lost = len(present) < self._current.world_size - 1",
         "the loss of one member is overlooked",
-    ),
-    (
-        "if lost or (self._broken and self._finished) or self._is_stranded():",
-        "if self._lost or self._is_stranded():",
-        "a group that broke because a member finished is formed with that member again",
     ),
     (
         "if lost or (self._broken and self._finished) or self._is_stranded():",
@@ -185,12 +170,19 @@ _FORMATION = (
         "newcomers are admitted beyond the maximum",
     ),
     (
-        "        self._admissible = [w for w in self._newcomers if now >= self._held_back_until(w)]\n",
+        "        self._admissible = [w for w in self._newcomers"
+        " if now >= self._held_back_until(w)]\n",
         "        self._admissible = self._newcomers\n",
         "newcomers like those that have failed are not held back",
     ),
     (
-        "            if not self._newcomers:\n                return Wait(reason=WaitReason.STEADY)\n",
+        "    if view.slow:\n",
+        "    if False:\n",
+        "members in a slow step get no more time to come to its end than others",
+    ),
+    (
+        "            if not self._newcomers:\n                return"
+        " Wait(reason=WaitReason.STEADY)\n",
         "",
         "the last holders leave although nobody is there to take over",
     ),
@@ -292,11 +284,6 @@ _PLANNED = (
         "    return not planned.provisional and any(\n",
         "a planned group counts as in place with its first member",
     ),
-    (
-        "return reported == current.number or (current.leave_after is not None and leaving)",
-        "return True",
-        "late reports of an earlier group count as progress of this one",
-    ),
 )
 
 _MACHINE = (
@@ -348,13 +335,8 @@ _MACHINE = (
         "a new leader counts generations from 1 again",
     ),
     (
-        "        if last.purpose is Purpose.SAVE_AND_LEAVE:\n"
-        "            self._begin_stop(inherited(now + self._settings.stop_grace_s))\n",
-        "",
-        "a new leader does not know that the job stops",
-    ),
-    (
-        "        if self._policy.agent_grace_s > 0.0 and self._nodes.is_needed(event.node, groups):\n",
+        "        if self._policy.agent_grace_s > 0.0 and"
+        " self._nodes.is_needed(event.node, groups):\n",
         "        if False:\n",
         "a node is lost as soon as its stream ends",
     ),
@@ -364,24 +346,15 @@ _MACHINE = (
         "a group whose node is gone for good may train for ever",
     ),
     (
-        "        self._lineage.ended((event.failure.worker,))\n",
-        "",
-        "a group that has lost a worker may train until its node reports again",
-    ),
-    (
         "            if not self._lineage.allows(chosen):\n",
         "            if False:\n",
         "a group is formed beside another that may train",
     ),
     (
-        "                effects += map(self._replacement, sorted(decision.left_out | in_the_way))\n",
+        "                effects += map(self._replacement,"
+        " sorted(decision.left_out | in_the_way))\n",
         "",
         "newcomers stuck in a group that others may not follow are never ended",
-    ),
-    (
-        "        abandoned = self._checkpoints.abandon(self._nodes.silent_left_behind()) if goes_on else []\n",
-        "        abandoned: list[fx.Effect] = []\n",
-        "nodes that a group does without are waited for all the same",
     ),
     (
         "            provisional=decision.planned,\n",
@@ -419,11 +392,6 @@ _MACHINE = (
         "members that save on leaving hear that the save was given up, and leave without it",
     ),
     (
-        "            gone = self._departures.completed(self._nodes, self._current, self._leaving)\n",
-        "            gone = self._departures.completed(self._nodes, self._current)\n",
-        "a node is let go while the group trains that a planned change ends",
-    ),
-    (
         "        self._nodes.left(event.node)\n",
         "",
         "a node that is to leave stays",
@@ -432,11 +400,6 @@ _MACHINE = (
         "        if self._stop is None and self._nodes.all_leave():\n",
         "        if False:\n",
         "nobody saves when every node leaves",
-    ),
-    (
-        "        lost = self._nodes.failed(event.node, event.failure.worker)\n",
-        "        lost: frozenset[WorkerId] = frozenset()\n",
-        "a failed worker is a member until its node reports again",
     ),
     (
         "        if in_place(current, workers):\n            self._leaving = None\n",
@@ -452,7 +415,8 @@ _STOPPING = (
         "members out of contact are to save, and cannot hear of it",
     ),
     (
-        "        return _leave(current, active + others, is_whole=False)  # these have it to save\n",
+        "        return _leave(current, active + others, is_whole=False)  #"
+        " these have it to save\n",
         "        return _leave(current, active, is_whole=False)\n",
         "holders outside the group do not save",
     ),
@@ -529,11 +493,6 @@ _LINEAGE = (
 )
 
 _NODES = (
-    (
-        "        node.gone.add(worker)\n",
-        "",
-        "an old report brings a dead worker back",
-    ),
     (
         "            node.in_contact_since = now\n        seen =",
         "            pass\n        seen =",
@@ -614,11 +573,6 @@ _CLOCKS = (
         "clocks begin anew at each look",
     ),
     (
-        "    if not holds:\n        return None\n",
-        "    if not holds:\n        return since\n",
-        "clocks run on when their condition has ended",
-    ),
-    (
         "        can_form = not members and enough(workers, policy)\n",
         "        can_form = bool(members) and enough(workers, policy)\n",
         "the clock of gathering runs while there is a group",
@@ -645,11 +599,6 @@ _PROGRESS = (
         "nobody notes how long the step under way has lasted",
     ),
     (
-        "        usual_s = max(self._policy.floor_s, self._policy.factor * self._step_s)\n",
-        "        usual_s = min(self._policy.floor_s, self._policy.factor * self._step_s)\n",
-        "ordinary steps are taken for stalled",
-    ),
-    (
         "        if not self._first_step and self._under_way > self._compiles_in:\n",
         "        if True:\n",
         "steps in which a member compiles are taken for stalled",
@@ -673,7 +622,8 @@ _AGENT = (
         "a report makes the agent forget that the worker compiles",
     ),
     (
-        "        slot = process.status.slot  # given here: a report sent before it must not undo it\n",
+        "        slot = process.status.slot  # given here: a report sent"
+        " before it must not undo it\n",
         "        slot = event.status.slot\n",
         "a report that was sent before the slot was given takes it back",
     ),
@@ -719,11 +669,6 @@ _AGENT = (
         "a node that is cut off for good does not end all of its workers",
     ),
     (
-        "if process.retired or process.ended_well(event) or self.phase is AgentPhase.ENDING:",
-        "if process.retired or self.phase is AgentPhase.ENDING:",
-        "a script that has ended well counts as a failure",
-    ),
-    (
         "        if not self._processes:\n            return [fx.SetTimer(at=None), fx.ExitAgent",
         "        if True:\n            return [fx.SetTimer(at=None), fx.ExitAgent",
         "an agent exits before its workers are gone",
@@ -744,7 +689,8 @@ _AGENT = (
         "names of workers come again",
     ),
     (
-        "                return self._replace(event.status.worker, FailureKind.LEFT_OUT, message, now)\n",
+        "                return self._replace(event.status.worker,"
+        " FailureKind.LEFT_OUT, message, now)\n",
         "                pass\n",
         "two workers have the same slot",
     ),
@@ -754,7 +700,8 @@ _AGENT = (
         "an agent does not remember the newest generation",
     ),
     (
-        "            self._kill_at = now + (self._settings.exit_grace_s if self._all_finished() else 0.0)\n",
+        "            self._kill_at = now + (self._settings.exit_grace_s if"
+        " self._all_finished() else 0.0)\n",
         "            self._kill_at = now + 1000.0\n",
         "at the end of the job nobody ends scripts that hang",
     ),
@@ -770,11 +717,6 @@ _WORKER = (
         "        if generation.number <= self._status.generation:\n            return None\n",
         "",
         "a member joins again the group that it has left",
-    ),
-    (
-        "return leave_after is None or (not following.provisional and committed >= leave_after)",
-        "return leave_after is None or (not following.provisional and committed > leave_after)",
-        "a member leaves one step after the boundary",
     ),
     (
         "return leave_after is None or (not following.provisional and committed >= leave_after)",
@@ -798,7 +740,8 @@ _WORKER = (
     ),
     (
         "        if self._in_group() and generation.leave_after is None:\n",
-        "        if self._status.phase is WorkerPhase.TRAINING and generation.leave_after is None:\n",
+        "        if self._status.phase is WorkerPhase.TRAINING and"
+        " generation.leave_after is None:\n",
         "a member that is on its way into a group is not freed",
     ),
     (
@@ -836,11 +779,6 @@ _WORKER = (
         "return self._become(WorkerPhase.READY, committed, detail=detail)",
         "nobody hears that a group broke",
     ),
-    (
-        "        self._status = replace(self.status, heard=generation.number)\n",
-        "        self._status = replace(self._status, heard=generation.number)\n",
-        "an acknowledgement tells the steps of the last report",
-    ),
 )
 
 _MEMBERSHIP = (
@@ -848,11 +786,6 @@ _MEMBERSHIP = (
         "return self.number == known.number and known.provisional and not self.provisional",
         "return False",
         "the settled form of a planned change is refused",
-    ),
-    (
-        "        if known is None or self.number > known.number:\n",
-        "        if known is None or self.number >= known.number:\n",
-        "the same news is taken twice",
     ),
 )
 

@@ -52,6 +52,7 @@ def tried(
     """What becomes of each, in their order."""
     for mutant in mutants:
         mutant.plant(_source(ROOT, mutant).read_text())  # all can be, or none is tried
+    sound = Mutant("ranks.py", "", "", "nothing")
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
         places: queue.SimpleQueue[Path] = queue.SimpleQueue()
         for job in range(jobs):
@@ -64,6 +65,8 @@ def tried(
             finally:
                 places.put(place)
 
+        if (false := _hunt(sound, Path(scratch) / "0", histories)).found:
+            raise ValueError(f"{false.history} fails without any fault: {false.found}")
         with ThreadPoolExecutor(jobs) as pool:
             yield from pool.map(try_one, mutants)
 

@@ -44,3 +44,12 @@ def test_a_commit_makes_up_for_what_was_abandoned() -> None:
     tracker.written(NEXT, 12, 0, 2)
     assert tracker.written(NEXT, 12, 1, 2)
     assert not tracker.abandoned
+
+
+def test_a_part_of_a_whole_save_that_is_reported_again_does_not_open_it_again() -> None:
+    tracker = CheckpointTracker()
+    tracker.written(PAIR, 10, 0, 2)
+    assert tracker.written(PAIR, 10, 1, 2)
+    assert not tracker.written(PAIR, 10, 0, 2)
+    assert tracker.lost("b0") == []
+    assert not tracker.abandoned

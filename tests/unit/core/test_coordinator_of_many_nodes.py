@@ -133,6 +133,26 @@ def test_a_save_of_the_group_before_a_planned_change_is_completed() -> None:
     assert job.told(fx.CommitCheckpoint) == [fx.CommitCheckpoint(generation=5, step=9)]
 
 
+@pytest.mark.parametrize("first", ["shard", "finished"])
+def test_nobody_waits_for_a_part_of_who_was_done_under_the_coordinator_before(first: str) -> None:
+    job = adopted()
+    part = ev.ShardReported(worker="b0", generation=5, step=9, index=1, count=2)
+    events = [reported(trains("b0", committed=9)), part]
+    done = reported(status("a0", FINISHED, 5, committed=9))
+    job.tell(*((*events, done) if first == "shard" else (done, *events)))
+    (abandoned,) = job.told(fx.AbandonCheckpoint)
+    assert abandoned.step == 9  # type: ignore[attr-defined]
+
+
+def test_whose_node_comes_later_hears_as_well_that_a_save_is_given_up() -> None:
+    job = adopted(generation(5, "a0", "b0", "c0"))
+    part = ev.ShardReported(worker="b0", generation=5, step=9, index=1, count=3)
+    job.tell(reported(status("a0", FINISHED, 5, committed=9)), part)
+    assert job.told(fx.AbandonCheckpoint)
+    job.tell(replace(part, worker="c0", index=2))
+    assert job.told(fx.AbandonCheckpoint)
+
+
 def test_a_spare_group_may_follow_under_the_next_number() -> None:
     job = adopted()
     job.report(trains("a0"))
@@ -215,6 +235,12 @@ def test_nobody_forms_a_group_beside_one_that_may_train_until_a_node_of_it_is_go
     assert job.report(status("c0", READY)) is None
     assert job.tell(ev.NodeGone(node=gone)) is None  # the other holds the state, and may come
     assert job.tell(ev.TimerFired(), after_s=8.0) == ["c0"]
+
+
+def test_a_member_of_a_group_that_may_train_is_taken_along_where_there_is_no_room() -> None:
+    job = adopted(generation(6), generation(5, "z0"), max_workers=2)
+    job.tell(*(reported(status(w, READY, heard=6)) for w in ("a0", "b0", "z0")))
+    assert set(job.tell(ev.TimerFired(), after_s=30.0) or ()) == {"a0", "z0"}
 
 
 def test_nobody_begins_again_while_who_holds_the_state_may_come_back() -> None:

@@ -1,0 +1,35 @@
+"""The planted faults fit the source, and a trial tells what is found from what is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.mutants.catalogue import CATALOGUE, Mutant
+from tests.sim.mutants.trial import ROOT, tried
+
+FATAL = Mutant(
+    "coordinator/machine.py",
+    "        self._number += 1\n",
+    "        self._number += 0\n",
+    "numbers never grow",
+)
+HARMLESS = FATAL._replace(replacement="        self._number += 2\n", breaks="nothing")
+
+
+@pytest.mark.parametrize("mutant", CATALOGUE, ids=lambda m: m.breaks)
+def test_a_planted_fault_fits_the_source(mutant: Mutant) -> None:
+    planted = mutant.plant((ROOT / "elastic/core" / mutant.file).read_text())
+    compile(planted, mutant.file, "exec")
+
+
+def test_a_place_that_is_not_there_any_more_is_an_error() -> None:
+    with pytest.raises(ValueError, match="0 times"):
+        list(tried([FATAL._replace(find="never there")], histories=1, jobs=1, unit_tests=False))
+
+
+def test_a_fault_that_breaks_a_promise_is_found_and_another_survives() -> None:
+    found, survived = tried([FATAL, HARMLESS], histories=5, jobs=1, unit_tests=False)
+    assert found.found
+    assert found.history
+    assert not survived.found
+    assert survived.histories == 5

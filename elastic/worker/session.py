@@ -82,6 +82,13 @@ class Session:
         that is lost. For what decides what the script does next: the best loss so far, a phase."""
         return self._training.state.values
 
+    @property
+    def catching_up(self) -> bool:
+        """The job is past this place of the script: the worker has joined, or the job goes on from
+        a checkpoint, and the script passes loops that are done. What it writes here is not of the
+        job's state."""
+        return self._training.part.holds_back
+
     # ---- setting up
 
     def distribute(self, module: nn.Module, **options: Any) -> DistributedModel:

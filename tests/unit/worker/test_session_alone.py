@@ -426,6 +426,7 @@ def public(item: object) -> set[str]:
 def test_the_public_attributes_of_a_session_are_what_users_may_call() -> None:
     """An attribute is a promise: add one on purpose, and to docs/GUIDE.md."""
     assert public(Session) == {
+        "catching_up",
         "committed",
         "device",
         "distribute",

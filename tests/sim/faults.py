@@ -129,6 +129,8 @@ class Faults:
                 process.break_link()
             case Action.CUT_OFF_NODE:
                 process.node.cut_off()
+                if all(n.is_cut_off for n in self._world.nodes if n.alive):
+                    self._world.journal.outages.add(self._world.clock.now)
                 self._world.clock.after(fault.returns_after_s or 0.0, process.node.heal)
                 self.last_at += fault.returns_after_s or 0.0
             case Action.KILL_LEADER:

@@ -329,7 +329,7 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                     action=Action.CUT_OFF_NODE,
                     at_s=at_s,
                     worker=f"{node}-1",
-                    returns_after_s=nth / 40,
+                    returns_after_s=nth / 10,
                 )
         case "dissolved":  # too few are left, and those that hold the state are hard to reach
             for _ in range(2):

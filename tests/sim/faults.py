@@ -155,7 +155,9 @@ class Faults:
         self._world.clock.after(silent_s, process.node.tell, frozen)
 
     def _return_later(self, fault: Fault, node: Node) -> None:
-        delay_s = fault.returns_after_s or 0.0
+        delay_s = fault.returns_after_s
+        if delay_s is None:
+            return
         self.last_at = max(self.last_at, self._world.clock.now + delay_s)
         self._world.clock.after(delay_s, self._world.add_node, node.settings)
 

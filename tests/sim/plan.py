@@ -145,7 +145,7 @@ def plan(seed: int, stress: str = "") -> Plan:
     # Nothing else delays anything: what happens follows from these faults.
     pace = replace(whole.pace, evaluates=0.0)
     whole = replace(whole, pace=pace, news_s=min(whole.news_s, 0.03))
-    if stress == "dissolved":
+    if stress == "dissolved" or (stress in ("relay", "stops") and seed % 2):
         policy = replace(whole.coordinator.formation, min_workers=max(1, slots - 1))
         whole = replace(whole, coordinator=replace(whole.coordinator, formation=policy))
     if stress in ("drain", "drains", "relay"):  # so that there is time to leave
@@ -272,10 +272,10 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                     action=Action.DRAIN_NODE,
                     at_s=at_s + rng.uniform(0.0, 1.0),
                     worker=f"{node}-1",
-                    returns_after_s=rng.uniform(0.1, 3.0) if others_come else 1000.0,
+                    returns_after_s=rng.uniform(0.1, 3.0) if others_come else None,
                 )
-            for _ in range(rng.randint(1, 2) if others_come else 0):
-                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(-2.0, 1.0))
+            for _ in range(rng.randint(1, 3) if others_come else 0):  # the first is about to start
+                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.choice((-0.3, 0.5, 2.0)))
             if rng.random() < 0.5:
                 point = rng.choice(("join", "agree", "transfer", "joined"))
                 yield Fault(action=Action.KILL_WORKER, point=point, nth=rng.randint(2, 8))

@@ -132,6 +132,8 @@ class Faults:
                 process.break_link()
             case Action.CUT_OFF_NODE:
                 process.node.cut_off()
+                if all(n.is_cut_off for n in self._world.nodes if n.alive):
+                    self._world.journal.outages.add(self._world.clock.now)
                 self._world.clock.after(fault.returns_after_s or 0.0, process.node.heal)
                 self.last_at += fault.returns_after_s or 0.0
             case Action.KILL_LEADER:
@@ -156,7 +158,9 @@ class Faults:
         self._world.clock.after(silent_s, process.node.tell, frozen)
 
     def _return_later(self, fault: Fault, node: Node) -> None:
-        delay_s = fault.returns_after_s or 0.0
+        delay_s = fault.returns_after_s
+        if delay_s is None:
+            return
         self.last_at = max(self.last_at, self._world.clock.now + delay_s)
         self._world.clock.after(delay_s, self._world.add_node, node.settings)
 

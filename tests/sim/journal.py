@@ -150,6 +150,8 @@ class Journal:
         """When the job did."""
         self.stop_grace_s = 0.0
         self.isolation_s = 0.0
+        self.outages: set[float] = set()
+        """Instants from which on no node was in contact."""
         self.hopeless = False
         """The script fails at the same place whenever it gets there."""
 

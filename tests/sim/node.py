@@ -70,6 +70,10 @@ class Node:
         self._hang_up((0.0, LATEST_NOTICE_S))
         self.clock.after(self.world.isolation_s, self._isolated, self._cuts)
 
+    @property
+    def is_cut_off(self) -> bool:
+        return self._cut
+
     def heal(self) -> None:
         """The way is open again."""
         self._cut = False

@@ -157,7 +157,7 @@ def plan(seed: int, stress: str = "") -> Plan:
         style = job.style._replace(uneven="", misses_block=0.3, misses_gap=0.3, logs=True)
     job = job._replace(style=style)
     whole = replace(whole, job=job, news_s=min(whole.news_s, 0.03))
-    if stress == "dissolved":
+    if stress == "dissolved" or (stress in ("relay", "stops") and seed % 2):
         policy = replace(whole.coordinator.formation, min_workers=max(1, slots - 1))
         whole = replace(whole, coordinator=replace(whole.coordinator, formation=policy))
     if stress in ("drain", "drains", "relay"):  # so that there is time to leave
@@ -328,10 +328,10 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                     action=Action.DRAIN_NODE,
                     at_s=at_s + rng.uniform(0.0, 1.0),
                     worker=f"{node}-1",
-                    returns_after_s=rng.uniform(0.1, 3.0) if others_come else 1000.0,
+                    returns_after_s=rng.uniform(0.1, 3.0) if others_come else None,
                 )
-            for _ in range(rng.randint(1, 2) if others_come else 0):
-                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(-2.0, 1.0))
+            for _ in range(rng.randint(1, 3) if others_come else 0):  # the first is about to start
+                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.choice((-0.3, 0.5, 2.0)))
             if rng.random() < 0.5:
                 point = rng.choice(("join", "agree", "transfer", "joined"))
                 yield Fault(action=Action.KILL_WORKER, point=point, nth=rng.randint(2, 8))
@@ -397,7 +397,7 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                     action=Action.CUT_OFF_NODE,
                     at_s=at_s,
                     worker=f"{node}-1",
-                    returns_after_s=nth / 40,
+                    returns_after_s=nth / 10,
                 )
         case "dissolved":  # too few are left, and those that hold the state are hard to reach
             for _ in range(2):

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from elastic.core.coordinator.view import Sighting
 from elastic.core.membership import Generation, NodeId, WorkerId, WorkerPhase, WorkerStatus
 
+_OUTAGE_S = 2.0  # in which an outage that concerns all nodes is noticed for each of them
+
 
 @dataclass(slots=True)
 class _Node:
@@ -128,6 +130,7 @@ class Nodes:
         node = self._nodes.setdefault(name, _Node(in_contact_since=now))
         self._changed(name)
         if node.silent_since is not None:
+            self._came_back(now)
             node.in_contact_since = now
         seen = {s.worker: s for s in workers}
         before = frozenset(node.workers)
@@ -175,6 +178,18 @@ class Nodes:
         self._leaving.discard(name)
 
     # ---- inside
+
+    def _came_back(self, now: float) -> None:
+        """If it is the first while all are out of contact since about the same time, then it was
+        the coordinator that was cut off: the others' time to come back begins now."""
+        since = [n.silent_since for n in self._nodes.values() if not n.left_behind]
+        fell = [at for at in since if at is not None]
+        if len(fell) < len(since) or max(fell, default=0.0) > min(fell, default=0.0) + _OUTAGE_S:
+            return
+        for name, node in self._nodes.items():
+            if not (node.expected or node.left_behind):
+                node.silent_since = now  # the others', that is: this node's is reset next
+                self._changed(name)
 
     def _leave_behind(self, name: NodeId) -> frozenset[WorkerId]:
         node = self._nodes[name]

@@ -39,7 +39,10 @@ def _is_harmless(journal: Journal, at: float, action: str, lasts_s: float) -> bo
         back_s += _NOTICE_S
     elif action != "RESTART_AGENT":
         return False
-    if back_s > journal.agent_grace_s:
+    outage = action == "CUT_OFF_NODE" and at in journal.outages and journal.agent_grace_s > 0.0
+    if outage and lasts_s + _NOTICE_S < journal.isolation_s:
+        back_s = lasts_s + _NOTICE_S
+    elif back_s > journal.agent_grace_s:
         return False
     return not any(since < at + back_s and at < until for since, until in _assemblies(journal, at))
 

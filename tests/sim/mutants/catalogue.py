@@ -495,12 +495,12 @@ _LINEAGE = (
 _NODES = (
     (
         "            node.in_contact_since = now\n        seen =",
-        "            pass\n        seen =",
+        "        seen =",
         "a node that comes back gets no time to hear of anything",
     ),
     (
-        "            node.silent_since = now\n",
-        "            node.silent_since = 0.0\n",
+        "node.silent_since is None:\n            node.silent_since = now\n",
+        "node.silent_since is None:\n            node.silent_since = 0.0\n",
         "a node that falls silent is given up at once",
     ),
     (

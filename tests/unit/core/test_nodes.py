@@ -77,6 +77,22 @@ def test_a_silent_node_that_reports_again_is_in_contact() -> None:
     assert nodes.workers()["a0"].silent_since == 7.0
 
 
+def test_after_an_outage_of_all_nodes_their_time_to_come_back_begins_with_the_first() -> None:
+    nodes = trained_by("a0", "b0")
+    nodes.fell_silent("a", 5.0)
+    nodes.fell_silent("b", 5.0)
+    nodes.reported("a", 2, [status("a0", TRAINING, 3)], 60.0)
+    assert {w: s.silent_since for w, s in nodes.workers().items()} == {"a0": None, "b0": 60.0}
+
+
+def test_while_one_node_is_in_contact_the_others_have_no_more_time_for_it() -> None:
+    nodes = trained_by("a0", "b0", "c0")
+    nodes.fell_silent("a", 5.0)
+    nodes.fell_silent("b", 5.0)
+    nodes.reported("a", 2, [status("a0", TRAINING, 3)], 60.0)
+    assert nodes.workers()["b0"].silent_since == 5.0
+
+
 def test_a_lost_node_is_lost_with_its_workers() -> None:
     nodes = trained_by("a0", "b0")
     assert nodes.lost("a") == {"a0"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from elastic.core.permutation import Permutation, epoch_key
@@ -36,5 +35,4 @@ def figures(
         F.mse_loss(model(inputs[chosen]), targets[chosen]).backward()
         optimizer.param_groups[0]["lr"] = 0.02 * (factors[record["step"]] if scaled else 1.0)
         optimizer.step()
-    distributed = nn.ModuleDict({"module": model})  # whose names are those of the script's
-    return {"model": state.figures(state.parts({"model": distributed})["model"])}
+    return {"model": state.figures(state.parts({"model": model})["model"])}

@@ -41,7 +41,7 @@ def train(
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("nproc", "kills"), [(2, 2), (3, 4)])
+@pytest.mark.parametrize(("nproc", "kills"), [(2, 2), pytest.param(3, 4, marks=pytest.mark.long)])
 def test_kills_change_nothing(tmp_path: Path, nproc: int, kills: int) -> None:
     """Weights as one process computes them: no gradient was garbage."""
     options = ["--nccl-manners", "--epochs", "12", "--step-s", "0.02"]

@@ -14,7 +14,11 @@ LONG_S = 6
 
 @pytest.mark.parametrize(
     ("index", "ranks", "what"),
-    [(0, "all", "compile"), (0, "one", "sleep"), (3, "one", "compile")],
+    [
+        pytest.param(0, "all", "compile", marks=pytest.mark.long),
+        pytest.param(0, "one", "sleep", marks=pytest.mark.long),
+        (3, "one", "compile"),
+    ],
 )
 def test_a_first_or_compiling_step_is_no_hang(
     place: Place, index: int, ranks: str, what: str
@@ -31,8 +35,8 @@ def test_a_first_or_compiling_step_is_no_hang(
     ("index", "what", "options"),
     [
         (3, "sleep", []),
-        (0, "sleep", ["--first-step-timeout-s", "3"]),
-        (3, "compile", ["--first-step-timeout-s", "3"]),
+        pytest.param(0, "sleep", ["--first-step-timeout-s", "3"], marks=pytest.mark.long),
+        pytest.param(3, "compile", ["--first-step-timeout-s", "3"], marks=pytest.mark.long),
     ],
 )
 def test_a_step_beyond_its_patience_is_a_hang(
@@ -45,6 +49,7 @@ def test_a_step_beyond_its_patience_is_a_hang(
     assert "takes_long.py" in Path(failure["log"]).read_text(), "its stacks tell where it hung"
 
 
+@pytest.mark.long
 def test_a_cold_compiler_costs_nobody_its_place(place: Place, tmp_path: Path) -> None:
     cache = str(tmp_path / "inductor")
     job = place.start("compiles.py", options=IMPATIENT, TORCHINDUCTOR_CACHE_DIR=cache)

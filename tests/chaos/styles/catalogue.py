@@ -77,15 +77,12 @@ IN_EVERY_RUN = frozenset(
         "averaged_figures",
         "batch_norm",
         "compile_inside",
-        "early_stopping",
         "ema_of_distributed_model",
         "evaluation_each_epoch_by_variable",
         "fused_optimizers",
         "gan",
         "gan_toggled",
-        "generators",
         "grad_scaler_two_optimizers",
-        "lbfgs",
         "loader_processes",
         "logging_all_reduce",
         "loop_per_epoch",
@@ -101,10 +98,8 @@ IN_EVERY_RUN = frozenset(
         "schedulers_outside",
         "schedulers_top",
         "session_state",
-        "static_graph",
         "two_phases",
         "unfreezing",
-        "wrapper_module",
     ]
 )
 

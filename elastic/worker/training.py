@@ -108,33 +108,7 @@ class Training:
         self.loss_in_block: Exception | None = None
         """What told in this block that the group is lost."""
         self._reduce_means: Callable[[], bool] = _no
-        self._carry_out: dict[type, Callable[[Any], Any]] = {
-            act.Join: self._join,
-            act.Declare: self._declare,
-            act.ExplainMismatch: self._explain_mismatch,
-            act.DropState: lambda _: self._membership.drop_state(),
-            act.Send: self._send,
-            act.Receive: self._receive,
-            act.Restore: self._restore,
-            act.TakeHeld: self._take_held,
-            act.TellDifference: self._tell_difference,
-            act.SetUp: self._set_up,
-            act.TearDown: self._tear_down,
-            act.TellJoined: lambda a: self._membership.joined(a.committed),
-            act.Entered: self._entered,
-            act.Leave: lambda _: self._membership.leave(),
-            act.Break: lambda a: self._membership.lost(a.error),
-            act.AwaitSettlement: self._await_settlement,
-            act.PutBack: self._put_back,
-            act.KeepForRetry: lambda _: self._undo.keep_for_retry(),
-            act.PutBackForRetry: lambda _: self._undo.put_back_for_retry(),
-            act.CompareReplicas: self._compare_replicas,
-            act.Save: self._save,
-            act.SaveAndWait: lambda _: self._save_and_wait(),
-            act.LeaveJob: self._leave_job,
-            act.MeetForCall: self._meet_for_call,
-            act.Perform: self._perform_call,
-        }
+        self._carry_out = self._carriers()
         control.publish(self.state, self.clock, self._answer_calls)
         register_optimizer_step_pre_hook(self._optimizer_steps)
         register_optimizer_step_post_hook(self._optimizer_stepped)
@@ -347,6 +321,36 @@ class Training:
         self._membership.abandon()
 
     # ---- driving the protocol
+
+    def _carriers(self) -> dict[type, Callable[[Any], Any]]:
+        """What carries out each kind of action."""
+        return {
+            act.Join: self._join,
+            act.Declare: self._declare,
+            act.ExplainMismatch: self._explain_mismatch,
+            act.DropState: lambda _: self._membership.drop_state(),
+            act.Send: self._send,
+            act.Receive: self._receive,
+            act.Restore: self._restore,
+            act.TakeHeld: self._take_held,
+            act.TellDifference: self._tell_difference,
+            act.SetUp: self._set_up,
+            act.TearDown: self._tear_down,
+            act.TellJoined: lambda a: self._membership.joined(a.committed),
+            act.Entered: self._entered,
+            act.Leave: lambda _: self._membership.leave(),
+            act.Break: lambda a: self._membership.lost(a.error),
+            act.AwaitSettlement: self._await_settlement,
+            act.PutBack: self._put_back,
+            act.KeepForRetry: lambda _: self._undo.keep_for_retry(),
+            act.PutBackForRetry: lambda _: self._undo.put_back_for_retry(),
+            act.CompareReplicas: self._compare_replicas,
+            act.Save: self._save,
+            act.SaveAndWait: lambda _: self._save_and_wait(),
+            act.LeaveJob: self._leave_job,
+            act.MeetForCall: self._meet_for_call,
+            act.Perform: self._perform_call,
+        }
 
     def _drive(self, protocol: Steps) -> Any:
         """Carry out what the protocol asks for, until it returns."""

@@ -34,14 +34,18 @@ def digest_of(tensors: Iterable[torch.Tensor], extra: bytes = b"") -> int:
 
 
 def _weighted_sum(content: torch.Tensor) -> torch.Tensor:
-    """Sum of word x (position x multiplier + 1), modulo 2^64."""
+    """Sum of each word times a number that is mixed from its position, modulo 2^64."""
     padded = torch.nn.functional.pad(content, (0, -content.numel() % 4)).view(torch.int32)
     total = torch.zeros((), dtype=torch.int64, device=content.device)
     for start in range(0, padded.numel(), _ON_DEVICE_ELEMENTS):
         words = padded[start : start + _ON_DEVICE_ELEMENTS].to(torch.int64)
         stop = start + words.numel()
-        places = torch.arange(start, stop, dtype=torch.int64, device=content.device)
-        total += (words * (places * _MULTIPLIER + 1)).sum()
+        places = torch.arange(start + 1, stop + 1, dtype=torch.int64, device=content.device)
+        weights = places * _MULTIPLIER  # mixed, or equal distances would give equal sums
+        weights ^= weights >> 29
+        weights *= _MULTIPLIER
+        weights ^= weights >> 32
+        total += (words * weights).sum()
     return total
 
 

@@ -471,7 +471,7 @@ _LINEAGE = (
         "a member that is out of its group is taken for training in it",
     ),
     (
-        "        return status.generation > generation.number\n",
+        "        return status.heard > generation.number\n",
         "        return True\n",
         "a member that has not come to a group yet is taken for past it",
     ),

@@ -172,7 +172,8 @@ PARTICIPATION = (
         "the state that waited is forgotten",
     ),
     (
-        "        elif not self.holds_back:\n            yield from self._set_up(self.seat)\n",
+        "            elif not self.holds_back:\n"
+        "                yield from self._set_up(self.seat)\n",
         "",
         "a new loop goes on with the learning rate of the one before",
     ),

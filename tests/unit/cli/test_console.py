@@ -29,6 +29,8 @@ COMPOSED = {
 }
 # Every field that some form mentions.
 FIELDS = {
+    "names": "model.weight",
+    "advice": "reduce first",
     "address": "h1:4000",
     "after_step": 7,
     "bytes": 10,
@@ -66,7 +68,7 @@ def recorded_names() -> Iterator[str]:
     """The names that the code gives to journal entries and to workers' notices."""
     for path in sorted(Path(elastic.__file__).parent.rglob("*.py")):
         for called, first in calls(ast.parse(path.read_text())):
-            if called in ("record", "_notify", "_report", "report"):
+            if called in ("record", "_notify", "notice", "_report", "report"):
                 yield from names_in(first)
 
 

@@ -239,7 +239,8 @@ def test_nobody_forms_a_group_beside_one_that_may_train_until_a_node_of_it_is_go
 
 def test_a_member_of_a_group_that_may_train_is_taken_along_where_there_is_no_room() -> None:
     job = adopted(generation(6), generation(5, "z0"), max_workers=2)
-    job.tell(*(reported(status(w, READY, heard=6)) for w in ("a0", "b0", "z0")))
+    job.tell(*(reported(status(w, READY, heard=6)) for w in ("a0", "b0")))
+    job.tell(reported(status("z0", READY, heard=5)))
     assert set(job.tell(ev.TimerFired(), after_s=30.0) or ()) == {"a0", "z0"}
 
 

@@ -64,6 +64,7 @@ def main() -> None:
         if step.index == 0:
             torch.save(model.state_dict(), options.out / f"initial-{os.getpid()}.pt")
         write("attempt", step=step.index, generation=session.generation, rank=session.rank)
+        index = step.index
         with step:
             factor = session.lr_factor()
             time.sleep(options.step_s)
@@ -72,7 +73,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         # Not if others have gone on from there: who was cut off for long is brought to a later one.
-        if step.committed and session.committed == step.index + 1:
+        if step.committed and step.index == index:
             write(
                 "commit",
                 step=step.index,

@@ -24,8 +24,9 @@ class DataPosition:
     cursor: int = 0
 
     def __post_init__(self) -> None:
-        _require_at_least("epoch", self.epoch, 0)
-        _require_at_least("cursor", self.cursor, 0)
+        if self.epoch < 0 or self.cursor < 0:  # at every step, and calls cost
+            _require_at_least("epoch", self.epoch, 0)
+            _require_at_least("cursor", self.cursor, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,9 +38,10 @@ class SampleRange:
     stop: int
 
     def __post_init__(self) -> None:
-        _require_at_least("epoch", self.epoch, 0)
-        _require_at_least("start", self.start, 0)
-        _require_at_least("stop", self.stop, self.start)
+        if self.epoch < 0 or not 0 <= self.start <= self.stop:
+            _require_at_least("epoch", self.epoch, 0)
+            _require_at_least("start", self.start, 0)
+            _require_at_least("stop", self.stop, self.start)
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -127,8 +129,8 @@ def advance(position: DataPosition, samples: SampleRange) -> DataPosition:
 
     ValueError unless `samples` follows `position` directly or opens the next epoch.
     """
-    following = ((position.epoch, position.cursor), (position.epoch + 1, 0))
-    if (samples.epoch, samples.start) not in following:
+    follows = samples.epoch == position.epoch and samples.start == position.cursor
+    if not follows and (samples.epoch, samples.start) != (position.epoch + 1, 0):
         raise ValueError(f"samples must follow {position}, got {samples}")
     return DataPosition(epoch=samples.epoch, cursor=samples.stop)
 

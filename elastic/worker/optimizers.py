@@ -12,6 +12,7 @@ from elastic.worker.state.job_state import JobState
 from elastic.worker.state.tree import same_tensor, tensors_of
 
 _DEEPEST = 3
+_WATCHED_BLOCKS = 64  # where a script calls its optimizers shows in its first steps
 
 
 class Optimizers:
@@ -21,9 +22,13 @@ class Optimizers:
         self._state = state
         self._known: set[int] = set()
         self._of_block: list[torch.Tensor] = []
+        self._blocks = 0
 
     def block_ended(self) -> None:
         """The script has left a step's block; what gradients there still are belong to it."""
+        self._blocks += 1
+        if self._blocks > _WATCHED_BLOCKS:
+            return
         self._of_block = [
             g for o in self._state.optimizers() for g in _some_gradients(o) if g is not None
         ]

@@ -236,13 +236,15 @@ class Training:
         """The block has ended well."""
         for model in self.models:
             model.require_reduced()
-        if self.control.recovers and self._undo.collectives_since_reduction():
+        recovers = self.control.recovers
+        later = recovers and self._undo.collectives_since_reduction()
+        if later:
             self._joining().settle()
         self.state.means.load_state_dict(means)
         self.part.commit(samples)
         self.state.progress = self.part.progress
-        if self.control.recovers:
-            self._undo.end()
+        if recovers:
+            self._undo.end(collectives_since_reduction=later)
         if self.control.keeps_ledger:
             self.state.ledger.append(self._record(samples))
         self.clock.commit(len(samples))
@@ -567,7 +569,7 @@ class Training:
 
     def _call_together(self, together: bool) -> None:
         for model in self.models:
-            model.together = together
+            model.passes.together = together
 
     def _answer_calls(self) -> None:
         """On the reporting thread: whoever waits for this member in a call learns where it is."""

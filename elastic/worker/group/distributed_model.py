@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,6 +26,33 @@ _REFUSED = {
 }
 
 Flags = tuple[bool, ...]
+_TRAINED = operator.attrgetter("requires_grad")
+
+
+@dataclass(slots=True)
+class Passes:
+    """A distributed model's forward and backward passes in the present group and block.
+
+    Apart from the model: each assignment to an attribute of a module takes a microsecond, and the
+    wrappers would be submodules.
+    """
+
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    """Looked up once a group, not at every step."""
+    wrappers: dict[Flags, DistributedDataParallel] = field(default_factory=dict)
+    """By which parameters are trained."""
+    wrapper: DistributedDataParallel | None = None
+    """The present one; None if no parameter is trained, or there is no group."""
+    flags: Flags = ()
+    reduces: bool = True
+    learns_graph: bool = False
+    begun: bool = False
+    forwarded: bool = False
+    """The forward pass has run in this block, through DDP."""
+    together: bool = False
+    """All members call the model now: in a step's block, or in `session.run`."""
+    left_over: dict[nn.Parameter, tuple[int, int] | None] | None = None
+    """Signs of the gradients at the block's begin."""
 
 
 class DistributedModel(nn.Module):
@@ -43,37 +72,26 @@ class DistributedModel(nn.Module):
         self._options = dict(options)
         self._hook: tuple[object, Callable[..., Any]] | None = None
         self._backend: Backend | None = None
-        # By which parameters are trained; hidden in a dict: not submodules.
-        self._wrappers: dict[Flags, DistributedDataParallel] = {}
-        self._hidden: list[DistributedDataParallel] = []  # the present one; also no submodule
-        self._flags: Flags = ()
-        self._reduces = True
-        self._learns_graph = False
-        self._begun = False
-        self.forwarded = False
-        """Its forward pass has run in this block, through DDP."""
-        self.together = False
-        """All members call it now: in a step's block, or in `session.run`."""
+        self.passes = Passes()
         self.on_failure: Callable[[Exception], None] = _ignore
         """Told of what a forward pass through DDP raises."""
-        self._left_over: dict[nn.Parameter, tuple[int, int] | None] | None = None
-        self._all: list[nn.Parameter] = []  # looked up once a group, not at every step
         self.register_load_state_dict_pre_hook(_with_prefix)  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Forward through DDP while in a group, else through the module."""
         if self._backend is None:
             return self.module(*inputs, **named)
-        if not torch.is_grad_enabled() and not self.together:
+        passes = self.passes
+        if not torch.is_grad_enabled() and not passes.together:
             return self.module(*inputs, **named)  # DDP would broadcast buffers, by itself
-        if not self._begun:
+        if not passes.begun:
             self._begin_pass()
-        if not self._hidden:
+        if passes.wrapper is None:
             return self.module(*inputs, **named)
         if torch.is_grad_enabled():
-            self.forwarded = True
+            passes.forwarded = True
         try:
-            return self._hidden[0](*inputs, **named)
+            return passes.wrapper(*inputs, **named)
         except Exception as error:
             self.on_failure(error)
             raise
@@ -85,7 +103,7 @@ class DistributedModel(nn.Module):
         numbers of iterations, as PowerSGD does, would not run the same collectives.
         """
         self._hook = (state, hook)
-        for ddp in self._wrappers.values():
+        for ddp in self.passes.wrappers.values():
             self._register_hook(ddp)
 
     # ---- for the training loop
@@ -94,21 +112,23 @@ class DistributedModel(nn.Module):
         """Put DDP around the module in the present group. Members are known to be alike."""
         self.unwrap()
         self._backend = backend
-        self._all = list(self.module.parameters())
-        self._learns_graph = bool(self._options.get("static_graph"))
+        self.passes.parameters = list(self.module.parameters())
+        self.passes.learns_graph = bool(self._options.get("static_graph"))
         self._use_wrapper()
 
     def unwrap(self) -> None:
         """Forget the group. Gradients are the caller's to put back or drop."""
-        self._wrappers, self._hidden, self._backend = {}, [], None
-        self._begun = False
+        self._backend = None
+        self.passes.wrappers, self.passes.wrapper = {}, None
+        self.passes.begun = False
 
     def begin_block(self) -> None:
         """A step begins."""
-        self._left_over = None
-        if not self.forwarded:  # else its gradients are averaged as usual, no need to watch them
-            self._left_over = {p: _sign(p.grad) for p in self._all}
-        self._begun = self.forwarded = False
+        passes = self.passes
+        passes.left_over = None
+        if not passes.forwarded:  # else its gradients are averaged as usual, no need to watch them
+            passes.left_over = {p: _sign(p.grad) for p in passes.parameters}
+        passes.begun = passes.forwarded = False
 
     def reduce_gradients(self, reduce: bool) -> None:
         """What DDP's no_sync() sets: whether the next backward all-reduces.
@@ -116,18 +136,19 @@ class DistributedModel(nn.Module):
         A static graph is learnt in the first step, in which DDP can not go without: the result is
         the same, since what was reduced before is the same everywhere.
         """
-        self._reduces = reduce
-        self._begun = False  # flags may have changed since the last micro-batch
-        wanted = reduce or self._learns_graph
-        for ddp in self._hidden:
-            if ddp.require_backward_grad_sync != wanted:  # setting it costs microseconds
-                ddp.require_backward_grad_sync = wanted
+        passes = self.passes
+        passes.reduces = reduce
+        passes.begun = False  # flags may have changed since the last micro-batch
+        wanted = reduce or passes.learns_graph
+        ddp = passes.wrapper
+        if ddp is not None and ddp.require_backward_grad_sync != wanted:
+            ddp.require_backward_grad_sync = wanted
         if reduce:
-            self._learns_graph = False
+            passes.learns_graph = False
 
     def require_reduced(self) -> None:
         """Raise StepMisused if gradients came to be in this block without a pass through DDP."""
-        if self.forwarded or self._backend is None or not self._has_fresh_gradients():
+        if self.passes.forwarded or self._backend is None or not self._has_fresh_gradients():
             return
         raise StepMisused(
             f"gradients of {type(self.module).__name__} were computed in a step without being "
@@ -139,8 +160,9 @@ class DistributedModel(nn.Module):
 
     def _begin_pass(self) -> None:
         """The block's first forward pass: which parameters are trained may have changed."""
-        self._begun = True
-        if self._flags != tuple(p.requires_grad for p in self._all):
+        passes = self.passes
+        passes.begun = True
+        if passes.flags != tuple(map(_TRAINED, passes.parameters)):
             self._use_wrapper()
 
     def _use_wrapper(self) -> None:
@@ -150,17 +172,18 @@ class DistributedModel(nn.Module):
         goes to and fro between two of them.
         """
         assert self._backend is not None
-        self._flags = tuple(p.requires_grad for p in self._all)
-        if not any(self._flags):
-            self._hidden = []
+        passes = self.passes
+        passes.flags = tuple(map(_TRAINED, passes.parameters))
+        if not any(passes.flags):
+            passes.wrapper = None
             return
-        if self._flags not in self._wrappers:
-            if len(self._wrappers) == _MOST_WRAPPERS:
-                self._wrappers.pop(next(iter(self._wrappers)))
-            self._wrappers[self._flags] = self._wrapped(self._backend)
-        ddp = self._wrappers[self._flags]
-        ddp.require_backward_grad_sync = self._reduces or self._learns_graph
-        self._hidden = [ddp]
+        wrappers = passes.wrappers
+        if passes.flags not in wrappers:
+            if len(wrappers) == _MOST_WRAPPERS:
+                wrappers.pop(next(iter(wrappers)))
+            wrappers[passes.flags] = self._wrapped(self._backend)
+        passes.wrapper = wrappers[passes.flags]
+        passes.wrapper.require_backward_grad_sync = passes.reduces or passes.learns_graph
 
     def _wrapped(self, backend: Backend) -> DistributedDataParallel:
         options = {"init_sync": False, **self._options}
@@ -182,10 +205,10 @@ class DistributedModel(nn.Module):
                 ) from error
 
     def _has_fresh_gradients(self) -> bool:
-        before = self._left_over
+        before = self.passes.left_over
         return before is not None and any(
             p.grad is not None and _sign(p.grad) != before.get(p) and bool(p.grad.any())
-            for p in self._all  # all zero: only zeroed in place
+            for p in self.passes.parameters  # all zero: only zeroed in place
         )
 
     # ---- the module's own face

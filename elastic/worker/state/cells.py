@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +16,10 @@ from elastic.worker.state.tree import UNCHANGING, copy_tree, same_tensor, tensor
 
 Copy = Any
 SMALL_BYTES = 2**16
-_VERSION = operator.attrgetter("_version")  # a map over it takes half as long as a loop
+# Maps over these take half as long as loops, and every block pays for them.
+_VERSION = operator.attrgetter("_version")
+_PLACE = torch.Tensor.data_ptr
+_TRAINED = operator.attrgetter("requires_grad")
 _DEEPEST_SIGN = 3
 _LONGEST_SIGN = 16
 
@@ -45,6 +49,10 @@ class Cell(Protocol):
         """A cheap sign, equal as long as no change is noticed."""
         ...
 
+    def moved(self, mark: Any) -> bool:
+        """Whether the sign has changed since, at a cheaper look that may miss some changes."""
+        ...
+
 
 def is_large(cell: Cell) -> bool:
     """Whether copying it at every block would be felt."""
@@ -67,6 +75,8 @@ class ModuleTensors:
     def __init__(self, name: str, slots: Iterable[Slot]) -> None:
         self.name = name
         self._slots = list(slots)
+        self._owners = list({id(owner): owner for owner, _ in self._slots}.values())
+        self._marked: list[torch.Tensor] = []
 
     def size_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in _present(self._tensors()))
@@ -94,13 +104,21 @@ class ModuleTensors:
         return not all(map(same_tensor, _present(now), content))
 
     def mark(self) -> object:
-        tensors = self._tensors()
-        present = _present(tensors)
-        places = list(map(id, tensors)), list(map(torch.Tensor.data_ptr, present))
+        present = [t for t in chain.from_iterable(map(dict.values, self._owners)) if t is not None]
+        self._marked = present
         try:
-            return places, list(map(_VERSION, present))
+            versions = list(map(_VERSION, present))
         except RuntimeError:  # one was made in torch.inference_mode(): it counts no versions
-            return places, [0 if t.is_inference() else t._version for t in present]
+            versions = [0 if t.is_inference() else t._version for t in present]
+        return versions, list(map(_PLACE, present)), list(map(id, present))
+
+    def moved(self, mark: Any) -> bool:
+        """Of the tensors that were there when they were marked last."""
+        try:
+            versions = list(map(_VERSION, self._marked))
+        except RuntimeError:
+            return True
+        return bool(versions != mark[0] or list(map(_PLACE, self._marked)) != mark[1])
 
     def _tensors(self) -> list[torch.Tensor | None]:
         return [owner.get(name) for owner, name in self._slots]
@@ -118,7 +136,7 @@ class RequiresGrad:
 
     def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
         del reuse, on_host
-        return [owner[name].requires_grad for owner, name in self._slots]
+        return list(map(_TRAINED, [owner[name] for owner, name in self._slots]))
 
     def put_back(self, copy: Copy) -> None:
         for (owner, name), flag in zip(self._slots, copy, strict=True):
@@ -130,6 +148,9 @@ class RequiresGrad:
 
     def mark(self) -> object:
         return self.copy()
+
+    def moved(self, mark: Any) -> bool:
+        return self.differs(mark)
 
 
 class ExtraState:
@@ -177,6 +198,9 @@ class Rates:
 
     def mark(self) -> object:
         return self.copy()
+
+    def moved(self, mark: Any) -> bool:
+        return self.differs(mark)
 
 
 class OptimizerState:
@@ -230,8 +254,19 @@ class OptimizerState:
         """Its steps inside of blocks; and, for what else replaces its state, such as going back to
         an earlier one, or a step below a block, the tensors of its first parameter."""
         state = self._optimizer.state
-        first = [_sign(t) for t in tensors_of(next(iter(state.values()), None))]
-        return getattr(self._optimizer, "_elastic_steps", 0), len(state), first
+        first: object = next(iter(state.values()), None)
+        if type(first) is dict:
+            first = [
+                (id(t), t._version, t.data_ptr()) if type(t) is torch.Tensor else _sign(t)
+                for t in first.values()
+            ]
+        return self._steps(), len(state), first
+
+    def moved(self, mark: Any) -> bool:
+        return bool(self._steps() != mark[0])
+
+    def _steps(self) -> int:
+        return getattr(self._optimizer, "_elastic_steps", 0)
 
 
 # ---- schedulers, and anything else with a state_dict
@@ -265,6 +300,10 @@ class Scheduler:
     def mark(self) -> object:
         return None
 
+    def moved(self, mark: Any) -> bool:
+        del mark
+        return False
+
 
 class Object:
     """Any other tracked object, by its state_dict()."""
@@ -291,6 +330,9 @@ class Object:
         """Of its attributes and those of the objects it is made of: numbers by value, tensors by
         version; of a long container, the first and the last."""
         return _sign(self._tracked)
+
+    def moved(self, mark: Any) -> bool:
+        return bool(self.mark() != mark)
 
 
 class Scaler(Object):
@@ -331,21 +373,21 @@ class Gradients:
     name = "session.gradients"
 
     def __init__(self) -> None:
-        self._modules: dict[str, list[tuple[str, nn.Parameter]]] = {}
+        self._modules: dict[str, dict[str, nn.Parameter]] = {}
         self._accumulates: dict[str, bool] = {}
         self._at_begin: dict[str, bool] = {}
         self._left: dict[str, tuple[int, int]] = {}
 
     def watch(self, name: str, module: nn.Module) -> None:
         """Look after the gradients of this module's parameters."""
-        self._modules[name] = list(module.named_parameters())
+        self._modules[name] = dict(module.named_parameters())
 
     def begin(self) -> Copy:
         """A block begins: copy what may be meant to grow."""
         self._at_begin = dict(self._accumulates)
         self._left = {}
         for name, parameters in self._modules.items():
-            first = next((p.grad for _, p in parameters if p.grad is not None), None)
+            first = _first_gradient(parameters)
             if first is not None:
                 self._left[name] = (id(first), first._version)
         return self.copy()
@@ -368,7 +410,7 @@ class Gradients:
             (p, p.grad.clone())
             for name, parameters in self._modules.items()
             if self._accumulates.get(name, True)
-            for _, p in parameters
+            for p in parameters.values()
             if p.grad is not None
         ]
 
@@ -377,7 +419,7 @@ class Gradients:
         as well: members that did not come as far must expect the same."""
         self._accumulates = dict(self._at_begin)
         for parameters in self._modules.values():
-            for _, parameter in parameters:
+            for parameter in parameters.values():
                 parameter.grad = None
         for parameter, gradient in copies:
             parameter.grad = gradient.clone()
@@ -388,7 +430,7 @@ class Gradients:
         return {
             "accumulates": dict(self._accumulates),
             "gradients": {
-                module: {name: p.grad for name, p in parameters if p.grad is not None}
+                module: {name: p.grad for name, p in parameters.items() if p.grad is not None}
                 for module, parameters in self._modules.items()
                 if self._accumulates.get(module, True)
             },
@@ -400,23 +442,34 @@ class Gradients:
         self._at_begin = dict(self._accumulates)
         for module, parameters in self._modules.items():
             gradients = state_dict["gradients"].get(module, {})
-            for name, parameter in parameters:
+            for name, parameter in parameters.items():
                 gradient = gradients.get(name)
                 parameter.grad = None if gradient is None else gradient.to(parameter.device)
 
     def _unchanged(self, name: str, left: tuple[int, int]) -> bool:
         """The gradients are those that were there when the block began, and not all zero."""
-        gradients = [p.grad for _, p in self._modules[name] if p.grad is not None]
-        if not gradients or (id(gradients[0]), gradients[0]._version) != left:
+        parameters = self._modules[name]
+        first = _first_gradient(parameters)
+        if first is None or (id(first), first._version) != left:
             return False
-        return bool(gradients[0].any()) or bool(gradients[-1].any())
+        last = next(p.grad for p in reversed(parameters.values()) if p.grad is not None)
+        return bool(first.any()) or bool(last.any())
+
+
+def _first_gradient(parameters: Mapping[str, nn.Parameter]) -> torch.Tensor | None:
+    for parameter in parameters.values():
+        gradient = parameter.grad
+        if gradient is not None:
+            return gradient
+    return None
 
 
 # ---- generators
 
 
 class DefaultGenerators:
-    """torch's generators that a script uses without naming one (dropout): this worker's own."""
+    """torch's generators that a script uses without naming one (dropout): this worker's own, no
+    part of what members give each other. A copy may be None: then they stay what they are."""
 
     name = "torch's default generators"
 
@@ -432,6 +485,8 @@ class DefaultGenerators:
         return host, torch.cuda.get_rng_state(self._cuda) if self._cuda is not None else None
 
     def put_back(self, copy: Copy) -> None:
+        if copy is None:
+            return
         host, device = copy
         torch.default_generator.set_state(host)
         if device is not None:
@@ -439,10 +494,14 @@ class DefaultGenerators:
 
     def differs(self, copy: Copy) -> bool:
         del copy
-        return False  # it is no part of what members compare or give each other
+        return False
 
     def mark(self) -> object:
         return None
+
+    def moved(self, mark: Any) -> bool:
+        del mark
+        return False
 
 
 class TorchGenerator:

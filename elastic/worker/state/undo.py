@@ -21,10 +21,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from elastic.worker.state.cells import Cell, Copy, cells_of
+from elastic.worker.state.cells import Cell, Copy, DefaultGenerators, cells_of
 from elastic.worker.state.job_state import JobState
 
 _RELEARN_EVERY = 512  # blocks
@@ -55,7 +56,9 @@ class Undo:
         self._large: list[Cell] = []
         self._small: list[Cell] = []
         self._copy_small: list[Callable[[], Copy]] = []
+        self._copy_for_commit: list[Callable[[], Copy]] = []
         self._mark_large: list[Callable[[], object]] = []
+        self._looks: list[tuple[int, Callable[[Any], bool]]] | None = None
         self._block_set: set[int] = set()
         self._gap_set: set[int] = set()
         self._blocks = 0
@@ -114,13 +117,13 @@ class Undo:
         """Whether the block has begun collectives after its reductions."""
         return self._collectives() != self._collectives_seen
 
-    def end(self) -> None:
+    def end(self, *, collectives_since_reduction: bool) -> None:
         """The block has ended and its step counts.
 
         Raises ConfigurationError for a state that could not be given to others: now and then, since
         at the first loss of a group it would be too late.
         """
-        if self.collectives_since_reduction():
+        if collectives_since_reduction:
             self._note_block()  # some of them came later, after changes that nothing told apart
         self._blocks += 1
         if self._blocks % _RELEARN_EVERY == 0:
@@ -199,7 +202,7 @@ class Undo:
     def _mark_commit(self) -> None:
         wanted = set(range(len(self._large))) if self._learns() else self._gap_set
         marks = [mark() for mark in self._mark_large]
-        self._commit = self._copy(wanted, reuse=self._commit, marks=marks)
+        self._commit = self._copy(wanted, reuse=self._commit, marks=marks, for_commit=True)
 
     def _note_gap(self, commit: _Mark, marks: list[object]) -> None:
         """Large state that has changed since the commit: from the next commit on it is copied."""
@@ -221,6 +224,8 @@ class Undo:
 
     def _note_block(self) -> None:
         """Large state that has changed since the block's begin: the next ones copy it."""
+        if not self._learning and not self._looks_changed():
+            return
         changed = self._changed_since(self._begin)  # also while learning: put_back goes by it later
         if self._learning:
             changed |= {i for i, c in self._begin.large.items() if self._large[i].differs(c)}
@@ -229,7 +234,16 @@ class Undo:
             self._missed = True
         if changed:
             self._block_set |= changed
+            self._looks = None
             self._tell_cost()
+
+    def _looks_changed(self) -> bool:
+        """A glance at the large state outside of the block set, since every reduction takes one."""
+        if self._looks is None:
+            cells = enumerate(self._large)
+            self._looks = [(i, cell.moved) for i, cell in cells if i not in self._block_set]
+        marks = self._begin.marks
+        return any(moved(marks[index]) for index, moved in self._looks)
 
     def _changed_since(self, earlier: _Mark) -> set[int]:
         now = [mark() for mark in self._mark_large]
@@ -249,10 +263,16 @@ class Undo:
     # ---- copies
 
     def _copy(
-        self, wanted: set[int], *, reuse: _Mark | None = None, marks: list[object] | None = None
+        self,
+        wanted: set[int],
+        *,
+        reuse: _Mark | None = None,
+        marks: list[object] | None = None,
+        for_commit: bool = False,
     ) -> _Mark:
         mark = _Mark()
-        mark.small = [copy() for copy in self._copy_small]
+        copies = self._copy_for_commit if for_commit else self._copy_small
+        mark.small = [copy() for copy in copies]
         mark.marks = marks or []
         if wanted:
             old = reuse.large if reuse is not None else {}
@@ -279,6 +299,10 @@ class Undo:
         gap = {names[i] for i in self._gap_set}
         self._large, self._small = cells_of(self._state.undoable, self._device)
         self._copy_small = [cell.copy for cell in self._small]
+        self._copy_for_commit = [
+            _no_copy if isinstance(cell, DefaultGenerators) else cell.copy for cell in self._small
+        ]
+        self._looks = None
         self._mark_large = [cell.mark for cell in self._large]
         self._block_set = {i for i, cell in enumerate(self._large) if cell.name in block}
         self._gap_set = {i for i, cell in enumerate(self._large) if cell.name in gap}
@@ -293,3 +317,7 @@ class _Mark:
     small: list[Copy] = field(default_factory=list)
     large: dict[int, Copy] = field(default_factory=dict)
     marks: list[object] = field(default_factory=list)
+
+
+def _no_copy() -> None:
+    """Of what is not given to others."""

@@ -45,7 +45,7 @@ def step(model: nn.Module, seed: int = 0) -> None:
 
 
 def ddp_of(model: DistributedModel) -> nn.parallel.DistributedDataParallel:
-    return model._hidden[0]
+    return model.passes.wrapper
 
 
 def test_it_has_the_modules_face(net: Net) -> None:
@@ -253,7 +253,7 @@ def test_a_copy_is_a_model_of_its_own_without_a_group(net: Net, alone: Group) ->
     assert type(twin) is DistributedModel
     assert twin.module is not net
     assert same_values(twin, model)
-    assert not twin._hidden
+    assert twin.passes.wrapper is None
     assert twin.training
     assert not twin.norm.training  # a frozen layer stays frozen
     step(twin)  # without a group
@@ -344,7 +344,7 @@ def test_each_set_of_trained_parameters_has_a_wrapper_of_its_own(net: Net, alone
         assert ddp_of(model) is whole
         assert net.first.weight.grad is not None
         model.zero_grad()
-    assert len(model._wrappers) == 2
+    assert len(model.passes.wrappers) == 2
 
 
 def test_gradual_thawing_keeps_few_wrappers(net: Net, alone: Group) -> None:
@@ -357,7 +357,7 @@ def test_gradual_thawing_keeps_few_wrappers(net: Net, alone: Group) -> None:
         step(model)
         trained = [p for p in net.parameters() if p.requires_grad]
         assert all(p.grad is not None for p in trained)
-        assert len(model._wrappers) <= 4
+        assert len(model.passes.wrappers) <= 4
 
 
 def test_only_what_is_trained_is_reduced(net: Net, alone: Group) -> None:
@@ -384,7 +384,7 @@ def test_flags_that_change_between_micro_batches_are_noticed(net: Net, alone: Gr
     kept = net.first.weight.grad.clone()
     step(model)
     assert ddp_of(model).require_backward_grad_sync
-    assert len(model._wrappers) == 2
+    assert len(model.passes.wrappers) == 2
     assert torch.equal(net.first.weight.grad, kept)
 
 
@@ -396,7 +396,7 @@ def test_a_model_of_which_nothing_is_trained_needs_no_ddp(net: Net, alone: Group
     model.require_reduced()
     net.requires_grad_(True)
     in_block(model, lambda: step(model))
-    assert len(model._hidden) == 1
+    assert model.passes.wrapper is not None
 
 
 def hook_that(notes: Callable[[object, Any], None]) -> Callable[..., Any]:

@@ -57,13 +57,18 @@ class Script:
         self.collectives += 1
         self.undo.reduced()
 
+    def end(self) -> None:
+        """The block ends well."""
+        later = self.undo.collectives_since_reduction()
+        self.undo.end(collectives_since_reduction=later)
+
     def block(self, before: Action = nothing, after: Action = nothing) -> None:
         """A step that counts."""
         self.undo.begin()
         before()
         self.reduce()
         after()
-        self.undo.end()
+        self.end()
 
     def lost(self, before: Action = nothing, after: Action = nothing) -> bool:
         """A block that is given up. Returns whether it was undone; if so, asserts that it was."""
@@ -488,7 +493,7 @@ def test_gradients_accumulated_by_hand_are_put_back() -> None:
     script = Script(model=net)
     for _ in range(2):
         accumulating(script, net, zero=False)
-        script.undo.end()
+        script.end()
     assert grads(net) == [0.5, 0.5]
     accumulating(script, net, zero=False)
     assert script.undo.put_back()
@@ -501,7 +506,7 @@ def test_gradients_that_grow_are_given_to_newcomers_and_left_over_ones_are_not()
     for zero, expected in ((True, 0), (False, 2)):
         for _ in range(3):
             accumulating(script, net, zero=zero)
-            script.undo.end()
+            script.end()
         given = script.state.gradients.state_dict()["gradients"]
         assert len(given.get("model", {})) == expected
 
@@ -511,12 +516,12 @@ def test_gradients_that_grow_for_once_are_said_not_to_be_put_back() -> None:
     script = Script(model=net)
     for _ in range(3):
         accumulating(script, net, zero=True)
-        script.undo.end()
+        script.end()
     accumulating(script, net, zero=False)
     assert not script.undo.put_back()
     for _ in range(2):
         accumulating(script, net, zero=False)
-        script.undo.end()
+        script.end()
     before = grads(net)
     accumulating(script, net, zero=False)
     assert script.undo.put_back()
@@ -528,7 +533,7 @@ def test_gradients_zeroed_in_every_fourth_block_are_put_back_and_given_in_all_ot
     script = Script(model=net)
     for index in range(12):
         accumulating(script, net, zero=index % 4 == 0)
-        script.undo.end()
+        script.end()
         before = grads(net)
         assert len(script.state.gradients.state_dict()["gradients"]["model"]) == 2
         accumulating(script, net, zero=(index + 1) % 4 == 0)
@@ -542,7 +547,7 @@ def test_what_a_given_up_block_found_out_about_gradients_is_forgotten() -> None:
     far, near = Script(model=net), Script(model=other)
     for script, module in ((far, net), (near, other)):
         accumulating(script, module, zero=True)
-        script.undo.end()
+        script.end()
     accumulating(far, net, zero=True)
     near.undo.begin()
     assert far.undo.put_back()
@@ -555,7 +560,7 @@ def test_gradients_zeroed_below_a_void_block_are_put_back() -> None:
     script = Script(model=net)
     for _ in range(3):
         accumulating(script, net, zero=False)
-        script.undo.end()
+        script.end()
     before = grads(net)
     accumulating(script, net, zero=False)
     assert script.undo.put_back()
@@ -569,7 +574,7 @@ def test_gradients_zeroed_in_place_are_left_over() -> None:
     net = layer(4)
     script = Script(model=net)
     accumulating(script, net, zero=True)
-    script.undo.end()
+    script.end()
     script.undo.begin()
     for parameter in net.parameters():
         parameter.grad.zero_()  # type: ignore[union-attr]
@@ -582,7 +587,7 @@ def test_another_members_gradients_are_taken_over() -> None:
     left, right = Script(model=source), Script(model=target)
     for _ in range(2):
         accumulating(left, source, zero=False)
-        left.undo.end()
+        left.end()
     gradients(target)
     right.state.gradients.load_state_dict(copy.deepcopy(left.state.gradients.state_dict()))
     assert grads(target) == grads(source)

@@ -20,7 +20,8 @@ class Optimizers:
 
     def __init__(self, state: JobState) -> None:
         self._state = state
-        self._known: set[int] = set()
+        self._known: dict[int, int] = {}
+        """How many parameters each had when it was looked at, by its id."""
         self._of_block: list[torch.Tensor] = []
         self._blocks = 0
 
@@ -49,12 +50,17 @@ class Optimizers:
                 "completely or not at all"
             )
 
-    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has stepped inside of a step. Raises StepMisused if it is not tracked."""
+    def stepped(self, optimizer: torch.optim.Optimizer) -> bool:
+        """An optimizer has stepped inside of a step. Raises StepMisused unless it is tracked, and
+        what it trains. Returns whether that had to be found out: it, or what it trains, is new."""
         optimizer._elastic_steps = getattr(optimizer, "_elastic_steps", 0) + 1  # type: ignore[attr-defined]
-        if id(optimizer) not in self._known:
-            self._require_tracked(optimizer)
-            self._known.add(id(optimizer))
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        if self._known.get(id(optimizer)) == count:
+            return False
+        self._require_tracked(optimizer)
+        self._require_parameters_tracked(optimizer)
+        self._known[id(optimizer)] = count
+        return True
 
     def _require_tracked(self, optimizer: torch.optim.Optimizer) -> None:
         tracked = self._state.tracked
@@ -76,6 +82,22 @@ class Optimizers:
                     "does not contain: a worker that joins would go on without it; track it too: "
                     f"session.track({holders[0]}_inner=...)"
                 )
+
+    def _require_parameters_tracked(self, optimizer: torch.optim.Optimizer) -> None:
+        modules = self._state.modules().values()
+        known = {p.data_ptr() for module in modules for p in module.parameters()}
+        trained = [p for group in optimizer.param_groups for p in group["params"]]
+        if any(p.numel() and p.data_ptr() not in known for p in trained):
+            known |= {t.data_ptr() for t in self._state.capture().tensors.values()}
+        missing = [p for p in trained if p.numel() and p.data_ptr() not in known]
+        if missing:
+            shapes = ", ".join(str(tuple(p.shape)) for p in missing[:3])
+            raise StepMisused(
+                f"{type(optimizer).__name__} trains {len(missing)} of its {len(trained)} "
+                f"parameters (of shapes {shapes}) that nothing tracked contains: a worker that "
+                "joins would go on with others; give the module that they belong to to "
+                "session.track()"
+            )
 
 
 def _some_gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor | None]:

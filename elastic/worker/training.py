@@ -535,9 +535,11 @@ class Training:
             which = f" ({', '.join(names[:3])})" if names else ""
             raise StepMisused(
                 f"the parameters of rank {', '.join(map(str, odd))} are not those of rank 0 after "
-                f"step {self.part.progress.committed}{which}, although nothing was lost: something "
-                "trains them that is not averaged. Call the model that session.distribute() "
-                "returned, change parameters in the same way on every rank, and seed what is random"
+                f"step {self.part.progress.committed}{which}, although nothing was lost. Either "
+                "something trains them that is not averaged: call the model that "
+                "session.distribute() returned, change parameters in the same way on every rank, "
+                "and seed what is random. Or a worker that joined lacks what the step uses: give "
+                "schedulers, averages and the like to session.track()"
             )
 
     def _save(self, save: act.Save) -> None:
@@ -620,8 +622,9 @@ class Training:
             self.wait_for_reduction()
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._in_block:
-            self.optimizers.stepped(optimizer)
+        if self._in_block and self.optimizers.stepped(optimizer):
+            for model in self.models:
+                model.require_same_layers()
 
     def _tell_cost(self, names: list[str], size_bytes: int) -> None:
         """Once a job is enough: rank 0 does it, which has been there for longest."""

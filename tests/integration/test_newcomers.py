@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.integration.running import Place, steps_of, wait_for_step
+from tests.integration.running import CONFIGURATION, Place, steps_of, wait_for_step
 
 ATTEMPTS = 3
 ANOTHER = 100  # steps, two seconds or more: time for several newcomers
@@ -32,3 +32,15 @@ def test_newcomers_that_always_fail_are_refused_and_the_others_train_on(
     assert len(reasons) <= 3 + 3 * ATTEMPTS
     assert len(job.named("newcomers_refused")) == 1
     assert len(job.named("worker_failed")) == 1 + ATTEMPTS
+
+
+def test_a_newcomer_that_lacks_what_the_script_does_not_track_ends_the_job(place: Place) -> None:
+    """At its fourth step, the first of which its own scheduler makes another one."""
+    job = place.start("tracks_no_scheduler.py", nproc=3)
+    wait_for_step(job, 10)
+    job.kill_worker(job.members()[-1])
+    assert job.wait() == CONFIGURATION, job.story()
+    (ended,) = job.named("job_ended")
+    assert "session.track()" in ended["message"], job.story()
+    grown = [g for g in job.named("generation_formed") if g["reason"] == "member_joined"]
+    assert ended["committed"] <= grown[-1]["after_step"] + 4, job.story()

@@ -63,6 +63,7 @@ def test_a_failure_of_one_rank_once_costs_one_restart(place: Place, tmp_path: Pa
         ("never_steps.py", ["session.steps"]),
         ("forgets_backward.py", ["StepMisused", "step.backward"]),
         ("forgets_with.py", ["StepMisused", "with step"]),
+        ("adds_a_layer.py", ["StepMisused", "Sequential", "new: 2.weight, 2.bias"]),
     ],
 )
 def test_what_no_restart_can_mend_ends_the_job_at_once(

@@ -88,6 +88,8 @@ class Participation:
         self._saved_step = -1
         self._save_owed = False
         self._compare_due = False
+        self._agreed_at = 0
+        self._newcomers = False
         self._repeat_from = 0
         self._calls_of_others = 0
         """Calls since the last commit that another member has completed."""
@@ -221,6 +223,8 @@ class Participation:
                 try:
                     if self.seat is None:
                         yield from self._enter()
+                    if self._void and self._newcomers:
+                        raise GroupLost("a newcomer does not come to the calls of a lost block")
                     behind = self._is_behind
                     if not behind:  # else the others are to leave from a later place
                         yield from self._leave_job_if_told()
@@ -269,7 +273,8 @@ class Participation:
         committed = self.progress.committed
         if committed == 0:
             return
-        if self._compare_due and committed & (committed - 1) == 0:
+        steps = committed - self._agreed_at
+        if self._compare_due and steps > 0 and steps & (steps - 1) == 0:
             self._compare_due = False
             yield act.CompareReplicas()
         due = self._save_every > 0 and committed % self._save_every == 0
@@ -333,7 +338,8 @@ class Participation:
         self._calls_of_others = calls_done(declarations)
         self.intact = True
         self.took_part = True
-        self._compare_due = True
+        self._agreed_at = self.progress.committed
+        self._newcomers = any(not d.took_part for d in declarations)
 
     def _declaration(self) -> Declaration:
         return Declaration(

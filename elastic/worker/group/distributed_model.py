@@ -156,6 +156,20 @@ class DistributedModel(nn.Module):
             "session.distribute() has returned"
         )
 
+    def require_same_layers(self) -> None:
+        """Raise StepMisused if the module has not the parameters that DDP was given."""
+        known = {id(p) for p in self.passes.parameters}
+        present = {id(p): name for name, p in self.module.named_parameters()}
+        if self._backend is None or present.keys() == known:
+            return
+        new = [name for key, name in present.items() if key not in known]
+        what = f"new: {', '.join(new[:3])}" if new else "some are gone"
+        raise StepMisused(
+            f"the parameters of {type(self.module).__name__} have changed since it was given to "
+            f"session.distribute() ({what}), and DDP averages only those that it knew; build the "
+            "whole model before, and freeze what is to be trained later by requires_grad_(False)"
+        )
+
     # ---- inside
 
     def _begin_pass(self) -> None:

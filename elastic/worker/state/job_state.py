@@ -238,6 +238,7 @@ class JobState:
             "committed_in": progress.committed_in,
             "loop": progress.loop,
             "requires_grad": self._flags(),
+            "parameter_groups": self._parameter_groups(),
             "ledger": [dataclasses.asdict(record) for record in self.ledger.since(0)],
         }
 
@@ -249,10 +250,14 @@ class JobState:
         self._require_same_objects(states)
         self._require_same_structure(describe(tensors))
         for name, tracked in self.everything.items():
-            if name in states:
+            if name not in states:
+                continue
+            if isinstance(tracked, torch.optim.Optimizer):
+                self._add_parameter_groups(name, tracked, extra)
                 tracked.load_state_dict(states[name])
-                if isinstance(tracked, torch.optim.Optimizer):
-                    _keep_types(tracked, states[name])
+                _keep_types(tracked, states[name])
+            else:
+                tracked.load_state_dict(states[name])
         self._waiting = {n: s for n, s in states.items() if "." in n and n not in self._own}
         self._restore_flags(extra)
         try:
@@ -296,6 +301,34 @@ class JobState:
             for parameter, flag in zip(module.parameters(), flags.get(name, ""), strict=False):
                 if parameter.requires_grad != (flag == "1"):
                     parameter.requires_grad_(flag == "1")
+
+    def _parameter_groups(self) -> dict[str, Json]:
+        """What each group of each optimizer trains, by the names of the modules' parameters."""
+        names = {id(p): name for name, p in reversed(self._named_parameters())}
+        return {
+            name: [[names.get(id(p)) for p in group["params"]] for group in item.param_groups]
+            for name, item in self._scripts.items()
+            if isinstance(item, torch.optim.Optimizer)
+        }
+
+    def _named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        modules = self.modules().items()
+        return [(f"{n}.{path}", p) for n, m in modules for path, p in m.named_parameters()]
+
+    def _add_parameter_groups(
+        self, name: str, optimizer: torch.optim.Optimizer, extra: Mapping[str, Json]
+    ) -> None:
+        """Those that the script adds in the course of the job: it has not come to that here."""
+        saved = cast("Any", extra.get("parameter_groups", {})).get(name, [])
+        parameters = dict(self._named_parameters())
+        for group in saved[len(optimizer.param_groups) :]:
+            if not all(path in parameters for path in group):
+                raise CheckpointMismatch(
+                    f"{name} has {len(saved)} parameter groups in the saved state and "
+                    f"{len(optimizer.param_groups)} here, and what the others train is not tracked "
+                    "by itself; give the modules that it belongs to to session.track()"
+                )
+            optimizer.add_param_group({"params": [parameters[path] for path in group]})
 
     def _require_same_objects(self, states: Mapping[str, Any]) -> None:
         saved = {name for name in states if "." not in name}

@@ -525,6 +525,29 @@ def test_a_group_with_a_newcomer_is_of_no_use_while_a_call_is_under_way() -> Non
     assert not any(line.startswith("Send") for line in log)
 
 
+def test_a_call_below_a_block_that_does_not_count_is_made_without_newcomers() -> None:
+    """Their scripts come to the block itself."""
+    driver = trained(2)
+    driver.enter_block()
+    driver.announce(2, "a", "b")
+    driver.peers(ME, NEWCOMER)
+    assert driver.give_up() is False
+    driver.taken()
+    driver.answer(act.Break, lambda _: driver.announce(3, "a"))
+    assert driver.call("evaluate") == "evaluate"
+    assert driver.taken() == [
+        "TearDown",
+        "Break",
+        "Join held",
+        "Declare",
+        "TellJoined committed=2",
+        "SetUp generation=3",
+        "Entered",
+        "MeetForCall committed=2 number=0 call=evaluate",
+        "Perform call=evaluate",
+    ]
+
+
 def test_a_commit_forgets_the_calls_before_it() -> None:
     driver = trained(2)
     driver.call("evaluate")
@@ -767,6 +790,21 @@ def test_replicas_are_compared_after_1_2_4_8_steps_and_once_each() -> None:
         if "CompareReplicas" in driver.taken():
             compared.append(driver.part.progress.committed)
     assert compared == [1, 2, 4, 8]
+
+
+def test_replicas_are_compared_after_1_2_4_steps_of_each_group() -> None:
+    """A newcomer that lacks what the script does not track differs after its first step."""
+    driver = trained(5)
+    driver.announce(2, "a", "b")
+    driver.peers(ME, NEWCOMER)
+    compared = []
+    for _ in range(6):
+        driver.boundary()
+        if "CompareReplicas" in driver.taken():
+            compared.append(driver.part.progress.committed)
+        driver.part.begin_block()
+        driver.commit()
+    assert compared == [6, 7, 9]
 
 
 def test_a_loss_at_a_boundary_is_followed_by_the_next_group() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from elastic.errors import StepMisused
 from elastic.worker.optimizers import Optimizers
-from elastic.worker.state.job_state import JobState
+from elastic.worker.state.job_state import JobState, Values
 
 
 class Holder:
@@ -47,9 +47,14 @@ def stepped() -> torch.optim.Optimizer:
     return optimizer
 
 
+def module_of(optimizer: torch.optim.Optimizer) -> torch.nn.Module:
+    """What it trains."""
+    return torch.nn.ParameterList(p for group in optimizer.param_groups for p in group["params"])
+
+
 def checked(optimizer: torch.optim.Optimizer, /, **tracked: Any) -> None:
     state = JobState()
-    state.track(tracked)
+    state.track({"model": module_of(optimizer), **tracked})
     Optimizers(state).stepped(optimizer)
 
 
@@ -89,7 +94,7 @@ def test_an_inner_optimizer_without_state_needs_none() -> None:
 def test_steps_are_counted_for_those_who_look_for_changes() -> None:
     optimizer = stepped()
     state = JobState()
-    state.track({"optimizer": optimizer})
+    state.track({"model": module_of(optimizer), "optimizer": optimizer})
     optimizers = Optimizers(state)
     for _ in range(3):
         optimizers.stepped(optimizer)
@@ -100,9 +105,37 @@ def test_an_optimizer_in_the_place_of_one_that_is_gone_is_looked_at() -> None:
     """Python gives its id to another object."""
     state = JobState()
     kept = stepped()
-    state.track({"optimizer": kept})
+    state.track({"model": module_of(kept), "optimizer": kept})
     optimizers = Optimizers(state)
     optimizers.stepped(kept)
     for _ in range(50):
         with pytest.raises(StepMisused):
             optimizers.stepped(stepped())
+
+
+def test_what_an_optimizer_trains_must_be_tracked_too() -> None:
+    optimizer = stepped()
+    state = JobState()
+    state.track({"optimizer": optimizer})
+    with pytest.raises(StepMisused, match=r"SGD trains 1 of its 1 parameters \(of shapes \(3,\)\)"):
+        Optimizers(state).stepped(optimizer)
+
+
+def test_parameters_may_be_tracked_by_an_object_that_is_no_module() -> None:
+    optimizer = stepped()
+    parameter = optimizer.param_groups[0]["params"][0]
+    state = JobState()
+    state.track({"optimizer": optimizer, "values": Values(weight=parameter)})
+    assert Optimizers(state).stepped(optimizer)
+
+
+def test_parameters_that_are_added_later_are_looked_at() -> None:
+    optimizer = stepped()
+    state = JobState()
+    state.track({"model": module_of(optimizer), "optimizer": optimizer})
+    optimizers = Optimizers(state)
+    assert optimizers.stepped(optimizer)
+    assert not optimizers.stepped(optimizer)
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    with pytest.raises(StepMisused, match="trains 1 of its 2 parameters"):
+        optimizers.stepped(optimizer)

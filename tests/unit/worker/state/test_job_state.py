@@ -200,6 +200,36 @@ def test_signatures_are_equal_for_alike_objects_only() -> None:
 # ---- which parameters are trained
 
 
+def grown(*, groups: int) -> tuple[JobState, torch.optim.Optimizer]:
+    """Two layers, of which an optimizer trains the first, and later the second."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)
+    if groups == 2:
+        optimizer.add_param_group({"params": model[1].parameters(), "lr": 0.02})
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    state = JobState()
+    state.track({"model": model, "optimizer": optimizer})
+    return state, optimizer
+
+
+def test_parameter_groups_that_a_script_adds_later_are_added_to_a_newcomers_optimizer() -> None:
+    sender, _ = grown(groups=2)
+    receiver, optimizer = grown(groups=1)
+    restore(receiver, sender)
+    assert [len(g["params"]) for g in optimizer.param_groups] == [2, 2]
+    assert optimizer.param_groups[1]["lr"] == 0.02
+    assert same(optimizer.state_dict(), sender.tracked["optimizer"].state_dict())
+
+
+def test_a_parameter_group_of_what_is_not_tracked_by_name_is_refused() -> None:
+    sender, optimizer = grown(groups=1)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    receiver, _ = grown(groups=1)
+    with pytest.raises(CheckpointMismatch, match="2 parameter groups in the saved state and 1"):
+        restore(receiver, sender)
+
+
 def test_flags_of_parameters_are_part_of_the_state() -> None:
     """Gradual unfreezing: members that wrap other parameters would reduce other buckets."""
     source, target = make(1), make(1)

@@ -22,6 +22,7 @@ from elastic.core.data_order import (
     advance,
     micro_batches,
     next_range,
+    steps_in_epoch,
 )
 from elastic.core.permutation import Permutation, epoch_key
 from elastic.errors import ConfigurationError
@@ -63,6 +64,21 @@ class DataLoader:
         self._shuffle = shuffle
         self._options = _checked(options)
         _require_enough(self.length, self.policy, drop_last)
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch. TypeError where that follows the group: only a fixed
+        `global_batch` makes it the same for any number of workers."""
+        if not isinstance(self.policy, FixedGlobalBatch):
+            raise TypeError(
+                "the number of steps in an epoch changes with the group, so this elastic.DataLoader"
+                " has no len(); count in samples (len(data.dataset)), or fix the steps with "
+                "elastic.DataLoader(..., global_batch=...)"
+            )
+        size = self.policy.size
+        return steps_in_epoch(length=self.length, global_batch=size, drop_last=self.drop_last)
+
+    def __bool__(self) -> bool:
+        return True  # and not by its length, which it may not have
 
     def position_to_index(self, epoch: int) -> Permutation | range:
         """The order of an epoch: from a position to the dataset's index."""

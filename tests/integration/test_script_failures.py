@@ -23,6 +23,7 @@ from tests.integration.running import (
     [
         ("raises_before_init.py", [], ["ValueError: no such corpus"]),
         ("raises_after_init.py", [], ["ValueError: no such corpus"]),
+        ("asks_for_its_rank.py", [], ["has not been initialized", "session.steps()"]),
         ("raises_in_step.py", ["all", "no-marker"], ["ValueError: bad sample"]),
         ("raises_in_step.py", ["one", "no-marker"], ["ValueError: bad sample"]),
         ("exits.py", ["sys.exit(3)"], ["sys.exit(3)"]),

@@ -6,12 +6,13 @@ import copy
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from elastic.errors import ConfigurationError, StepMisused
 from elastic.worker.group.process_group import Backend
@@ -68,6 +69,7 @@ class DistributedModel(nn.Module):
         for name, advice in _REFUSED.items():
             if options.get(name) is not None:
                 raise ConfigurationError(f"session.distribute(..., {name}=...): {advice}")
+        _require_ordinary_tensors(module)
         self.module = module
         self._options = dict(options)
         self._hook: tuple[object, Callable[..., Any]] | None = None
@@ -105,6 +107,15 @@ class DistributedModel(nn.Module):
         self._hook = (state, hook)
         for ddp in self.passes.wrappers.values():
             self._register_hook(ddp)
+
+    def no_sync(self) -> NoReturn:
+        """Raises StepMisused: which backward pass averages is the step's to say."""
+        raise StepMisused(
+            "model.no_sync() has no place in a step, whose last backward pass averages the "
+            "gradients of all of its micro-batches; for N micro-batches a step write "
+            "elastic.DataLoader(..., accumulate=N) and call step.backward(loss) in "
+            "`for ... in step.batches():`"
+        )
 
     # ---- for the training loop
 
@@ -260,6 +271,21 @@ class DistributedModel(nn.Module):
         twin.training = self.training  # train() would thaw what the script has set to eval()
         memo[id(self)] = twin
         return twin
+
+
+def _require_ordinary_tensors(module: nn.Module) -> None:
+    """Raises ConfigurationError for what DDP, or a worker that joins, cannot fill."""
+    kind = type(module).__name__
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if is_lazy(tensor):
+            why = "has no shape yet; run one batch through the module first (a lazy layer)"
+        elif tensor.is_inference():
+            why = "was made in torch.inference_mode(); register a clone() that was made outside"
+        elif any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)):
+            why = "has elements that share memory, as expand() makes them; register its clone()"
+        else:
+            continue
+        raise ConfigurationError(f"session.distribute({kind}): {name} {why}")
 
 
 def _ignore(_: Exception) -> None:

@@ -13,6 +13,17 @@ from elastic.rpc.codec import failure_to_pb
 from elastic.worker import session as sessions
 from elastic.worker.link import Link
 
+_NO_GROUP = (
+    "the group forms when session.steps() begins; call torch.distributed inside of its loop, use "
+    "session.distribute(model) in place of DistributedDataParallel, and no init_process_group()"
+)
+# What torch says where a script uses it as if torchrun had started it, and what to do instead.
+_ADVICE = {
+    "Default process group has not been initialized": _NO_GROUP,
+    "env:// rendezvous": _NO_GROUP,
+    "trying to initialize the default process group twice": _NO_GROUP,
+}
+
 
 def run_script(link: Link, argv: list[str]) -> int:
     """Run `argv[0]` as `__main__`, as `python` would; return the exit code."""
@@ -66,12 +77,13 @@ def _raised(link: Link, error: BaseException) -> int:
     traceback.print_exception(error)
     code = error.exit_code if isinstance(error, ElasticError) else ExitCode.SCRIPT_FAILED
     last_line = traceback.format_exception_only(error)[-1].strip()
+    advice = next((a for said, a in _ADVICE.items() if said in last_line), "")
     failure = Failure(
         worker=link.worker,
         kind=FailureKind.EXCEPTION,
         code=int(code),
         signature=_signature(error),
-        message=last_line,
+        message=f"{last_line} ({advice})" if advice else last_line,
         traceback="".join(traceback.format_exception(error)),
         retryable=code != ExitCode.CONFIGURATION and not isinstance(error, StateLost),
     )

@@ -198,3 +198,18 @@ def test_batches_of_any_form_are_moved() -> None:
     assert isinstance(moved["c"], Pair)
     assert moved["c"].left.is_meta
     assert moved["c"].right == 3
+
+
+@pytest.mark.parametrize(("drop_last", "steps"), [(False, 3), (True, 2)])
+def test_with_a_fixed_global_batch_its_length_is_the_steps_of_an_epoch(
+    drop_last: bool, steps: int
+) -> None:
+    data = DataLoader(list(range(10)), batch_size=2, global_batch=4, drop_last=drop_last)
+    assert len(data) == steps
+
+
+def test_without_it_the_length_is_refused_with_what_to_do() -> None:
+    data = DataLoader(list(range(10)), batch_size=2)
+    assert data
+    with pytest.raises(TypeError, match="global_batch"):
+        len(data)

@@ -414,3 +414,58 @@ def hook_that(notes: Callable[[object, Any], None]) -> Callable[..., Any]:
 def counting(reductions: list[int]) -> Callable[..., Any]:
     """A hook that writes down its calls."""
     return hook_that(lambda _, bucket: reductions.append(bucket.index()))
+
+
+def expanded() -> nn.Module:
+    module = nn.Linear(2, 1)
+    module.register_buffer("mask", torch.ones(1, 1).expand(3, 3))
+    return module
+
+
+def inferred() -> nn.Module:
+    module = nn.Linear(2, 1)
+    with torch.inference_mode():
+        module.register_buffer("mask", torch.ones(3))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: nn.Sequential(nn.LazyLinear(3)), r"Sequential\): 0\.weight has no shape yet"),
+        (expanded, r"Linear\): mask has elements that share memory"),
+        (inferred, r"Linear\): mask was made in torch\.inference_mode"),
+    ],
+    ids=["lazy", "expanded", "inference"],
+)
+def test_tensors_that_nobody_could_fill_are_refused_by_name(
+    make: Callable[[], nn.Module], what: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=what):
+        DistributedModel(make(), {})
+
+
+def test_an_expanded_dimension_of_one_is_ordinary() -> None:
+    module = nn.Linear(2, 1)
+    module.register_buffer("positions", torch.arange(4).expand((1, -1)))
+    DistributedModel(module, {})
+
+
+def test_no_sync_says_what_to_write_instead(net: Net) -> None:
+    with pytest.raises(StepMisused, match=r"accumulate=N"):
+        DistributedModel(net, {}).no_sync()
+
+
+def test_layers_that_come_after_the_wrapping_are_refused_by_name(alone: Group) -> None:
+    layers = nn.Sequential(nn.Linear(2, 2))
+    model = DistributedModel(layers, {})
+    model.require_same_layers()
+    model.wrap(alone.backend)
+    model.require_same_layers()
+    layers.append(nn.Linear(2, 1))
+    with pytest.raises(StepMisused, match=r"new: 1\.weight, 1\.bias"):
+        model.require_same_layers()
+    del layers[0]
+    del layers[0]
+    with pytest.raises(StepMisused, match="some are gone"):
+        model.require_same_layers()

@@ -185,7 +185,8 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"others: {f['names']}"
     ),
     "step_copies_state": lambda f: (
-        f"every step copies {int(f['bytes']) / 1e6:.1f} MB ({f['names']}): {f['advice']}"
+        f"every step copies {int(f['bytes']) / 1e6:.1f} MB in {f['copy_ms']} ms ({f['names']}): "
+        f"{f['advice']}"
     ),
     "checkpoint_damaged": lambda f: f"checkpoint of step {f['step']} is damaged: {f['reason']}",
     "stop_requested": lambda f: f"leaving at the next step boundary: {f['reason']}",

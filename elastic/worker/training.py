@@ -95,6 +95,7 @@ class Training:
             self.state,
             device=control.backend.device,
             collectives=self._collectives,
+            wait_for_device=control.backend.wait_for_device,
             on_costly=self._tell_cost,
         )
         self._data: DataLoader | None = None
@@ -626,7 +627,7 @@ class Training:
             for model in self.models:
                 model.require_same_layers()
 
-    def _tell_cost(self, names: list[str], size_bytes: int) -> None:
+    def _tell_cost(self, names: list[str], size_bytes: int, copy_s: float) -> None:
         """Once a job is enough: rank 0 does it, which has been there for longest."""
         if self._joining().rank != 0:
             return
@@ -635,6 +636,7 @@ class Training:
             {
                 "names": ", ".join(names),
                 "bytes": str(size_bytes),
+                "copy_ms": f"{copy_s * 1000:.3g}",
                 "advice": "these change before the step's last collective, so every step copies "
                 "them; make all collectives, step.mean() included, before the first "
                 "optimizer.step() to save that",

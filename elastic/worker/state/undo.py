@@ -19,6 +19,7 @@ Version counters alone would not do: fused optimizers and writes through `.data`
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +38,9 @@ class Undo:
     """The copies and the two sets.
 
     collectives: how many collectives the group has begun so far.
-    on_costly: told of the names and bytes of large state that is copied at every block.
+    wait_for_device: returns when what was queued so far is done.
+    on_costly: told of the names and bytes of large state that is copied at every block, and how
+    many seconds that takes.
     """
 
     def __init__(
@@ -46,11 +49,13 @@ class Undo:
         *,
         device: torch.device,
         collectives: Callable[[], int],
-        on_costly: Callable[[list[str], int], None],
+        wait_for_device: Callable[[], None],
+        on_costly: Callable[[list[str], int, float], None],
     ) -> None:
         self._state = state
         self._device = device
         self._collectives = collectives
+        self._wait_for_device = wait_for_device
         self._on_costly = on_costly
         self._version = -1
         self._large: list[Cell] = []
@@ -71,6 +76,7 @@ class Undo:
         self._collectives_seen = 0
         self._missed = False
         self._told: list[str] = []
+        self._untold = False
 
     @property
     def holds_commit(self) -> bool:
@@ -97,7 +103,10 @@ class Undo:
             self._note_gap(self._commit, marks)
         self._learning = self._learns()
         wanted = set(range(len(self._large))) if self._learning else self._block_set
-        self._begin = self._copy(wanted, reuse=self._begin, marks=marks)
+        if self._untold and not self._learning and wanted <= self._begin.large.keys():
+            self._begin = self._tell_cost(marks)
+        else:
+            self._begin = self._copy(wanted, reuse=self._begin, marks=marks)
         self._gradients = self._state.gradients.begin()
         self._missed = False
         self._state.late.clear()
@@ -235,7 +244,7 @@ class Undo:
         if changed:
             self._block_set |= changed
             self._looks = None
-            self._tell_cost()
+            self._untold = True
 
     def _looks_changed(self) -> bool:
         """A glance at the large state outside of the block set, since every reduction takes one."""
@@ -252,13 +261,21 @@ class Undo:
         pairs = zip(now, earlier.marks, strict=True)
         return {index for index, (after, before) in enumerate(pairs) if after != before}
 
-    def _tell_cost(self) -> None:
+    def _tell_cost(self, marks: list[object]) -> _Mark:
+        """Copy the block set, into memory of an earlier copy, and tell how long that takes."""
+        self._wait_for_device()
+        began_s = time.perf_counter()
+        mark = self._copy(self._block_set, reuse=self._begin, marks=marks)
+        self._wait_for_device()
+        took_s = time.perf_counter() - began_s
         costly = [self._large[i] for i in sorted(self._block_set)]
         names = [cell.name for cell in costly]
         total = sum(cell.size_bytes() for cell in costly)
+        self._untold = False
         if names != self._told and total >= _COSTLY_BYTES:
             self._told = names
-            self._on_costly(names, total)
+            self._on_costly(names, total, took_s)
+        return mark
 
     # ---- copies
 

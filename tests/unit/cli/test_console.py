@@ -36,6 +36,7 @@ FIELDS = {
     "bytes": 10,
     "certificate": "/tls/job.pem",
     "committed": 12,
+    "copy_ms": "1.5",
     "exit_code": 1,
     "expected": "job.job.elastic",
     "expires": "2030-01-01",

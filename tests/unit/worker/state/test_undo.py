@@ -42,15 +42,21 @@ class Script:
         self.state.track(tracked)
         self.collectives = 0
         self.told: list[tuple[list[str], int]] = []
+        self.copying_s: list[float] = []
         self.optimizers = Optimizers(self.state)
         self.undo = Undo(
             self.state,
             device=CPU,
             collectives=lambda: self.collectives,
-            on_costly=lambda names, size: self.told.append((names, size)),
+            wait_for_device=nothing,
+            on_costly=self.costly,
         )
         for optimizer in self.state.optimizers():
             optimizer.register_step_post_hook(lambda o, *_: self.optimizers.stepped(o))
+
+    def costly(self, names: list[str], size: int, copy_s: float) -> None:
+        self.told.append((names, size))
+        self.copying_s.append(copy_s)
 
     def reduce(self) -> None:
         """A backward pass that averages."""
@@ -615,6 +621,7 @@ def test_a_costly_copy_is_told_of_once_with_names_and_size() -> None:
     script.learn(step_of(optimizer, net))
     parameters = sum(p.numel() * 4 for p in net.parameters())
     assert script.told == [(["model", "optimizer"], 2 * parameters)]
+    assert 0 < script.copying_s[0] < 10
 
 
 def test_a_collective_after_the_optimizers_step_is_learnt_from() -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from elastic.worker.training import Outcome
 
 _LOOPBACK = "127.0.0.1"
+_BEQUEATH_S = 20.0
 
 
 class Control(Protocol):
@@ -46,8 +47,16 @@ class Control(Protocol):
     recovers: bool
     """Whether a lost group can be followed by another."""
 
-    def publish(self, state: JobState, clock: StepsClock, answer: Callable[[], None]) -> None:
-        """Begin to report these figures; `answer` is called with each report, on its thread."""
+    def publish(
+        self,
+        state: JobState,
+        clock: StepsClock,
+        answer: Callable[[], None],
+        bequeath: Callable[[], None],
+    ) -> None:
+        """Begin to report these figures; `answer` is called with each report, on its thread.
+        `bequeath` is called before the process is given up with its script stuck in a lost group.
+        """
         ...
 
     def join(self) -> Group:
@@ -94,7 +103,13 @@ class LocalControl:
         self.membership.attach()
         self.membership.assign(0)
 
-    def publish(self, state: JobState, clock: StepsClock, answer: Callable[[], None]) -> None:
+    def publish(
+        self,
+        state: JobState,
+        clock: StepsClock,
+        answer: Callable[[], None],
+        bequeath: Callable[[], None],
+    ) -> None:
         """Nobody watches."""
 
     def join(self) -> Group:
@@ -135,6 +150,7 @@ class AgentControl:
         self._assignment = local_pb2.Assignment()
         self._host: StoreHost | None = None
         self._state: JobState | None = None
+        self._bequeath: Callable[[], None] = _nothing
         self.checkpoints = Checkpointing.nowhere()
         self.membership = Membership(
             Worker(link.worker, pid=os.getpid()),
@@ -166,8 +182,17 @@ class AgentControl:
 
     # ---- for the session
 
-    def publish(self, state: JobState, clock: StepsClock, answer: Callable[[], None]) -> None:
-        """Begin to report these figures; `answer` is called with each report, on its thread."""
+    def publish(
+        self,
+        state: JobState,
+        clock: StepsClock,
+        answer: Callable[[], None],
+        bequeath: Callable[[], None],
+    ) -> None:
+        """Begin to report these figures; `answer` is called with each report, on its thread.
+        `bequeath` is called before the process is given up with its script stuck in a lost group.
+        """
+        self._bequeath = bequeath
         self._state = state
         self._pulse.publish(state, clock, answer)
 
@@ -236,6 +261,9 @@ class AgentControl:
     def _give_up(self) -> None:
         """This process will never get out of a group that was aborted: see group/stuck.py."""
         faulthandler.dump_traceback(all_threads=True)
+        heir = threading.Thread(target=self._bequeath, name="elastic-bequeath", daemon=True)
+        heir.start()
+        heir.join(_BEQUEATH_S)
         message = f"stood still for {STUCK_S:g} s in a group that had been given up"
         failure = Failure(
             worker=self._link.worker,
@@ -249,3 +277,7 @@ class AgentControl:
     def _descriptors(self) -> list[int]:
         group = self.membership.group
         return [self._link.fileno(), *(group.descriptors() if group is not None else [])]
+
+
+def _nothing() -> None:
+    """There is nothing to give to others yet."""

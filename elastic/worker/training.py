@@ -105,12 +105,14 @@ class Training:
         self._held: _Held | None = None
         self._digests: _Digests | None = None
         self._in_block = False
+        self._driving = False
+        self._bequeathed = False
         self._compares_since: float | None = None
         self.loss_in_block: Exception | None = None
         """What told in this block that the group is lost."""
         self._reduce_means: Callable[[], bool] = _no
         self._carry_out = self._carriers()
-        control.publish(self.state, self.clock, self._answer_calls)
+        control.publish(self.state, self.clock, self._answer_calls, self._bequeath)
         register_optimizer_step_pre_hook(self._optimizer_steps)
         register_optimizer_step_post_hook(self._optimizer_stepped)
 
@@ -261,6 +263,7 @@ class Training:
 
     def is_loss(self, error: BaseException) -> bool:
         """Does the error say that the group is lost, and may another follow?"""
+        self._stand_aside()
         return (
             isinstance(error, Exception)
             and self.control.recovers
@@ -344,6 +347,7 @@ class Training:
             act.Leave: lambda _: self._membership.leave(),
             act.Break: lambda a: self._membership.lost(a.error),
             act.AwaitSettlement: self._await_settlement,
+            act.AwaitSuccessor: lambda _: self._membership.await_successor(),
             act.PutBack: self._put_back,
             act.KeepForRetry: lambda _: self._undo.keep_for_retry(),
             act.PutBackForRetry: lambda _: self._undo.put_back_for_retry(),
@@ -359,16 +363,32 @@ class Training:
         """Carry out what the protocol asks for, until it returns."""
         resume: Callable[[Any], act.Action] = protocol.send
         value: Any = None
-        while True:
-            try:
-                action = resume(value)
-            except StopIteration as end:
-                return end.value
-            try:
-                resume, value = protocol.send, self._carry_out[type(action)](action)
-            except Exception as error:  # noqa: BLE001 - the protocol decides what follows
-                resume = protocol.throw
-                value = _as_loss(error) if self.is_loss(error) else error
+        self._driving = True
+        try:
+            while True:
+                try:
+                    action = resume(value)
+                except StopIteration as end:
+                    return end.value
+                try:
+                    resume, value = protocol.send, self._carry_out[type(action)](action)
+                except Exception as error:  # noqa: BLE001 - the protocol decides what follows
+                    resume = protocol.throw
+                    value = _as_loss(error) if self.is_loss(error) else error
+        finally:
+            self._driving = False
+
+    def _bequeath(self) -> None:
+        """The script's thread does not come out of a group that was aborted: this one, of the
+        membership's, gives the state to the next group before the process ends."""
+        if self._in_block and not self._driving and not self._bequeathed:
+            self._bequeathed = True
+            self._drive(self.part.bequeath())
+
+    def _stand_aside(self) -> None:
+        """The script's thread came out of it after all, but the state is no longer its own."""
+        if self._bequeathed and threading.current_thread() is threading.main_thread():
+            threading.Event().wait()
 
     # ---- into a group
 

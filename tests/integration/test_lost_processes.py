@@ -212,3 +212,20 @@ def test_a_worker_that_blocks_in_a_step_is_replaced_with_its_stacks_in_its_log(
     assert "in block_for_ever" in Path(failed["log"]).read_text()
     wait_for_replacement(job, failed["worker"])
     assert sorted(set(steps_of(job))) == list(range(1, max(steps_of(job)) + 1))
+
+
+def test_the_last_member_gives_its_state_away_though_its_script_stands_still(
+    place: Place, tmp_path: Path
+) -> None:
+    """gloo never wakes a thread that waits for the rest of a message from a peer that died."""
+    stands = tmp_path / "stands"
+    job = place.start("stands_still.py", stands)
+    eventually(stands.exists, job.story)
+    rank_0, rank_1 = job.members()
+    job.kill_worker(rank_0)
+    failed = job.wait_for_event("worker_failed", worker=rank_1)
+    assert failed["kind"] == "left_out", job.story()
+    assert job.wait() == 0, job.story()
+    assert len(job.named("state_restored")) == 1, job.story()  # once, at the begin
+    steps = steps_of(job)
+    assert steps == sorted(steps), "steps were lost"

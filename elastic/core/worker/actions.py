@@ -183,6 +183,11 @@ class AwaitSettlement:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AwaitSuccessor:
+    """Wait until a generation is announced that is to follow this group's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PutBack:
     """Undo what a block has changed. Returns whether the state is that of its begin again."""
 
@@ -257,6 +262,7 @@ Action: TypeAlias = (
     | Leave
     | Break
     | AwaitSettlement
+    | AwaitSuccessor
     | PutBack
     | KeepForRetry
     | PutBackForRetry

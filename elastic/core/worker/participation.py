@@ -204,6 +204,21 @@ class Participation:
             yield act.KeepForRetry()
         return counts
 
+    def bequeath(self) -> Steps:
+        """The script's thread stands in this block for good. Take the state back to the block's
+        begin and into the next group of several, since nobody else may hold it; the worker ends
+        then."""
+        self.intact = (yield act.PutBack()) and self.intact
+        self._at_begin = True
+        while True:
+            yield from self.lose(GroupLost("the script's thread stands still in a lost group"))
+            if not self.intact:
+                return
+            yield from self._enter()
+            if self.seat is not None and self.seat.generation.world_size > 1:
+                return
+            yield act.AwaitSuccessor()
+
     def run(self, call: Call) -> Steps:
         """Make a call with the other members, in the next group if this one is lost. Returns its
         result."""

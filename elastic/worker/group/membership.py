@@ -125,6 +125,11 @@ class Membership:
         with self._changed:
             return self._changed.wait_for(lambda: not self.machine.holds(committed), timeout_s)
 
+    def await_successor(self) -> None:
+        """Wait until a generation is announced that is to follow this group's."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.machine.following is not None)
+
     def leave(self) -> None:
         """At a step boundary: leave the group, as planned or because it was superseded."""
         self._close_group(broken=False)

@@ -27,7 +27,8 @@ class Pauses:
     """Of this process.
 
     pace_s: most of what the pauses of one step add up to.
-    slower_after: steps after which they last longer, lest the job end before its last kill.
+    slower_after: steps, half of those there are, after which they last longer, and still longer
+    after three quarters, lest the job end before its last kill.
     """
 
     def __init__(self, out: Path, pace_s: float, slower_after: int) -> None:
@@ -38,7 +39,7 @@ class Pauses:
 
     def begin(self, step: elastic.Step) -> None:
         calm = os.path.exists(self._calm)
-        slower = _SLOWER if step.index >= self._slower_after else 1.0
+        slower = _SLOWER ** max(0, 2 * step.index // max(1, self._slower_after) - 1)
         self._left_s = 0.0 if calm else self._pace_s * slower
 
     def pause(self, *_: Any) -> None:

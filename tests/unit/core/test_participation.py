@@ -296,6 +296,47 @@ def test_a_member_lost_while_it_receives_stays_torn(torn_again: bool) -> None:
     assert joins == ["Join held at_begin", "Join at_begin"]
 
 
+def test_a_member_whose_script_stands_still_gives_its_state_to_the_next_group() -> None:
+    driver = trained(3)
+    driver.enter_block()
+    driver.announce(2, "a", "b")
+    driver.peers(ME, NEWCOMER)
+    driver.drive(driver.part.bequeath())
+    assert driver.taken() == [
+        "PutBack",
+        "TearDown",
+        "Break",
+        "Join held at_begin",
+        "Declare",
+        "Send rank=1 step=3 BEGIN",
+        "TellJoined committed=3",
+        "SetUp generation=2",
+        "Entered",
+    ]
+
+
+def test_alone_it_waits_for_a_group_of_several() -> None:
+    driver = trained(3)
+    driver.enter_block()
+    driver.announce(2, "a")
+    driver.answer(act.AwaitSuccessor, lambda _: driver.announce(3, "a", "b", leave_after=4))
+    driver.answer(act.Break, None, lambda _: driver.announce(4, "a", "b"))
+    driver.answer(act.Declare, lambda mine: (mine,), lambda mine: (mine, NEWCOMER))
+    driver.drive(driver.part.bequeath())
+    log = driver.taken()
+    assert log.count("AwaitSuccessor") == 1
+    assert "Send rank=1 step=3 BEGIN" in log
+
+
+def test_a_torn_state_is_not_given_to_the_next_group() -> None:
+    driver = trained(3)
+    driver.enter_block()
+    driver.announce(2, "a", "b")
+    driver.answer(act.PutBack, False)
+    driver.drive(driver.part.bequeath())
+    assert driver.taken() == ["PutBack", "TearDown", "Break"]
+
+
 # ---- nobody holds the state
 
 

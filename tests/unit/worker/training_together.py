@@ -44,8 +44,14 @@ class PeerControl(LocalControl):
         self.membership.assign(0)
         self._prepared = False
 
-    def publish(self, state: JobState, clock: StepsClock, answer: Callable[[], None]) -> None:
-        del clock
+    def publish(
+        self,
+        state: JobState,
+        clock: StepsClock,
+        answer: Callable[[], None],
+        bequeath: Callable[[], None],
+    ) -> None:
+        del clock, bequeath
         self._state, self.answer = state, answer
 
     def join(self) -> Group:

@@ -3,8 +3,8 @@
 gloo never wakes whoever waits for an operation of which a part was done when its connection went
 (`signalException` in its tcp/pair.cc), and offers no other way to. So transfers of state do not
 wait for such ones, a group that was aborted is destroyed on a thread of its own, and for an
-all-reduce there is this. Before the process ends, another of its threads gives its state to the next
-group (`Training._bequeath`), since nobody else may hold it; a spare takes its place.
+all-reduce there is this. Before the process ends, another of its threads gives its state to the
+next group (`Training._bequeath`), since nobody else may hold it; a spare takes its place.
 """
 
 from __future__ import annotations

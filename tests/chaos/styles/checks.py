@@ -84,16 +84,20 @@ def _refusal(job: Run) -> Iterator[str]:
 
 
 def _counting(job: Run, found: Records) -> Records:
-    """The commits of each process, without the last one of those that were killed where others
-    have recorded that step as well: they may have computed it again."""
+    """The commits of each process, without the last one of those that were killed where survivors
+    of that step have recorded it as well: they may have computed it again."""
     killed = {kill.worker for kill in job.kills}
     pids = {f"pid {e['pid']}" for e in job.named("worker_started") if e["worker"] in killed}
     commits = {
         process: [row for row in rows if row["kind"] == "commit"] for process, rows in found.items()
     }
-    recorded = Counter(row["step"] for rows in commits.values() for row in rows)
+    outlived = Counter(
+        row["step"]
+        for process, rows in commits.items()
+        for row in (rows[:-1] if process in pids else rows)
+    )
     return {
-        process: rows[:-1] if process in pids and rows and recorded[rows[-1]["step"]] > 1 else rows
+        process: rows[:-1] if process in pids and rows and outlived[rows[-1]["step"]] else rows
         for process, rows in commits.items()
     }
 

@@ -94,7 +94,8 @@ class Generation:
     """Planned: leave the previous group once this many steps are committed. None: at once."""
     provisional: bool = False
     """Planned, and not known yet to have been heard by all who are to leave: wait there. The
-    settled form follows under the same number; its `leave_after` may be later."""
+    settled form follows under the same number; its `leave_after` may be later. It is None there,
+    or in another form after that, if nobody can come to such a boundary any more."""
     purpose: Purpose = Purpose.TRAIN
     save_first: bool = False
     """Save a checkpoint at the first boundary, because an earlier save was abandoned."""
@@ -104,10 +105,12 @@ class Generation:
     """How often they may be because a worker failed, within the window."""
 
     def is_news_after(self, known: Generation | None) -> bool:
-        """A later decision than the newest `known`, or the settled form of it."""
+        """A later decision than the newest `known`, or a later form of it."""
         if known is None or self.number > known.number:
             return True
-        return self.number == known.number and known.provisional and not self.provisional
+        if self.number < known.number or self.provisional:
+            return False
+        return known.provisional or (known.leave_after is not None and self.leave_after is None)
 
     @property
     def world_size(self) -> int:

@@ -370,7 +370,7 @@ class Coordinator:
 
     def _settle_planned(self) -> list[fx.Effect]:
         planned, leaving = self._current, self._leaving
-        if planned is None or not planned.provisional or leaving is None:
+        if planned is None or leaving is None:
             return []
         settled = settle(planned, leaving, self._nodes.workers())
         if settled is None:

@@ -252,7 +252,10 @@ class Coordinator:
         if self._checkpoints.written(generation, event.step, event.index, event.count):
             return [fx.CommitCheckpoint(generation=event.generation, step=event.step)]
         if self._told_before() and self._checkpoints.is_given_up(event.step, event.generation):
-            return [_abandoned_before(event)]  # its node has come since
+            return [_abandoned(event, "others ended their scripts before")]
+        is_told = self._checkpoints.is_told(event.step, event.generation)
+        if is_told and generation in (self._current, self._leaving):  # it was out of contact then
+            return [_abandoned(event, "others were told before that it was given up")]
         alive = self._nodes.workers()
         dead = [m.worker for m in generation.members if m.worker not in alive]
         return self._checkpoints.abandon([*dead, *self._told_before()])
@@ -529,6 +532,5 @@ class Coordinator:
         self.phase = phase
 
 
-def _abandoned_before(event: ev.ShardReported) -> fx.AbandonCheckpoint:
-    message = "others ended their scripts before"
+def _abandoned(event: ev.ShardReported, message: str) -> fx.AbandonCheckpoint:
     return fx.AbandonCheckpoint(generation=event.generation, step=event.step, message=message)

@@ -153,6 +153,19 @@ def test_whose_node_comes_later_hears_as_well_that_a_save_is_given_up() -> None:
     assert job.told(fx.AbandonCheckpoint)
 
 
+def test_who_was_out_of_contact_hears_that_its_save_was_given_up() -> None:
+    """Others have heard, and may have ended: nobody saves this step again."""
+    job = running("a0", "b0", agent_grace_s=0.0)
+    first, second = (
+        ev.ShardReported(worker=worker, generation=1, step=9, index=index, count=2)
+        for index, worker in enumerate(("a0", "b0"))
+    )
+    job.tell(first)
+    job.machine.handle(ev.NodeLost(node="b"), job.now)  # its successor is not in the store yet
+    job.tell(reported(trains("b0", 1, committed=9)), second)
+    assert job.told(fx.AbandonCheckpoint)
+
+
 def test_a_spare_group_may_follow_under_the_next_number() -> None:
     job = adopted()
     job.report(trains("a0"))

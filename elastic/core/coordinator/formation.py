@@ -15,6 +15,7 @@ from elastic.core.coordinator.view import (
     FormationPolicy,
     GroupView,
     Sighting,
+    can_be_told,
     enough,
     has_heir,
     may_hold_state,
@@ -128,10 +129,12 @@ def _await_return(
     """Members of a dissolved group hold the state: nobody trains without them while they may come.
 
     Without any generation known, by a new leader, they are training: a second group must not.
+    Whoever comes back has not heard of the end of its group meanwhile.
     """
     if view.current is None:
         return Wait(reason=WaitReason.STEADY)
-    until = _busy_until(view, policy, view.formed_at)
+    since = max(view.formed_at, *(w.in_contact_since for w in returning))
+    until = _busy_until(view, policy, since)
     if now < until:
         return Wait(reason=WaitReason.ASSEMBLING, until=until)
     if view.current.leave_after is not None:  # one of them may hold up the rest
@@ -159,14 +162,34 @@ def _members(workers: list[Sighting]) -> tuple[Member, ...]:
 
 
 def _outgoing(view: GroupView, current: Generation) -> list[Sighting]:
-    """Whom a planned change drops that is not in place yet."""
+    """Whom a planned change drops that is not in place yet, if it may hold what no other does."""
     if view.leaving is None:
         return []
+    dropped = sorted(view.leaving.worker_ids - current.worker_ids)
+    known = [view.workers[worker] for worker in dropped if worker in view.workers]
+    ahead = _agreed_on(view, current)
     return [
-        view.workers[worker]
-        for worker in sorted(view.leaving.worker_ids - current.worker_ids)
-        if worker in view.workers and may_hold_state(view.workers[worker].status, current)
+        w
+        for w in known
+        if may_hold_state(w.status, current)
+        and not (w.status.phase is WorkerPhase.READY and w.status.committed <= ahead)
     ]
+
+
+def _agreed_on(view: GroupView, current: Generation) -> int:
+    """Committed steps that a member in contact has from the present group; -1 if none has yet."""
+    members = [view.workers[m.worker] for m in current.members if m.worker in view.workers]
+    return max(
+        (
+            w.status.committed
+            for w in members
+            if w.silent_since is None
+            and w.status.phase is WorkerPhase.TRAINING
+            and w.status.generation == current.number
+            and w.status.took_part
+        ),
+        default=-1,
+    )
 
 
 class _Formed:
@@ -286,14 +309,14 @@ class _Formed:
     def _form(self, workers: list[Sighting], reason: ChangeReason) -> Form:
         """An unplanned change, now; or nobody trains, while too few are left.
 
-        Members out of contact can not be told. Those that leave take part once more: only they may
-        have got to the end of the last step.
+        Members out of contact can not be told, nor those that a new agent has not heard of. Those
+        that leave take part once more: only they may have got to the end of the last step.
 
         Newcomers are not asked: they join at a step boundary, which members that are in the
         middle of `session.run` have not reached. Members that never took part are in the middle of
         nothing, and one of the newcomers may hold the state: it was cut off and has come back.
         """
-        workers = [w for w in workers + self._outgoing if w.silent_since is None]
+        workers = [w for w in workers + self._outgoing if can_be_told(w)]
         workers = _at_one_place(workers)
         if not any(w.status.took_part for w in workers):
             workers = sorted(workers + self._newcomers, key=_seniority)

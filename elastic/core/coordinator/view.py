@@ -115,6 +115,12 @@ class GroupView:
     """Members of earlier generations, as far back as remembered."""
 
 
+def can_be_told(w: Sighting) -> bool:
+    """Of a group that it is to be in. An agent that has found it running learns its slot when it
+    first hears from it; one that stays silent may never run again."""
+    return w.silent_since is None and w.status.slot is not None
+
+
 def return_patience_s(policy: FormationPolicy) -> float:
     """How long a new coordinator waits for nodes that the one before was in contact with."""
     return max(policy.agent_grace_s, policy.join_timeout_s)

@@ -413,6 +413,15 @@ def test_a_node_known_to_be_gone_is_waited_for_no_longer() -> None:
     assert job.tell(ev.NodeGone(node="b")) == ["a0"]
 
 
+def test_who_comes_back_is_given_the_time_to_hear_that_its_group_is_dissolved() -> None:
+    job = running("a0", "b0", min_workers=2, agent_grace_s=0.0)
+    assert job.tell(ev.NodeLost(node="a")) == []
+    job.report(status("b0", READY, 1, heard=2))
+    assert job.report(trains("a0", 1, committed=4), after_s=2 * POLICY.busy_timeout_s) is None
+    assert job.told(fx.ReplaceWorker) == []
+    assert job.report(status("a0", READY, 1, heard=2, committed=4)) == ["a0", "b0"]
+
+
 def test_a_silent_member_of_a_dissolved_group_is_not_asked_to_be_replaced() -> None:
     """Its node does not hear; the group was dissolved because another node left."""
     job = running("a0", "b0", min_workers=2)

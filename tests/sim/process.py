@@ -277,6 +277,8 @@ class Process:
         if not isinstance(error, (ScriptError, ElasticError)):
             raise error  # a mistake of the simulation, or a broken invariant
         self.world.journal.raised(self.clock.now, self.name, error)
+        if isinstance(error, StateLost) and not self.world.somebody_holds_state():
+            self.world.journal.nobody_held_state = True
         failure = Failure(
             worker=self.name,
             kind=FailureKind.EXCEPTION,

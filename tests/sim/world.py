@@ -361,6 +361,12 @@ class World:
         ]
         return _best(*held)
 
+    def somebody_holds_state(self) -> bool:
+        """A whole replica is in some process that can go on."""
+        return any(
+            p.responsive and p.replica is not None for n in self.nodes for p in n.processes.values()
+        )
+
     def note_end(self) -> None:
         """What could have been saved, now that the job ends.
 

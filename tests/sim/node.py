@@ -116,9 +116,12 @@ class Node:
 
     def _isolated(self, cut: int) -> None:
         """Neither the leader nor the store has been heard of for so long: the agent ends its
-        workers, and the others are certain of that soon."""
+        workers, or the zygote does while there is none, and the others are certain of that soon."""
         if self._cut and cut == self._cuts and self.alive:
             self.tell(ev.CutOff(silent_s=self.world.isolation_s))
+            if not self._agent_runs:
+                for process in list(self.processes.values()):
+                    process.end(signal=SIGKILL)
             self.clock.after(GONE_MARGIN_S, self._given_up, cut)
 
     def _given_up(self, cut: int) -> None:

@@ -471,11 +471,11 @@ class Script:
             raise StepMisused(f"the replicas differ at step {committed}")
 
     def _save(self, save: act.Save) -> None:
-        process = self.process
+        process, step = self.process, save.progress.committed
+        if not self.job.saves or step == 0:
+            return  # nobody would wait for what is begun here
         generation = process.group.generation
-        if save.progress.committed and not process.has_begun_to_save(
-            save.progress.committed, generation
-        ):
+        if not process.has_begun_to_save(step, generation):
             process.save(generation, Replica(save.progress, self.content))
 
     def _save_and_wait(self, save: act.SaveAndWait) -> Body:

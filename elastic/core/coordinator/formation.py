@@ -314,9 +314,11 @@ class _Formed:
 
         Newcomers are not asked: they join at a step boundary, which members that are in the
         middle of `session.run` have not reached. Members that never took part are in the middle of
-        nothing, and one of the newcomers may hold the state: it was cut off and has come back.
+        nothing, and one of the newcomers may hold the state: it was cut off and has come back. Or
+        it may have the last step, which none of the members completed that are left.
         """
         workers = [w for w in workers + self._outgoing if can_be_told(w)]
+        workers = self._with_last_step(workers)
         workers = _at_one_place(workers)
         if not any(w.status.took_part for w in workers):
             workers = sorted(workers + self._newcomers, key=_seniority)
@@ -326,6 +328,21 @@ class _Formed:
         if not workers or len(workers) + len(finished) < self._policy.min_workers:
             return Form(members=(), reason=ChangeReason.BELOW_MINIMUM)
         return Form(members=_members(workers[: self._policy.max_workers]), reason=reason)
+
+    def _with_last_step(self, workers: list[Sighting]) -> list[Sighting]:
+        """With a newcomer that is ahead of all of them, unless others went on without it."""
+        held = [w.status.committed for w in workers if w.status.took_part]
+        ahead = [
+            w
+            for w in self._newcomers
+            if w.status.took_part
+            and w.status.committed > max(held, default=w.status.committed)
+            and w.status.generation >= self._view.trained_in
+        ]
+        if not ahead:
+            return workers
+        first = max(ahead, key=lambda w: w.status.committed)
+        return [*workers[: self._policy.max_workers - 1], first]
 
     def _mend(self) -> Decision:
         """A broken collective and nobody known to be dead: the same members again, soon."""

@@ -80,6 +80,7 @@ class Coordinator:
         self._leaving: Generation | None = None
         """The group that trains until a planned change takes effect."""
         self._persisting: Generation | None = None
+        self._trained_in = 0
         self._formed_at = 0.0
         self._adopted_at: float | None = None
         self._since = Clocks()
@@ -100,6 +101,7 @@ class Coordinator:
             self._past.remember(generation)
         self._make_current(last)
         self._formed_at = self._adopted_at = now
+        self._trained_in = last.number
         for generation in (*may_train, last):
             self._lineage.exists(generation)
             self._newcomers.presume_trained(generation)
@@ -157,8 +159,11 @@ class Coordinator:
         lost = self._nodes.reported(event.node, event.slots, event.workers, now)
         self._lineage.reported(event.node, [s.worker for s in event.workers])
         for status in self._nodes.workers_of(event.node):
+            if status.phase is WorkerPhase.TRAINING:
+                self._trained_in = max(self._trained_in, status.generation)
             if status.took_part:
-                self._progress.advance(status.committed, now)
+                if self._counts(status.worker):
+                    self._progress.advance(status.committed, now)
                 self._newcomers.committed(status.generation, status.committed)
             if status.took_part and status.compiling is not None:
                 self._progress.compiles(status.compiling)
@@ -488,6 +493,7 @@ class Coordinator:
             slots=self._nodes.slots,
             formed_at=self._formed_at,
             adopted_at=self._adopted_at,
+            trained_in=self._trained_in,
             enough_since=self._since.enough,
             broken_since=self._since.broken,
             newcomers_since=self._since.newcomers,
@@ -508,6 +514,12 @@ class Coordinator:
             return []
         workers = self._nodes.workers().items()
         return [name for name, w in workers if w.status.phase is WorkerPhase.FINISHED]
+
+    def _counts(self, worker: WorkerId) -> bool:
+        """Its steps are those of the present group. Others may have come back with more, which the
+        job has had to go back from."""
+        groups = [g for g in (self._current, self._leaving) if g is not None and g.members]
+        return not groups or any(g.rank_of(worker) is not None for g in groups)
 
     def _make_current(self, generation: Generation) -> None:
         self._current = generation

@@ -100,6 +100,8 @@ class GroupView:
     """Since when a member of `current` has reported it broken."""
     newcomers_since: float | None = None
     """Since when a worker that is not in `current` is ready."""
+    trained_in: int = 0
+    """The newest generation that a member is known to have trained in."""
     slow: bool = False
     """A member compiles, or the group's first step is under way."""
     slow_at: float = -math.inf

@@ -399,6 +399,14 @@ def test_one_that_comes_back_when_it_has_been_left_out_is_a_newcomer() -> None:
     assert job.formed[-1].leave_after is not None
 
 
+def test_steps_of_another_life_do_not_put_off_a_planned_change() -> None:
+    job = running("a0", "b0", agent_grace_s=0.0)
+    assert job.tell(ev.NodeLost(node="b")) == ["a0"]
+    job.report(trains("a0", 2, committed=4))
+    assert job.report(status("b0", READY, 1, committed=50)) == ["a0", "b0"]
+    assert job.formed[-1].leave_after == 5
+
+
 def test_a_lost_node_may_train_on_until_it_is_gone() -> None:
     job = running("a0", agent_grace_s=0.0)
     job.tell(ev.NodeLost(node="a"))

@@ -376,3 +376,18 @@ def test_a_member_that_a_new_agent_has_not_heard_of_is_in_no_new_group() -> None
     assert short(decide(situation, policy, 100.0)) == "MEMBER_LOST [a0]"
     stop = Stop(exit_code=143, reason="a test", deadline=130.0)
     assert short(decide_stop(situation, policy, stop, 100.0)) == "STOPPING [a0]"
+
+
+@pytest.mark.parametrize(
+    ("trained_in", "expected"),
+    # The others have got no further than the group before; or have gone on without it.
+    [(3, "JOIN_TIMED_OUT [b0 c0] -a0"), (4, "JOIN_TIMED_OUT [b0] -a0")],
+)
+def test_who_came_back_with_the_last_step_is_taken_along(trained_in: int, expected: str) -> None:
+    stuck = status("a0", READY, 3, heard=4, committed=9)
+    waits = status("b0", JOINING, 4, committed=8)
+    back = status("c0", READY, 3, heard=4, committed=9)
+    group = generation(4, "a0", "b0")
+    situation = view(group, stuck, waits, back, assembling_since=0.0, trained_in=trained_in)
+    policy = replace(POLICY, min_workers=1, busy_timeout_s=50.0)
+    assert short(decide(situation, policy, 100.0)) == expected

@@ -6,7 +6,6 @@ simulated time; the way through groups is core/worker/participation.py in both.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -119,12 +118,14 @@ class Script:
             yield Wait.NEWS
         process.reach("assigned")
         yield self._takes(process.world.pace.prepare_s)
-        with contextlib.suppress(JobStopping):
-            yield from self._train()
         try:
+            yield from self._train()
             yield from self._finish()
-        except JobStopping:
-            raise ScriptError("the job was left a second time") from None
+        except JobStopping:  # as bootstrap.py does, wherever it was raised
+            try:
+                yield from self._finish()
+            except JobStopping:
+                raise ScriptError("the job was left a second time") from None
         process.done = True
         process.reach("done")
         process.leave_group()
@@ -197,7 +198,10 @@ class Script:
                 process.reach("logged")
             self.content = at_bottom(style, self.content)
         except GroupLost as lost:
-            return (yield from self._drive(part.give_up_block(lost)))
+            counts: bool = yield from self._drive(part.give_up_block(lost))
+            if counts:  # until here it was said to be inside a call, as it was at no boundary
+                self.left_call_at = self.clock.now
+            return counts
         self._commit(samples)
         return True
 

@@ -43,6 +43,7 @@ class Node:
         self._view = fx.ReportNode(workers=())
         self._timer = Timer(self.clock, lambda: self.tell(ev.TimerFired()))
         self._up = self._down = Link(self.clock, 0.0, 0.0)
+        self._up.open = False  # until there is a leader to connect to
 
     def start(self) -> None:
         self.connect()

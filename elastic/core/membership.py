@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 WorkerId = str
 NodeId = str
@@ -103,6 +103,11 @@ class Generation:
     """Of a script that was written for torchrun: how often all workers were restarted before."""
     max_restarts: int = 0
     """How often they may be because a worker failed, within the window."""
+    worker_ids: frozenset[WorkerId] = field(init=False, repr=False, compare=False)
+    """The members' ids: asked for at every event."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "worker_ids", frozenset(m.worker for m in self.members))
 
     def is_news_after(self, known: Generation | None) -> bool:
         """A later decision than the newest `known`, or a later form of it."""
@@ -126,11 +131,6 @@ class Generation:
     def store_prefix(self) -> str:
         """Key prefix never used by another generation, also of an earlier incarnation."""
         return f"{self.incarnation}/{self.number}"
-
-    @property
-    def worker_ids(self) -> frozenset[WorkerId]:
-        """The members' ids."""
-        return frozenset(m.worker for m in self.members)
 
     def rank_of(self, worker: WorkerId) -> int | None:
         """The worker's rank, or None if it is not a member."""

@@ -223,6 +223,7 @@ class Node:
     def _spawn(self, name: WorkerId) -> None:
         process = Process(self.world, self, name, self.world.next_pid())
         self.processes[name] = process
+        self.world.processes.append(process)
         self.clock.after(self.clock.between(0.005, 0.05), self._run, process)
 
     def _run(self, process: Process) -> None:

@@ -70,6 +70,8 @@ class CheckpointTracker:
 
     def abandon(self, workers: Iterable[WorkerId]) -> list[fx.Effect]:
         """The same for several, as effects."""
+        if not self._saves:
+            return []
         lost = [(worker, key) for worker in sorted(workers) for key in self.lost(worker)]
         if not self.told:
             return []

@@ -218,7 +218,10 @@ class _Formed:
             and w.silent_since is None
             and not w.leaving
         ]
-        self._admissible = [w for w in self._newcomers if now >= self._held_back_until(w)]
+
+    @property
+    def _admissible(self) -> list[Sighting]:
+        return [w for w in self._newcomers if self._now >= self._held_back_until(w)]
 
     def _held_back_until(self, w: Sighting) -> float:
         return self._view.held_back.get(w.status.worker, -math.inf)

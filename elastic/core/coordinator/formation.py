@@ -15,9 +15,9 @@ from elastic.core.coordinator.view import (
     FormationPolicy,
     GroupView,
     Sighting,
-    can_be_told,
     enough,
     has_heir,
+    is_in_sight,
     may_hold_state,
     return_patience_s,
     worth_waiting_for,
@@ -218,10 +218,7 @@ class _Formed:
             and w.silent_since is None
             and not w.leaving
         ]
-
-    @property
-    def _admissible(self) -> list[Sighting]:
-        return [w for w in self._newcomers if self._now >= self._held_back_until(w)]
+        self._admissible = [w for w in self._newcomers if now >= self._held_back_until(w)]
 
     def _held_back_until(self, w: Sighting) -> float:
         return self._view.held_back.get(w.status.worker, -math.inf)
@@ -320,8 +317,8 @@ class _Formed:
         nothing, and one of the newcomers may hold the state: it was cut off and has come back. Or
         it may have the last step, which none of the members completed that are left.
         """
-        workers = [w for w in workers + self._outgoing if can_be_told(w)]
-        workers = self._with_last_step(workers)
+        workers = [w for w in workers + self._outgoing if w.silent_since is None]
+        workers = self._with_last_step([w for w in workers if is_in_sight(w)])
         workers = _at_one_place(workers)
         if not any(w.status.took_part for w in workers):
             workers = sorted(workers + self._newcomers, key=_seniority)
@@ -374,7 +371,7 @@ class _Formed:
         if since is None:
             return Wait(reason=WaitReason.ASSEMBLING, until=deaf_until)
         late = [w for w in self._active if not self._has_started_to_join(w)]
-        busy_until = self._busy_until(since, late)
+        busy_until = self._busy_until(since)
         if self._now >= busy_until and self._current.leave_after is not None:
             return self._form(self._active, ChangeReason.STALLED)  # one of them holds up the rest
         if self._now >= busy_until:
@@ -385,7 +382,7 @@ class _Formed:
     def _deaf_from(self, w: Sighting) -> float:
         return max(self._view.formed_at, w.in_contact_since) + self._policy.join_timeout_s
 
-    def _busy_until(self, since: float, late: list[Sighting]) -> float:
+    def _busy_until(self, since: float) -> float:
         """A member that stalled a step is not evaluating: it gets no more time than a deaf one.
 
         Nor does anyone while the job stops: the others must save within the grace.
@@ -394,7 +391,8 @@ class _Formed:
             self._current.reason is ChangeReason.STALLED
             or self._current.purpose is Purpose.SAVE_AND_LEAVE
         )
-        since = max([since, *(w.in_contact_since for w in late)])
+        coming = [w for w in self._active if not self._has_arrived(w)]
+        since = max([since, *(w.in_contact_since for w in coming)])
         if hurried:
             return since + self._policy.join_timeout_s
         return _busy_until(self._view, self._policy, since)

@@ -159,8 +159,9 @@ class Coordinator:
         lost = self._nodes.reported(event.node, event.slots, event.workers, now)
         self._lineage.reported(event.node, [s.worker for s in event.workers])
         for status in self._nodes.workers_of(event.node):
-            if status.phase is WorkerPhase.TRAINING:
-                self._trained_in = max(self._trained_in, status.generation)
+            if status.phase is WorkerPhase.TRAINING and status.generation > self._trained_in:
+                self._trained_in = status.generation
+                self._progress.goes_on_from(status.committed)
             if status.took_part:
                 if self._counts(status.worker):
                     self._progress.advance(status.committed, now)
@@ -239,6 +240,7 @@ class Coordinator:
                 )
         elif counts_steps(event.generation, self._current, leaving=self._since.assembling is None):
             self._newcomers.committed(event.generation, event.committed)
+            self._trained_in = max(self._trained_in, event.generation)
             self._progress.observe(
                 event.committed,
                 now,

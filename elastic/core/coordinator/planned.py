@@ -32,7 +32,9 @@ def settle(
     left = [s for s in active if not _trains_in(s, leaving)]
     if any(planned.provisional or s.committed < first for s in left):
         return replace(planned, provisional=False, leave_after=None)
-    if not planned.provisional or any(s.heard < planned.number for s in active):
+    if not planned.provisional:
+        return None
+    if any(s.heard < planned.number for s in active):
         return None
     furthest = max((s.committed + 1 for s in active), default=first)
     return replace(planned, provisional=False, leave_after=max(first, furthest))

@@ -11,7 +11,7 @@ from elastic.core.coordinator.view import (
     FormationPolicy,
     GroupView,
     Sighting,
-    can_be_told,
+    is_in_sight,
     may_hold_state,
     return_patience_s,
     worth_waiting_for,
@@ -102,7 +102,7 @@ def _leave(current: Generation, active: list[Sighting], *, is_whole: bool) -> Fo
             for w in active
         )
     )
-    members = tuple(w.as_member() for w in active if can_be_told(w))
+    members = tuple(w.as_member() for w in active if is_in_sight(w))
     return Form(members=members, reason=ChangeReason.STOPPING, planned=trains)
 
 

@@ -117,10 +117,10 @@ class GroupView:
     """Members of earlier generations, as far back as remembered."""
 
 
-def can_be_told(w: Sighting) -> bool:
-    """Of a group that it is to be in. An agent that has found it running learns its slot when it
-    first hears from it; one that stays silent may never run again."""
-    return w.silent_since is None and w.status.slot is not None
+def is_in_sight(w: Sighting) -> bool:
+    """Its agent has heard from it. A new one that has found it running learns its slot only then,
+    and one that stays silent may never run again."""
+    return w.status.slot is not None
 
 
 def return_patience_s(policy: FormationPolicy) -> float:

@@ -127,9 +127,10 @@ class Worker:
         effects: list[Effect] = []
         if generation.number > self._status.heard:
             effects += self._acknowledge(generation)
+        if generation.number == self._status.generation:
+            return effects
         # Reported first: the thread that the abort frees reports too, and must not be overtaken.
-        follows = generation.number > self._status.generation
-        if self._in_group() and follows and generation.leave_after is None:
+        if self._in_group() and generation.leave_after is None:
             effects.append(AbortGroup(generation=self._status.generation))
         return effects
 

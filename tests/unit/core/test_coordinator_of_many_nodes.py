@@ -504,3 +504,13 @@ def test_a_node_that_leaves_while_the_group_assembles_is_seen_off_afterwards() -
     assert job.tell(ev.NodeLeaving(node="b", reason="drain")) is None
     job.tell(reported(status("a0", JOINING, 2)), reported(status("b0", JOINING, 2)))
     assert job.tell(reported(trains("a0", 2)), reported(trains("b0", 2))) == ["a0"]
+
+
+def test_steps_that_were_lost_do_not_put_off_a_planned_change() -> None:
+    job = running("a0", agent_grace_s=0.0)
+    job.report(trains("a0", 1, committed=40))
+    job.tell(ev.NodeLost(node="a"), ev.NodeGone(node="a"))
+    assert job.report(status("b0", READY)) == ["b0"]
+    job.report(trains("b0", job.formed[-1].number, committed=0))
+    assert job.report(status("c0", READY)) == ["b0", "c0"]
+    assert job.formed[-1].leave_after == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 WorkerId = str
 NodeId = str
@@ -94,7 +94,8 @@ class Generation:
     """Planned: leave the previous group once this many steps are committed. None: at once."""
     provisional: bool = False
     """Planned, and not known yet to have been heard by all who are to leave: wait there. The
-    settled form follows under the same number; its `leave_after` may be later."""
+    settled form follows under the same number; its `leave_after` may be later. It is None there,
+    or in another form after that, if nobody can come to such a boundary any more."""
     purpose: Purpose = Purpose.TRAIN
     save_first: bool = False
     """Save a checkpoint at the first boundary, because an earlier save was abandoned."""
@@ -102,12 +103,19 @@ class Generation:
     """Of a script that was written for torchrun: how often all workers were restarted before."""
     max_restarts: int = 0
     """How often they may be because a worker failed, within the window."""
+    worker_ids: frozenset[WorkerId] = field(init=False, repr=False, compare=False)
+    """The members' ids: asked for at every event."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "worker_ids", frozenset(m.worker for m in self.members))
 
     def is_news_after(self, known: Generation | None) -> bool:
-        """A later decision than the newest `known`, or the settled form of it."""
+        """A later decision than the newest `known`, or a later form of it."""
         if known is None or self.number > known.number:
             return True
-        return self.number == known.number and known.provisional and not self.provisional
+        if self.number < known.number or self.provisional:
+            return False
+        return known.provisional or (known.leave_after is not None and self.leave_after is None)
 
     @property
     def world_size(self) -> int:
@@ -123,11 +131,6 @@ class Generation:
     def store_prefix(self) -> str:
         """Key prefix never used by another generation, also of an earlier incarnation."""
         return f"{self.incarnation}/{self.number}"
-
-    @property
-    def worker_ids(self) -> frozenset[WorkerId]:
-        """The members' ids."""
-        return frozenset(m.worker for m in self.members)
 
     def rank_of(self, worker: WorkerId) -> int | None:
         """The worker's rank, or None if it is not a member."""

@@ -157,9 +157,11 @@ def _too_late(declarations: Sequence[Declaration], held: Sequence[int]) -> tuple
 
 def _leaves_block(receiver: Declaration, holder: Declaration) -> bool:
     """The receiver's script is inside a block that the holder's state has completed. Of an earlier
-    loop it leaves that loop instead."""
+    loop it leaves that loop instead; and if it is as far by steps that do not count, the block is
+    still to come for both."""
     in_block = receiver.took_part and receiver.in_block
-    return in_block and receiver.age != holder.age and receiver.loop == holder.state_loop
+    behind = receiver.committed < holder.committed
+    return in_block and behind and receiver.loop == holder.state_loop
 
 
 def _are_at_boundary(holders: Sequence[Declaration]) -> bool:

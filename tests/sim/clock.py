@@ -62,7 +62,9 @@ class Timer:
         self._queued_at: float | None = None
 
     def set(self, at: float | None) -> None:
-        self._at = at = at if at is None else max(at, self._clock.now)
+        if at is not None and at < self._clock.now:
+            at = self._clock.now
+        self._at = at
         if at is not None and (self._queued_at is None or at < self._queued_at):
             self._queued_at = at
             self._clock.at(at, self._look, at)

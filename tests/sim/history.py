@@ -9,7 +9,10 @@ from tests.sim.world import Parts, World
 
 def check(seed: int, parts: Parts | None = None, stress: str = "") -> list[str]:
     """Violations in the history of `seed`, with faults of only one kind if `stress` names it."""
-    return violations(World(plan(seed, stress), parts).run())
+    world = World(plan(seed, stress), parts)
+    found = violations(world.run())
+    world.take_apart()
+    return found
 
 
 def fingerprint(seed: int) -> str:

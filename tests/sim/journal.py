@@ -81,6 +81,8 @@ class Journal:
         self.undo_missed = False
         """Something changed that the undo had not copied: a state may be torn, or a commit mark
         lost."""
+        self.nobody_held_state = False
+        """A script said that the state was lost while no process that could go on held it whole."""
         self.agreed: list[Agreed] = []
         self.newest_checkpoint = Replica()
         self.torn_checkpoints: list[str] = []

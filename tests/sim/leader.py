@@ -38,6 +38,7 @@ class Leader:
         # A member may have missed what an earlier leader committed: the manifests tell.
         self._committed = {replica.committed for replica in world.storage.committed}
         self._newest_whole = -1
+        self._given_up: set[tuple[int, int]] = set()
         self._written: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
         # Manifests and generations go through one ordered queue: a generation that is known to
         # exist must not restore a checkpoint older than one that was decided before it.
@@ -110,9 +111,11 @@ class Leader:
                 self._newest_whole = max(step, self._newest_whole)
                 self._store.send(self._checkpoint_committed, number, step)
             case fx.AbandonCheckpoint(generation=number, step=step):
-                if step > self._newest_whole:
+                again = (number, step) in self._given_up  # who has missed it is told
+                self._given_up.add((number, step))
+                if step > self._newest_whole and not again:
                     self.world.gave_up(number, step, self._written[number, step])
-                self._settle_checkpoint(step, abandoned=True)
+                self._settle_checkpoint(step, abandoned=True, again=again)
             case fx.SetTimer(at=at):
                 self._timer.set(at)
             case fx.ProbeGroup():
@@ -137,9 +140,10 @@ class Leader:
         self._committed.add(step)
         self._settle_checkpoint(step, abandoned=False)
 
-    def _settle_checkpoint(self, step: int, *, abandoned: bool) -> None:
+    def _settle_checkpoint(self, step: int, *, abandoned: bool, again: bool = False) -> None:
         self.world.journal.note(self.clock.now, "coordinator", "checkpoint", step, abandoned)
-        self.world.journal.saves.append((self.clock.now, not abandoned))
+        if not again:
+            self.world.journal.saves.append((self.clock.now, not abandoned))
         for node in self._nodes.values():
             node.hear_of_checkpoint(step, abandoned=abandoned)
 

@@ -43,6 +43,7 @@ class Node:
         self._view = fx.ReportNode(workers=())
         self._timer = Timer(self.clock, lambda: self.tell(ev.TimerFired()))
         self._up = self._down = Link(self.clock, 0.0, 0.0)
+        self._up.open = False  # until there is a leader to connect to
 
     def start(self) -> None:
         self.connect()
@@ -116,9 +117,12 @@ class Node:
 
     def _isolated(self, cut: int) -> None:
         """Neither the leader nor the store has been heard of for so long: the agent ends its
-        workers, and the others are certain of that soon."""
+        workers, or the zygote does while there is none, and the others are certain of that soon."""
         if self._cut and cut == self._cuts and self.alive:
             self.tell(ev.CutOff(silent_s=self.world.isolation_s))
+            if not self._agent_runs:
+                for process in list(self.processes.values()):
+                    process.end(signal=SIGKILL)
             self.clock.after(GONE_MARGIN_S, self._given_up, cut)
 
     def _given_up(self, cut: int) -> None:
@@ -219,6 +223,7 @@ class Node:
     def _spawn(self, name: WorkerId) -> None:
         process = Process(self.world, self, name, self.world.next_pid())
         self.processes[name] = process
+        self.world.processes.append(process)
         self.clock.after(self.clock.between(0.005, 0.05), self._run, process)
 
     def _run(self, process: Process) -> None:

@@ -9,7 +9,7 @@ from elastic.core.agent import events as ev
 from elastic.core.coordinator.events import ProgressReported, ShardReported
 from elastic.core.membership import Failure, FailureKind, Generation, WorkerId, WorkerPhase
 from elastic.core.worker.machine import AbortGroup, Effect, Worker
-from elastic.errors import ConfigurationError, ElasticError, GroupLost, StateLost
+from elastic.errors import ConfigurationError, ElasticError, GroupLost, StateLost, Stranded
 from tests.sim.clock import Link
 from tests.sim.group import Group
 from tests.sim.replica import Replica, Samples
@@ -277,9 +277,11 @@ class Process:
         if not isinstance(error, (ScriptError, ElasticError)):
             raise error  # a mistake of the simulation, or a broken invariant
         self.world.journal.raised(self.clock.now, self.name, error)
+        if isinstance(error, StateLost) and not self.world.somebody_holds_state():
+            self.world.journal.nobody_held_state = True
         failure = Failure(
             worker=self.name,
-            kind=FailureKind.EXCEPTION,
+            kind=FailureKind.LEFT_OUT if isinstance(error, Stranded) else FailureKind.EXCEPTION,
             code=1,
             signature=str(error) if isinstance(error, ScriptError) else type(error).__name__,
             message=str(error),

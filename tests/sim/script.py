@@ -6,7 +6,6 @@ simulated time; the way through groups is core/worker/participation.py in both.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -119,12 +118,14 @@ class Script:
             yield Wait.NEWS
         process.reach("assigned")
         yield self._takes(process.world.pace.prepare_s)
-        with contextlib.suppress(JobStopping):
-            yield from self._train()
         try:
+            yield from self._train()
             yield from self._finish()
-        except JobStopping:
-            raise ScriptError("the job was left a second time") from None
+        except JobStopping:  # as bootstrap.py does, wherever it was raised
+            try:
+                yield from self._finish()
+            except JobStopping:
+                raise ScriptError("the job was left a second time") from None
         process.done = True
         process.reach("done")
         process.leave_group()
@@ -197,7 +198,10 @@ class Script:
                 process.reach("logged")
             self.content = at_bottom(style, self.content)
         except GroupLost as lost:
-            return (yield from self._drive(part.give_up_block(lost)))
+            counts: bool = yield from self._drive(part.give_up_block(lost))
+            if counts:  # until here it was said to be inside a call, as it was at no boundary
+                self.left_call_at = self.clock.now
+            return counts
         self._commit(samples)
         return True
 
@@ -471,11 +475,11 @@ class Script:
             raise StepMisused(f"the replicas differ at step {committed}")
 
     def _save(self, save: act.Save) -> None:
-        process = self.process
+        process, step = self.process, save.progress.committed
+        if not self.job.saves or step == 0:
+            return  # nobody would wait for what is begun here
         generation = process.group.generation
-        if save.progress.committed and not process.has_begun_to_save(
-            save.progress.committed, generation
-        ):
+        if not process.has_begun_to_save(step, generation):
             process.save(generation, Replica(save.progress, self.content))
 
     def _save_and_wait(self, save: act.SaveAndWait) -> Body:

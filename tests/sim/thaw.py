@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from operator import attrgetter
 from typing import Any
+
+_MISSING: Any = object()
 
 
 def thaw(package: str) -> None:
     """All frozen dataclasses of the modules of `package` that are imported by now."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith(f"{package}."):
-            for record in vars(module).values():
-                if isinstance(record, type) and record.__module__ == name:
-                    _thaw(record)
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith(f"{package}.")]
+    for module in modules:
+        for record in list(vars(module).values()):
+            if isinstance(record, type) and record.__module__ == module.__name__:
+                _thaw(record)
+    for module in modules:
+        if vars(module).get("replace") is dataclasses.replace:
+            vars(module)["replace"] = _replace
 
 
 def _thaw(record: type) -> None:
@@ -24,18 +30,37 @@ def _thaw(record: type) -> None:
     if parameters is None or not parameters.frozen or "__init__" not in vars(record):
         return
     fields = [f for f in dataclasses.fields(record) if f.init]
-    if any(f.default_factory is not dataclasses.MISSING for f in fields):
-        return
-    defaults: dict[str, Any] = {
-        f"_{f.name}": f.default for f in fields if f.default is not dataclasses.MISSING
-    }
-    arguments = [f"{f.name}=_{f.name}" if f"_{f.name}" in defaults else f.name for f in fields]
-    star = "*, " if fields and fields[0].kw_only else ""
-    body = [f"self.{f.name} = {f.name}" for f in fields]
+    known: dict[str, Any] = {"_MISSING": _MISSING}
+    arguments, body = [], []
+    for f in fields:
+        value, argument = f.name, f.name
+        if f.default_factory is not dataclasses.MISSING:
+            known[f"_{f.name}"], argument = f.default_factory, f"{f.name}=_MISSING"
+            value = f"_{f.name}() if {f.name} is _MISSING else {f.name}"
+        elif f.default is not dataclasses.MISSING:
+            known[f"_{f.name}"], argument = f.default, f"{f.name}=_{f.name}"
+        arguments.append(argument)
+        body.append(f"self.{f.name} = {value}")
     body += ["self.__post_init__()"] if hasattr(record, "__post_init__") else []
+    star = "*, " if fields and fields[0].kw_only else ""
     source = f"def __init__(self, {star}{', '.join(arguments)}):\n  " + "\n  ".join(
         body or ["pass"]
     )
-    exec(source, defaults)
-    record.__init__ = defaults["__init__"]  # type: ignore[misc]
+    exec(source, known)
+    record.__init__ = known["__init__"]  # type: ignore[misc]
     del record.__setattr__, record.__delattr__
+    if len(fields) > 1:
+        names = tuple(f.name for f in fields)
+        _parts[record] = names, attrgetter(*names)
+
+
+_parts: dict[type, tuple[tuple[str, ...], attrgetter[Any]]] = {}
+
+
+def _replace(record: Any, /, **changes: Any) -> Any:
+    """As dataclasses.replace."""
+    kind = type(record)
+    if kind not in _parts:
+        return dataclasses.replace(record, **changes)
+    names, parts = _parts[kind]
+    return kind(**{**dict(zip(names, parts(record), strict=True)), **changes})

@@ -71,6 +71,8 @@ class World:
         self.journal.evaluates = bool(style.evaluates or style.between or style.uneven)
         self.storage = Storage()
         self.nodes: list[Node] = []
+        self.processes: list[Process] = []
+        """All that there ever were."""
         self._stored: tuple[Generation | None, tuple[Generation, ...]] = (None, ())
         """The newest generation in the store, and what was written with it."""
         self._settings = plan.coordinator
@@ -105,6 +107,14 @@ class World:
         self.journal.torn_checkpoints = self.storage.torn
         self.journal.newest_checkpoint = self.storage.newest
         return self.journal
+
+    def take_apart(self) -> None:
+        """When it is over. Its parts refer to each other: only the garbage collector would find
+        them, which takes longer."""
+        for process in self.processes:
+            for part in (process.script, process.thread, process):
+                vars(part).clear()
+        self.processes.clear()
 
     def add_node(self, settings: AgentSettings) -> None:
         """A machine joins; one that has the name of another is told from it."""
@@ -360,6 +370,12 @@ class World:
             if not node.drains or any(p.name in workers for workers in groups)
         ]
         return _best(*held)
+
+    def somebody_holds_state(self) -> bool:
+        """A whole replica is in some process that can go on."""
+        return any(
+            p.responsive and p.replica is not None for n in self.nodes for p in n.processes.values()
+        )
 
     def note_end(self) -> None:
         """What could have been saved, now that the job ends.

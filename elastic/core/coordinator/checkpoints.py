@@ -29,6 +29,7 @@ class CheckpointTracker:
     _saves: dict[tuple[int, int], _Save] = field(default_factory=dict)
     _whole: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=16))
     _given_up: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=16))
+    _told: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=16))
     abandoned: bool = False
     """A save was given up since the last commit: another should follow soon."""
     told: bool = True
@@ -55,6 +56,10 @@ class CheckpointTracker:
         """It was, and not long ago."""
         return (step, generation) in self._given_up
 
+    def is_told(self, step: int, generation: int) -> bool:
+        """It was given up, and members were told: they wait for it no longer."""
+        return (step, generation) in self._told
+
     def lost(self, worker: WorkerId) -> list[tuple[int, int]]:
         """Give up the saves that wait for a worker that is gone; their (step, generation)."""
         given_up = [key for key, save in self._saves.items() if save.waits_for(worker)]
@@ -65,20 +70,25 @@ class CheckpointTracker:
 
     def abandon(self, workers: Iterable[WorkerId]) -> list[fx.Effect]:
         """The same for several, as effects."""
-        effects: list[fx.Effect] = [
+        if not self._saves:
+            return []
+        lost = [(worker, key) for worker in sorted(workers) for key in self.lost(worker)]
+        if not self.told:
+            return []
+        self._told.extend(key for _, key in lost)
+        return [
             fx.AbandonCheckpoint(
                 generation=generation, step=step, message=f"{worker} was lost while saving"
             )
-            for worker in sorted(workers)
-            for step, generation in self.lost(worker)
+            for worker, (step, generation) in lost
         ]
-        return effects if self.told else []
 
     def refused(self, step: int, generation: int) -> bool:
         """Storage refused a part: at once again would not help. False if that was known."""
         if (step, generation) in self._given_up:
             return False
         self._forget((step, generation))
+        self._told.append((step, generation))
         return True
 
     def _forget(self, key: tuple[int, int]) -> None:

@@ -17,6 +17,7 @@ from elastic.core.coordinator.view import (
     Sighting,
     enough,
     has_heir,
+    is_in_sight,
     may_hold_state,
     return_patience_s,
     worth_waiting_for,
@@ -128,10 +129,12 @@ def _await_return(
     """Members of a dissolved group hold the state: nobody trains without them while they may come.
 
     Without any generation known, by a new leader, they are training: a second group must not.
+    Whoever comes back has not heard of the end of its group meanwhile.
     """
     if view.current is None:
         return Wait(reason=WaitReason.STEADY)
-    until = _busy_until(view, policy, view.formed_at)
+    since = max(view.formed_at, *(w.in_contact_since for w in returning))
+    until = _busy_until(view, policy, since)
     if now < until:
         return Wait(reason=WaitReason.ASSEMBLING, until=until)
     if view.current.leave_after is not None:  # one of them may hold up the rest
@@ -159,14 +162,34 @@ def _members(workers: list[Sighting]) -> tuple[Member, ...]:
 
 
 def _outgoing(view: GroupView, current: Generation) -> list[Sighting]:
-    """Whom a planned change drops that is not in place yet."""
+    """Whom a planned change drops that is not in place yet, if it may hold what no other does."""
     if view.leaving is None:
         return []
+    dropped = sorted(view.leaving.worker_ids - current.worker_ids)
+    known = [view.workers[worker] for worker in dropped if worker in view.workers]
+    ahead = _agreed_on(view, current)
     return [
-        view.workers[worker]
-        for worker in sorted(view.leaving.worker_ids - current.worker_ids)
-        if worker in view.workers and may_hold_state(view.workers[worker].status, current)
+        w
+        for w in known
+        if may_hold_state(w.status, current)
+        and not (w.status.phase is WorkerPhase.READY and w.status.committed <= ahead)
     ]
+
+
+def _agreed_on(view: GroupView, current: Generation) -> int:
+    """Committed steps that a member in contact has from the present group; -1 if none has yet."""
+    members = [view.workers[m.worker] for m in current.members if m.worker in view.workers]
+    return max(
+        (
+            w.status.committed
+            for w in members
+            if w.silent_since is None
+            and w.status.phase is WorkerPhase.TRAINING
+            and w.status.generation == current.number
+            and w.status.took_part
+        ),
+        default=-1,
+    )
 
 
 class _Formed:
@@ -286,14 +309,16 @@ class _Formed:
     def _form(self, workers: list[Sighting], reason: ChangeReason) -> Form:
         """An unplanned change, now; or nobody trains, while too few are left.
 
-        Members out of contact can not be told. Those that leave take part once more: only they may
-        have got to the end of the last step.
+        Members out of contact can not be told, nor those that a new agent has not heard of. Those
+        that leave take part once more: only they may have got to the end of the last step.
 
         Newcomers are not asked: they join at a step boundary, which members that are in the
         middle of `session.run` have not reached. Members that never took part are in the middle of
-        nothing, and one of the newcomers may hold the state: it was cut off and has come back.
+        nothing, and one of the newcomers may hold the state: it was cut off and has come back. Or
+        it may have the last step, which none of the members completed that are left.
         """
         workers = [w for w in workers + self._outgoing if w.silent_since is None]
+        workers = self._with_last_step([w for w in workers if is_in_sight(w)])
         workers = _at_one_place(workers)
         if not any(w.status.took_part for w in workers):
             workers = sorted(workers + self._newcomers, key=_seniority)
@@ -303,6 +328,21 @@ class _Formed:
         if not workers or len(workers) + len(finished) < self._policy.min_workers:
             return Form(members=(), reason=ChangeReason.BELOW_MINIMUM)
         return Form(members=_members(workers[: self._policy.max_workers]), reason=reason)
+
+    def _with_last_step(self, workers: list[Sighting]) -> list[Sighting]:
+        """With a newcomer that is ahead of all of them, unless others went on without it."""
+        held = [w.status.committed for w in workers if w.status.took_part]
+        ahead = [
+            w
+            for w in self._newcomers
+            if w.status.took_part
+            and w.status.committed > max(held, default=w.status.committed)
+            and w.status.generation >= self._view.trained_in
+        ]
+        if not ahead:
+            return workers
+        first = max(ahead, key=lambda w: w.status.committed)
+        return [*workers[: self._policy.max_workers - 1], first]
 
     def _mend(self) -> Decision:
         """A broken collective and nobody known to be dead: the same members again, soon."""
@@ -331,7 +371,7 @@ class _Formed:
         if since is None:
             return Wait(reason=WaitReason.ASSEMBLING, until=deaf_until)
         late = [w for w in self._active if not self._has_started_to_join(w)]
-        busy_until = self._busy_until(since, late)
+        busy_until = self._busy_until(since)
         if self._now >= busy_until and self._current.leave_after is not None:
             return self._form(self._active, ChangeReason.STALLED)  # one of them holds up the rest
         if self._now >= busy_until:
@@ -342,7 +382,7 @@ class _Formed:
     def _deaf_from(self, w: Sighting) -> float:
         return max(self._view.formed_at, w.in_contact_since) + self._policy.join_timeout_s
 
-    def _busy_until(self, since: float, late: list[Sighting]) -> float:
+    def _busy_until(self, since: float) -> float:
         """A member that stalled a step is not evaluating: it gets no more time than a deaf one.
 
         Nor does anyone while the job stops: the others must save within the grace.
@@ -351,7 +391,8 @@ class _Formed:
             self._current.reason is ChangeReason.STALLED
             or self._current.purpose is Purpose.SAVE_AND_LEAVE
         )
-        since = max([since, *(w.in_contact_since for w in late)])
+        coming = [w for w in self._active if not self._has_arrived(w)]
+        since = max([since, *(w.in_contact_since for w in coming)])
         if hurried:
             return since + self._policy.join_timeout_s
         return _busy_until(self._view, self._policy, since)

@@ -80,6 +80,7 @@ class Coordinator:
         self._leaving: Generation | None = None
         """The group that trains until a planned change takes effect."""
         self._persisting: Generation | None = None
+        self._trained_in = 0
         self._formed_at = 0.0
         self._adopted_at: float | None = None
         self._since = Clocks()
@@ -100,6 +101,7 @@ class Coordinator:
             self._past.remember(generation)
         self._make_current(last)
         self._formed_at = self._adopted_at = now
+        self._trained_in = last.number
         for generation in (*may_train, last):
             self._lineage.exists(generation)
             self._newcomers.presume_trained(generation)
@@ -157,8 +159,12 @@ class Coordinator:
         lost = self._nodes.reported(event.node, event.slots, event.workers, now)
         self._lineage.reported(event.node, [s.worker for s in event.workers])
         for status in self._nodes.workers_of(event.node):
+            if status.phase is WorkerPhase.TRAINING and status.generation > self._trained_in:
+                self._trained_in = status.generation
+                self._progress.goes_on_from(status.committed)
             if status.took_part:
-                self._progress.advance(status.committed, now)
+                if self._counts(status.worker):
+                    self._progress.advance(status.committed, now)
                 self._newcomers.committed(status.generation, status.committed)
             if status.took_part and status.compiling is not None:
                 self._progress.compiles(status.compiling)
@@ -234,6 +240,7 @@ class Coordinator:
                 )
         elif counts_steps(event.generation, self._current, leaving=self._since.assembling is None):
             self._newcomers.committed(event.generation, event.committed)
+            self._trained_in = max(self._trained_in, event.generation)
             self._progress.observe(
                 event.committed,
                 now,
@@ -252,7 +259,10 @@ class Coordinator:
         if self._checkpoints.written(generation, event.step, event.index, event.count):
             return [fx.CommitCheckpoint(generation=event.generation, step=event.step)]
         if self._told_before() and self._checkpoints.is_given_up(event.step, event.generation):
-            return [_abandoned_before(event)]  # its node has come since
+            return [_abandoned(event, "others ended their scripts before")]
+        is_told = self._checkpoints.is_told(event.step, event.generation)
+        if is_told and generation in (self._current, self._leaving):  # it was out of contact then
+            return [_abandoned(event, "others were told before that it was given up")]
         alive = self._nodes.workers()
         dead = [m.worker for m in generation.members if m.worker not in alive]
         return self._checkpoints.abandon([*dead, *self._told_before()])
@@ -370,7 +380,7 @@ class Coordinator:
 
     def _settle_planned(self) -> list[fx.Effect]:
         planned, leaving = self._current, self._leaving
-        if planned is None or not planned.provisional or leaving is None:
+        if planned is None or leaving is None:
             return []
         settled = settle(planned, leaving, self._nodes.workers())
         if settled is None:
@@ -485,6 +495,7 @@ class Coordinator:
             slots=self._nodes.slots,
             formed_at=self._formed_at,
             adopted_at=self._adopted_at,
+            trained_in=self._trained_in,
             enough_since=self._since.enough,
             broken_since=self._since.broken,
             newcomers_since=self._since.newcomers,
@@ -505,6 +516,12 @@ class Coordinator:
             return []
         workers = self._nodes.workers().items()
         return [name for name, w in workers if w.status.phase is WorkerPhase.FINISHED]
+
+    def _counts(self, worker: WorkerId) -> bool:
+        """Its steps are those of the present group. Others may have come back with more, which the
+        job has had to go back from."""
+        groups = [g for g in (self._current, self._leaving) if g is not None and g.members]
+        return not groups or any(g.rank_of(worker) is not None for g in groups)
 
     def _make_current(self, generation: Generation) -> None:
         self._current = generation
@@ -529,6 +546,5 @@ class Coordinator:
         self.phase = phase
 
 
-def _abandoned_before(event: ev.ShardReported) -> fx.AbandonCheckpoint:
-    message = "others ended their scripts before"
+def _abandoned(event: ev.ShardReported, message: str) -> fx.AbandonCheckpoint:
     return fx.AbandonCheckpoint(generation=event.generation, step=event.step, message=message)

@@ -6,30 +6,34 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from elastic.core.coordinator.view import Sighting
-from elastic.core.invariants import require
 from elastic.core.membership import Generation, WorkerId, WorkerPhase, WorkerStatus
 
 
 def settle(
     planned: Generation, leaving: Generation, workers: Mapping[WorkerId, Sighting]
 ) -> Generation | None:
-    """The settled form of `planned`; None while a member of `leaving` has not heard of it.
+    """The settled form of `planned`; None while a member of `leaving` has not heard of it, or
+    there is nothing new to say.
 
     A member's script counts a step as committed and then looks for news; its link notes the news
     and then reads that count for the acknowledgement. So one that acknowledges n steps can have
     looked in vain after step n, and waits after step n + 1. Once all have acknowledged, nobody is
     past the furthest of these boundaries, and all can be brought to it.
+
+    Unless one has left before it, because it has waited too long or the group broke. Then the
+    others are to leave at once: they can complete no further step, and where scripts meet for a
+    call no connection tells them that one will not come.
     """
     first = planned.leave_after
-    require(planned.provisional and first is not None, f"{planned.number} is not provisional")
-    assert first is not None
-    if any(m.worker not in workers for m in leaving.members):
-        return None  # an unplanned change follows
+    if first is None or any(m.worker not in workers for m in leaving.members):
+        return None  # they leave at once, or an unplanned change follows
     statuses = [workers[m.worker].status for m in leaving.members]
     active = [s for s in statuses if s.phase is not WorkerPhase.FINISHED]
-    left = [s.committed for s in active if not _trains_in(s, leaving)]
-    if left:  # one has waited too long, or the group broke: it can complete no further step
-        return replace(planned, provisional=False, leave_after=min(first, *left))
+    left = [s for s in active if not _trains_in(s, leaving)]
+    if any(planned.provisional or s.committed < first for s in left):
+        return replace(planned, provisional=False, leave_after=None)
+    if not planned.provisional:
+        return None
     if any(s.heard < planned.number for s in active):
         return None
     furthest = max((s.committed + 1 for s in active), default=first)

@@ -57,9 +57,12 @@ class ProgressWatch:
         """
         self._in_step_s, self._under_way, self._first_step = in_step_s, committed, first_step
         self._note_usual(step_s)
-        if committed < self.committed:
-            self.committed = committed
+        self.goes_on_from(committed)
         self.advance(committed, now)
+
+    def goes_on_from(self, committed: int) -> None:
+        """A new group has come to one state: the job may have had to go back for it."""
+        self.committed = min(committed, self.committed)
 
     def advance(self, committed: int, now: float) -> None:
         """Some member has committed this many steps; a count that is behind changes nothing."""

@@ -11,6 +11,7 @@ from elastic.core.coordinator.view import (
     FormationPolicy,
     GroupView,
     Sighting,
+    is_in_sight,
     may_hold_state,
     return_patience_s,
     worth_waiting_for,
@@ -101,7 +102,7 @@ def _leave(current: Generation, active: list[Sighting], *, is_whole: bool) -> Fo
             for w in active
         )
     )
-    members = tuple(w.as_member() for w in active)
+    members = tuple(w.as_member() for w in active if is_in_sight(w))
     return Form(members=members, reason=ChangeReason.STOPPING, planned=trains)
 
 

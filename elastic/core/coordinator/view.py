@@ -100,6 +100,8 @@ class GroupView:
     """Since when a member of `current` has reported it broken."""
     newcomers_since: float | None = None
     """Since when a worker that is not in `current` is ready."""
+    trained_in: int = 0
+    """The newest generation that a member is known to have trained in."""
     slow: bool = False
     """A member compiles, or the group's first step is under way."""
     slow_at: float = -math.inf
@@ -113,6 +115,12 @@ class GroupView:
     """Newcomers that are not to be let in before these instants, since others have failed."""
     spent: frozenset[WorkerId] = frozenset()
     """Members of earlier generations, as far back as remembered."""
+
+
+def is_in_sight(w: Sighting) -> bool:
+    """Its agent has heard from it. A new one that has found it running learns its slot only then,
+    and one that stays silent may never run again."""
+    return w.status.slot is not None
 
 
 def return_patience_s(policy: FormationPolicy) -> float:

@@ -124,16 +124,21 @@ class Worker:
         self._announced = generation
         if generation.number > self._status.generation:
             self._following = generation
-        if generation.number == self._status.heard:
-            return []
-        # The report reads the count of steps only now: the script's thread, which counts a step
-        # and then looks for news, can not have looked in vain after a step that is not reported.
-        self._status = replace(self.status, heard=generation.number)
+        effects: list[Effect] = []
+        if generation.number > self._status.heard:
+            effects += self._acknowledge(generation)
+        if generation.number == self._status.generation:
+            return effects
         # Reported first: the thread that the abort frees reports too, and must not be overtaken.
-        effects: list[Effect] = [ReportStatus(status=self.status)]
         if self._in_group() and generation.leave_after is None:
             effects.append(AbortGroup(generation=self._status.generation))
         return effects
+
+    def _acknowledge(self, generation: Generation) -> list[Effect]:
+        # The report reads the count of steps only now: the script's thread, which counts a step
+        # and then looks for news, can not have looked in vain after a step that is not reported.
+        self._status = replace(self.status, heard=generation.number)
+        return [ReportStatus(status=self.status)]
 
     def join_began(self, generation: Generation) -> list[Effect]:
         """The script's thread builds the group of `generation`."""

@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 
 from elastic.core.membership import Failure, FailureKind
-from elastic.errors import ConfigurationError, ElasticError, ExitCode, StateLost
+from elastic.errors import ConfigurationError, ElasticError, ExitCode, StateLost, Stranded
 from elastic.rpc.codec import failure_to_pb
 from elastic.worker import session as sessions
 from elastic.worker.link import Link
@@ -78,9 +78,10 @@ def _raised(link: Link, error: BaseException) -> int:
     code = error.exit_code if isinstance(error, ElasticError) else ExitCode.SCRIPT_FAILED
     last_line = traceback.format_exception_only(error)[-1].strip()
     advice = next((a for said, a in _ADVICE.items() if said in last_line), "")
+    stranded = isinstance(error, Stranded)  # which is no fault of the script
     failure = Failure(
         worker=link.worker,
-        kind=FailureKind.EXCEPTION,
+        kind=FailureKind.LEFT_OUT if stranded else FailureKind.EXCEPTION,
         code=int(code),
         signature=_signature(error),
         message=f"{last_line} ({advice})" if advice else last_line,

@@ -19,8 +19,11 @@ def liveness(journal: Journal) -> Iterator[str]:
         if not journal.job.style.uneven or phase not in ("failed", "finished"):
             yield f"the job is {phase} because of a call that members did not make alike"
         return
-    if journal.undo_missed and any(kind == "StateLost" for kind, _ in journal.errors):
-        return  # nobody could put its state back, and nothing was saved
+    # Nobody could put its state back; or the last holder died while it gave its state to others,
+    # whose own it overwrote. P2 promises the steps that a survivor holds, and nothing was saved.
+    lost = journal.undo_missed or journal.nobody_held_state
+    if lost and any(kind == "StateLost" for kind, _ in journal.errors):
+        return
     if journal.hopeless:
         if phase not in ("failed", "finished"):
             yield f"a script that always fails is {phase}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 from elastic.core.membership import ChangeReason, Generation, Purpose
@@ -65,7 +66,10 @@ def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
         if worker in generation.worker_ids and at <= formed_at and not journal.evaluates:
             yield f"{worker} is a member of {number}, ended at {at:.4f}"
     stayed = journal.enough_stayed.get(number, ())
-    finished = sum(at <= formed_at for at in journal.finished_at.values())
+    finished = sum(  # those that were killed since count for nobody
+        at <= formed_at < journal.gone_at.get(worker, math.inf)
+        for worker, at in journal.finished_at.items()
+    )
     below = generation.reason in (ChangeReason.BELOW_MINIMUM, ChangeReason.MEMBER_LEAVING)
     if number in journal.in_run:
         stayed = ()  # they complete a call first, without newcomers

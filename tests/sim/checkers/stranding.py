@@ -3,6 +3,7 @@ while others made calls."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from tests.sim.journal import Journal
@@ -11,6 +12,21 @@ from tests.sim.journal import Journal
 def stranding(journal: Journal) -> Iterator[str]:
     if journal.undo_missed or journal.called or len(journal.job.loops()) > 1:
         return
-    for kind, message in journal.errors:
-        if kind == "Stranded" and "first step" not in message:  # nothing is lost with that
-            yield f"stranded: {message}"
+    if not any(kind == "Stranded" for kind, _ in journal.errors):
+        return
+    # From the last step on the others are in the calls at the end of the loop and of the script.
+    ends_at = min(
+        (c.at for c in journal.commits if c.replica.complete(journal.job)), default=math.inf
+    )
+    for at, worker, what, *details in journal.trace:
+        if what != "raises" or details[0] != "Stranded" or "first step" in str(details[1]):
+            continue  # nothing is lost with the first step
+        if at < ends_at or not _was_left_out(journal, worker):
+            yield f"stranded: {details[1]}"
+
+
+def _was_left_out(journal: Journal, worker: str) -> bool:
+    first = min((a.generation for a in journal.agreed if a.worker == worker), default=math.inf)
+    return any(
+        g.members and g.number > first and worker not in g.worker_ids for g in journal.generations
+    )

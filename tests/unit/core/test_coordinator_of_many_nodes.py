@@ -153,6 +153,19 @@ def test_whose_node_comes_later_hears_as_well_that_a_save_is_given_up() -> None:
     assert job.told(fx.AbandonCheckpoint)
 
 
+def test_who_was_out_of_contact_hears_that_its_save_was_given_up() -> None:
+    """Others have heard, and may have ended: nobody saves this step again."""
+    job = running("a0", "b0", agent_grace_s=0.0)
+    first, second = (
+        ev.ShardReported(worker=worker, generation=1, step=9, index=index, count=2)
+        for index, worker in enumerate(("a0", "b0"))
+    )
+    job.tell(first)
+    job.machine.handle(ev.NodeLost(node="b"), job.now)  # its successor is not in the store yet
+    job.tell(reported(trains("b0", 1, committed=9)), second)
+    assert job.told(fx.AbandonCheckpoint)
+
+
 def test_a_spare_group_may_follow_under_the_next_number() -> None:
     job = adopted()
     job.report(trains("a0"))
@@ -386,6 +399,14 @@ def test_one_that_comes_back_when_it_has_been_left_out_is_a_newcomer() -> None:
     assert job.formed[-1].leave_after is not None
 
 
+def test_steps_of_another_life_do_not_put_off_a_planned_change() -> None:
+    job = running("a0", "b0", agent_grace_s=0.0)
+    assert job.tell(ev.NodeLost(node="b")) == ["a0"]
+    job.report(trains("a0", 2, committed=4))
+    assert job.report(status("b0", READY, 1, committed=50)) == ["a0", "b0"]
+    assert job.formed[-1].leave_after == 5
+
+
 def test_a_lost_node_may_train_on_until_it_is_gone() -> None:
     job = running("a0", agent_grace_s=0.0)
     job.tell(ev.NodeLost(node="a"))
@@ -398,6 +419,15 @@ def test_a_node_known_to_be_gone_is_waited_for_no_longer() -> None:
     job = running("a0", "b0")
     job.tell(ev.NodeLost(node="b"))
     assert job.tell(ev.NodeGone(node="b")) == ["a0"]
+
+
+def test_who_comes_back_is_given_the_time_to_hear_that_its_group_is_dissolved() -> None:
+    job = running("a0", "b0", min_workers=2, agent_grace_s=0.0)
+    assert job.tell(ev.NodeLost(node="a")) == []
+    job.report(status("b0", READY, 1, heard=2))
+    assert job.report(trains("a0", 1, committed=4), after_s=2 * POLICY.busy_timeout_s) is None
+    assert job.told(fx.ReplaceWorker) == []
+    assert job.report(status("a0", READY, 1, heard=2, committed=4)) == ["a0", "b0"]
 
 
 def test_a_silent_member_of_a_dissolved_group_is_not_asked_to_be_replaced() -> None:
@@ -474,3 +504,13 @@ def test_a_node_that_leaves_while_the_group_assembles_is_seen_off_afterwards() -
     assert job.tell(ev.NodeLeaving(node="b", reason="drain")) is None
     job.tell(reported(status("a0", JOINING, 2)), reported(status("b0", JOINING, 2)))
     assert job.tell(reported(trains("a0", 2)), reported(trains("b0", 2))) == ["a0"]
+
+
+def test_steps_that_were_lost_do_not_put_off_a_planned_change() -> None:
+    job = running("a0", agent_grace_s=0.0)
+    job.report(trains("a0", 1, committed=40))
+    job.tell(ev.NodeLost(node="a"), ev.NodeGone(node="a"))
+    assert job.report(status("b0", READY)) == ["b0"]
+    job.report(trains("b0", job.formed[-1].number, committed=0))
+    assert job.report(status("c0", READY)) == ["b0", "c0"]
+    assert job.formed[-1].leave_after == 1

@@ -17,7 +17,7 @@ from elastic.core.coordinator.formation import (
 )
 from elastic.core.coordinator.stopping import End, Stop, decide_stop
 from elastic.core.coordinator.view import GroupView
-from elastic.core.membership import ChangeReason, Purpose
+from elastic.core.membership import ChangeReason, Purpose, WorkerStatus
 from tests.unit.core.cluster_views import (
     FINISHED,
     JOINING,
@@ -348,3 +348,46 @@ def test_a_member_that_a_planned_change_drops_is_lost_before_it_takes_place() ->
     planned, before = generation(4, "a0", "b0", leave_after=9), generation(3, "a0", "b0", "c0")
     situation = view(planned, *waiting, leaving=before)
     assert short(decide(situation, POLICY, 100.0)) == "MEMBER_LOST [a0 b0]"
+
+
+@pytest.mark.parametrize(
+    ("dropped", "expected"),
+    [
+        # It may have completed the last step of the group before, or still be about to.
+        (status("c0", READY, 3, heard=4, committed=10), "MEMBER_LOST [a0 c0]"),
+        (status("c0", TRAINING, 3, heard=4, committed=9), "MEMBER_LOST [a0 c0]"),
+        # It has left, and the others went on from where it was.
+        (status("c0", READY, 3, heard=4, committed=9), "MEMBER_LOST [a0]"),
+    ],
+)
+def test_who_was_dropped_is_asked_once_more_only_for_what_no_other_has(
+    dropped: WorkerStatus, expected: str
+) -> None:
+    planned, before = generation(4, "a0", "b0", leave_after=9), generation(3, "a0", "b0", "c0")
+    here = status("a0", TRAINING, 4, committed=9)
+    situation = view(planned, here, dropped, leaving=before)
+    assert short(decide(situation, replace(POLICY, min_workers=1), 100.0)) == expected
+
+
+def test_a_member_that_a_new_agent_has_not_heard_of_is_in_no_new_group() -> None:
+    unheard = status("b0", STARTING, slot=None, endpoint="")
+    situation = view(generation(3, "a0", "b0", "c0"), status("a0", TRAINING, 3), unheard)
+    policy = replace(POLICY, min_workers=1)
+    assert short(decide(situation, policy, 100.0)) == "MEMBER_LOST [a0]"
+    stop = Stop(exit_code=143, reason="a test", deadline=130.0)
+    assert short(decide_stop(situation, policy, stop, 100.0)) == "STOPPING [a0]"
+
+
+@pytest.mark.parametrize(
+    ("trained_in", "expected"),
+    # The others have got no further than the group before; or have gone on without it.
+    [(3, "JOIN_TIMED_OUT [b0 c0] -a0"), (4, "JOIN_TIMED_OUT [b0] -a0")],
+)
+def test_who_came_back_with_the_last_step_is_taken_along(trained_in: int, expected: str) -> None:
+    stuck = status("a0", READY, 3, heard=4, committed=9)
+    waits = status("b0", JOINING, 4, committed=8)
+    back = status("c0", READY, 3, heard=4, committed=9)
+    group = generation(4, "a0", "b0")
+    situation = view(group, stuck, waits, back, assembling_since=0.0, trained_in=trained_in)
+    policy = replace(POLICY, min_workers=1, busy_timeout_s=50.0)
+    assert short(decide(situation, policy, 100.0)) == expected

@@ -185,3 +185,15 @@ def test_silent_members_that_have_finished_are_not_all_who_are_left() -> None:
     decision = decide(situation, POLICY, NOW)
     assert isinstance(decision, Form)
     assert decision.reason is ChangeReason.MEMBER_LOST
+
+
+def test_who_comes_back_on_its_way_in_gets_the_time_to_arrive() -> None:
+    alone = generation(4, "a0")
+    back = status("a0", JOINING, 4, took_part=False)
+    newcomers = [status(w, READY) for w in ("b0", "c0")]
+    situation = view(alone, back, *newcomers, assembling_since=0.0)
+    here = replace(situation.workers["a0"], in_contact_since=400.0)
+    situation = replace(situation, workers={**situation.workers, "a0": here})
+    policy = replace(POLICY, busy_timeout_s=50.0, first_step_s=50.0, max_workers=2)
+    assert short(decide(situation, policy, 401.0)) == WaitReason.ASSEMBLING
+    assert short(decide(situation, policy, 451.0)) != WaitReason.ASSEMBLING

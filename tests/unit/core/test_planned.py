@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from elastic.core.coordinator.planned import settle
-from elastic.core.invariants import InvariantBroken
 from elastic.core.membership import Generation, WorkerStatus
 from tests.unit.core.cluster_views import (
     FINISHED,
@@ -49,10 +48,6 @@ def done(worker: str, committed: int) -> WorkerStatus:
         # One has not heard: nobody knows how far it gets.
         ((heard("a0", 5), deaf("b0", 5)), None),
         ((deaf("a0", 9), heard("b0", 9)), None),
-        # One has left: it was tired of waiting, or the group broke. No further step is possible.
-        ((left("a0", 9), deaf("b0", 9)), 9),
-        ((left("a0", 7), heard("b0", 8)), 7),
-        ((status("a0", JOINING, 4, committed=9), heard("b0", 9)), 9),
         # One is at the end of the job, and needs no group any more.
         ((done("a0", 8), heard("b0", 7)), 9),
         ((done("a0", 8), done("b0", 8)), 9),
@@ -72,9 +67,33 @@ def test_where_the_group_is_left(
         assert settled.is_news_after(PLANNED)
 
 
-def test_what_is_settled_is_not_settled_again() -> None:
-    with pytest.raises(InvariantBroken):
-        settle(generation(4, "a0", leave_after=9), PAIR, {})
+SETTLED = generation(4, "a0", "b0", "c0", leave_after=9)
+AT_ONCE = generation(4, "a0", "b0", "c0")
+
+
+@pytest.mark.parametrize(
+    ("known", "workers", "at_once"),
+    [
+        # One has left: it was tired of waiting, or the group broke. No further step is possible.
+        (PLANNED, (left("a0", 9), deaf("b0", 9)), True),
+        (PLANNED, (left("a0", 7), heard("b0", 8)), True),
+        (PLANNED, (status("a0", JOINING, 4, committed=9), heard("b0", 9)), True),
+        # It left while the boundary was settled, to which the others can not come without it.
+        (SETTLED, (left("a0", 8), heard("b0", 8)), True),
+        (SETTLED, (status("a0", JOINING, 4, committed=8), heard("b0", 8)), True),
+        # They come to it one by one.
+        (SETTLED, (left("a0", 9), heard("b0", 8)), False),
+        (SETTLED, (heard("a0", 8), heard("b0", 8)), False),
+        (SETTLED, (done("a0", 8), heard("b0", 8)), False),
+        # They know.
+        (AT_ONCE, (left("a0", 8), heard("b0", 8)), False),
+    ],
+)
+def test_who_can_not_come_to_the_boundary_leaves_at_once(
+    known: Generation, workers: tuple[WorkerStatus, ...], at_once: bool
+) -> None:
+    settled = settle(known, PAIR, view(PAIR, NEW, *workers).workers)
+    assert settled == (AT_ONCE if at_once else None)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +106,10 @@ def test_what_is_settled_is_not_settled_again() -> None:
         (generation(4, "a0", leave_after=9), PLANNED, True),
         (PLANNED, generation(4, "a0", leave_after=9), False),
         (generation(4, "a0"), generation(4, "a0"), False),
+        (AT_ONCE, PLANNED, True),
+        (AT_ONCE, SETTLED, True),
+        (SETTLED, AT_ONCE, False),
+        (PLANNED, AT_ONCE, False),
     ],
 )
 def test_news(following: Generation, known: Generation | None, news: bool) -> None:

@@ -61,6 +61,9 @@ def at_place(committed: int, **place: object) -> Declaration:
         ([at_place(6, commit_digest=0), at_place(5, in_block=True)], Mark.BEGIN, (1,)),
         # Inside of a block of an earlier loop, which it leaves together with its loop.
         ([at_place(6, loop=1, state_loop=1), at_place(5, in_block=True)], Mark.BEGIN, ()),
+        # As far by steps that do not count: the block is still to come.
+        ([at_place(6, committed_in=2), at_place(6, in_block=True)], Mark.BEGIN, ()),
+        ([at_place(6, committed_in=2), at_place(7, in_block=True)], Mark.BEGIN, ()),
         # It comes to a call that the other has made: once that can be made again.
         ([at_place(6, runs_done=1, repeats=True), at_place(5, in_block=True)], Mark.COMMIT, ()),
         ([at_place(6, runs_done=1), at_place(5, in_block=True)], Mark.COMMIT, (1,)),

@@ -96,12 +96,25 @@ def test_nothing_holds_up_a_change_at_once() -> None:
     assert not worker.holds(7)
 
 
-def test_a_group_is_not_left_for_the_settled_form_of_its_own_generation() -> None:
+@pytest.mark.parametrize("known", [PROVISIONAL, PLANNED])
+def test_a_planned_change_can_become_one_at_once(known: Generation) -> None:
+    worker = training(7)
+    worker.generation_announced(known)
+    at_once = replace(PLANNED, leave_after=None)
+    assert worker.generation_announced(at_once) == [AbortGroup(generation=1)]
+    assert worker.superseded()
+    assert worker.must_leave(5)
+
+
+@pytest.mark.parametrize("leave_after", [7, None])
+def test_a_group_is_not_left_for_another_form_of_its_own_generation(
+    leave_after: int | None,
+) -> None:
     worker = training(7)
     worker.generation_announced(PROVISIONAL)
     worker.group_left(7)
     worker.join_began(PROVISIONAL)
-    worker.generation_announced(PLANNED)
+    assert worker.generation_announced(replace(PLANNED, leave_after=leave_after)) == []
     worker.joined(PROVISIONAL, 7)
     assert worker.following is None
     assert not worker.must_leave(7)

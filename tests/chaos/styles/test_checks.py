@@ -142,6 +142,31 @@ def test_the_last_step_of_a_killed_worker_may_be_one_that_only_it_has_seen(
     assert wrong_in(job, one) == []
 
 
+def test_the_last_step_of_two_killed_workers_counts_where_no_other_has_recorded_it(
+    job: Run, one: Run, records: dict[int, list[Row]]
+) -> None:
+    """The survivor was brought to it, and went on at once."""
+    del records[10][1]
+    del records[11][2:]
+    write(job.out, records)
+    kills = [*job.kills, replace(job.kills[0], worker="w1")]
+    assert wrong_in(replace(job, kills=kills), one) == []
+
+
+def stood_still(worker: str) -> Row:
+    message = "stood still for 3 s in a group that had been given up"
+    return {"event": "worker_failed", "worker": worker, "kind": "left_out", "message": message}
+
+
+@pytest.mark.parametrize(("workers", "wrong"), [(["w0"], 0), (["w0", "w1"], 1)])
+def test_one_worker_that_gloo_leaves_waiting_is_excused(
+    job: Run, one: Run, records: dict[int, list[Row]], workers: list[str], wrong: int
+) -> None:
+    write(job.out, records)
+    events = [*job.events, *map(stood_still, workers)]
+    assert len(wrong_in(replace(job, events=events), one)) == wrong
+
+
 @pytest.mark.parametrize(
     ("changes", "key_word"),
     [

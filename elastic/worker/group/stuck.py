@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -22,24 +23,37 @@ import elastic.worker
 from elastic.worker.compilation import COMPILATIONS
 
 STUCK_S = 3.0
-_LOOK_S = 0.25
+_LOOK_S = 0.1
+_SURE_S = 0.5
+_SURE_LOOPS = 20  # gloo's event loop comes round every 10 ms
 _CALLERS = tuple(str(Path(m.__file__).parent) for m in (torch, elastic.worker) if m.__file__)
+_WAITERS = (f"{_CALLERS[0]}/autograd/", f"{_CALLERS[0]}/distributed/", *_CALLERS[1:])
+"""Where the main thread waits for a collective, and for little else."""
 
 
 def watch_script(left: Callable[[], bool], give_up: Callable[[], None], stuck_s: float) -> None:
     """Call `give_up` once the script's thread (the main one) has stood still for `stuck_s` in a
     call of torch, using no processor; return when `left` says that it has left the group.
 
+    Earlier, if that is certain: where it waits for a collective, gloo's event loop has come round
+    many times since the connections were cut, and none of those who wait for it has been woken.
+
     A script may take as long as it likes over anything else, such as an evaluation; or over
     torch.compile, which waits inside of torch for compilers and for the locks of its caches.
     """
     stood_since, before = time.monotonic(), _where()
+    sure_since, looped, asleep = stood_since, *_gloo()
     while not left():
         time.sleep(min(_LOOK_S, stuck_s / 4))
         now, where = time.monotonic(), _where()
+        loops, sleepers = _gloo()
         if where is None or where != before:
             stood_since, before = now, where
-        elif now - stood_since >= stuck_s:
+            sure_since, looped, asleep = now, loops, sleepers
+        elif sleepers != asleep or not _waits_for_collective():
+            sure_since, looped, asleep = now, loops, sleepers
+        sure = now - sure_since >= _SURE_S and loops - looped >= _SURE_LOOPS
+        if sure or now - stood_since >= stuck_s:
             give_up()
             return
 
@@ -48,10 +62,19 @@ def _where() -> tuple[int, int, int] | None:
     """What changes as the main thread gets on; None while it is outside of torch, or compiles."""
     if COMPILATIONS.under_way:
         return None
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame = _main_frame()
     if frame is None or not frame.f_code.co_filename.startswith(_CALLERS):
         return None
     return id(frame), frame.f_lasti, _ticks()
+
+
+def _waits_for_collective() -> bool:
+    frame = _main_frame()
+    return frame is not None and frame.f_code.co_filename.startswith(_WAITERS)
+
+
+def _main_frame() -> FrameType | None:
+    return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def _ticks() -> int:
@@ -59,3 +82,21 @@ def _ticks() -> int:
     thread = os.getpid()  # Thread.native_id is that of the parent after a fork
     stat = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
     return int(stat[11]) + int(stat[12])
+
+
+def _gloo() -> tuple[int, frozenset[tuple[str, str]]]:
+    """(how often gloo's event loops have run, when those that wait for them did: the main thread
+    and gloo's own by their times on and before a processor)."""
+    loops, sleepers = 0, set()
+    main = str(os.getpid())
+    for task in os.listdir("/proc/self/task"):
+        try:
+            name = Path(f"/proc/self/task/{task}/comm").read_text().strip()
+            times = Path(f"/proc/self/task/{task}/schedstat").read_text()
+        except OSError:
+            continue  # it has ended, or the kernel keeps no such figures
+        if name == "gloo_tcp_loop":
+            loops += int(times.split()[2])
+        elif task == main or name == "pt_gloo_runloop":
+            sleepers.add((task, times))
+    return loops, frozenset(sleepers)

@@ -67,7 +67,8 @@ def test_one_that_has_left_is_not_watched() -> None:
     assert not given_up(lambda: time.sleep(3 * STUCK_S), left=lambda: True)
 
 
-def test_a_thread_that_gloo_does_not_wake_is_given_up() -> None:
+@pytest.mark.parametrize("patience_s", [STUCK_S, 600.0], ids=["in the end", "once it is certain"])
+def test_a_thread_that_gloo_does_not_wake_is_given_up(patience_s: float) -> None:
     def block(seat: Seat) -> None:
         group, pids = seat.join(), seat.exchange(os.getpid())
 
@@ -77,7 +78,7 @@ def test_a_thread_that_gloo_does_not_wake_is_given_up() -> None:
 
         def abort() -> None:
             group.abort()
-            watch_script(lambda: False, give_up, STUCK_S)
+            watch_script(lambda: False, give_up, patience_s)
 
         threading.Timer(1.0, abort).start()
         dist.send(torch.zeros(HUGE, dtype=torch.uint8), 1)

@@ -19,6 +19,7 @@ Records = dict[str, list[Record]]
 CONFIGURATION = 78
 _SHOWN = 4  # of many differences
 _MOST_STUCK = 1
+_LEAST_NORM = 1e-3  # of the largest: a small bias that passes through zero is compared with that
 
 
 def wrong_in(job: Run, one: Run) -> list[str]:
@@ -202,16 +203,18 @@ def _different(style: Style, mine: Record, theirs: Record) -> Iterator[str]:
     for part, expected in theirs.items():
         if style.own_buffers and part.endswith("(buffers)"):
             continue
+        norms = [figure[1] for figure in expected.values() if isinstance(figure, list)]
+        least = _LEAST_NORM * max(filter(math.isfinite, norms), default=0.0)
         for path in sorted(expected.keys() | mine[part].keys()):
             value, wanted = mine[part].get(path), expected.get(path)
-            if not _close(value, wanted, style.tolerance):
+            if not _close(value, wanted, style.tolerance, least):
                 yield f"{path} is {json.dumps(value)}, not {json.dumps(wanted)}"
 
 
-def _close(value: Any, wanted: Any, tolerance: float) -> bool:
+def _close(value: Any, wanted: Any, tolerance: float, least_norm: float) -> bool:
     """Of figures as `state.figures` makes them."""
     if isinstance(value, list) and isinstance(wanted, list):
-        norm = wanted[1] if math.isfinite(wanted[1]) else 1.0
+        norm = max(wanted[1], least_norm) if math.isfinite(wanted[1]) else 1.0
         return all(_near(a, b, tolerance * norm) for a, b in zip(value, wanted, strict=True))
     if isinstance(value, float) and isinstance(wanted, float):
         return _near(value, wanted, tolerance * abs(wanted) if math.isfinite(wanted) else 0.0)

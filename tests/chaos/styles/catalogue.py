@@ -23,7 +23,8 @@ class Truth(enum.Enum):
 class Style:
     """A script of `scripts`, and how it is judged.
 
-    tolerance: relative to the L1 norm of a tensor, or to a thousandth of the largest; 0.0 where the problem's sums are exact.
+    tolerance: relative to the L1 norm of a tensor, or to a thousandth of the largest; 0.0 where the
+        problem's sums are exact.
     own_buffers: buffers belong to each member by itself between two broadcasts.
     kills: in `make test`.
     breaks_off: the script leaves its loop before the end of its epochs.

@@ -30,6 +30,8 @@ class NewcomerPolicy:
     same_failures: int = 3
     """The same failure in so many groups, and none joined well between them: newcomers are
     refused."""
+    same_signals: int = 6
+    """The same for deaths by one signal: each may have a cause of its own."""
     refusal: Backoff = field(default_factory=lambda: Backoff(base_s=60.0, cap_s=3600.0))
     """For how long, by the refusals in a row."""
 
@@ -113,7 +115,9 @@ class Newcomers:
         failed_in = self._failed_in[failed_as]
         is_counted = generation in failed_in
         failed_in.add(generation)
-        hopeless = len(failed_in) >= self._policy.same_failures or not failure.retryable
+        by_signal = failure.kind is FailureKind.SIGNAL
+        most = self._policy.same_signals if by_signal else self._policy.same_failures
+        hopeless = len(failed_in) >= most or not failure.retryable
         if is_counted or not hopeless:
             return 0.0
         self._refusals += 1

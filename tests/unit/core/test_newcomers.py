@@ -28,6 +28,7 @@ from tests.unit.core.test_formation import short
 
 POLICY = NewcomerPolicy(backoff=Backoff(base_s=2.0), refusal=Backoff(base_s=60.0, cap_s=3600.0))
 RAISED = Failure(worker="b0", kind=FailureKind.EXCEPTION, signature="KeyError train.py:7")
+KILLED = Failure(worker="b0", kind=FailureKind.SIGNAL, signature="signal 9", code=9)
 
 
 def newcomer(worker: str = "b0") -> Sighting:
@@ -93,6 +94,8 @@ def test_each_failure_holds_the_next_newcomer_of_the_slot_back_for_longer() -> N
         ([(2, RAISED), (3, replace(RAISED, signature="x")), (4, RAISED), (5, RAISED)], True),
         ([(n, replace(RAISED, worker=f"{w}0")) for n, w in ((2, "b"), (3, "c"), (4, "d"))], True),
         ([(2, replace(RAISED, retryable=False))], True),
+        ([(n, KILLED) for n in (2, 3, 4, 5, 6)], False),  # each for a reason of its own, perhaps
+        ([(n, KILLED) for n in (2, 3, 4, 5, 6, 7)], True),
         (
             [
                 (n, replace(RAISED, kind=FailureKind.LEFT_OUT, signature=f"LEFT_OUT: in {n}"))

@@ -29,6 +29,13 @@ class Mutant(NamedTuple):
             raise ValueError(f"{self.file} has {self.find!r} {count} times, not once")
         return source.replace(self.find, self.replacement)
 
+    def lines(self, source: str) -> tuple[int, int]:
+        """The first and the last line of its place."""
+        at = source.index(self.find)
+        blank = len(self.find) - len(self.find.lstrip())
+        first = source.count("\n", 0, at + blank) + 1
+        return first, first + self.find.strip().count("\n")
+
 
 _FORMATION = (
     (

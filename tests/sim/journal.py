@@ -11,6 +11,9 @@ from elastic.core.data_order import SampleRange
 from elastic.core.membership import Generation
 from tests.sim.replica import Job, Replica
 
+# A stop with as much grace comes to its end, whatever strikes meanwhile.
+_TIME_TO_SAVE_S = 20.0
+
 
 class Commit(NamedTuple):
     """One worker committed one step."""
@@ -109,6 +112,8 @@ class Journal:
         self.agent_grace_s = 0.0
         self.evaluates = False
         """Members keep each other waiting in the middle of steps."""
+        self.to_end: list[tuple[float, str]] = []
+        """When, and which workers, a leader wanted ended, whatever their state."""
         self.replaced: list[tuple[float, str]] = []
         """When, and which workers, were ended because their group did without them."""
         self.hurried: list[str] = []
@@ -116,6 +121,8 @@ class Journal:
         self.formed_at: dict[int, float] = {}
         self.newcomers_fail = False
         """Every newcomer to a group that trains raises."""
+        self.failures_differ = False
+        """Each in a way of its own."""
         self.compiles = False
         """Steps may last long without anybody being stuck."""
         self.broken_invariant = ""
@@ -131,6 +138,14 @@ class Journal:
         """Instants at which a leader came to office in place of another."""
         self.unreachable: dict[int, list[str]] = {}
         """By generation, its members that were known to be out of contact when it was formed."""
+        self.not_asked: dict[int, list[str]] = {}
+        """By generation, members of the last one that had no time to find the new leader."""
+        self.all_leave: set[int] = set()
+        """Generations all of whose members are on nodes that leave."""
+        self.held_in_vain: list[tuple[float, str, int]] = []
+        """When, which members gave up waiting for which planned change to be settled."""
+        self.false_claims: list[str] = []
+        """Members that said they held the state while it was being overwritten."""
         self.enough_stayed: dict[int, list[str]] = {}
         """By generation without members, those that could have gone on."""
         self.away: dict[int, Replica | None] = {}
@@ -154,6 +169,12 @@ class Journal:
         """Instants from which on no node was in contact."""
         self.hopeless = False
         """The script fails at the same place whenever it gets there."""
+
+    @property
+    def overdue(self) -> bool:
+        """The grace of a stop was short, and is spent: the job is left as it is."""
+        short, asked_at = self.stop_grace_s < _TIME_TO_SAVE_S, self.stopped_at
+        return short and asked_at is not None and self.ended_at >= asked_at + self.stop_grace_s
 
     def note(self, *fact: Any) -> None:
         """Add a line to the trace: instant, who, what, details."""

@@ -90,6 +90,8 @@ class Pace:
     reported_step_s: float = 0.06
     """What reports of progress say: the farther off, the worse planned changes are timed."""
     evaluation_s: float = 1.0
+    return_s: tuple[float, float] = (0.05, 0.8)
+    """After which a node finds a new leader."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,7 +169,8 @@ def plan(seed: int, stress: str = "") -> Plan:
         coordinator = replace(whole.coordinator, formation=policy)
         pace = replace(whole.pace, compile_s=(2.5, 6.0))
         return replace(whole, coordinator=coordinator, job=job, pace=pace)
-    if stress not in ("split", "refused", *_AWAY):
+    whole = _arranged(whole, stress)
+    if stress not in ("split", "refused", "unlucky", *_AWAY):
         return replace(whole, job=job)
     isolation_s = 2.5 if stress == "return" and seed % 2 else 6.0
     grace_s = 3.0 if stress in _AWAY else 0.0
@@ -175,6 +178,25 @@ def plan(seed: int, stress: str = "") -> Plan:
     coordinator = replace(whole.coordinator, formation=policy)
     job = job._replace(epochs=10)
     return replace(whole, coordinator=coordinator, job=job, isolation_s=isolation_s)
+
+
+def _arranged(whole: Plan, stress: str) -> Plan:
+    """What belongs to the kinds of stress that came last."""
+    rng = random.Random(f"{stress} {whole.seed}")
+    coordinator, pace = whole.coordinator, whole.pace
+    if stress == "vacant":  # what the first node has is not enough for a group
+        least = whole.nodes[0].slots + 1
+        most = rng.choice((least, least, max(least, coordinator.formation.max_workers)))
+        grace_s = rng.choice((0.0, 3.0))
+        policy = replace(
+            coordinator.formation, min_workers=least, max_workers=most, agent_grace_s=grace_s
+        )
+        coordinator = replace(coordinator, formation=policy)
+    if stress == "absent":
+        pace = replace(pace, return_s=(0.05, 1.6))
+    if stress == "overdue":
+        coordinator = replace(coordinator, stop_grace_s=rng.uniform(0.5, 4.0))
+    return replace(whole, coordinator=coordinator, pace=pace)
 
 
 def _ends_the_job(fault: Fault, earlier: tuple[Fault, ...]) -> bool:
@@ -262,6 +284,11 @@ _ALONE = (
     "script",
     "dissolved",
     "ending",
+    "vacant",
+    "absent",
+    "overdue",
+    "unlucky",
+    "torn",
     *_AWAY,
 )
 KINDS = ("", *sorted({*STRESS, *_ALONE}))
@@ -446,6 +473,75 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                 fault = _script_fault(rng)
                 points = ("transfer", "agree", "joined", fault.point, fault.point, fault.point)
                 yield replace(fault, point=rng.choice(points))
+        case "vacant":  # nobody trains, the first node holds the state, and others come
+            for node in "bcd":
+                yield Fault(
+                    action=Action.KILL_NODE,
+                    at_s=at_s + rng.uniform(0.0, 0.3),
+                    worker=f"{node}-1",
+                    returns_after_s=rng.uniform(0.2, 2.5),
+                )
+            for _ in range(rng.randint(1, 4)):
+                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(-0.5, 2.0))
+            for _ in range(rng.randint(1, 2)):
+                yield Fault(
+                    action=rng.choice(
+                        (
+                            Action.CUT_OFF_NODE,
+                            Action.CUT_OFF_NODE,
+                            Action.DRAIN_NODE,
+                            Action.RESTART_AGENT,
+                            Action.KILL_LEADER,
+                            Action.KILL_LEADER,
+                            Action.STOP,
+                        )
+                    ),
+                    at_s=at_s + rng.uniform(0.2, 2.5),
+                    worker="a-1",
+                    returns_after_s=rng.uniform(0.1, 2.5),
+                )
+        case "absent":  # nodes take long to find a new leader
+            for _ in range(rng.randint(1, 2)):
+                at_s += rng.uniform(0.0, 4.0)
+                yield Fault(
+                    action=Action.KILL_LEADER, at_s=at_s, returns_after_s=rng.uniform(0.1, 1.0)
+                )
+        case "overdue":  # a stop has little time, and members do not do their part
+            yield Fault(action=Action.STOP, at_s=at_s)
+            for _ in range(rng.randint(1, 4)):
+                yield Fault(
+                    action=rng.choice((Action.FREEZE_SCRIPT, Action.FREEZE_PROCESS)),
+                    point=rng.choice(("step", "committed", "saving", "join", "agree")),
+                    nth=rng.randint(5, 60),
+                )
+        case "unlucky":  # each newcomer fails in a way of its own
+            yield Fault(
+                action=Action.RAISE,
+                point=rng.choice(("agree", "transfer", "joined")),
+                newcomers=True,
+            )
+            for _ in range(rng.randint(1, 2)):
+                yield Fault(action=Action.ADD_NODE, at_s=rng.uniform(3.0, 9.0))
+        case "torn":  # who sends the state, or receives it, is lost meanwhile
+            yield Fault(
+                action=rng.choice((Action.KILL_WORKER, Action.BREAK_LINK)),
+                point="reduced",
+                nth=nth,
+            )
+            for _ in range(rng.randint(1, 4)):
+                yield Fault(
+                    action=rng.choice(
+                        (
+                            Action.KILL_WORKER,
+                            Action.KILL_WORKER,
+                            Action.BREAK_LINK,
+                            Action.KILL_NODE,
+                        )
+                    ),
+                    point=rng.choice(("transfer", "transfer", "agree", "joined", "undone")),
+                    nth=rng.randint(1, 10),
+                    returns_after_s=0.5,
+                )
         case "breaks":  # again and again, with steps in between
             for _ in range(8):
                 yield Fault(action=Action.BREAK_LINK, point="committed", nth=nth)

@@ -77,6 +77,8 @@ class Process:
                 self._abort(effect.generation)
             else:
                 self.note("reports", effect.status.phase.name, effect.status.generation)
+                if effect.status.took_part and self.is_torn:
+                    self.world.journal.false_claims.append(f"{self.name} at {self.clock.now:.4f}")
                 if effect.status.phase is WorkerPhase.READY:
                     self.world.journal.ready_at.setdefault(self.name, self.clock.now)
                 self.up.send(self.node.tell, ev.WorkerReported(status=effect.status))
@@ -118,6 +120,19 @@ class Process:
     def drop(self) -> None:
         """What it holds is not to be used any more."""
         self.replica, self.begun = None, 0
+
+    @property
+    def is_torn(self) -> bool:
+        """Another state overwrites its own."""
+        part = self.script.part
+        return not (part.intact or self.replica or self.world.journal.undo_missed)
+
+    def held_in_vain(self) -> None:
+        """A planned change was not settled in time."""
+        following = self.worker.following
+        if following is not None:
+            held = (self.clock.now, self.name, following.number)
+            self.world.journal.held_in_vain.append(held)
 
     def begin_step(self) -> None:
         self.begun = self.committed + 1

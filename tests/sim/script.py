@@ -439,6 +439,7 @@ class Script:
         self.clock.at(until, self.process.thread.nudge)
         while worker.holds(wait.committed):
             if self.clock.now >= until:
+                self.process.held_in_vain()
                 return False
             yield Wait.NEWS
         return True

@@ -1,7 +1,8 @@
-"""Tells which places of elastic.core a history comes to, and how its conditions turn out there.
+"""Tells which places of elastic.core a history comes to, and what it finds there.
 
-The source is compiled with probes: before each statement of a function, and around each condition.
-They change nothing of what it does.
+The source is compiled with probes: before each statement of a function, and around each condition,
+operand and result, which tell whether it is true, or other than zero or empty. They change nothing
+of what the source does.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _COME, _FOUND = "__come__", "__found__"
 
 
 class Place(NamedTuple):
-    """A statement or a condition, by its lines."""
+    """A statement, or a value that one computes, by its lines."""
 
     file: str
     """Below elastic/core."""
@@ -37,7 +38,7 @@ class Probes:
             raise RuntimeError(f"{_PACKAGE} is imported already")
         self.places: list[Place] = []
         self.seen: set[int] = set()
-        """Of each place twice its number, and one more where a condition held."""
+        """Of each place twice its number, and one more where a value was true."""
         sys.meta_path.insert(0, _Finder(self))
 
     def compiled(self, source: str, path: str, file: str) -> CodeType:
@@ -94,6 +95,22 @@ class _Weaver(ast.NodeTransformer):
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)
         return self._found(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        node.left, node.right = self._found(node.left), self._found(node.right)
+        return self._found(node)
+
+    def visit_Assign(self, node: ast.Assign) -> ast.AST:
+        self.generic_visit(node)
+        node.value = self._found(node.value)
+        return node
+
+    def visit_Return(self, node: ast.Return) -> ast.AST:
+        self.generic_visit(node)
+        if node.value is not None:
+            node.value = self._found(node.value)
+        return node
 
     def visit_If(self, node: ast.If) -> ast.AST:
         return self._tested(node)

@@ -3,11 +3,13 @@ in those that come to its place: nothing can be other in the rest."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
+import operator
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tests.sim.mutants.probes import Place, Probes
@@ -36,18 +38,21 @@ class Survey:
             self._by_file[place.file].append((place, masks))
 
     def histories_for(self, mutant: Mutant, source: str) -> list[Known]:
-        """Those that come to its place; first some for each way that a condition there turns out,
-        the rarest before the others."""
+        """Those that come to its place; first some for each turn that things take there, the
+        rarest before the others, and some for each turn elsewhere in the file."""
         first, last = mutant.lines(source)
-        here = [
-            masks
-            for place, masks in self._by_file[mutant.file]
-            if place.first <= last and first <= place.last
-        ]
+        places = self._by_file[mutant.file]
+        here = [m for p, masks in places if p.first <= last and first <= p.last for m in masks]
         if not here:  # outside of functions
             return self._histories
-        turns = sorted({mask for masks in here for mask in masks if mask}, key=int.bit_count)
-        return [self._histories[number] for number in _in_turn(list(map(_members, turns)))]
+        come = functools.reduce(operator.or_, here)
+        elsewhere = [mask & come for _, masks in places for mask in masks]
+        orders = [_in_turn(_rarest_first(here)), _in_turn(_rarest_first(elsewhere))]
+        return [self._histories[number] for number in _in_turn(orders)]
+
+
+def _rarest_first(masks: Iterable[int]) -> list[Iterator[int]]:
+    return list(map(_members, sorted({m for m in masks if m}, key=int.bit_count)))
 
 
 def _members(mask: int) -> Iterator[int]:

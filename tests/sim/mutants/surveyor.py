@@ -20,7 +20,7 @@ _HISTORIES_A_COLLECTION = 50
 
 def surveyed(count: int, probes: Probes) -> dict[str, object]:
     """The histories, and for each place two sets of them, as the bits of a number: those in which
-    its condition did not hold, or it has none, and those in which it did."""
+    its value was false, or it has none, and those in which it was true."""
     hurry()
     histories: list[Known] = []
     masks: dict[int, int] = defaultdict(int)

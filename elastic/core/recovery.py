@@ -157,9 +157,10 @@ def _too_late(declarations: Sequence[Declaration], held: Sequence[int]) -> tuple
 
 def _leaves_block(receiver: Declaration, holder: Declaration) -> bool:
     """The receiver's script is inside a block that the holder's state has completed. Of an earlier
-    loop it leaves that loop instead."""
+    loop it leaves that loop instead; with a state of fewer steps, of a later group, it begins the
+    next one."""
     in_block = receiver.took_part and receiver.in_block
-    return in_block and receiver.age != holder.age and receiver.loop == holder.state_loop
+    return in_block and receiver.committed < holder.committed and receiver.loop == holder.state_loop
 
 
 def _are_at_boundary(holders: Sequence[Declaration]) -> bool:

@@ -26,10 +26,10 @@ def main() -> int:
     )
     parser.add_argument("--only", default="", help="mutants whose description contains this")
     parser.add_argument(
-        "--histories", type=int, default=3000, help="in which a planted fault is to be found"
+        "--histories", type=int, default=4000, help="in which a planted fault is to be found"
     )
     parser.add_argument(
-        "--tries", type=int, default=300, help="of those that come to its place, so many at most"
+        "--tries", type=int, default=400, help="of those that come to its place, so many at most"
     )
     parser.add_argument(
         "--with-unit-tests", action="store_true", help="try those on what the simulator misses"

@@ -138,6 +138,8 @@ class Journal:
         """Instants at which a leader came to office in place of another."""
         self.unreachable: dict[int, list[str]] = {}
         """By generation, its members that were known to be out of contact when it was formed."""
+        self.saving: set[tuple[str, int, int]] = set()
+        """Worker, generation and step of the parts that were begun to be saved."""
         self.not_asked: dict[int, list[str]] = {}
         """By generation, members of the last one that had no time to find the new leader."""
         self.all_leave: set[int] = set()

@@ -124,8 +124,8 @@ class Process:
     @property
     def is_torn(self) -> bool:
         """Another state overwrites its own."""
-        part = self.script.part
-        return not (part.intact or self.replica or self.world.journal.undo_missed)
+        held = self.replica is not None or self.script.held is not None
+        return not held and not self.world.journal.undo_missed
 
     def held_in_vain(self) -> None:
         """A planned change was not settled in time."""
@@ -159,6 +159,7 @@ class Process:
     def save(self, generation: Generation, replica: Replica) -> None:
         """Copy the state and write this rank's part in the background, after the part before."""
         self._last_save = (replica.committed, generation.number)
+        self.world.journal.saving.add((self.name, generation.number, replica.committed))
         self._settled.pop(replica.committed, None)
         rank = generation.rank_of(self.name)
         self._written_at = max(self._written_at, self.clock.now) + self.clock.between(0.005, 0.3)

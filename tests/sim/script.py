@@ -131,6 +131,7 @@ class Script:
         yield self._takes((0.0, 0.05))
         process.tell(worker.finished(process.committed))
         process.world.journal.finished_at[process.name] = self.clock.now
+        process.reach("finished")
         while not process.dismissed:
             yield Wait.NEWS
         process.end(exit_code=0)

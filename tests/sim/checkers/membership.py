@@ -10,8 +10,10 @@ from tests.sim.journal import Journal
 
 # From a member's report until the coordinator has heard it, beside the ways of the news.
 _REPORT_S = 0.1
-# Faults that make nobody wait for a member.
+# Faults that make nobody wait for a member that is in contact.
 _AT_ONCE = (
+    "RESTART_AGENT",
+    "CUT_OFF_NODE",
     "KILL_WORKER",
     "KILL_NODE",
     "RAISE",

@@ -31,6 +31,10 @@ class Survey:
 
     def __init__(self, found: dict[str, list[list[object]]]) -> None:
         self._histories = [Known(*h) for h in found["histories"]]  # type: ignore[arg-type]
+        kinds: dict[str, int] = defaultdict(int)
+        for number, known in enumerate(self._histories):
+            kinds[known.stress] |= 1 << number
+        self._kinds = list(kinds.values())
         self._by_file: dict[str, list[tuple[Place, tuple[int, ...]]]] = defaultdict(list)
         for file, first, last, *turns in found["places"]:
             place = Place(file, first, last)  # type: ignore[arg-type]
@@ -38,8 +42,9 @@ class Survey:
             self._by_file[place.file].append((place, masks))
 
     def histories_for(self, mutant: Mutant, source: str) -> list[Known]:
-        """Those that come to its place; first some for each turn that things take there, the
-        rarest before the others, and some for each turn elsewhere in the file."""
+        """Those that come to its place: in turn some for each turn that things take there, the
+        rarest before the others, some for each turn elsewhere in the file, and some of each kind
+        of stress."""
         first, last = mutant.lines(source)
         places = self._by_file[mutant.file]
         here = [m for p, masks in places if p.first <= last and first <= p.last for m in masks]
@@ -47,7 +52,8 @@ class Survey:
             return self._histories
         come = functools.reduce(operator.or_, here)
         elsewhere = [mask & come for _, masks in places for mask in masks]
-        orders = [_in_turn(_rarest_first(here)), _in_turn(_rarest_first(elsewhere))]
+        by_kind = [mask & come for mask in self._kinds]
+        orders = [_in_turn(_rarest_first(masks)) for masks in (here, elsewhere, by_kind)]
         return [self._histories[number] for number in _in_turn(orders)]
 
 

@@ -42,8 +42,8 @@ def surveyed(count: int, probes: Probes) -> dict[str, object]:
 
 
 def _histories(count: int) -> Iterator[tuple[int, str]]:
-    """Those that once failed, then seeds: every other one under one kind of stress."""
+    """Those that once failed, then seeds: two of three under one kind of stress."""
     yield from ONCE_FAILED[:count]
     kinds = cycle([kind for kind in KINDS if kind])
     for number in range(count - len(ONCE_FAILED)):
-        yield number // 2, next(kinds) if number % 2 else ""
+        yield number // 3, next(kinds) if number % 3 else ""

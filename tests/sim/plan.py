@@ -323,6 +323,7 @@ _ALONE = (
     "calls",
     "closing",
     "comeback",
+    "frozen",
     *_AWAY,
 )
 KINDS = ("", *sorted({*STRESS, *_ALONE}))
@@ -601,6 +602,15 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                     at_s=at_s + rng.uniform(0.0, 4.0),
                     returns_after_s=rng.uniform(0.1, 1.0),
                 )
+        case "frozen":  # one after the other gets stuck on its way in, before much is done
+            for _ in range(rng.randint(2, 5)):
+                yield Fault(
+                    action=rng.choice((Action.FREEZE_PROCESS, Action.FREEZE_SCRIPT)),
+                    point=rng.choice(("join", "agree", "transfer", "step")),
+                    nth=rng.randint(1, 15),
+                )
+            if rng.random() < 0.3:
+                yield Fault(action=Action.ADD_NODE, at_s=at_s)
         case "hangs":  # scripts that have ended well, and whose processes do not
             for _ in range(rng.randint(1, 3)):
                 yield Fault(

@@ -298,10 +298,13 @@ class World:
 
     def replaced(self, name: str) -> None:
         """The leader wants this worker ended: its group goes on without it."""
-        self.journal.to_end.append((self.clock.now, name))
         for node in self.nodes:
             process = node.processes.get(name)
-            if process is None or not node.connected or not process.responsive:
+            if process is None:
+                continue
+            if process.replica is not None or not process.responsive:  # else it is in the way
+                self.journal.to_end.append((self.clock.now, name))
+            if not node.connected or not process.responsive:
                 continue
             if process.replica is None:  # in the way of others: nothing but its end makes room
                 continue

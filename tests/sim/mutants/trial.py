@@ -86,6 +86,7 @@ def _survey(place: Path, histories: int) -> Survey:
     ended = _run(("-m", "tests.sim.mutants.survey", str(histories)), place)
     if ended.returncode != 0:
         raise ValueError(ended.stderr[-1000:])
+    sys.stderr.write(ended.stderr)  # histories that tell nothing about a fault
     return Survey(json.loads(ended.stdout))
 
 

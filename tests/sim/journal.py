@@ -140,6 +140,8 @@ class Journal:
         """By generation, its members that were known to be out of contact when it was formed."""
         self.saving: set[tuple[str, int, int]] = set()
         """Worker, generation and step of the parts that were begun to be saved."""
+        self.torn_in: set[int] = set()
+        """Generations with a member whose state, of at least one step, is torn."""
         self.not_asked: dict[int, list[str]] = {}
         """By generation, members of the last one that had no time to find the new leader."""
         self.all_leave: set[int] = set()

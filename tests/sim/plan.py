@@ -161,6 +161,13 @@ def plan(seed: int, stress: str = "") -> Plan:
         style = job.style._replace(
             loops="per epoch", uneven="", misses_block=0.2, misses_gap=0.2, evaluates=True
         )
+    if stress == "amnesia":  # what an undo misses is lost, and often nothing later was saved
+        missed = (0.8, 0.0) if seed % 2 else (0.1, 0.8)
+        style = style._replace(
+            loops=job.style.loops, misses_block=missed[0], misses_gap=missed[1], logs=True
+        )
+        style = style._replace(scheduler=style.scheduler if seed % 2 else "below")
+        job = job._replace(saves=seed % 3 > 0, save_every=job.save_every)
     if stress == "script":
         style = job.style._replace(uneven="", misses_block=0.3, misses_gap=0.3, logs=True)
     job = job._replace(style=style)
@@ -324,6 +331,7 @@ _ALONE = (
     "closing",
     "comeback",
     "frozen",
+    "amnesia",
     *_AWAY,
 )
 KINDS = ("", *sorted({*STRESS, *_ALONE}))
@@ -611,6 +619,13 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                 )
             if rng.random() < 0.3:
                 yield Fault(action=Action.ADD_NODE, at_s=at_s)
+        case "amnesia":
+            for _ in range(rng.randint(2, 6)):
+                yield Fault(
+                    action=rng.choice((Action.BREAK_LINK, Action.BREAK_LINK, Action.KILL_WORKER)),
+                    point=rng.choice(("step", "reduced", "logged", "logged", "transfer")),
+                    nth=rng.randint(1, 120),
+                )
         case "hangs":  # scripts that have ended well, and whose processes do not
             for _ in range(rng.randint(1, 3)):
                 yield Fault(
@@ -627,7 +642,7 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                         (Action.KILL_WORKER, Action.BREAK_LINK, Action.BREAK_LINK, Action.KILL_NODE)
                     ),
                     point=rng.choice(
-                        ("run", "below", "reduced", "logged", "transfer", "committed")
+                        ("run", "below", "between", "reduced", "logged", "transfer", "loop ended")
                     ),
                     nth=rng.choice((1, 2, 3, 5, 8, 13, 21)),
                     returns_after_s=rng.uniform(0.2, 2.0),

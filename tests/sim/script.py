@@ -326,6 +326,8 @@ class Script:
         process.world.declared(process, group.generation)
         commit, begin = self._digests or (0, 0)
         self._digests = None
+        if declare.mine.took_part and declare.mine.committed and not declare.mine.intact:
+            process.world.journal.torn_in.add(group.generation.number)
         mine = replace(declare.mine, commit_digest=commit, begin_digest=begin)
         found: dict[str, Declaration] = yield from group.collective("declare", process, mine)
         return tuple(found[m.worker] for m in group.generation.members)

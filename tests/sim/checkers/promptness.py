@@ -50,7 +50,7 @@ def _stop(journal: Journal) -> Iterator[str]:
     if not asked or journal.evaluates or journal.compiles:
         return
     over = [at + (0.0 if what in _OVER_AT_ONCE else lasts) for at, what, lasts in journal.struck]
-    last = max(*asked, *journal.elected_at, *over)
+    last = max([*asked, *journal.elected_at, *over])
     if last + _STOP_S < journal.ended_at < math.inf:
         yield f"the stop took from {last:.2f} to {journal.ended_at:.2f}"
 

@@ -650,17 +650,17 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
             if rng.random() < 0.5:
                 yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(-1.0, 2.0))
         case "comeback":  # others begin again meanwhile, and get less far
+            at_s = rng.uniform(3.5, 5.0)
+            lost_at_s = at_s + rng.uniform(1.1, 1.6)
             yield Fault(
                 action=Action.CUT_OFF_NODE,
                 at_s=at_s,
                 worker="a-1",
-                returns_after_s=rng.uniform(2.0, 5.5),
+                returns_after_s=rng.uniform(3.0, 5.0),
             )
-            lost_at_s = at_s + rng.uniform(1.1, 1.6)
             for worker in (f"{node}-{number}" for node in "bcd" for number in range(1, 6)):
                 yield Fault(action=Action.KILL_WORKER, at_s=lost_at_s, worker=worker, only=True)
-            for _ in range(rng.randint(0, 2)):
-                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(-1.0, 2.0))
+            yield Fault(action=Action.ADD_NODE, at_s=lost_at_s + rng.uniform(-0.6, 0.3))
         case "closing":  # the job stops while too few are left, and they are hard to reach
             for node in "bcd":
                 yield Fault(

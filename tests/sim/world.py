@@ -224,6 +224,7 @@ class World:
             journal.all_leave.add(generation.number)
         patience_s = self._settings.formation.agent_grace_s - LATEST_NOTICE_S - known_s
         sought = self._who_may_come(known_s)
+        holds_since = {a.worker: a.at for a in reversed(journal.agreed)}  # else nobody knows of it
         journal.away[generation.number] = _best(
             *(
                 p.replica
@@ -232,6 +233,7 @@ class World:
                 if now < n.hung_up_at + patience_s or n in sought
                 for p in n.processes.values()
                 if p.responsive and not p.done
+                if holds_since.get(p.name, math.inf) < n.hung_up_at - known_s
             )
         )
         roll_call_s = self._settings.formation.roll_call_s - _DECIDED_S

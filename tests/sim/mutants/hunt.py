@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import signal
 import sys
 
 from tests.sim.checkers import violations
@@ -13,17 +14,24 @@ from tests.sim.pool import hurry
 from tests.sim.world import World
 
 _HISTORIES_A_COLLECTION = 50
+_PATIENCE_S = 20
 
 
 def main() -> None:
     hurry()
+    signal.signal(signal.SIGALRM, _give_up)
     print(json.dumps(hunt([Known(*known) for known in json.load(sys.stdin)])))
+
+
+def _give_up(*_: object) -> None:
+    raise TimeoutError("the history does not end")
 
 
 def hunt(histories: list[Known]) -> dict[str, object]:
     """The first violation, or in how many histories the fault has changed anything."""
     changed = 0
     for number, (seed, stress, fingerprint) in enumerate(histories, 1):
+        signal.alarm(_PATIENCE_S)
         try:
             journal = World(plan(seed, stress)).run()
             found = violations(journal)

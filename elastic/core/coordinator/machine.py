@@ -34,6 +34,7 @@ from elastic.core.membership import (
     Purpose,
     WorkerId,
     WorkerPhase,
+    WorkerStatus,
 )
 from elastic.core.ranks import assign_ranks
 from elastic.core.restarts import RestartPolicy, Verdict
@@ -157,8 +158,9 @@ class Coordinator:
         lost = self._nodes.reported(event.node, event.slots, event.workers, now)
         self._lineage.reported(event.node, [s.worker for s in event.workers])
         for status in self._nodes.workers_of(event.node):
-            if status.took_part:
+            if status.took_part and self._is_of_the_group(status):
                 self._progress.advance(status.committed, now)
+            if status.took_part:
                 self._newcomers.committed(status.generation, status.committed)
             if status.took_part and status.compiling is not None:
                 self._progress.compiles(status.compiling)
@@ -345,6 +347,12 @@ class Coordinator:
         if in_place(current, workers):
             self._leaving = None
             self._newcomers.arrived(current, workers)
+
+    def _is_of_the_group(self, status: WorkerStatus) -> bool:
+        """What it has committed says how far the group is. Who comes back to it may have come
+        further in an earlier one, before the others had to return to a checkpoint."""
+        groups = [g.number for g in (self._current, self._leaving) if g is not None and g.members]
+        return not groups or status.generation in groups
 
     def _group_can_do_without(self, worker: Sighting) -> bool:
         """It is new, and there are enough others that are not."""

@@ -474,3 +474,14 @@ def test_a_node_that_leaves_while_the_group_assembles_is_seen_off_afterwards() -
     assert job.tell(ev.NodeLeaving(node="b", reason="drain")) is None
     job.tell(reported(status("a0", JOINING, 2)), reported(status("b0", JOINING, 2)))
     assert job.tell(reported(trains("a0", 2)), reported(trains("b0", 2))) == ["a0"]
+
+
+def test_who_comes_back_with_more_steps_than_the_group_has_does_not_put_off_its_change() -> None:
+    """The others had to return to a checkpoint meanwhile."""
+    job = adopted()
+    job.report(trains("a0", committed=7))
+    job.report(trains("b0", committed=7))
+    returned = status("c0", READY, 3, took_part=True, committed=90)
+    assert job.report(returned) == ["a0", "b0", "c0"]
+    assert job.formed[-1].leave_after == 8
+    assert job.machine.committed == 7

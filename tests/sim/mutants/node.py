@@ -152,11 +152,6 @@ WORKER = (
         "a member whose state is half overwritten says that it holds it",
     ),
     (
-        "        return self._following is not None and self._following.leave_after is None\n",
-        "        return False\n",
-        "a member does not see that it is to join another group instead",
-    ),
-    (
         "        self._committed = committed\n\n    def finished",
         "        pass\n\n    def finished",
         "acknowledgements do not tell the steps that were committed",

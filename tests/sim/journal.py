@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from elastic.core.data_order import SampleRange
 from elastic.core.membership import Generation
+from elastic.errors import Stranded
 from tests.sim.replica import Job, Replica
 
 # A stop with as much grace comes to its end, whatever strikes meanwhile.
@@ -142,6 +143,8 @@ class Journal:
         """Worker, generation and step of the parts that were begun to be saved."""
         self.torn_in: set[int] = set()
         """Generations with a member whose state, of at least one step, is torn."""
+        self.sent_back: list[str] = []
+        """Workers that were stranded as if the job had not begun, when more than that was torn."""
         self.not_asked: dict[int, list[str]] = {}
         """By generation, members of the last one that had no time to find the new leader."""
         self.all_leave: set[int] = set()
@@ -188,6 +191,8 @@ class Journal:
         """A script has failed."""
         self.note(at, worker, "raises", type(error).__name__, error)
         self.errors.append((type(error).__name__, str(error)))
+        if isinstance(error, Stranded) and "first step" in str(error) and self.torn_in:
+            self.sent_back.append(worker)
 
     def drained(self, at: float, node: str) -> None:
         """The coordinator says that none of the node's workers is in the group."""

@@ -261,6 +261,7 @@ class World:
             n
             for n in self.nodes
             if n.alive and not n.connected and n.connected_at < elected_at
+            if n.name not in self._gone
             if n.name in nodes or not nodes
         ]
 

@@ -69,7 +69,10 @@ def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
         if worker in generation.worker_ids and at <= formed_at and not journal.evaluates:
             yield f"{worker} is a member of {number}, ended at {at:.4f}"
     for at, worker in journal.to_end:
-        if worker in generation.worker_ids and at <= formed_at:
+        decided_then = number == min(
+            (g.number for g in journal.generations if journal.formed_at[g.number] >= at), default=0
+        )
+        if worker in generation.worker_ids and decided_then:
             yield f"{worker} is a member of {number}, to be ended at {at:.4f}"
     if generation.leave_after is None and generation.purpose is Purpose.TRAIN:
         for worker in journal.not_asked.get(number, ()):

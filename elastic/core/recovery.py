@@ -160,8 +160,7 @@ def _leaves_block(receiver: Declaration, holder: Declaration) -> bool:
     loop it leaves that loop instead; and if it is as far by steps that do not count, the block is
     still to come for both."""
     in_block = receiver.took_part and receiver.in_block
-    behind = receiver.committed < holder.committed
-    return in_block and behind and receiver.loop == holder.state_loop
+    return in_block and receiver.committed < holder.committed and receiver.loop == holder.state_loop
 
 
 def _are_at_boundary(holders: Sequence[Declaration]) -> bool:

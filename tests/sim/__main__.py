@@ -26,7 +26,10 @@ def main() -> int:
     )
     parser.add_argument("--only", default="", help="mutants whose description contains this")
     parser.add_argument(
-        "--histories", type=int, default=1500, help="in which a planted fault is to be found"
+        "--histories", type=int, default=4000, help="in which a planted fault is to be found"
+    )
+    parser.add_argument(
+        "--tries", type=int, default=400, help="of those that come to its place, so many at most"
     )
     parser.add_argument(
         "--with-unit-tests", action="store_true", help="try those on what the simulator misses"
@@ -52,6 +55,7 @@ def _try_mutants(arguments: argparse.Namespace) -> int:
     for verdict in tried(
         mutants,
         histories=arguments.histories,
+        tries=arguments.tries,
         jobs=arguments.jobs,
         unit_tests=arguments.with_unit_tests,
     ):

@@ -99,6 +99,8 @@ class Faults:
             world.add_node(agent_settings(f"x{len(world.nodes)}", slots=1, spares=0))
         elif alive:
             named = [p for p in alive if p.name == fault.worker]
+            if fault.only and not named:
+                return
             self._strike(fault, named[0] if named else world.clock.random.choice(alive))
 
     def _record(self, fault: Fault, whom: str) -> None:

@@ -9,7 +9,11 @@ from typing import Any, NamedTuple
 
 from elastic.core.data_order import SampleRange
 from elastic.core.membership import Generation
+from elastic.errors import Stranded
 from tests.sim.replica import Job, Replica
+
+# A stop with as much grace comes to its end, whatever strikes meanwhile.
+_TIME_TO_SAVE_S = 20.0
 
 
 class Commit(NamedTuple):
@@ -111,6 +115,8 @@ class Journal:
         self.agent_grace_s = 0.0
         self.evaluates = False
         """Members keep each other waiting in the middle of steps."""
+        self.to_end: list[tuple[float, str]] = []
+        """When, and which workers, a leader wanted ended, whatever their state."""
         self.replaced: list[tuple[float, str]] = []
         """When, and which workers, were ended because their group did without them."""
         self.hurried: list[str] = []
@@ -118,6 +124,8 @@ class Journal:
         self.formed_at: dict[int, float] = {}
         self.newcomers_fail = False
         """Every newcomer to a group that trains raises."""
+        self.failures_differ = False
+        """Each in a way of its own."""
         self.compiles = False
         """Steps may last long without anybody being stuck."""
         self.broken_invariant = ""
@@ -133,6 +141,20 @@ class Journal:
         """Instants at which a leader came to office in place of another."""
         self.unreachable: dict[int, list[str]] = {}
         """By generation, its members that were known to be out of contact when it was formed."""
+        self.saving: set[tuple[str, int, int]] = set()
+        """Worker, generation and step of the parts that were begun to be saved."""
+        self.torn_in: set[int] = set()
+        """Generations with a member whose state, of at least one step, is torn."""
+        self.sent_back: list[str] = []
+        """Workers that were stranded as if the job had not begun, when more than that was torn."""
+        self.not_asked: dict[int, list[str]] = {}
+        """By generation, members of the last one that had no time to find the new leader."""
+        self.all_leave: set[int] = set()
+        """Generations all of whose members are on nodes that leave."""
+        self.held_in_vain: list[tuple[float, str, int]] = []
+        """When, which members gave up waiting for which planned change to be settled."""
+        self.false_claims: list[str] = []
+        """Members that said they held the state while it was being overwritten."""
         self.enough_stayed: dict[int, list[str]] = {}
         """By generation without members, those that could have gone on."""
         self.away: dict[int, Replica | None] = {}
@@ -157,6 +179,12 @@ class Journal:
         self.hopeless = False
         """The script fails at the same place whenever it gets there."""
 
+    @property
+    def overdue(self) -> bool:
+        """The grace of a stop was short, and is spent: the job is left as it is."""
+        short, asked_at = self.stop_grace_s < _TIME_TO_SAVE_S, self.stopped_at
+        return short and asked_at is not None and self.ended_at >= asked_at + self.stop_grace_s
+
     def note(self, *fact: Any) -> None:
         """Add a line to the trace: instant, who, what, details."""
         self.trace.append(fact)
@@ -165,6 +193,8 @@ class Journal:
         """A script has failed."""
         self.note(at, worker, "raises", type(error).__name__, error)
         self.errors.append((type(error).__name__, str(error)))
+        if isinstance(error, Stranded) and "first step" in str(error) and self.torn_in:
+            self.sent_back.append(worker)
 
     def drained(self, at: float, node: str) -> None:
         """The coordinator says that none of the node's workers is in the group."""

@@ -66,6 +66,8 @@ class Fault:
     nth: int = 1
     worker: str = ""
     """Whom it strikes at an instant; whoever chance says if empty."""
+    only: bool = False
+    """If that one does not live it strikes nobody."""
     signature: str = ""
     """Of the exception raised; another one for each fault if empty."""
     returns_after_s: float | None = None
@@ -90,6 +92,8 @@ class Pace:
     reported_step_s: float = 0.06
     """What reports of progress say: the farther off, the worse planned changes are timed."""
     evaluation_s: float = 1.0
+    return_s: tuple[float, float] = (0.05, 0.8)
+    """After which a node finds a new leader."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,6 +157,17 @@ def plan(seed: int, stress: str = "") -> Plan:
         return whole
     # Nothing else delays anything: what happens follows from these faults.
     style = job.style._replace(evaluates=False, between=0, uneven="")
+    if stress == "calls":  # members are inside of them, before them and past them
+        style = job.style._replace(
+            loops="per epoch", uneven="", misses_block=0.2, misses_gap=0.2, evaluates=True
+        )
+    if stress == "amnesia":  # what an undo misses is lost, and often nothing later was saved
+        missed = (0.8, 0.0) if seed % 2 else (0.1, 0.8)
+        style = style._replace(
+            loops=job.style.loops, misses_block=missed[0], misses_gap=missed[1], logs=True
+        )
+        style = style._replace(scheduler=style.scheduler if seed % 2 else "below")
+        job = job._replace(saves=seed % 3 > 0, save_every=job.save_every)
     if stress == "script":
         style = job.style._replace(uneven="", misses_block=0.3, misses_gap=0.3, logs=True)
     job = job._replace(style=style)
@@ -167,7 +182,9 @@ def plan(seed: int, stress: str = "") -> Plan:
         coordinator = replace(whole.coordinator, formation=policy)
         pace = replace(whole.pace, compile_s=(2.5, 6.0))
         return replace(whole, coordinator=coordinator, job=job, pace=pace)
-    if stress not in ("split", "refused", *_AWAY):
+    whole = _arranged(replace(whole, job=job), stress)
+    job = whole.job
+    if stress not in ("split", "refused", "unlucky", "comeback", *_AWAY):
         return replace(whole, job=job)
     isolation_s = 2.5 if stress == "return" and seed % 2 else 6.0
     grace_s = 3.0 if stress in _AWAY else 0.0
@@ -175,6 +192,46 @@ def plan(seed: int, stress: str = "") -> Plan:
     coordinator = replace(whole.coordinator, formation=policy)
     job = job._replace(epochs=10)
     return replace(whole, coordinator=coordinator, job=job, isolation_s=isolation_s)
+
+
+def _arranged(whole: Plan, stress: str) -> Plan:
+    """What belongs to the kinds of stress that came last."""
+    rng = random.Random(f"{stress} {whole.seed}")
+    coordinator, pace, faults = whole.coordinator, whole.pace, whole.faults
+    job, news_s = whole.job, whole.news_s
+    slots = sum(n.slots for n in whole.nodes)
+    if stress in ("vacant", "closing"):  # what the first node has is not enough for a group
+        least = whole.nodes[0].slots + 1
+        least = min(least, slots) if stress == "closing" else least
+        most = rng.choice((least, least, max(least, coordinator.formation.max_workers)))
+        grace_s = rng.choice((0.0, 3.0)) if stress == "vacant" else 3.0
+        policy = replace(
+            coordinator.formation, min_workers=least, max_workers=most, agent_grace_s=grace_s
+        )
+        coordinator = replace(coordinator, formation=policy)
+    if stress == "absent":
+        pace = replace(pace, return_s=(0.05, 1.6))
+    if stress == "overdue":
+        coordinator = replace(coordinator, stop_grace_s=rng.uniform(0.5, 4.0))
+    if stress == "torn":  # not where the first group comes to one state
+        first = 2 * (min(slots, coordinator.formation.max_workers) - 1)
+        faults = tuple(
+            replace(f, nth=f.nth + first) if f.point == "transfer" else f for f in faults
+        )
+        job = job._replace(save_every=rng.choice((5, 1000)))
+    if stress == "surplus":  # the last node is not needed
+        most = max(1, slots - whole.nodes[-1].slots)
+        policy = replace(coordinator.formation, min_workers=1, max_workers=most)
+        coordinator = replace(coordinator, formation=policy)
+        job = job._replace(epochs=3 * job.epochs)
+    if stress == "hasty":  # boundaries are planned too early, and the news is slow
+        coordinator = replace(coordinator, planned_notice_s=0.0)
+        pace = replace(pace, step_s=(0.02, 0.05), reported_step_s=0.3)
+        job, news_s = job._replace(epochs=3 * job.epochs), 0.12
+    if stress == "calls":
+        pace = replace(pace, evaluation_s=0.3)
+    whole = replace(whole, coordinator=coordinator, pace=pace, faults=faults)
+    return replace(whole, job=job, news_s=news_s)
 
 
 def _ends_the_job(fault: Fault, earlier: tuple[Fault, ...]) -> bool:
@@ -262,6 +319,19 @@ _ALONE = (
     "script",
     "dissolved",
     "ending",
+    "vacant",
+    "absent",
+    "overdue",
+    "unlucky",
+    "torn",
+    "surplus",
+    "hasty",
+    "hangs",
+    "calls",
+    "closing",
+    "comeback",
+    "frozen",
+    "amnesia",
     *_AWAY,
 )
 KINDS = ("", *sorted({*STRESS, *_ALONE}))
@@ -446,6 +516,169 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                 fault = _script_fault(rng)
                 points = ("transfer", "agree", "joined", fault.point, fault.point, fault.point)
                 yield replace(fault, point=rng.choice(points))
+        case "vacant":  # nobody trains, the first node holds the state, and others come
+            for node in "bcd":
+                yield Fault(
+                    action=Action.KILL_NODE,
+                    at_s=at_s + rng.uniform(0.0, 0.3),
+                    worker=f"{node}-1",
+                    returns_after_s=rng.uniform(0.2, 2.5),
+                )
+            for _ in range(rng.randint(1, 4)):
+                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(-0.5, 2.0))
+            for _ in range(rng.randint(1, 2)):
+                yield Fault(
+                    action=rng.choice(
+                        (
+                            Action.CUT_OFF_NODE,
+                            Action.CUT_OFF_NODE,
+                            Action.DRAIN_NODE,
+                            Action.RESTART_AGENT,
+                            Action.KILL_LEADER,
+                            Action.KILL_LEADER,
+                            Action.STOP,
+                        )
+                    ),
+                    at_s=at_s + rng.uniform(0.2, 2.5),
+                    worker="a-1",
+                    returns_after_s=rng.uniform(0.1, 2.5),
+                )
+        case "absent":  # nodes take long to find a new leader
+            for _ in range(rng.randint(1, 2)):
+                at_s += rng.uniform(0.0, 4.0)
+                yield Fault(
+                    action=Action.KILL_LEADER, at_s=at_s, returns_after_s=rng.uniform(0.1, 1.0)
+                )
+        case "overdue":  # a stop has little time, and members do not do their part
+            yield Fault(action=Action.STOP, at_s=at_s)
+            for _ in range(rng.randint(1, 4)):
+                yield Fault(
+                    action=rng.choice((Action.FREEZE_SCRIPT, Action.FREEZE_PROCESS)),
+                    point=rng.choice(("step", "committed", "saving", "join", "agree")),
+                    nth=rng.randint(5, 60),
+                )
+        case "unlucky":  # each newcomer fails in a way of its own
+            yield Fault(
+                action=Action.RAISE,
+                point=rng.choice(("agree", "transfer", "joined")),
+                newcomers=True,
+            )
+            for _ in range(rng.randint(1, 2)):
+                yield Fault(action=Action.ADD_NODE, at_s=rng.uniform(3.0, 9.0))
+        case "torn":  # who sends the state, or receives it, is lost meanwhile
+            yield Fault(
+                action=rng.choice((Action.KILL_WORKER, Action.BREAK_LINK)),
+                point="reduced",
+                nth=nth,
+            )
+            for _ in range(rng.randint(1, 4)):
+                yield Fault(
+                    action=rng.choice(
+                        (
+                            Action.KILL_WORKER,
+                            Action.KILL_WORKER,
+                            Action.BREAK_LINK,
+                            Action.KILL_NODE,
+                        )
+                    ),
+                    point=rng.choice(("transfer", "transfer", "agree", "joined", "undone")),
+                    nth=rng.randint(1, 10),
+                    returns_after_s=0.5,
+                )
+        case "surplus":  # nodes leave of which no worker is in the group, agents come back to some
+            for index in range(rng.randint(1, 3)):
+                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(-1.0, 1.0) + index)
+            for _ in range(rng.randint(1, 3)):
+                yield Fault(
+                    action=rng.choice(
+                        (
+                            Action.DRAIN_NODE,
+                            Action.DRAIN_NODE,
+                            Action.RESTART_AGENT,
+                            Action.KILL_WORKER,
+                        )
+                    ),
+                    at_s=at_s + rng.uniform(0.5, 4.0),
+                    returns_after_s=rng.uniform(0.1, 1.5),
+                )
+        case "hasty":  # nothing but planned changes
+            for _ in range(rng.randint(1, 5)):
+                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(0.0, 4.0))
+            for _ in range(rng.randint(0, 2)):
+                yield Fault(
+                    action=Action.DRAIN_NODE,
+                    at_s=at_s + rng.uniform(0.0, 4.0),
+                    returns_after_s=rng.uniform(0.1, 1.0),
+                )
+        case "frozen":  # one after the other gets stuck on its way in, before much is done
+            for _ in range(rng.randint(2, 5)):
+                yield Fault(
+                    action=rng.choice((Action.FREEZE_PROCESS, Action.FREEZE_SCRIPT)),
+                    point=rng.choice(("join", "agree", "transfer", "step")),
+                    nth=rng.randint(1, 15),
+                )
+            if rng.random() < 0.3:
+                yield Fault(action=Action.ADD_NODE, at_s=at_s)
+        case "amnesia":
+            for _ in range(rng.randint(2, 6)):
+                yield Fault(
+                    action=rng.choice((Action.BREAK_LINK, Action.BREAK_LINK, Action.KILL_WORKER)),
+                    point=rng.choice(("step", "reduced", "logged", "logged", "transfer")),
+                    nth=rng.randint(1, 120),
+                )
+        case "hangs":  # scripts that have ended well, and whose processes do not
+            for _ in range(rng.randint(1, 3)):
+                yield Fault(
+                    action=rng.choice((Action.FREEZE_SCRIPT, Action.FREEZE_PROCESS)),
+                    point="finished",
+                    nth=rng.randint(1, 3),
+                )
+            if rng.random() < 0.6:
+                yield Fault(action=Action.STOP, at_s=at_s)
+        case "calls":
+            for _ in range(rng.randint(2, 6)):
+                yield Fault(
+                    action=rng.choice(
+                        (Action.KILL_WORKER, Action.BREAK_LINK, Action.BREAK_LINK, Action.KILL_NODE)
+                    ),
+                    point=rng.choice(
+                        ("run", "below", "between", "reduced", "logged", "transfer", "loop ended")
+                    ),
+                    nth=rng.choice((1, 2, 3, 5, 8, 13, 21)),
+                    returns_after_s=rng.uniform(0.2, 2.0),
+                )
+            if rng.random() < 0.5:
+                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(-1.0, 2.0))
+        case "comeback":  # others begin again meanwhile, and get less far
+            at_s = rng.uniform(3.5, 5.0)
+            lost_at_s = at_s + rng.uniform(1.1, 1.6)
+            yield Fault(
+                action=Action.CUT_OFF_NODE,
+                at_s=at_s,
+                worker="a-1",
+                returns_after_s=rng.uniform(3.0, 5.0),
+            )
+            for worker in (f"{node}-{number}" for node in "bcd" for number in range(1, 6)):
+                yield Fault(action=Action.KILL_WORKER, at_s=lost_at_s, worker=worker, only=True)
+            yield Fault(action=Action.ADD_NODE, at_s=lost_at_s + rng.uniform(-0.6, 0.3))
+        case "closing":  # the job stops while too few are left, and they are hard to reach
+            for node in "bcd":
+                yield Fault(
+                    action=Action.KILL_NODE,
+                    at_s=at_s,
+                    worker=f"{node}-1",
+                    returns_after_s=rng.uniform(1.0, 3.0),
+                )
+            for _ in range(rng.randint(1, 2)):
+                yield Fault(
+                    action=rng.choice(
+                        (Action.CUT_OFF_NODE, Action.RESTART_AGENT, Action.KILL_LEADER)
+                    ),
+                    at_s=at_s + rng.uniform(-0.2, 0.6),
+                    worker=rng.choice(("a-1", "")),
+                    returns_after_s=rng.uniform(0.1, 2.5),
+                )
+            yield Fault(action=Action.STOP, at_s=at_s + rng.uniform(0.0, 1.0))
         case "breaks":  # again and again, with steps in between
             for _ in range(8):
                 yield Fault(action=Action.BREAK_LINK, point="committed", nth=nth)

@@ -77,6 +77,8 @@ class Process:
                 self._abort(effect.generation)
             else:
                 self.note("reports", effect.status.phase.name, effect.status.generation)
+                if effect.status.took_part and self.is_torn:
+                    self.world.journal.false_claims.append(f"{self.name} at {self.clock.now:.4f}")
                 if effect.status.phase is WorkerPhase.READY:
                     self.world.journal.ready_at.setdefault(self.name, self.clock.now)
                 self.up.send(self.node.tell, ev.WorkerReported(status=effect.status))
@@ -119,6 +121,19 @@ class Process:
         """What it holds is not to be used any more."""
         self.replica, self.begun = None, 0
 
+    @property
+    def is_torn(self) -> bool:
+        """Another state overwrites its own."""
+        held = self.replica is not None or self.script.held is not None
+        return not held and not self.world.journal.undo_missed
+
+    def held_in_vain(self) -> None:
+        """A planned change was not settled in time."""
+        following = self.worker.following
+        if following is not None:
+            held = (self.clock.now, self.name, following.number)
+            self.world.journal.held_in_vain.append(held)
+
     def begin_step(self) -> None:
         self.begun = self.committed + 1
         self.in_step_since = self.clock.now
@@ -144,6 +159,7 @@ class Process:
     def save(self, generation: Generation, replica: Replica) -> None:
         """Copy the state and write this rank's part in the background, after the part before."""
         self._last_save = (replica.committed, generation.number)
+        self.world.journal.saving.add((self.name, generation.number, replica.committed))
         self._settled.pop(replica.committed, None)
         rank = generation.rank_of(self.name)
         self._written_at = max(self._written_at, self.clock.now) + self.clock.between(0.005, 0.3)

@@ -132,6 +132,7 @@ class Script:
         yield self._takes((0.0, 0.05))
         process.tell(worker.finished(process.committed))
         process.world.journal.finished_at[process.name] = self.clock.now
+        process.reach("finished")
         while not process.dismissed:
             yield Wait.NEWS
         process.end(exit_code=0)
@@ -329,6 +330,8 @@ class Script:
         process.world.declared(process, group.generation)
         commit, begin = self._digests or (0, 0)
         self._digests = None
+        if declare.mine.took_part and declare.mine.committed and not declare.mine.intact:
+            process.world.journal.torn_in.add(group.generation.number)
         mine = replace(declare.mine, commit_digest=commit, begin_digest=begin)
         found: dict[str, Declaration] = yield from group.collective("declare", process, mine)
         return tuple(found[m.worker] for m in group.generation.members)
@@ -443,6 +446,7 @@ class Script:
         self.clock.at(until, self.process.thread.nudge)
         while worker.holds(wait.committed):
             if self.clock.now >= until:
+                self.process.held_in_vain()
                 return False
             yield Wait.NEWS
         return True

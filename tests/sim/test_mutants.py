@@ -24,11 +24,15 @@ def test_a_planted_fault_fits_the_source(mutant: Mutant) -> None:
 
 def test_a_place_that_is_not_there_any_more_is_an_error() -> None:
     with pytest.raises(ValueError, match="0 times"):
-        list(tried([FATAL._replace(find="never there")], histories=1, jobs=1, unit_tests=False))
+        list(
+            tried(
+                [FATAL._replace(find="never there")], histories=1, tries=1, jobs=1, unit_tests=False
+            )
+        )
 
 
 def test_a_fault_that_breaks_a_promise_is_found_and_another_survives() -> None:
-    found, survived = tried([FATAL, HARMLESS], histories=5, jobs=1, unit_tests=False)
+    found, survived = tried([FATAL, HARMLESS], histories=5, tries=5, jobs=1, unit_tests=False)
     assert found.found
     assert found.history
     assert not survived.found

@@ -66,6 +66,7 @@ class World:
         self.journal.isolation_s = plan.isolation_s
         self.journal.hopeless = any(f.lasting for f in plan.faults)
         self.journal.newcomers_fail = any(f.newcomers for f in plan.faults)
+        self.journal.failures_differ = any(f.newcomers and not f.signature for f in plan.faults)
         self.journal.compiles = plan.pace.compile_s is not None
         style = plan.job.style
         self.journal.evaluates = bool(style.evaluates or style.between or style.uneven)
@@ -147,7 +148,7 @@ class World:
         for name in sorted(self._gone):
             self.leader.gone(name)
         for node in self.nodes:
-            self.clock.after(self.clock.between(0.05, 0.8), node.connect)
+            self.clock.after(self.clock.between(*self.pace.return_s), node.connect)
         if self.journal.stopped_at is not None:  # kept in the store, or asked for again
             self.faults.stop_again()
 
@@ -227,16 +228,52 @@ class World:
         ]
         if not generation.members:
             journal.enough_stayed[generation.number] = self._who_could_go_on(now - known_s)
+        leaves = [n.drains and now > journal.left_from[n.name] + known_s for n in self.nodes]
+        leaving = {n.name for n, has_left in zip(self.nodes, leaves, strict=True) if has_left}
+        if generation.members and all(m.node in leaving for m in generation.members):
+            journal.all_leave.add(generation.number)
         patience_s = self._settings.formation.agent_grace_s - LATEST_NOTICE_S - known_s
+        sought = self._who_may_come(known_s)
+        holds_since = {a.worker: a.at for a in reversed(journal.agreed)}  # else nobody knows of it
         journal.away[generation.number] = _best(
             *(
                 p.replica
                 for n in self.nodes
-                if n.alive and not n.connected and now < n.hung_up_at + patience_s
+                if n.alive and not n.connected
+                if now < n.hung_up_at + patience_s or n in sought
                 for p in n.processes.values()
                 if p.responsive and not p.done
+                if holds_since.get(p.name, math.inf) < n.hung_up_at - known_s
             )
         )
+        roll_call_s = self._settings.formation.roll_call_s - _DECIDED_S
+        if self.journal.elected_at and now < self.journal.elected_at[-1] + roll_call_s:
+            journal.not_asked[generation.number] = [
+                p.name
+                for n in sought
+                for p in n.processes.values()
+                if p.responsive and not p.done and p.name not in chosen
+                if p.name in journal.generations[-2].worker_ids
+            ]
+
+    def _who_may_come(self, known_s: float) -> list[Node]:
+        """Nodes that a new leader is to wait for before it forms its first group."""
+        formation, journal = self._settings.formation, self.journal
+        elected_at = max(journal.elected_at, default=-math.inf)
+        patience_s = max(formation.agent_grace_s, formation.join_timeout_s) - known_s
+        if len(journal.generations) < 2 or self.clock.now > elected_at + patience_s:
+            return []
+        last = journal.generations[-2]
+        if journal.formed_at[last.number] > elected_at:
+            return []
+        nodes = {m.node for m in last.members}
+        return [
+            n
+            for n in self.nodes
+            if n.alive and not n.connected and n.connected_at < elected_at
+            if n.name not in self._gone
+            if n.name in nodes or not nodes
+        ]
 
     def _who_could_go_on(self, since: float) -> list[str]:
         """Members of the last group that are well, and have been for a while."""
@@ -259,6 +296,9 @@ class World:
         known_by = self.clock.now - 2 * self.news_s - LATEST_NOTICE_S
         if generation is None:
             return
+        finished = any(m.worker in self.journal.finished_at for m in generation.members)
+        if finished and self.journal.elected_at:
+            return  # it heard before what became of its saves, as others may not have
         well = {
             p.name
             for n in self.nodes
@@ -273,7 +313,11 @@ class World:
         """The leader wants this worker ended: its group goes on without it."""
         for node in self.nodes:
             process = node.processes.get(name)
-            if process is None or not node.connected or not process.responsive:
+            if process is None:
+                continue
+            if process.replica is not None or not process.responsive:  # else it is in the way
+                self.journal.to_end.append((self.clock.now, name))
+            if not node.connected or not process.responsive:
                 continue
             if process.replica is None:  # in the way of others: nothing but its end makes room
                 continue

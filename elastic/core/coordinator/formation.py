@@ -294,7 +294,7 @@ class _Formed:
         """
         if len(self._silent) == len(self._active):
             return Wait(reason=WaitReason.OUT_OF_CONTACT)
-        arrived = all(self._has_arrived(w) for w in self._active)
+        arrived = all(self._has_arrived(w) for w in self._active if not w.expected)
         given_up = bool(self._broken) or self._view.stuck or self._view.stalled or not arrived
         until = min(map(self._place_kept_until, self._silent))
         if given_up or self._now >= until:

@@ -192,8 +192,7 @@ class Participation:
         """The group was lost inside the block. Returns whether its step counts all the same,
         because others have completed it and this member has received their state."""
         index = self.progress.committed
-        self.intact = (yield act.PutBack()) and self.intact
-        self._at_begin = True
+        yield from self._put_back()
         yield from self.lose(error)
         yield from self._enter()
         self._in_block = False
@@ -208,8 +207,7 @@ class Participation:
         """The script's thread stands in this block for good. Take the state back to the block's
         begin and into the next group of several, since nobody else may hold it; the worker ends
         then."""
-        self.intact = (yield act.PutBack()) and self.intact
-        self._at_begin = True
+        yield from self._put_back()
         while True:
             yield from self.lose(GroupLost("the script's thread stands still in a lost group"))
             if not self.intact:
@@ -261,6 +259,11 @@ class Participation:
         self.seat = None
         yield act.TearDown()
         yield act.Break(error=error)
+
+    def _put_back(self) -> Steps:
+        """Undo the block: the state is that of its begin."""
+        self.intact = (yield act.PutBack()) and self.intact
+        self._at_begin = True
 
     # ---- at a boundary
 

@@ -30,7 +30,8 @@ def liveness(journal: Journal) -> Iterator[str]:
         elif phase == "failed" and len(journal.struck) > _MOST_TRIES:
             yield f"a script that always fails was tried {len(journal.struck)} times"
         return
-    given_up = phase == "failed" and _was_to_stop(journal) and journal.frozen_at_end
+    given_up = phase == "failed" and _was_to_stop(journal)
+    given_up = given_up and (journal.frozen_at_end or journal.overdue)
     if phase != "finished" and not given_up:  # nobody can save what a frozen script holds
         yield f"the job is {phase}, exit code {exit_code}: {message}"
     elif exit_code != 0 and not (_was_to_stop(journal) and exit_code == STOP_EXIT_CODE):

@@ -11,8 +11,10 @@ from tests.sim.journal import Journal
 
 # From a member's report until the coordinator has heard it, beside the ways of the news.
 _REPORT_S = 0.1
-# Faults that make nobody wait for a member.
+# Faults that make nobody wait for a member that is in contact.
 _AT_ONCE = (
+    "RESTART_AGENT",
+    "CUT_OFF_NODE",
     "KILL_WORKER",
     "KILL_NODE",
     "RAISE",
@@ -42,6 +44,8 @@ def membership(journal: Journal) -> Iterator[str]:
             yield f"two members of generation {generation.number} have the same slot"
         yield from _rank_zero_holds(journal, generation)
         yield from _for_a_reason(journal, generation)
+    for claim in journal.false_claims:
+        yield f"{claim} says that it holds the state"
     for worker in journal.hurried if not journal.evaluates else ():
         yield f"{worker}, was left out"
     groups = [g for g in journal.generations if g.members]
@@ -65,6 +69,17 @@ def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
     for at, worker in journal.replaced:
         if worker in generation.worker_ids and at <= formed_at and not journal.evaluates:
             yield f"{worker} is a member of {number}, ended at {at:.4f}"
+    for at, worker in journal.to_end:
+        decided_then = number == min(
+            (g.number for g in journal.generations if journal.formed_at[g.number] >= at), default=0
+        )
+        if worker in generation.worker_ids and decided_then:
+            yield f"{worker} is a member of {number}, to be ended at {at:.4f}"
+    if generation.leave_after is None and generation.purpose is Purpose.TRAIN:
+        for worker in journal.not_asked.get(number, ()):
+            yield f"{worker} is left out of {number} by a leader that it had no time to find"
+    if number in journal.all_leave and generation.reason is ChangeReason.MEMBER_LEAVING:
+        yield f"{number} was formed for members that leave, and nobody takes over"
     stayed = journal.enough_stayed.get(number, ())
     finished = sum(  # those that were killed since count for nobody
         at <= formed_at < journal.gone_at.get(worker, math.inf)

@@ -19,8 +19,16 @@ def no_step_lost(journal: Journal) -> Iterator[str]:
         best = agreed.best_survivor
         if best is not None and best.age > agreed.replica.age:
             yield f"generation {agreed.generation} starts from {agreed.replica}, {best} survived"
+        # A state that is restored counts as the later one from then on, whatever it lacks.
+        restored = agreed.replica.progress.committed_in == agreed.generation
+        if best is not None and restored and best.origin > agreed.replica.origin:
+            yield f"generation {agreed.generation} begins with {agreed.replica}, {best} survived"
+        if agreed.generation in journal.torn_in and agreed.replica.committed == 0:
+            yield f"generation {agreed.generation} begins anew with what is left of a torn state"
         held = any((agreed.generation, w) in journal.declared for w in _members(journal, agreed))
         away = journal.away[agreed.generation]
+        if restored and away is not None and away.origin > agreed.replica.origin:
+            yield f"generation {agreed.generation} begins without waiting for {away}"
         if not held and away is not None and away.age > agreed.replica.age:
             yield f"generation {agreed.generation} does not wait for {away}"
         if best is None and agreed.checkpoint.origin > agreed.replica.origin:

@@ -16,12 +16,16 @@ _OTHER_DELAYS_S = 0.05
 # No change is planned for later than this many steps ahead.
 _MOST_AHEAD = 25
 _RECENT = 12
+# Faults that keep nobody who lives from hearing and acknowledging.
+_HEARD = ("KILL_WORKER", "KILL_NODE", "RAISE", "BREAK_LINK", "ADD_NODE", "DRAIN_NODE")
 
 
 def planned_changes(journal: Journal) -> Iterator[str]:
     yield from _far_boundaries(journal)
+    yield from _held_twice(journal)
     if _WAYS * journal.news_s + _OTHER_DELAYS_S > HOLD_S:
         return
+    yield from _held_in_vain(journal)
     planned = {g.number: g.reason for g in journal.generations if g.leave_after is not None}
     began = _first_agreed(journal)
     ends = {c.generation for c in journal.commits if c.replica.complete(journal.job)}
@@ -54,6 +58,22 @@ def _far_boundaries(journal: Journal) -> Iterator[str]:
         reached = max(since, default=reached)
         if planned.leave_after > reached + _MOST_AHEAD:
             yield f"{planned.number} is planned for {planned.leave_after}, {reached} are done"
+
+
+def _held_twice(journal: Journal) -> Iterator[str]:
+    """Who has waited in vain leaves."""
+    held: set[tuple[str, int]] = set()
+    for at, worker, number in journal.held_in_vain:
+        if (worker, number) in held:
+            yield f"{worker} waits again for {number} at {at:.2f}"
+        held.add((worker, number))
+
+
+def _held_in_vain(journal: Journal) -> Iterator[str]:
+    """What all have heard of is settled, or another change follows soon."""
+    for at, worker, number in journal.held_in_vain:
+        if all(action in _HEARD for then, action, _ in journal.struck if then <= at):
+            yield f"{worker} waits in vain for {number} until {at:.2f}"
 
 
 def _first_agreed(journal: Journal) -> dict[int, float]:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
+from tests.sim.faults import STOP_EXIT_CODE
 from tests.sim.journal import Journal
 
 # A loss is noticed and a group formed within this, and its first step taken.
@@ -14,6 +15,10 @@ _RECOVERY_S = 2.0
 _LEAVE_S = 5.0
 # From the end of the grace until the job has ended.
 _END_S = 1.0
+# A stop comes to its end so long after the last fault was over: members save, some are left out.
+_STOP_S = 7.0
+# Of these it says nothing how long they last: a machine takes the place of another.
+_OVER_AT_ONCE = ("KILL_NODE", "LOSE_NODE_SILENTLY", "DRAIN_NODE")
 _AT_ONCE = ("KILL_WORKER", "RAISE", "BREAK_LINK", "ADD_NODE")
 _IN_CONTACT = (*_AT_ONCE, "FREEZE_SCRIPT", "FREEZE_PROCESS")
 _REPORT_S = 0.1
@@ -26,6 +31,7 @@ def promptness(journal: Journal) -> Iterator[str]:
         if asked_at + journal.stop_grace_s + _END_S < journal.ended_at < math.inf:
             yield f"stopped at {journal.stopped_at:.2f}, ended at {journal.ended_at:.2f}"
     yield from _gathering(journal)
+    yield from _stop(journal)
     if journal.evaluates or journal.compiles:
         return
     if actions.issubset(_AT_ONCE) and journal.stopped_at is None:
@@ -34,6 +40,19 @@ def promptness(journal: Journal) -> Iterator[str]:
         for node, at in journal.left_from.items():
             if node not in journal.nodes_drained and at + _LEAVE_S < journal.ended_at < math.inf:
                 yield f"{node} was to leave at {at:.2f} and has not until {journal.ended_at:.2f}"
+
+
+def _stop(journal: Journal) -> Iterator[str]:
+    """Once nothing strikes any more it takes a while, not all of its grace."""
+    asked = [journal.stopped_at] if journal.stopped_at is not None else []
+    if journal.outcome[1] == STOP_EXIT_CODE:
+        asked += journal.left_from.values()
+    if not asked or journal.evaluates or journal.compiles:
+        return
+    over = [at + (0.0 if what in _OVER_AT_ONCE else lasts) for at, what, lasts in journal.struck]
+    last = max([*asked, *journal.elected_at, *over])
+    if last + _STOP_S < journal.ended_at < math.inf:
+        yield f"the stop took from {last:.2f} to {journal.ended_at:.2f}"
 
 
 def _gathering(journal: Journal) -> Iterator[str]:

@@ -14,6 +14,7 @@ _DECIDED_S = 0.05
 def saves(journal: Journal) -> Iterator[str]:
     for save in journal.given_up:
         yield f"{save} was given up although nobody is missing"
+    yield from _left_out(journal)
     for at, whole in journal.saves:
         if whole:
             continue
@@ -31,3 +32,20 @@ def saves(journal: Journal) -> Iterator[str]:
         forgot = any(at < then <= formed_at for then in journal.elected_at)
         if not (saved or forgot or following[0].save_first):
             yield f"generation {following[0].number} does not save first, given up at {at:.4f}"
+
+
+def _left_out(journal: Journal) -> Iterator[str]:
+    """Who goes on from a step that is to be saved has begun to save its part before."""
+    if journal.job.style.uneven:
+        return
+    first = {g.number for g in journal.generations if g.save_first}
+    began = {(a.worker, a.generation): a.replica.committed for a in journal.agreed}
+    every = journal.job.save_every if journal.job.saves else 0
+    for commit in journal.commits:
+        step = commit.replica.committed - 1
+        starts = began.get((commit.worker, commit.generation)) == step
+        due = (every and step % every == 0 and not starts) or (
+            starts and commit.generation in first
+        )
+        if step and due and (commit.worker, commit.generation, step) not in journal.saving:
+            yield f"{commit.worker} goes on from step {step} in {commit.generation}, not saved"

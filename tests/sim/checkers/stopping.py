@@ -11,7 +11,7 @@ from tests.sim.replica import Replica
 
 
 def stopping(journal: Journal) -> Iterator[str]:
-    stopped = journal.outcome[1] == STOP_EXIT_CODE
+    stopped = journal.outcome[1] == STOP_EXIT_CODE and not journal.overdue
     best = journal.best_at_end
     unfinished = best is not None and not best.complete(journal.job)
     if (

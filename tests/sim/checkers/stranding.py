@@ -10,6 +10,8 @@ from tests.sim.journal import Journal
 
 
 def stranding(journal: Journal) -> Iterator[str]:
+    for worker in journal.sent_back:
+        yield f"{worker} makes room for a beginning, though steps had been committed"
     if journal.undo_missed or journal.called or len(journal.job.loops()) > 1:
         return
     if not any(kind == "Stranded" for kind, _ in journal.errors):

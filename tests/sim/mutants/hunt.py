@@ -2,45 +2,49 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import signal
 import sys
-from collections.abc import Iterator
-from itertools import cycle
 
-from tests.sim.history import check
-from tests.sim.plan import KINDS
+from tests.sim.checkers import violations
+from tests.sim.mutants.survey import Known
+from tests.sim.plan import plan
 from tests.sim.pool import hurry
-from tests.sim.seeds import ONCE_FAILED
+from tests.sim.world import World
 
-_SCRIPTS = ("recovery.py", "worker/participation.py")
+_HISTORIES_A_COLLECTION = 50
+_PATIENCE_S = 20
 
 
-def main(histories: int, file: str) -> None:
+def main() -> None:
     hurry()
-    print(json.dumps(hunt(histories, file)))
+    signal.signal(signal.SIGALRM, _give_up)
+    print(json.dumps(hunt([Known(*known) for known in json.load(sys.stdin)])))
 
 
-def hunt(histories: int, file: str) -> dict[str, object]:
-    """The first violation within so many histories, or how many were run in vain."""
-    for number, (seed, stress) in enumerate(_histories(histories, file), 1):
+def _give_up(*_: object) -> None:
+    raise TimeoutError("the history does not end")
+
+
+def hunt(histories: list[Known]) -> dict[str, object]:
+    """The first violation, or in how many histories the fault has changed anything."""
+    changed = 0
+    for number, (seed, stress, fingerprint) in enumerate(histories, 1):
+        signal.alarm(_PATIENCE_S)
         try:
-            found = check(seed, stress=stress)
+            journal = World(plan(seed, stress)).run()
+            found = violations(journal)
+            changed += journal.fingerprint() != fingerprint
         except Exception as error:  # noqa: BLE001 - whatever a fault leads to
             found = [f"{type(error).__name__}: {error}"]
         if found:
             history = f"{seed}/{stress}" if stress else str(seed)
-            return {"histories": number, "found": found[0], "history": history}
-    return {"histories": histories, "found": "", "history": ""}
-
-
-def _histories(count: int, file: str) -> Iterator[tuple[int, str]]:
-    """Those that once failed, then seeds: every other one under one kind of stress, of what the
-    faulty file is for."""
-    yield from ONCE_FAILED[:count]
-    kinds = cycle(("script",) if file in _SCRIPTS else [kind for kind in KINDS if kind])
-    for number in range(count - len(ONCE_FAILED)):
-        yield number // 2, next(kinds) if number % 2 else ""
+            return {"histories": number, "found": found[0], "history": history, "changed": changed}
+        if number % _HISTORIES_A_COLLECTION == 0:
+            gc.collect()
+    return {"histories": len(histories), "found": "", "history": "", "changed": changed}
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main()

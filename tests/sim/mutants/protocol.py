@@ -44,13 +44,18 @@ RECOVERY = (
         "a member that is behind at a boundary counts as inside of a block",
     ),
     (
-        "    return in_block and receiver.age != holder.age and receiver",
+        "    return in_block and receiver.committed < holder.committed and receiver",
         "    return in_block and receiver",
         "a member whose state differs receives that of the commit mark at its begin mark",
     ),
     (
-        " and receiver.age != holder.age and receiver.loop == holder.state_loop\n",
-        " and receiver.age != holder.age\n",
+        "receiver.committed < holder.committed",
+        "receiver.age != holder.age",
+        "a member leaves its block as committed with a state of fewer steps",
+    ),
+    (
+        " and receiver.committed < holder.committed and receiver.loop == holder.state_loop\n",
+        " and receiver.committed < holder.committed\n",
         "a member a loop behind takes a block of another loop for its own",
     ),
     (
@@ -108,7 +113,7 @@ PARTICIPATION = (
     ),
     (
         "        self.intact = (yield act.PutBack()) and self.intact\n",
-        "",
+        "        yield from ()\n",
         "nothing of a lost block is undone",
     ),
     (

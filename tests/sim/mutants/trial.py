@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.sim.mutants.catalogue import Mutant
+from tests.sim.mutants.survey import Known, Survey
 
 ROOT = Path(__file__).parents[3]
 ENOUGH = 0.9
 _UNIT_TESTS = ("tests/unit/core", "tests/scenarios")
-_PATIENCE_S = 300.0
+_PATIENCE_S = 0.5  # for a history
 
 
 class Verdict(NamedTuple):
@@ -30,6 +31,8 @@ class Verdict(NamedTuple):
     found: str
     """What the simulator says; empty: it has found nothing."""
     history: str
+    changed: int = 0
+    """In how many histories anything was other than without it."""
     in_unit_tests: bool | None = None
     """Do these find what the simulator does not? None: not asked."""
 
@@ -39,7 +42,7 @@ class Verdict(NamedTuple):
             by = self.found.partition(":")[0]
             how = f"{by} after {self.histories} ({self.history})"
         else:
-            how = f"SURVIVED {self.histories}"
+            how = f"SURVIVED {self.histories}, {self.changed} changed"
             how += {None: "", True: ", unit tests fail", False: ", unit tests pass"}[
                 self.in_unit_tests
             ]
@@ -47,26 +50,26 @@ class Verdict(NamedTuple):
 
 
 def tried(
-    mutants: Sequence[Mutant], *, histories: int, jobs: int, unit_tests: bool
+    mutants: Sequence[Mutant], *, histories: int, tries: int, jobs: int, unit_tests: bool
 ) -> Iterator[Verdict]:
-    """What becomes of each, in their order."""
+    """What becomes of each, in their order; `tries`: of so many `histories` at most that come to
+    its place."""
     for mutant in mutants:
         mutant.plant(_source(ROOT, mutant).read_text())  # all can be, or none is tried
-    sound = Mutant("ranks.py", "", "", "nothing")
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
         places: queue.SimpleQueue[Path] = queue.SimpleQueue()
         for job in range(jobs):
             places.put(_copied(Path(scratch) / str(job)))
+        survey = _survey(Path(scratch) / "0", histories)
 
         def try_one(mutant: Mutant) -> Verdict:
             place = places.get()
+            known = survey.histories_for(mutant, _source(ROOT, mutant).read_text())[:tries]
             try:
-                return _try(mutant, place, histories, unit_tests=unit_tests)
+                return _try(mutant, place, known, unit_tests=unit_tests)
             finally:
                 places.put(place)
 
-        if (false := _hunt(sound, Path(scratch) / "0", histories)).found:
-            raise ValueError(f"{false.history} fails without any fault: {false.found}")
         with ThreadPoolExecutor(jobs) as pool:
             yield from pool.map(try_one, mutants)
 
@@ -79,12 +82,20 @@ def _copied(place: Path) -> Path:
     return place
 
 
-def _try(mutant: Mutant, place: Path, histories: int, *, unit_tests: bool) -> Verdict:
+def _survey(place: Path, histories: int) -> Survey:
+    ended = _run(("-m", "tests.sim.mutants.survey", str(histories)), place)
+    if ended.returncode != 0:
+        raise ValueError(ended.stderr[-1000:])
+    sys.stderr.write(ended.stderr)  # histories that tell nothing about a fault
+    return Survey(json.loads(ended.stdout))
+
+
+def _try(mutant: Mutant, place: Path, known: Sequence[Known], *, unit_tests: bool) -> Verdict:
     file = _source(place, mutant)
     sound = file.read_text()
     file.write_text(mutant.plant(sound))
     try:
-        verdict = _hunt(mutant, place, histories)
+        verdict = _hunt(mutant, place, known)
         if verdict.found or not unit_tests:
             return verdict
         return verdict._replace(in_unit_tests=_unit_tests_fail(place))
@@ -92,33 +103,41 @@ def _try(mutant: Mutant, place: Path, histories: int, *, unit_tests: bool) -> Ve
         file.write_text(sound)
 
 
-def _hunt(mutant: Mutant, place: Path, histories: int) -> Verdict:
-    command = (sys.executable, "-m", "tests.sim.mutants.hunt", str(histories), mutant.file)
+def _hunt(mutant: Mutant, place: Path, known: Sequence[Known]) -> Verdict:
+    patience_s = 30.0 + _PATIENCE_S * len(known)
     try:
-        ended = _run(command, place)
+        ended = _run(
+            ("-m", "tests.sim.mutants.hunt"),
+            place,
+            asks=json.dumps(known),
+            patience_s=patience_s,
+        )
     except subprocess.TimeoutExpired:
-        return Verdict(mutant, histories, "never ends", "")
+        return Verdict(mutant, len(known), "never ends", "")
     if ended.returncode != 0:
         return Verdict(mutant, 0, f"import: {ended.stderr[-300:]}", "")
-    result = json.loads(ended.stdout)
-    return Verdict(mutant, result["histories"], result["found"], result["history"])
+    return Verdict(mutant, **json.loads(ended.stdout))
 
 
 def _unit_tests_fail(place: Path) -> bool:
-    command = (sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *_UNIT_TESTS)
-    return _run(command, place).returncode == 1
+    return (
+        _run(("-m", "pytest", "-x", "-p", "no:cacheprovider", *_UNIT_TESTS), place).returncode == 1
+    )
 
 
-def _run(command: Sequence[str], place: Path) -> subprocess.CompletedProcess[str]:
+def _run(
+    arguments: Sequence[str], place: Path, *, asks: str = "", patience_s: float | None = None
+) -> subprocess.CompletedProcess[str]:
     # Two faults of one size, planted within a second, would share a compiled file.
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(place)}
     return subprocess.run(
-        command,
+        (sys.executable, *arguments),
         cwd=place,
         env=environment,
+        input=asks,
         capture_output=True,
         text=True,
-        timeout=_PATIENCE_S,
+        timeout=patience_s,
         check=False,
     )
 

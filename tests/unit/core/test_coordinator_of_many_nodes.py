@@ -514,3 +514,14 @@ def test_steps_that_were_lost_do_not_put_off_a_planned_change() -> None:
     job.report(trains("b0", job.formed[-1].number, committed=0))
     assert job.report(status("c0", READY)) == ["b0", "c0"]
     assert job.formed[-1].leave_after == 1
+
+
+def test_who_comes_back_with_more_steps_than_the_group_has_does_not_put_off_its_change() -> None:
+    """The others had to return to a checkpoint meanwhile."""
+    job = adopted()
+    job.report(trains("a0", committed=7))
+    job.report(trains("b0", committed=7))
+    returned = status("c0", READY, 3, took_part=True, committed=90)
+    assert job.report(returned) == ["a0", "b0", "c0"]
+    assert job.formed[-1].leave_after == 8
+    assert job.machine.committed == 7

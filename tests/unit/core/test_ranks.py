@@ -19,6 +19,7 @@ from tests.unit.core.cluster_views import member
         ("a0 a1 b0", "a0 b0 c0", "a0 b0", "a0 c0 b0"),  # a newcomer fills the gap
         ("a0 a1 b0", "a1 b0 c0", "a1 b0", "a1 c0 b0"),  # but not that of rank 0
         ("a0 a1 b0 b1", "b1 c0", "b1", "b1 c0"),  # survivors before newcomers
+        ("a0 a1 b0 b1 b2", "b1 b2 c0", "b1 b2", "b1 b2 c0"),
     ],
 )
 def test_order(previous: str, present: str, holders: str, expected: str) -> None:

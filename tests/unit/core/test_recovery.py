@@ -171,6 +171,13 @@ def test_a_torn_member_in_the_block_of_the_same_step_receives_the_begin_mark() -
     assert marked(plan_recovery([torn, in_block(held(6))])) == [(1, 0, Mark.BEGIN)]
 
 
+@pytest.mark.parametrize("committed", [4, 6])
+def test_a_block_that_the_right_state_has_not_completed_is_begun_again(committed: int) -> None:
+    """The others have gone back to a checkpoint, and have not come as far again."""
+    plan = plan_recovery([in_block(held(6)), held(committed, committed_in=3)])
+    assert marked(plan) == [(1, 0, Mark.BEGIN)]
+
+
 def test_a_newcomer_that_was_in_no_block_receives_the_begin_mark() -> None:
     """`in_block` of a script that never took part says nothing."""
     plan = plan_recovery([replace(NEWCOMER, in_block=True), held(6)])

@@ -55,3 +55,13 @@ def test_a_group_that_trains_is_left_alone_for_longer() -> None:
 def test_a_node_that_fell_silent_since_is_no_longer_waited_for() -> None:
     situation = silent(view(TRIO, BROKEN, B, C), ELECTED + 0.1, "c")
     assert short(decide(situation, POLICY, ELECTED + 0.2)) == "MEMBER_LOST [a0 b0]"
+
+
+def test_what_is_only_presumed_of_members_does_not_tell_that_the_group_does_not_stand() -> None:
+    """A planned change had taken place: those that have reported train in it, and all others with
+    them, though these are presumed to be on their way."""
+    presumed = status("c0", READY, 0)
+    situation = unheard(view(TRIO, A, B, presumed), "c")
+    assert isinstance(decide(situation, POLICY, ELECTED + 29.0), Wait)
+    known = silent(view(TRIO, A, B, presumed), ELECTED, "c")
+    assert short(decide(known, POLICY, ELECTED + 1.1)) == "MEMBER_LOST [a0 b0]"

@@ -210,3 +210,13 @@ def test_a_planned_end_of_the_group_is_not_waited_for() -> None:
     assert job.formed[-1].leave_after is not None
     assert job.tell(STOP) == []
     assert job.formed[-1].leave_after is None
+
+
+def test_a_group_that_has_lost_a_member_comes_to_no_boundary_at_which_to_save() -> None:
+    job = adopted(generation(5, "a0", "b0", "c0"))
+    job.tell(STOP)
+    job.report(trains("a0", committed=6))
+    job.report(trains("b0", committed=6))
+    assert job.tell(ev.NodeGone(node="c")) == ["a0", "b0"]
+    assert [g.leave_after for g in job.formed] == [None]
+    assert job.formed[-1].purpose is Purpose.SAVE_AND_LEAVE

@@ -1,0 +1,276 @@
+"""Faults to plant in the memory of the coordinator."""
+
+from __future__ import annotations
+
+MACHINE = (
+    (
+        "        self._since = Clocks(assembling=None if planned else now, is_slow=is_slow)\n",
+        "        self._since = Clocks(assembling=now, is_slow=is_slow)\n",
+        "the patience with arrivals begins before a planned change takes effect",
+    ),
+    (
+        "        self._leaving = self._current if planned else None\n",
+        "        self._leaving = None\n",
+        "nobody knows which group a planned change ends",
+    ),
+    (
+        "        self._formed_at, self._adopted_at = now, None\n",
+        "        self._formed_at = now\n",
+        "a leader counts as new in office for ever",
+    ),
+    (
+        "        check_succession(self._current, generation)\n"
+        "        self._lineage.exists(generation)\n",
+        "        check_succession(self._current, generation)\n",
+        "a new group does not count as one that may train",
+    ),
+    (
+        "        if self._persisting is not None:\n"
+        "            return []  # decided again when it is known to exist\n",
+        "",
+        "a second generation is decided before the first is written",
+    ),
+    (
+        "        for generation in (*may_train, last):\n",
+        "        for generation in (last,):\n",
+        "a new leader forgets earlier groups that may train",
+    ),
+    (
+        "self._leaving, newest = may_train[-1], WorkerPhase.READY",
+        "self._leaving, newest = may_train[-1], WorkerPhase.TRAINING",
+        "a new leader takes a planned group for one that trains",
+    ),
+    (
+        "        self._nodes.presumed(last, newest, now)\n",
+        "",
+        "a new leader expects no node",
+    ),
+    (
+        "        self._number = last.number\n",
+        "",
+        "a new leader counts generations from 1 again",
+    ),
+    (
+        "        if self._policy.agent_grace_s > 0.0 and"
+        " self._nodes.is_needed(event.node, groups):\n",
+        "        if False:\n",
+        "a node is lost as soon as its stream ends",
+    ),
+    (
+        "        self._lineage.node_gone(event.node)\n",
+        "",
+        "a group whose node is gone for good may train for ever",
+    ),
+    (
+        "            if not self._lineage.allows(chosen):\n",
+        "            if False:\n",
+        "a group is formed beside another that may train",
+    ),
+    (
+        "                effects += map(self._replacement,"
+        " sorted(decision.left_out | in_the_way))\n",
+        "",
+        "newcomers stuck in a group that others may not follow are never ended",
+    ),
+    (
+        "            provisional=decision.planned,\n",
+        "",
+        "planned changes are never provisional",
+    ),
+    (
+        "            purpose=Purpose.TRAIN if self._stop is None else Purpose.SAVE_AND_LEAVE,\n",
+        "            purpose=Purpose.TRAIN,\n",
+        "the group of a job that stops goes on training",
+    ),
+    (
+        "            save_first=self._checkpoints.abandoned,\n",
+        "",
+        "no save follows one that was given up",
+    ),
+    (
+        "        self._number += 1\n",
+        "        self._number += 0 if self._number == 3 else 1\n",
+        "a number is used twice",
+    ),
+    (
+        "        instants = (until, self._stop.deadline if self._stop else None)\n",
+        "        instants = (until,)\n",
+        "the end of a stop's grace is noticed by chance",
+    ),
+    (
+        "        self._progress.regroup()\n",
+        "",
+        "a new group is taken for stalled because the one before was",
+    ),
+    (
+        "        self._stop, self._checkpoints.told = stop, False\n",
+        "        self._stop = stop\n",
+        "members that save on leaving hear that the save was given up, and leave without it",
+    ),
+    (
+        "        self._nodes.left(event.node)\n",
+        "",
+        "a node that is to leave stays",
+    ),
+    (
+        "        if self._stop is None and self._nodes.all_leave():\n",
+        "        if False:\n",
+        "nobody saves when every node leaves",
+    ),
+    (
+        "        if in_place(current, workers):\n            self._leaving = None\n",
+        "        if in_place(current, workers):\n",
+        "the group before a planned change is taken for training for ever",
+    ),
+)
+
+LINEAGE = (
+    (
+        "    return status.phase is WorkerPhase.READY\n",
+        "    return False\n",
+        "a member that is out of its group is taken for training in it",
+    ),
+    (
+        "        return status.heard > generation.number\n",
+        "        return True\n",
+        "a member that has not come to a group yet is taken for past it",
+    ),
+    (
+        "if w is not None and w.silent_since is None and _is_past(w.status, group.generation):",
+        "if w is None or _is_past(w.status, group.generation):",
+        "a group is taken for stopped because a member is not known",
+    ),
+    (
+        "return not members or not any(g.workers.isdisjoint(members) for g in self._groups)",
+        "return not members or not all(g.workers.isdisjoint(members) for g in self._groups)",
+        "one member of one of the groups that may train is enough",
+    ),
+    (
+        "        self._keep(lambda g: g.of_node.get(node, frozenset()).issubset(workers))\n",
+        "        pass\n",
+        "workers that a node has no more are not known to be gone",
+    ),
+)
+
+NODES = (
+    (
+        "            node.in_contact_since = now\n        seen =",
+        "        seen =",
+        "a node that comes back gets no time to hear of anything",
+    ),
+    (
+        "node.silent_since is None:\n            node.silent_since = now\n",
+        "node.silent_since is None:\n            node.silent_since = 0.0\n",
+        "a node that falls silent is given up at once",
+    ),
+    (
+        "        return dissolved and any(s.took_part for s in self.workers_of(name))\n",
+        "        return False\n",
+        "holders out of contact are forgotten while there is no group",
+    ),
+    (
+        "            if member.worker in known:\n                continue\n",
+        "",
+        "what is presumed of a member replaces what is known",
+    ),
+    (
+        "node.slots, node.silent_since = slots, None\n",
+        "node.slots = slots\n",
+        "a node that reports stays out of contact",
+    ),
+    (
+        "        before = frozenset(node.workers)\n",
+        "        before = frozenset(seen)\n",
+        "saves wait for workers that are missing from a report",
+    ),
+)
+
+DEPARTURES = (
+    (
+        "return may_hold_state(s, current) and not has_heir(s, heirs)",
+        "return False",
+        "without a group a node goes with the state that only it holds",
+    ),
+    (
+        "return s.worker in current.worker_ids or s.phase in _IN_GROUP or not has_heard",
+        "return s.phase in _IN_GROUP or not has_heard",
+        "a member of the next group may go",
+    ),
+    (
+        "return s.worker in current.worker_ids or s.phase in _IN_GROUP or not has_heard",
+        "return s.worker in current.worker_ids or not has_heard",
+        "a member that is in an earlier group may go",
+    ),
+)
+
+CHECKPOINTS = (
+    (
+        "        if len(save.written) < count:\n",
+        "        if len(save.written) < count - 1:\n",
+        "a checkpoint is committed with a part missing",
+    ),
+    (
+        "        key = (step, generation.number)\n",
+        "        key = (step, 0)\n",
+        "parts of saves by different groups make one checkpoint",
+    ),
+    (
+        "return any(w == worker and i not in self.written for i, w in enumerate(self.writers))",
+        "return worker in self.writers",
+        "a save is given up although the lost member had written its part",
+    ),
+    (
+        "        self.abandoned = self.abandoned or bool(given_up)\n",
+        "",
+        "it is forgotten that a save was given up",
+    ),
+)
+
+CLOCKS = (
+    (
+        "    return now if since is None else since\n",
+        "    return now\n",
+        "clocks begin anew at each look",
+    ),
+    (
+        "        can_form = not members and enough(workers, policy)\n",
+        "        can_form = bool(members) and enough(workers, policy)\n",
+        "the clock of gathering runs while there is a group",
+    ),
+)
+
+NEWCOMERS = (
+    (
+        "        if is_counted or not hopeless:\n            return 0.0\n",
+        "        return 0.0\n",
+        "newcomers that fail in the same way from slot after slot are never refused",
+    ),
+    (
+        "        self._failures[slot] += 1\n",
+        "        self._failures[slot] = 1\n",
+        "the delay before the next newcomer of a slot never grows",
+    ),
+)
+
+PROGRESS = (
+    (
+        "        self._in_step_s, self._under_way, self._first_step = in_step_s, committed, first_step\n",
+        "        self._under_way, self._first_step = committed, first_step\n",
+        "nobody notes how long the step under way has lasted",
+    ),
+    (
+        "        if not self._first_step and self._under_way > self._compiles_in:\n",
+        "        if True:\n",
+        "steps in which a member compiles are taken for stalled",
+    ),
+    (
+        "        return count if self.committed <= at_step else 0\n",
+        "        return count\n",
+        "a group that breaks now and then is given up although it makes progress",
+    ),
+    (
+        "        self.committed = min(committed, self.committed)\n",
+        "        pass\n",
+        "after a return to a checkpoint boundaries are planned by steps that are lost",
+    ),
+)

@@ -1,0 +1,315 @@
+"""Faults to plant in the decisions about the group, and in what they look at."""
+
+from __future__ import annotations
+
+FORMATION = (
+    (
+        "if now < until:  # whoever holds the state may not have come back yet",
+        "if False:",
+        "without a group a new leader does not wait for those that hold the state",
+    ),
+    (
+        "if silent and now < until:  # the same for whoever has lost its agent",
+        "if False:",
+        "without a group nodes out of contact are not waited for",
+    ),
+    (
+        "return s.phase is WorkerPhase.READY and (hands_over or not w.leaving)",
+        "return s.phase is WorkerPhase.READY and not w.leaving",
+        "nobody hands over the state that only nodes which leave hold",
+    ),
+    (
+        "    if _nothing_left_to_do(finished, ready + returning):\n        return Complete()\n",
+        "",
+        "without a group the end of a finished job is begun again",
+    ),
+    (
+        "    if returning:\n        return _await_return(view, policy, now, returning)\n",
+        "",
+        "a group is formed while members of the last one are on their way out of it",
+    ),
+    (
+        "return Wait(reason=WaitReason.GATHERING, until=deadline)",
+        "return Wait(reason=WaitReason.GATHERING)",
+        "nobody looks again when the patience with absent nodes has run out",
+    ),
+    (
+        "chosen = sorted(ready, key=_seniority)[: policy.max_workers]",
+        "chosen = sorted(ready, key=_seniority)",
+        "the first group is larger than the maximum",
+    ),
+    (
+        "return (not s.took_part, -s.committed, worker.node, s.slot or 0)",
+        "return (s.took_part, -s.committed, worker.node, s.slot or 0)",
+        "newcomers come before holders of the state",
+    ),
+    (
+        "            and w.status.worker not in members\n            and w.silent_since is None\n"
+        "            and not w.leaving\n",
+        "            and w.status.worker not in members\n            and w.silent_since is None\n",
+        "workers of a node that leaves are admitted",
+    ),
+    (
+        "            and w.status.worker not in members\n            and w.silent_since is None\n",
+        "            and w.status.worker not in members\n",
+        "workers out of contact are admitted",
+    ),
+    (
+        "        if self._now < roll_call_until:\n",
+        "        if False:\n",
+        "a new leader leaves out members before they can have found it",
+    ),
+    (
+        "        if self._now < (until := self._state_is_away_until()):\n",
+        "        if (until := self._state_is_away_until()) < self._now:\n",
+        "newcomers begin again while the only holders are out of contact",
+    ),
+    (
+        "self._lost = len(present) < self._current.world_size",
+        "self._lost = len(present) < self._current.world_size - 1",
+        "the loss of one member is overlooked",
+    ),
+    (
+        "if lost or (self._broken and self._finished) or self._is_stranded():",
+        "if self._lost or (self._broken and self._finished):",
+        "members wait in a group for one that has finished",
+    ),
+    (
+        "        if self._silent:\n            return self._await_silent()\n",
+        "",
+        "members out of contact are taken for present",
+    ),
+    (
+        "        if self._view.stalled:\n"
+        "            return self._form(self._active, ChangeReason.STALLED)\n",
+        "",
+        "a step that never ends is noticed by nobody",
+    ),
+    (
+        "        if deaf:\n            return self._leave_out(deaf)\n",
+        "",
+        "a member that acknowledges nothing is never left out",
+    ),
+    (
+        "        if self._now >= busy_until:\n            return self._leave_out(late)\n",
+        "",
+        "a member that never comes is never left out",
+    ),
+    (
+        "        return replace(decision, left_out=names)\n",
+        "        return decision\n",
+        "who is left out is not ended, nor replaced",
+    ),
+    (
+        "rest = [w for w in self._active if w.status.worker not in names]",
+        "rest = list(self._active)",
+        "who is to be left out is taken along",
+    ),
+    (
+        "workers = [w for w in workers + self._outgoing if w.silent_since is None]",
+        "workers = [w for w in workers if w.silent_since is None]",
+        "members that a planned change drops do not hand over what only they hold",
+    ),
+    (
+        "workers = [w for w in workers + self._outgoing if w.silent_since is None]",
+        "workers = [*workers, *self._outgoing]",
+        "members out of contact, who cannot hear of it, are in the next group",
+    ),
+    (
+        "        if not any(w.status.took_part for w in workers):\n"
+        "            workers = sorted(workers + self._newcomers, key=_seniority)\n",
+        "",
+        "members without the state train without the newcomer that holds it",
+    ),
+    (
+        "if not workers or len(workers) + len(finished) < self._policy.min_workers:",
+        "if not workers or len(workers) + len(finished) < self._policy.min_workers - 1:",
+        "a group of one less than the minimum trains",
+    ),
+    (
+        "if not workers or len(workers) + len(finished) < self._policy.min_workers:",
+        "if not workers or len(workers) + len(finished) <= self._policy.min_workers:",
+        "a group of just the minimum does not train",
+    ),
+    (
+        "if not self._newcomers or room <= 0:",
+        "if not self._newcomers or room < 0:",
+        "a full group is changed for newcomers without room for them",
+    ),
+    (
+        "workers = self._active + sorted(self._admissible, key=_seniority)[:room]",
+        "workers = self._active + sorted(self._admissible, key=_seniority)",
+        "newcomers are admitted beyond the maximum",
+    ),
+    (
+        "        self._admissible = [w for w in self._newcomers"
+        " if now >= self._held_back_until(w)]\n",
+        "        self._admissible = self._newcomers\n",
+        "newcomers like those that have failed are not held back",
+    ),
+    (
+        "    if view.slow:\n",
+        "    if False:\n",
+        "members in a slow step get no more time to come to its end than others",
+    ),
+    (
+        "            if not self._newcomers:\n                return"
+        " Wait(reason=WaitReason.STEADY)\n",
+        "",
+        "the last holders leave although nobody is there to take over",
+    ),
+    (
+        "            staying = [*staying, *(w for w in self._active if w.leaving)][-1:]\n",
+        "",
+        "no member that leaves stays to hand over the state",
+    ),
+    (
+        "enough_left = len(workers) + len(self._finished) >= self._policy.min_workers",
+        "enough_left = len(workers) + len(self._finished) > self._policy.min_workers",
+        "the group is dissolved although just enough members stay",
+    ),
+    (
+        "return max(self._view.formed_at, w.in_contact_since) + self._policy.join_timeout_s",
+        "return self._view.formed_at + self._policy.join_timeout_s",
+        "a member that comes back is left out before it can have heard of its group",
+    ),
+    (
+        "sorted(view.leaving.worker_ids - current.worker_ids)",
+        "sorted(current.worker_ids - view.leaving.worker_ids)",
+        "newcomers are taken for members that are dropped",
+    ),
+    (
+        "patience_s = return_patience_s(self._policy) if w.expected else "
+        "self._policy.agent_grace_s",
+        "patience_s = self._policy.agent_grace_s",
+        "a new leader is no more patient with nodes than an old one",
+    ),
+    (
+        "        if len(self._silent) == len(self._active):\n"
+        "            return Wait(reason=WaitReason.OUT_OF_CONTACT)\n",
+        "",
+        "a leader that is cut off from all members dissolves their group",
+    ),
+)
+
+VIEW = (
+    (
+        "    return s.phase is WorkerPhase.READY and s.heard < number\n",
+        "    return False\n",
+        "a worker that may have got the state since it reported is not waited for",
+    ),
+    (
+        "        and o.generation >= s.generation\n",
+        "",
+        "who left the group earlier counts as an heir",
+    ),
+    (
+        "        and o.committed >= s.committed\n",
+        "",
+        "who is behind counts as an heir",
+    ),
+    (
+        "return ready > 0 and ready + finished >= policy.min_workers",
+        "return ready > 0 and ready >= policy.min_workers",
+        "members that have finished do not count towards the minimum",
+    ),
+    (
+        "return max(policy.agent_grace_s, policy.join_timeout_s)",
+        "return 0.0",
+        "a new leader waits for nobody",
+    ),
+)
+
+PLANNED = (
+    (
+        "return replace(planned, provisional=False, leave_after=max(first, furthest))",
+        "return replace(planned, provisional=False, leave_after=first)",
+        "the first estimate of the boundary is settled, however late the news",
+    ),
+    (
+        "furthest = max((s.committed + 1 for s in active), default=first)",
+        "furthest = max((s.committed for s in active), default=first)",
+        "a member can be one step past the settled boundary",
+    ),
+    (
+        "furthest = max((s.committed + 1 for s in active), default=first)",
+        "furthest = min((s.committed + 1 for s in active), default=first)",
+        "the boundary is that of the slowest member",
+    ),
+    (
+        "    if any(s.heard < planned.number for s in active):\n        return None\n",
+        "",
+        "a change is settled before all have heard of it",
+    ),
+    (
+        "if any(s.heard < planned.number for s in active):",
+        "if any(s.heard <= planned.number for s in active):",
+        "a change is never settled",
+    ),
+    (
+        "provisional=False, leave_after=None)",
+        "provisional=False, leave_after=first)",
+        "members wait for a boundary that one has left before",
+    ),
+    (
+        "    return not planned.provisional and all(\n",
+        "    return not planned.provisional and any(\n",
+        "a planned group counts as in place with its first member",
+    ),
+)
+
+STOPPING = (
+    (
+        "    in_contact = all(w.silent_since is None for w in members.values())\n",
+        "    in_contact = True\n",
+        "members out of contact are to save, and cannot hear of it",
+    ),
+    (
+        "        return _leave(current, active + others, is_whole=False)  #"
+        " these have it to save\n",
+        "        return _leave(current, active, is_whole=False)\n",
+        "holders outside the group do not save",
+    ),
+    (
+        "replace(policy, min_workers=1), now)\n    if isinstance(decision, Form)",
+        "policy, now)\n    if isinstance(decision, Form)",
+        "survivors below the minimum do not save",
+    ),
+    (
+        "    if ready and (all_are_here or now >= patient_until):\n",
+        "    if ready:\n",
+        "the first survivor that is ready saves alone",
+    ),
+    (
+        "    if now < patient_until:\n",
+        "    if False:\n",
+        "a stop ends before holders that are on their way have come",
+    ),
+    (
+        "        instants.append(max(since) + policy.agent_grace_s)\n",
+        "        pass\n",
+        "a stop does not wait for holders out of contact",
+    ),
+    (
+        "        instants.append(view.adopted_at + return_patience_s(policy))\n",
+        "        pass\n",
+        "a leader that is new while the job stops does not wait for nodes to come",
+    ),
+    (
+        "        current.purpose is Purpose.TRAIN\n        and is_whole\n",
+        "        current.purpose is Purpose.TRAIN\n",
+        "a group that has lost a member is to save at a step boundary",
+    ),
+    (
+        "    return current.purpose is Purpose.TRAIN or view.adopted_at is not None\n",
+        "    return current.purpose is Purpose.TRAIN\n",
+        "members wait for a save whose reports were lost with a leader",
+    ),
+    (
+        "    if current is not None and current.leave_after is not None and holders:\n"
+        "        return Form(members=(), reason=ChangeReason.STOPPING)"
+        "  # now, not at the next boundary\n",
+        "",
+        "holders are waited for that wait for a planned end",
+    ),
+)

@@ -1,0 +1,256 @@
+"""Faults to plant in the agent, the membership of a worker, and the rules that both share."""
+
+from __future__ import annotations
+
+AGENT = (
+    (
+        "slot=slot, pid=own.pid, compiling=own.compiling)",
+        "slot=slot, pid=own.pid, compiling=None)",
+        "a report makes the agent forget that the worker compiles",
+    ),
+    (
+        "        slot = process.status.slot  # given here: a report sent"
+        " before it must not undo it\n",
+        "        slot = event.status.slot\n",
+        "a report that was sent before the slot was given takes it back",
+    ),
+    (
+        "process.adopted, slot = False, event.status.slot",
+        "process.adopted = False",
+        "a worker that is found loses its slot",
+    ),
+    (
+        "        return self._catch_up(process)\n",
+        "        return []\n",
+        "a worker that is ready later than others never hears of their generation",
+    ),
+    (
+        "        if process.status.heard >= newest.number:\n            return []\n",
+        "        if process.status.heard > 0:\n            return []\n",
+        "a worker that has missed a generation is not told of it",
+    ),
+    (
+        "idle = [p for p in self._processes.values() if p.idle and p.ending is None]",
+        "idle = [p for p in self._processes.values() if p.idle]",
+        "a spare that is being ended gets a slot",
+    ),
+    (
+        "            waiting = process.idle or process.ending is not None\n",
+        "            waiting = process.ending is not None\n",
+        "spares are ended because they ask for no group",
+    ),
+    (
+        "            process.deadline = None\n        if self._settings.classic",
+        "            pass\n        if self._settings.classic",
+        "workers in a group are ended because they once had to ask for it",
+    ),
+    (
+        "            yield from self._replace(process.status.worker, "
+        "FailureKind.START_TIMEOUT, message, now)\n",
+        "            yield from ()\n",
+        "a script that never asks for a group is never ended",
+    ),
+    (
+        "            for name in list(self._processes)\n",
+        "            for name in list(self._processes)[1:]\n",
+        "a node that is cut off for good does not end all of its workers",
+    ),
+    (
+        "        if not self._processes:\n            return [fx.SetTimer(at=None), fx.ExitAgent",
+        "        if True:\n            return [fx.SetTimer(at=None), fx.ExitAgent",
+        "an agent exits before its workers are gone",
+    ),
+    (
+        "return None if self._adopting() else tuple([p.status",
+        "return tuple([p.status",
+        "workers that were found are reported as starting",
+    ),
+    (
+        "        if not self._adopting():\n            effects +=",
+        "        if True:\n            effects +=",
+        "others are started before it is known what found workers do",
+    ),
+    (
+        "        self._spawned += 1\n            start =",
+        "        start =",
+        "names of workers come again",
+    ),
+    (
+        "                return self._replace(event.status.worker,"
+        " FailureKind.LEFT_OUT, message, now)\n",
+        "                pass\n",
+        "two workers have the same slot",
+    ),
+    (
+        "        self._generation = event.generation\n        return [\n",
+        "        return [\n",
+        "an agent does not remember the newest generation",
+    ),
+    (
+        "            self._kill_at = now + (self._settings.exit_grace_s if"
+        " self._all_finished() else 0.0)\n",
+        "            self._kill_at = now + 1000.0\n",
+        "at the end of the job nobody ends scripts that hang",
+    ),
+    (
+        "        process.ending = Failure(\n            worker=worker, kind=kind,",
+        "        process.reported = Failure(\n            worker=worker, kind=kind,",
+        "a worker that the agent ends counts as killed by somebody else",
+    ),
+)
+
+WORKER = (
+    (
+        "        if generation.number <= self._status.generation:\n            return None\n",
+        "",
+        "a member joins again the group that it has left",
+    ),
+    (
+        "return leave_after is None or (not following.provisional and committed >= leave_after)",
+        "return leave_after is None or not following.provisional",
+        "a member leaves at the next boundary, not at the one that was settled",
+    ),
+    (
+        "        return following.provisional and committed >= following.leave_after\n",
+        "        return following.provisional and committed > following.leave_after\n",
+        "a member passes the boundary at which it has to wait",
+    ),
+    (
+        "        if generation.number > self._status.generation:\n            self._following",
+        "        if generation.number > self._status.generation + 1:\n            self._following",
+        "the generation right after its own is overlooked",
+    ),
+    (
+        "        if self._in_group() and generation.leave_after is None:\n",
+        "        if self._in_group():\n",
+        "a planned change aborts the group at once",
+    ),
+    (
+        "        if self._in_group() and generation.leave_after is None:\n",
+        "        if self._status.phase is WorkerPhase.TRAINING and"
+        " generation.leave_after is None:\n",
+        "a member that is on its way into a group is not freed",
+    ),
+    (
+        "            self._following = None\n        return self._become(\n",
+        "            pass\n        return self._become(\n",
+        "a member leaves the group that it has just joined",
+    ),
+    (
+        'WorkerPhase.JOINING, generation=generation.number, broken=False, detail=""',
+        "WorkerPhase.JOINING, generation=generation.number",
+        "a member reports the break of the last group for the new one",
+    ),
+    (
+        "return self._become(WorkerPhase.TRAINING, committed, took_part=True)",
+        "return self._become(WorkerPhase.TRAINING, committed)",
+        "a member does not say that it holds the state",
+    ),
+    (
+        "        self._status = replace(self._status, took_part=False)\n",
+        "",
+        "a member whose state is half overwritten says that it holds it",
+    ),
+    (
+        "        self._committed = committed\n\n    def finished",
+        "        pass\n\n    def finished",
+        "acknowledgements do not tell the steps that were committed",
+    ),
+    (
+        "return self._become(WorkerPhase.READY, committed, broken=True, detail=detail)",
+        "return self._become(WorkerPhase.READY, committed, detail=detail)",
+        "nobody hears that a group broke",
+    ),
+)
+
+MEMBERSHIP = (
+    (
+        "return known.provisional or (known.leave_after is not None and self.leave_after is None)",
+        "return False",
+        "the settled form of a planned change is refused",
+    ),
+)
+
+DATA_ORDER = (
+    (
+        "    stop = position.cursor + min(size, left)\n",
+        "    stop = position.cursor + min(size, left - 1)\n",
+        "the last sample of an epoch is never reached",
+    ),
+    (
+        "    if left < (size if drop_last else 1):\n",
+        "    if left < size:\n",
+        "what is left of an epoch is dropped",
+    ),
+    (
+        "        size -= 1\n",
+        "        pass\n",
+        "an epoch's last step has a single sample",
+    ),
+    (
+        "    least = 1 if batch_size <= 2 else _LEAST_SAMPLES\n",
+        "    least = 1\n",
+        "a rank gets a single sample",
+    ),
+    (
+        "    return DataPosition(epoch=samples.epoch, cursor=samples.stop)\n",
+        "    return DataPosition(epoch=samples.epoch, cursor=samples.stop - 1)\n",
+        "a sample is taken twice",
+    ),
+    (
+        "return self.batch_size * self.accumulate * world_size",
+        "return self.batch_size * self.accumulate",
+        "the batch does not grow with the group",
+    ),
+    (
+        "    first = index * size + min(index, larger)\n",
+        "    first = index * size\n",
+        "shares overlap where they are not equal",
+    ),
+    (
+        "    return first, first + size + (index < larger)\n",
+        "    return first, first + size\n",
+        "shares leave out samples where they are not equal",
+    ),
+)
+
+RESTARTS = (
+    (
+        "            return failure.worker not in incident.cohort\n",
+        "            return True\n",
+        "members that fail of the same cause at once end the job",
+    ),
+    (
+        "        if incident is not None and committed <= incident.committed:\n",
+        "        if incident is not None and committed < incident.committed:\n",
+        "a script that always fails at the same step is started again and again",
+    ),
+    (
+        "    if failure.kind is FailureKind.SIGNAL or failure.kind is FailureKind.LEFT_OUT:\n",
+        "    if failure.kind is FailureKind.SIGNAL:\n",
+        "workers that are left out twice end the job",
+    ),
+    (
+        "        ceiling = min(self.cap_s, self.base_s * 2.0 ** min(failures - 1, 32))\n",
+        "        ceiling = self.base_s * 2.0 ** min(10 * failures, 320)\n",
+        "the delay of a restart has no bound",
+    ),
+)
+
+RANKS = (
+    (
+        "    _put_holder_first(dense, holders)\n",
+        "",
+        "a newcomer gets rank 0",
+    ),
+    (
+        "            ranks[rank] = members.pop(worker)\n",
+        "            pass\n",
+        "members that stay do not keep their ranks",
+    ),
+    (
+        "key=lambda m: (m.worker not in holders, old_rank.get(m.worker, size), m.node, m.slot),",
+        "key=lambda m: (m.worker in holders, old_rank.get(m.worker, size), m.node, m.slot),",
+        "newcomers get the low ranks that are free",
+    ),
+)

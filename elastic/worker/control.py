@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from elastic.worker.training import Outcome
 
 _LOOPBACK = "127.0.0.1"
-_BEQUEATH_S = 20.0
+_BEQUEATH_S = 60.0
+"""A worker whose script stands still waits so long for others to give its state to."""
 
 
 class Control(Protocol):

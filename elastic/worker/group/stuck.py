@@ -1,7 +1,8 @@
 """Gives up a process whose script's thread does not come out of a group that was aborted.
 
-gloo never wakes whoever waits for an operation of which a part was done when its connection went
-(`signalException` in its tcp/pair.cc), and offers no other way to. So transfers of state do not
+gloo never wakes whoever waits for an operation of which a part was done when its connection went,
+or that its event loop was about to begin (`signalException` in its tcp/pair.cc knows neither), and
+offers no other way to. So transfers of state do not
 wait for such ones, a group that was aborted is destroyed on a thread of its own, and for an
 all-reduce there is this. Before the process ends, another of its threads gives its state to the
 next group (`Training._bequeath`), since nobody else may hold it; a spare takes its place.

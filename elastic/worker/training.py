@@ -27,7 +27,7 @@ from elastic.worker.compilation import COMPILATIONS
 from elastic.worker.control import Control
 from elastic.worker.data_loader import DataLoader, Deal, Dealer
 from elastic.worker.group import agreement, calls
-from elastic.worker.group.distributed_model import DistributedModel
+from elastic.worker.group.distributed_model import DistributedModel, Passes
 from elastic.worker.group.process_group import Group, is_group_loss
 from elastic.worker.group.transfer import receive_json, receive_tensors, send_json, send_tensors
 from elastic.worker.learning_rate import ScaledOptimizer
@@ -106,7 +106,7 @@ class Training:
         self._digests: _Digests | None = None
         self._in_block = False
         self._driving = False
-        self._bequeathed = False
+        self._bequeathed: list[Passes] | None = None
         self._compares_since: float | None = None
         self.loss_in_block: Exception | None = None
         """What told in this block that the group is lost."""
@@ -381,13 +381,13 @@ class Training:
     def _bequeath(self) -> None:
         """The script's thread does not come out of a group that was aborted: this one, of the
         membership's, gives the state to the next group before the process ends."""
-        if self._in_block and not self._driving and not self._bequeathed:
-            self._bequeathed = True
+        if self._in_block and not self._driving and self._bequeathed is None:
+            self._bequeathed = [model.leave_behind() for model in self.models]
             self._drive(self.part.bequeath())
 
     def _stand_aside(self) -> None:
         """The script's thread came out of it after all, but the state is no longer its own."""
-        if self._bequeathed and threading.current_thread() is threading.main_thread():
+        if self._bequeathed is not None and threading.current_thread() is threading.main_thread():
             threading.Event().wait()
 
     # ---- into a group
@@ -496,6 +496,8 @@ class Training:
         self._put_in_place(held, progress_of(held.extra), at_commit=False)
 
     def _set_up(self, _: act.SetUp) -> None:
+        if self._bequeathed is not None:
+            return  # nothing is to be trained here any more
         self._close_dealer()
         for model in self.models:
             model.wrap(self.control.backend)

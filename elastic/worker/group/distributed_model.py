@@ -133,6 +133,13 @@ class DistributedModel(nn.Module):
         self.passes.wrappers, self.passes.wrapper = {}, None
         self.passes.begun = False
 
+    def leave_behind(self) -> Passes:
+        """The script's thread stands in a pass for good: forget the group, but keep what is
+        returned, since DDP must not be destroyed while a pass is in it."""
+        passes, self.passes = self.passes, Passes()
+        self._backend = None
+        return passes
+
     def begin_block(self) -> None:
         """A step begins."""
         passes = self.passes

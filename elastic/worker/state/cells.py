@@ -212,8 +212,10 @@ class OptimizerState:
         self._optimizer = optimizer
 
     def size_bytes(self) -> int:
-        parameters = (p for g in self._optimizer.param_groups for p in g["params"])
-        return sum(p.numel() * p.element_size() for p in parameters)  # at least, once it steps
+        """As much as its parameters before it has stepped: one of most optimizers' states."""
+        parameters = [p for g in self._optimizer.param_groups for p in g["params"]]
+        held = [t for state in self._optimizer.state.values() for t in tensors_of(state)]
+        return max(sum(t.numel() * t.element_size() for t in each) for each in (parameters, held))
 
     def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
         keys: list[tuple[Any, dict[str, Any]]] = []

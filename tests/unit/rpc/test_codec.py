@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from typing import Any, get_type_hints
 
@@ -30,8 +31,9 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
 
 def nouns(kind: type[Any], **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Instances with every field filled in, those added later too."""
+    derived = {field.name for field in dataclasses.fields(kind) if not field.init}
     for name, hint in get_type_hints(kind).items():
-        if name not in fields:
+        if name not in fields and name not in derived:
             known = _BY_NAME.get(name, _BY_TYPE.get(hint))
             fields[name] = known if known is not None else st.sampled_from(list(hint))
     return st.builds(kind, **fields)

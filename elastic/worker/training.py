@@ -496,6 +496,7 @@ class Training:
         self._put_in_place(held, progress_of(held.extra), at_commit=False)
 
     def _set_up(self, _: act.SetUp) -> None:
+        self.clock.sets_up()
         self._close_dealer()
         for model in self.models:
             model.wrap(self.control.backend)
@@ -508,6 +509,7 @@ class Training:
                 world_size=group.world_size,
                 epochs=self._epochs,
             )
+        self.clock.is_set_up()
 
     def _tear_down(self, _: act.TearDown) -> None:
         self.clock.interrupt()

@@ -148,7 +148,7 @@ class Pulse:
             epoch=state.position.epoch if state is not None else 0,
             step_s=self._clock.step_s,
             samples_per_s=self._clock.samples_per_s,
-            in_step_s=self._clock.in_step_s(),
+            in_step_s=self._clock.under_way_s(),
             first_step=self._clock.first_step,
             compiling=self._compilations.under_way,
         )

@@ -22,6 +22,7 @@ class StepsClock:
         self._compiled = compilations.count
         self._began: float | None = None
         self._last_commit: float | None = None
+        self._sets_up_since: float | None = None
         self.step_s = 0.0
         """Usual time from one commit to the next, exponentially averaged; 0 while unknown."""
         self.samples_per_s = 0.0
@@ -40,15 +41,28 @@ class StepsClock:
         self._last_commit = now
         self._began = None
 
+    def sets_up(self) -> None:
+        """A new group is set up for training: all wait there for one that hangs."""
+        self._sets_up_since = time.monotonic()
+
+    def is_set_up(self) -> None:
+        """Now a script may do as it likes until it begins a step."""
+        self._sets_up_since = None
+
     def interrupt(self) -> None:
         """The group was lost or changes: the time until the next commit is no usual step."""
-        self._began = None
+        self._began = self._sets_up_since = None
         self._last_commit = None
 
     def in_step_s(self) -> float:
         """How long the step under way has lasted; 0 between steps."""
         began = self._began
         return time.monotonic() - began if began is not None else 0.0
+
+    def under_way_s(self) -> float:
+        """The same, and before the first step of a group how long setting it up has lasted."""
+        since = self._sets_up_since
+        return time.monotonic() - since if since is not None else self.in_step_s()
 
     @property
     def first_step(self) -> bool:

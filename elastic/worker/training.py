@@ -498,6 +498,7 @@ class Training:
     def _set_up(self, _: act.SetUp) -> None:
         if self._bequeathed is not None:
             return  # nothing is to be trained here any more
+        self.clock.sets_up()
         self._close_dealer()
         for model in self.models:
             model.wrap(self.control.backend)
@@ -510,6 +511,7 @@ class Training:
                 world_size=group.world_size,
                 epochs=self._epochs,
             )
+        self.clock.is_set_up()
 
     def _tear_down(self, _: act.TearDown) -> None:
         self.clock.interrupt()

@@ -101,6 +101,8 @@ class Faults:
             named = [p for p in alive if p.name == fault.worker]
             if fault.only and not named:
                 return
+            if fault.action is Action.DRAIN_NODE and not named:  # it is the node that is to leave
+                named = [p for p in alive if p.node.name == fault.worker.partition("-")[0]]
             self._strike(fault, named[0] if named else world.clock.random.choice(alive))
 
     def _record(self, fault: Fault, whom: str) -> None:

@@ -40,11 +40,13 @@ class Process:
         self.alive = True
         self.frozen = False
         self.deaf = False
+        self.told_in_run = False
         self.slot: int | None = None
         self.started_at = self.clock.now
         self.replica: Replica | None = None
         self.begun = 0
         self.in_step_since: float | None = None
+        self.set_up_since: float | None = None
         self.compares_since: float | None = None
         self._first_step = True
         self._has_compiled = False
@@ -77,11 +79,18 @@ class Process:
                 self._abort(effect.generation)
             else:
                 self.note("reports", effect.status.phase.name, effect.status.generation)
+                self._take_back(effect.status.in_run)
                 if effect.status.took_part and self.is_torn:
                     self.world.journal.false_claims.append(f"{self.name} at {self.clock.now:.4f}")
                 if effect.status.phase is WorkerPhase.READY:
                     self.world.journal.ready_at.setdefault(self.name, self.clock.now)
                 self.up.send(self.node.tell, ev.WorkerReported(status=effect.status))
+
+    def _take_back(self, in_run: bool) -> None:
+        """The end of a call is not reported by itself: until the next report others believe it."""
+        if self.told_in_run and not in_run:
+            self.script.left_call_at = self.clock.now
+        self.told_in_run = in_run
 
     def reach(self, point: str) -> None:
         """The script is at a named point: faults may strike."""
@@ -99,7 +108,7 @@ class Process:
         return self._group
 
     def leave_group(self, *, broken: bool = False) -> None:
-        self.in_step_since = None
+        self.in_step_since = self.set_up_since = None
         group, self._group = self._group, None
         if group is not None and broken:
             group.abort(self)
@@ -111,9 +120,10 @@ class Process:
         self.world.agreed(self, generation, replica)
         self.begun = replica.committed
 
-    def entered(self, generation: Generation) -> None:
-        """Everything is set up for training."""
+    def sets_up(self, generation: Generation) -> None:
+        """Everything is set up for training now: that counts as a part of the first step."""
         self._first_step = True
+        self.set_up_since = self.clock.now
         if generation.rank_of(self.name) == 0:
             self._report_progress(generation, self._group)
 
@@ -277,7 +287,7 @@ class Process:
         self.clock.after(PROGRESS_EVERY_S, self._report_progress, generation, group)
 
     def _progress(self, generation: Generation, *, probed: bool = False) -> ProgressReported:
-        since = self.in_step_since
+        since = self.set_up_since if self.set_up_since is not None else self.in_step_since
         return ProgressReported(
             generation=generation.number,
             committed=self.committed,

@@ -411,19 +411,23 @@ class Script:
         if self.held is None:
             process.replica = replica
         process.tell(process.worker.joined(process.group.generation, joined.committed))
+        process.sets_up(process.group.generation)
         process.reach("joined")
 
     def _set_up(self, _: act.SetUp) -> Body:
+        if self.process.set_up_since is None:  # at the begin of a later loop
+            self.process.set_up_since = self.clock.now
         self.process.reach("set up")
         yield self._takes((0.0, 0.01))
+        self.process.set_up_since = None
 
     def _entered(self, _: act.Entered) -> None:
-        self.process.entered(self.process.group.generation)
+        self.process.set_up_since = None  # where nothing was to be set up
 
     # ---- out of it
 
     def _tear_down(self, _: act.TearDown) -> None:
-        self.process.in_step_since = None
+        self.process.in_step_since = self.process.set_up_since = None
 
     def _leave(self, _: act.Leave) -> None:
         self.process.leave_group()

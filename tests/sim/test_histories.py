@@ -6,14 +6,17 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
+from tests.sim.checkers import violations
 from tests.sim.history import check, fingerprint
-from tests.sim.plan import KINDS
+from tests.sim.plan import KINDS, Action, Fault, plan
 from tests.sim.seeds import ONCE_FAILED
+from tests.sim.world import World
 
 HERE = Path(__file__).parent
 SEEDS = range(2000)
@@ -38,6 +41,13 @@ def test_what_once_failed_is_mended(seed: int, stress: str) -> None:
 def test_a_control_plane_under_stress_keeps_the_promises(stress: str) -> None:
     failed = {seed: found for seed in range(20) if (found := check(seed, stress=stress))}
     assert not failed
+
+
+@pytest.mark.parametrize("seed", [1, 3, 8, 9, 14])
+def test_a_member_that_hangs_while_its_group_is_set_up_is_noticed(seed: int) -> None:
+    for nth in (1, 2, 3):
+        fault = Fault(action=Action.FREEZE_SCRIPT, point="set up", nth=nth)
+        assert violations(World(replace(plan(seed), faults=(fault,))).run()) == []
 
 
 def test_a_seed_replays_its_history_in_another_process() -> None:

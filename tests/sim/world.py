@@ -210,9 +210,10 @@ class World:
             self.journal.in_run.add(generation.number)
 
     def _calls_lately(self, process: Process) -> bool:
-        """It is inside session.run(), or was when the decision was taken."""
+        """It is inside session.run(), or was for all that was known when the decision was taken."""
         since = self.clock.now - 2 * self.news_s - _DECIDED_S
-        return process.worker.status.in_run or process.script.left_call_at > since
+        told = process.worker.status.in_run or process.told_in_run
+        return told or process.script.left_call_at > since
 
     def _note_contact(self, generation: Generation) -> None:
         """Whom the generation forgets, and who cannot hear of it, as far as could be known."""
@@ -234,7 +235,6 @@ class World:
             journal.all_leave.add(generation.number)
         patience_s = self._settings.formation.agent_grace_s - LATEST_NOTICE_S - known_s
         sought = self._who_may_come(known_s)
-        holds_since = {a.worker: a.at for a in reversed(journal.agreed)}  # else nobody knows of it
         journal.away[generation.number] = _best(
             *(
                 p.replica
@@ -243,7 +243,6 @@ class World:
                 if now < n.hung_up_at + patience_s or n in sought
                 for p in n.processes.values()
                 if p.responsive and not p.done
-                if holds_since.get(p.name, math.inf) < n.hung_up_at - known_s
             )
         )
         roll_call_s = self._settings.formation.roll_call_s - _DECIDED_S

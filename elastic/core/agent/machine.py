@@ -208,7 +208,7 @@ class Agent:
             return self._dismiss_all(now)
         if self.phase is not AgentPhase.ENDING:
             self.phase = AgentPhase.ENDING
-            self._kill_at = now + (self._settings.exit_grace_s if self._all_finished() else 0.0)
+            self._kill_at = now + (self._settings.exit_grace_s if self._any_finished() else 0.0)
             return self._dismissals(now)
         return []
 
@@ -446,7 +446,7 @@ class Agent:
             if not process.retired
         ]
 
-    def _all_finished(self) -> bool:
+    def _any_finished(self) -> bool:
         return any(p.status.phase is WorkerPhase.FINISHED for p in self._processes.values())
 
     def _adopting(self) -> bool:

@@ -276,9 +276,20 @@ class _Formed:
         return min(since) + self._policy.roll_call_s if since else self._now
 
     def _state_is_away_until(self) -> float:
-        """While only members out of contact hold the state, nobody begins again without them."""
+        """While only members out of contact hold the state, nobody begins again without them.
+
+        Once there is a state, one that was on its way in may have got it since it was last heard.
+        And a group that went on without somebody may lose all who held it: if nobody at all is
+        left here the group is dissolved, and `_gather` waits.
+        """
         here = self._active + self._newcomers + self._outgoing
-        away = [w for w in self._silent if w.status.took_part]
+        left_behind = [w for w in self._view.workers.values() if here and w.left_behind]
+        there_is_one = self._view.trained_in > 0
+        away = [
+            w
+            for w in self._silent + left_behind
+            if may_hold_state(w.status, self._current) and (w.status.took_part or there_is_one)
+        ]
         if not away or any(w.status.took_part and w.silent_since is None for w in here):
             return self._now
         return max(map(self._place_kept_until, away))

@@ -49,13 +49,11 @@ def _is_harmless(journal: Journal, at: float, action: str, lasts_s: float) -> bo
 
 def _assemblies(journal: Journal, at: float) -> Iterator[tuple[float, float]]:
     """Groups that are not whole do not wait for members out of contact. What was formed after
-    `at` for a loss is no excuse for it, nor what followed when there was no group any more."""
+    `at` for a loss is no excuse for it, nor what followed."""
     for generation in journal.generations:
         formed_at = journal.formed_at[generation.number]
-        if formed_at >= at and generation.reason is ChangeReason.BELOW_MINIMUM:
+        if formed_at >= at and generation.reason not in _UNHARMED:
             return
-        if generation.reason not in _UNHARMED and formed_at >= at:
-            continue
         agreed = [a.at for a in journal.agreed if a.generation == generation.number]
         whole = len(agreed) == generation.world_size
         yield formed_at - _RETURN_S, max(agreed, default=0.0) + _RETURN_S if whole else math.inf

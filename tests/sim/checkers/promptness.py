@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
+from elastic.core.membership import ChangeReason
 from tests.sim.faults import STOP_EXIT_CODE
 from tests.sim.journal import Journal
 
@@ -37,8 +38,12 @@ def promptness(journal: Journal) -> Iterator[str]:
     if actions.issubset(_AT_ONCE) and journal.stopped_at is None:
         yield from _recoveries(journal)
     if actions.issubset(("DRAIN_NODE", "ADD_NODE")):
+        # While too few stay there is no group, and who leaves may hold what others will need.
+        started = (g for g in journal.generations if g.reason is ChangeReason.STARTED)
+        began_at = max((journal.formed_at[g.number] for g in started), default=0.0)
         for node, at in journal.left_from.items():
-            if node not in journal.nodes_drained and at + _LEAVE_S < journal.ended_at < math.inf:
+            since = max(at, began_at)
+            if node not in journal.nodes_drained and since + _LEAVE_S < journal.ended_at < math.inf:
                 yield f"{node} was to leave at {at:.2f} and has not until {journal.ended_at:.2f}"
 
 

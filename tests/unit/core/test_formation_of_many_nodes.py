@@ -8,7 +8,7 @@ import pytest
 
 from elastic.core.coordinator.formation import Complete, Form, Wait, WaitReason, decide
 from elastic.core.coordinator.view import FormationPolicy, GroupView
-from elastic.core.membership import ChangeReason
+from elastic.core.membership import ChangeReason, WorkerStatus
 from tests.unit.core.cluster_views import (
     FINISHED,
     JOINING,
@@ -56,6 +56,37 @@ NOW = 100.0
     ],
 )
 def test_out_of_contact(situation: GroupView, expected: object) -> None:
+    assert short(decide(situation, POLICY, NOW)) == expected
+
+
+@pytest.mark.parametrize(
+    ("last_known", "trained_in", "expected"),
+    [
+        (status("b0", JOINING, 3), 2, WaitReason.OUT_OF_CONTACT),
+        (status("b0", READY, 0, heard=2), 2, WaitReason.OUT_OF_CONTACT),  # heard of it since
+        (status("b0", READY, 2, heard=3), 2, "MEMBER_LOST [d0]"),
+        (status("b0", JOINING, 3), 0, "MEMBER_LOST [d0]"),  # nobody had a state to give
+    ],
+)
+def test_a_silent_newcomer_may_have_got_the_state(
+    last_known: WorkerStatus, trained_in: int, expected: object
+) -> None:
+    last_known = replace(last_known, took_part=False)
+    situation = silent(view(PAIR, last_known, NEW, trained_in=trained_in), 95.0, "b")
+    assert short(decide(situation, POLICY, NOW)) == expected
+
+
+@pytest.mark.parametrize(
+    ("since", "expected"), [(95.0, WaitReason.OUT_OF_CONTACT), (90.0, "MEMBER_LOST [c0 d0]")]
+)
+def test_who_was_left_behind_may_be_the_last_that_holds_the_state(
+    since: float, expected: object
+) -> None:
+    """a0 is lost before the newcomer c0 has got what only a0 and b0 had."""
+    coming = status("c0", READY, 3, broken=True, took_part=False)
+    situation = silent(view(generation(3, "a0", "c0"), coming, B, NEW), since, "b")
+    b0 = replace(situation.workers["b0"], left_behind=True)
+    situation = replace(situation, workers={**situation.workers, "b0": b0})
     assert short(decide(situation, POLICY, NOW)) == expected
 
 

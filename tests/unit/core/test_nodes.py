@@ -85,6 +85,14 @@ def test_after_an_outage_of_all_nodes_their_time_to_come_back_begins_with_the_fi
     assert {w: s.silent_since for w, s in nodes.workers().items()} == {"a0": None, "b0": 60.0}
 
 
+def test_that_is_so_as_well_if_the_first_is_one_that_was_needed_for_nothing() -> None:
+    nodes = trained_by("a0", "b0")
+    nodes.fell_silent("a", 5.0)
+    nodes.fell_silent("b", 5.0)
+    nodes.reported("c", 1, [status("c0", READY)], 60.0)
+    assert [nodes.workers()[w].silent_since for w in ("a0", "b0", "c0")] == [60.0, 60.0, None]
+
+
 def test_while_one_node_is_in_contact_the_others_have_no_more_time_for_it() -> None:
     nodes = trained_by("a0", "b0", "c0")
     nodes.fell_silent("a", 5.0)

@@ -104,3 +104,20 @@ def test_the_first_step_lasts_until_the_first_commit_in_each_group(time: Time) -
     assert not clock.first_step
     clock.interrupt()
     assert clock.first_step
+
+
+def test_what_hangs_while_a_group_is_set_up_is_seen_like_a_step(time: Time) -> None:
+    clock = StepsClock()
+    clock.sets_up()
+    time.now += 5.0
+    assert (clock.under_way_s(), clock.in_step_s(), clock.first_step) == (5.0, 0.0, True)
+    clock.is_set_up()
+    assert clock.under_way_s() == 0.0  # the script may evaluate for as long as it likes
+    clock.begin()
+    time.now += 2.0
+    assert clock.under_way_s() == clock.in_step_s() == 2.0
+    clock.interrupt()
+    clock.sets_up()
+    time.now += 3.0
+    clock.interrupt()
+    assert clock.under_way_s() == 0.0

@@ -245,7 +245,7 @@ def _arranged(whole: Plan, stress: str) -> Plan:
     if stress in ("parting", "lastwords", "dismissal") and (stress != "parting" or whole.seed % 2):
         policy = replace(coordinator.formation, min_workers=slots, max_workers=slots)
         coordinator, news_s = replace(coordinator, formation=policy), rng.choice((0.03, 0.12))
-        news_s = rng.choice((0.12, 0.35)) if stress == "lastwords" else news_s
+        news_s = rng.choice((0.12, 0.7)) if stress == "lastwords" else news_s
         job = job._replace(saves=True)
     if stress in ("parting", "dismissal", "astray", "detour"):
         job = job._replace(epochs=3 * job.epochs)

@@ -49,6 +49,8 @@ class Faults:
             if fault.at_s is None:
                 self._at_points[fault.point].append(fault)
         self._reached: Counter[str] = Counter()
+        self._late: Counter[int] = Counter()
+        """By fault, how often its point was reached in time."""
         self._struck_at: dict[str, float] = {}
         self.last_at = 0.0
 
@@ -64,12 +66,21 @@ class Faults:
             return
         self._reached[point] += 1
         for fault in pending:
-            if self._is_due(fault, self._reached[point], process):
+            if self._is_due(fault, self._times_reached(fault), process):
                 self._strike(fault, process)
                 if fault.action is Action.RAISE:
                     raise ScriptError(fault.signature or f"{process.name} at {point}")
                 if fault.action in _FATAL:
                     raise Struck
+
+    def _times_reached(self, fault: Fault) -> int:
+        """This time included, unless it is too early."""
+        if fault.since_s == 0.0:
+            return self._reached[fault.point]
+        number = self._late[id(fault)] = self._late[id(fault)] + (
+            self._world.clock.now >= fault.since_s
+        )
+        return number
 
     def _is_due(self, fault: Fault, reached: int, process: Process) -> bool:
         if fault.newcomers:

@@ -159,6 +159,11 @@ class Journal:
         """By generation without members, those that could have gone on."""
         self.away: dict[int, Replica | None] = {}
         """By generation, the most advanced replica out of contact that was worth waiting for."""
+        self.passed_over: dict[int, Replica | None] = {}
+        """By generation, the most advanced replica in contact that is not in its group, though it
+        was in one before."""
+        self.drained_at: dict[str, float] = {}
+        """When nodes were told that they are not needed."""
         self.broke: set[int] = set()
         """Generations whose groups broke under a member."""
         self.ready_at: dict[str, float] = {}
@@ -201,6 +206,7 @@ class Journal:
         self.note(at, node, "is drained")
         newest = self.generations[-1].number if self.generations else 0
         self.nodes_drained.setdefault(node, newest)
+        self.drained_at.setdefault(node, at)
 
     def fingerprint(self) -> str:
         """Equal for equal histories."""

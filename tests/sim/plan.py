@@ -78,6 +78,8 @@ class Fault:
     """It strikes all that reach the point after the n-th, too."""
     newcomers: bool = False
     """It strikes every newcomer that reaches the point while others train."""
+    since_s: float = 0.0
+    """Who reaches the point earlier does not count."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -230,6 +232,37 @@ def _arranged(whole: Plan, stress: str) -> Plan:
         job, news_s = job._replace(epochs=3 * job.epochs), 0.12
     if stress == "calls":
         pace = replace(pace, evaluation_s=0.3)
+    # The first node alone is too few, or not waited for.
+    if stress in ("heirs", "strangers") or (stress == "astray" and whole.seed % 2):
+        least = whole.nodes[0].slots + 1 if stress == "heirs" else 1
+        most = rng.choice((least, least + 1)) if stress == "heirs" else slots
+        grace_s = 3.0 if stress == "heirs" else 0.0
+        policy = replace(
+            coordinator.formation, min_workers=least, max_workers=most, agent_grace_s=grace_s
+        )
+        coordinator = replace(coordinator, formation=policy)
+        job = job._replace(epochs=3 * job.epochs)
+    if stress in ("parting", "lastwords", "dismissal") and (stress != "parting" or whole.seed % 2):
+        policy = replace(coordinator.formation, min_workers=slots, max_workers=slots)
+        coordinator, news_s = replace(coordinator, formation=policy), rng.choice((0.03, 0.12))
+        news_s = rng.choice((0.12, 0.7)) if stress == "lastwords" else news_s
+        job = job._replace(saves=True)
+    if stress in ("parting", "dismissal", "astray", "detour"):
+        job = job._replace(epochs=3 * job.epochs)
+    if stress == "parting":
+        coordinator = replace(coordinator, planned_notice_s=0.3)
+    if stress == "farewell":
+        job = job._replace(saves=True, save_every=1000)
+    if stress == "dismissal":  # members are at calls
+        job = job._replace(style=job.style._replace(loops="per epoch", evaluates=True))
+        pace = replace(pace, evaluation_s=1.0)
+    if stress == "astray":  # what an undo has missed makes a member go back, or ahead
+        style = job.style._replace(scheduler="below", misses_block=rng.choice((0.0, 0.8)))
+        job = job._replace(style=style, saves=True, save_every=20 if whole.seed % 2 else 5)
+        whole = replace(whole, isolation_s=6.0)
+    if stress == "detour":  # newcomers come to later loops, and there is something on their way
+        job = job._replace(style=job.style._replace(loops="per epoch", between=2))
+        pace = replace(pace, evaluation_s=0.5)
     whole = replace(whole, coordinator=coordinator, pace=pace, faults=faults)
     return replace(whole, job=job, news_s=news_s)
 
@@ -332,6 +365,15 @@ _ALONE = (
     "comeback",
     "frozen",
     "amnesia",
+    "heirs",
+    "parting",
+    "lastwords",
+    "farewell",
+    "dismissal",
+    "astray",
+    "detour",
+    "strangers",
+    "unheard",
     *_AWAY,
 )
 KINDS = ("", *sorted({*STRESS, *_ALONE}))
@@ -679,6 +721,124 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                     returns_after_s=rng.uniform(0.1, 2.5),
                 )
             yield Fault(action=Action.STOP, at_s=at_s + rng.uniform(0.0, 1.0))
+        case "heirs":  # nobody trains, who holds the state leaves, and enough others come
+            for node in "bcd":
+                yield Fault(
+                    action=Action.KILL_NODE,
+                    at_s=at_s,
+                    worker=f"{node}-1",
+                    returns_after_s=rng.uniform(0.2, 1.5),
+                )
+            for _ in range(rng.randint(2, 4)):
+                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(0.0, 1.5))
+            actions = (Action.DRAIN_NODE, Action.DRAIN_NODE, Action.CUT_OFF_NODE)
+            yield Fault(
+                action=rng.choice(actions),
+                at_s=at_s + rng.uniform(0.2, 1.0),
+                worker="a-1",
+                returns_after_s=rng.uniform(1.0, 2.5),
+            )
+        case "parting":  # a member is lost as another one is about to leave with its node
+            yield Fault(action=Action.DRAIN_NODE, at_s=at_s, returns_after_s=rng.uniform(0.1, 2.0))
+            for _ in range(rng.randint(1, 2)):
+                yield Fault(
+                    action=Action.KILL_WORKER,
+                    point=rng.choice(("reduced", "reduced", "reduced", "step", "logged")),
+                    nth=rng.randint(1, 3),
+                    since_s=at_s + rng.uniform(0.0, 0.3),
+                )
+        case "lastwords":  # too few are left, some with a step that others lack, and the job stops
+            nth = rng.randint(1, 3)
+            yield Fault(action=Action.KILL_WORKER, point="reduced", nth=nth, since_s=at_s)
+            if rng.random() < 0.2:
+                yield Fault(action=Action.KILL_WORKER, at_s=at_s + rng.uniform(0.0, 0.3))
+            if rng.random() < 0.5:
+                yield Fault(action=Action.STOP, at_s=at_s + rng.uniform(-0.1, 0.9))
+            else:
+                away_s = rng.uniform(0.3, 2.0)
+                drained_at_s = at_s + rng.uniform(0.1, 0.9)
+                yield Fault(action=Action.DRAIN_NODE, at_s=drained_at_s, returns_after_s=away_s)
+        case "farewell":  # who saves before it leaves is lost
+            yield Fault(action=Action.STOP, at_s=at_s)
+            for _ in range(rng.randint(1, 2)):
+                yield Fault(
+                    action=rng.choice((Action.KILL_WORKER, Action.KILL_NODE, Action.KILL_LEADER)),
+                    point="saving",
+                    nth=rng.randint(1, 5),
+                    since_s=at_s,
+                    returns_after_s=rng.uniform(0.1, 1.0),
+                )
+        case "dismissal":  # those that stay are too few, the job stops, and a member does not come
+            yield Fault(action=Action.DRAIN_NODE, at_s=at_s)
+            yield Fault(
+                action=rng.choice((Action.KILL_WORKER, Action.KILL_NODE)),
+                point=rng.choice(("run", "below", "step", "reduced")),
+                nth=rng.randint(1, 3),
+                since_s=at_s + rng.uniform(-0.1, 0.2),
+                returns_after_s=1.0,
+            )
+            yield Fault(action=Action.STOP, at_s=at_s + rng.uniform(0.0, 0.6))
+        case "astray":  # who was cut off comes back to others that have begun again
+            at_s = rng.uniform(3.0, 5.0)
+            ahead = rng.random() < 0.5
+            lost_at_s = at_s + (rng.uniform(0.3, 0.9) if ahead else rng.uniform(0.9, 3.0))
+            yield Fault(
+                action=Action.CUT_OFF_NODE,
+                at_s=at_s,
+                worker="a-1",
+                returns_after_s=lost_at_s - at_s + rng.uniform(0.0, 1.5) + 1.5 * ahead,
+            )
+            if not ahead:
+                yield Fault(
+                    action=rng.choice((Action.BREAK_LINK, Action.KILL_WORKER)),
+                    point="reduced",
+                    since_s=at_s + rng.uniform(0.0, 0.9),
+                )
+            for worker in (f"{node}-{number}" for node in "bcd" for number in range(1, 6)):
+                yield Fault(action=Action.KILL_WORKER, at_s=lost_at_s, worker=worker, only=True)
+            if rng.random() < 0.5:
+                yield Fault(action=Action.ADD_NODE, at_s=lost_at_s + rng.uniform(-0.6, 0.3))
+        case "detour":  # groups break under newcomers whose scripts are on their way to later loops
+            for _ in range(rng.randint(1, 2)):
+                yield Fault(action=Action.ADD_NODE, at_s=at_s)
+            for _ in range(rng.randint(1, 2)):
+                yield Fault(
+                    action=rng.choice((Action.BREAK_LINK, Action.BREAK_LINK, Action.KILL_WORKER)),
+                    point=rng.choice(("joined", "joined", "set up", "transfer", "between")),
+                    nth=rng.randint(1, 3),
+                    since_s=at_s + rng.uniform(0.1, 1.0),
+                )
+        case "strangers":  # who holds the state comes back to a group that does not
+            lost_at_s = at_s + rng.uniform(1.0, 1.5)
+            back_at_s = lost_at_s + rng.uniform(0.8, 2.5)
+            yield Fault(
+                action=Action.CUT_OFF_NODE,
+                at_s=at_s,
+                worker="a-1",
+                returns_after_s=back_at_s - at_s,
+            )
+            for worker in (f"{node}-{number}" for node in "bcd" for number in range(1, 6)):
+                yield Fault(action=Action.KILL_WORKER, at_s=lost_at_s, worker=worker, only=True)
+            for _ in range(rng.randint(1, 3)):
+                yield Fault(action=Action.ADD_NODE, at_s=lost_at_s + rng.uniform(-1.0, 0.3))
+            yield Fault(
+                action=rng.choice((Action.FREEZE_SCRIPT, Action.FREEZE_PROCESS)),
+                point=rng.choice(("join", "agree", "transfer")),
+                nth=rng.randint(1, 2),
+                since_s=lost_at_s,
+            )
+            if rng.random() < 0.6:
+                yield Fault(action=Action.STOP, at_s=back_at_s + rng.uniform(0.1, 1.5))
+        case "unheard":  # a script hangs at its end, and its node misses the end of the job
+            yield Fault(action=Action.STOP, at_s=at_s)
+            nth = rng.randint(1, 4)
+            yield Fault(
+                action=Action.CUT_OFF_NODE,
+                point="finished",
+                nth=nth,
+                returns_after_s=rng.uniform(0.5, 2.3),
+            )
+            yield Fault(action=Action.FREEZE_SCRIPT, point="finished", nth=nth)
         case "breaks":  # again and again, with steps in between
             for _ in range(8):
                 yield Fault(action=Action.BREAK_LINK, point="committed", nth=nth)

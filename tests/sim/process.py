@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,8 @@ class Process:
         self._written_at = 0.0
         self.dismissed = False
         self.done = False
+        self.ready_since = math.inf
+        """Since when it waits for a group."""
         self._group: Group | None = None
         self._exit_code = 0
         self.script = world.parts.script(self)
@@ -82,7 +85,10 @@ class Process:
                 self._take_back(effect.status.in_run)
                 if effect.status.took_part and self.is_torn:
                     self.world.journal.false_claims.append(f"{self.name} at {self.clock.now:.4f}")
-                if effect.status.phase is WorkerPhase.READY:
+                if effect.status.phase is not WorkerPhase.READY:
+                    self.ready_since = math.inf
+                else:
+                    self.ready_since = min(self.ready_since, self.clock.now)
                     self.world.journal.ready_at.setdefault(self.name, self.clock.now)
                 self.up.send(self.node.tell, ev.WorkerReported(status=effect.status))
 

@@ -245,6 +245,7 @@ class World:
                 if p.responsive and not p.done
             )
         )
+        journal.passed_over[generation.number] = self._best_passed_over(generation, now - known_s)
         roll_call_s = self._settings.formation.roll_call_s - _DECIDED_S
         if self.journal.elected_at and now < self.journal.elected_at[-1] + roll_call_s:
             journal.not_asked[generation.number] = [
@@ -254,6 +255,24 @@ class World:
                 if p.responsive and not p.done and p.name not in chosen
                 if p.name in journal.generations[-2].worker_ids
             ]
+
+    def _best_passed_over(self, generation: Generation, since: float) -> Replica | None:
+        """The most advanced replica of members of the groups before that are well, in contact, and
+        not taken along: who waited for a group, or was in the one that was lost."""
+        earlier, to_end = self.journal.generations[:-1], {w for _, w in self.journal.to_end}
+        groups = [g.worker_ids for g in earlier if g.members][-2:]
+        dissolved = bool(earlier) and not earlier[-1].members
+        return _best(
+            *(
+                p.replica
+                for n in self.nodes
+                if n.alive and n.connected and n.connected_at < since
+                for p in n.processes.values()
+                if p.responsive and not p.done and p.name not in generation.worker_ids
+                if p.name not in to_end and any(p.name in workers for workers in groups)
+                if p.ready_since < since or not dissolved
+            )
+        )
 
     def _who_may_come(self, known_s: float) -> list[Node]:
         """Nodes that a new leader is to wait for before it forms its first group."""

@@ -133,6 +133,10 @@ def _await_return(
     """
     if view.current is None:
         return Wait(reason=WaitReason.STEADY)
+    leaving = view.leaving
+    if leaving is not None and not leaving.worker_ids <= view.workers.keys():
+        # The others may wait for it at a call, where no connection tells them of a death.
+        return Form(members=(), reason=ChangeReason.MEMBER_LOST)
     since = max(view.formed_at, *(w.in_contact_since for w in returning))
     until = _busy_until(view, policy, since)
     if now < until:
@@ -338,6 +342,8 @@ class _Formed:
         ]
         if not workers or len(workers) + len(finished) < self._policy.min_workers:
             return Form(members=(), reason=ChangeReason.BELOW_MINIMUM)
+        if len(workers) > self._policy.max_workers:  # newcomers can come later
+            workers = sorted(workers, key=lambda w: not w.status.took_part)
         return Form(members=_members(workers[: self._policy.max_workers]), reason=reason)
 
     def _with_last_step(self, workers: list[Sighting]) -> list[Sighting]:

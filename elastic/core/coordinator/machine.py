@@ -20,7 +20,7 @@ from elastic.core.coordinator.newcomers import NewcomerPolicy, Newcomers
 from elastic.core.coordinator.nodes import Nodes
 from elastic.core.coordinator.past import PastGenerations
 from elastic.core.coordinator.phases import TERMINAL, TRANSITIONS, JobPhase
-from elastic.core.coordinator.planned import counts_steps, in_place, settle
+from elastic.core.coordinator.planned import counts_steps, in_place, is_left, settle
 from elastic.core.coordinator.progress import ProgressWatch, StallPolicy
 from elastic.core.coordinator.stopping import EXIT_LEFT, Stop, decide_stop, inherited
 from elastic.core.coordinator.view import FormationPolicy, GroupView, Sighting
@@ -352,6 +352,8 @@ class Coordinator:
         current = self._current
         if current is None or not (self._leaving or self._newcomers.awaits(current)):
             return
+        if not current.members and self._leaving and not is_left(self._leaving, workers):
+            return  # it ends, and nobody has come to that yet
         if in_place(current, workers):
             self._leaving = None
             self._newcomers.arrived(current, workers)

@@ -50,6 +50,11 @@ def in_place(planned: Generation, workers: Mapping[WorkerId, Sighting]) -> bool:
     )
 
 
+def is_left(leaving: Generation, workers: Mapping[WorkerId, Sighting]) -> bool:
+    """No member trains any more in the group that a planned change ends."""
+    return not any(_trains_in(w.status, leaving) for w in workers.values())
+
+
 def counts_steps(reported: int, current: Generation | None, *, leaving: bool) -> bool:
     """Is the generation `reported` the one that makes progress? While members have yet to leave
     the group before a planned change, that one is."""

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from elastic.core.membership import ChangeReason
 from tests.sim.journal import Agreed, Journal
+from tests.sim.replica import Replica
+
+# Groups of all members that are left; none is too late for them.
+_WITH_ALL_THAT_LIVE = (ChangeReason.STARTED, ChangeReason.MEMBER_LOST, ChangeReason.GROUP_BROKEN)
 
 
 def no_step_lost(journal: Journal) -> Iterator[str]:
@@ -31,8 +36,23 @@ def no_step_lost(journal: Journal) -> Iterator[str]:
             yield f"generation {agreed.generation} begins without waiting for {away}"
         if not held and away is not None and away.age > agreed.replica.age:
             yield f"generation {agreed.generation} does not wait for {away}"
+        passed_over = journal.passed_over[agreed.generation]
+        if (
+            _reason(journal, agreed) in _WITH_ALL_THAT_LIVE
+            and passed_over is not None
+            and _is_ahead(passed_over, agreed.replica, restored=restored)
+        ):
+            yield f"generation {agreed.generation} goes on without {passed_over}, in contact"
         if best is None and agreed.checkpoint.origin > agreed.replica.origin:
             yield f"generation {agreed.generation} starts before {agreed.checkpoint}"
+
+
+def _is_ahead(held: Replica, start: Replica, *, restored: bool) -> bool:
+    return held.origin > start.origin if restored else held.age > start.age
+
+
+def _reason(journal: Journal, agreed: Agreed) -> ChangeReason:
+    return next(g.reason for g in journal.generations if g.number == agreed.generation)
 
 
 def _members(journal: Journal, agreed: Agreed) -> frozenset[str]:

@@ -14,6 +14,8 @@ from tests.sim.journal import Journal
 _RECOVERY_S = 2.0
 # A node is let go so long after it was to leave: the boundary is 20 steps off at most.
 _LEAVE_S = 5.0
+# And so long after others have come to one state without it.
+_LET_GO_S = 0.5
 # From the end of the grace until the job has ended.
 _END_S = 1.0
 # A stop comes to its end so long after the last fault was over: members save, some are left out.
@@ -35,6 +37,7 @@ def promptness(journal: Journal) -> Iterator[str]:
     yield from _stop(journal)
     if journal.evaluates or journal.compiles:
         return
+    yield from _let_go(journal)
     if actions.issubset(_AT_ONCE) and journal.stopped_at is None:
         yield from _recoveries(journal)
     if actions.issubset(("DRAIN_NODE", "ADD_NODE")):
@@ -77,6 +80,29 @@ def _gathering(journal: Journal) -> Iterator[str]:
         until = ready[least - 1] + journal.gather_timeout_s + 3 * journal.news_s + _REPORT_S
         if formed_at > until:
             yield f"the first group was formed at {formed_at:.2f}, not until {until:.2f}"
+
+
+def _let_go(journal: Journal) -> Iterator[str]:
+    """A node that is to leave is let go soon after a group without it has come to one state."""
+    if journal.stopped_at is not None or journal.outcome[1] != 0:
+        return
+    for node, left_at in journal.left_from.items():
+        for before, after in itertools.pairwise([None, *journal.generations, None]):
+            group, until = before, math.inf
+            if after is not None:
+                until = journal.formed_at[after.number]
+            if group is None or not group.members or any(m.node == node for m in group.members):
+                continue
+            agreed = [a.at for a in journal.agreed if a.generation == group.number]
+            if journal.formed_at[group.number] < left_at or len(agreed) < group.world_size:
+                continue
+            by = max(agreed) + _LET_GO_S + 3 * journal.news_s
+            struck = {action for at, action, _ in journal.struck if at < by}
+            others = not struck.issubset((*_AT_ONCE, "DRAIN_NODE"))
+            if by > min(until, journal.ended_at) or others:
+                continue
+            if journal.drained_at.get(node, math.inf) > by:
+                yield f"{node} was not let go until {by:.2f}, {group.number} goes on without it"
 
 
 def _recoveries(journal: Journal) -> Iterator[str]:

@@ -248,9 +248,4 @@ RANKS = (
         "            pass\n",
         "members that stay do not keep their ranks",
     ),
-    (
-        "key=lambda m: (m.worker not in holders, old_rank.get(m.worker, size), m.node, m.slot),",
-        "key=lambda m: (m.worker in holders, old_rank.get(m.worker, size), m.node, m.slot),",
-        "newcomers get the low ranks that are free",
-    ),
 )

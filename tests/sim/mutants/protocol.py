@@ -64,11 +64,6 @@ RECOVERY = (
         "a member is asked for a commit mark that it does not have",
     ),
     (
-        "[rank for rank in sources if declarations[rank].begin_digest] or sources\n",
-        "sources\n",
-        "newcomers receive from a member that is not at its begin mark",
-    ),
-    (
         "        if declared.took_part and inside and rank not in (*in_blocks, *late):\n",
         "        if False:\n",
         "a member inside a call goes on in it with another state",

@@ -369,6 +369,22 @@ def test_who_was_dropped_is_asked_once_more_only_for_what_no_other_has(
     assert short(decide(situation, replace(POLICY, min_workers=1), 100.0)) == expected
 
 
+def test_newcomers_make_room_for_those_that_were_dropped_and_hold_the_state() -> None:
+    planned = generation(4, "c0", "d0", "e0", leave_after=9)
+    new = [status(w, READY, took_part=False) for w in ("d0", "e0")]
+    dropped = [status("a0", READY, 3, heard=4, committed=9), status("b0", READY, 3, heard=4)]
+    before = generation(3, "a0", "b0", "c0")
+    situation = view(planned, *new, *dropped, leaving=before)
+    policy = replace(POLICY, max_workers=3)
+    assert short(decide(situation, policy, 100.0)) == "MEMBER_LOST [a0 b0 d0]"
+
+
+def test_a_member_is_lost_while_its_group_comes_to_a_planned_end() -> None:
+    waiting = [status(w, TRAINING, 3) for w in ("a0", "b0")]
+    ends, before = generation(4, leave_after=9), generation(3, "a0", "b0", "c0")
+    assert short(decide(view(ends, *waiting, leaving=before), POLICY, 100.0)) == "MEMBER_LOST []"
+
+
 def test_a_member_that_a_new_agent_has_not_heard_of_is_in_no_new_group() -> None:
     unheard = status("b0", STARTING, slot=None, endpoint="")
     situation = view(generation(3, "a0", "b0", "c0"), status("a0", TRAINING, 3), unheard)

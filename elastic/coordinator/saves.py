@@ -32,6 +32,7 @@ class Saves:
         self._post = post
         self._broadcast = broadcast
         self._settled: dict[int, local_pb2.CheckpointCommitted] = {}
+        self._in_order = asyncio.Lock()  # a checkpoint that is committed overtakes those before it
         self.newest_step = 0
         """The last one committed in this office."""
 
@@ -71,13 +72,14 @@ class Saves:
         if self._commits is None:
             return
         try:
-            size_bytes = await asyncio.to_thread(
-                self._commits.commit, effect.step, effect.generation
-            )
+            async with self._in_order:
+                size_bytes = await asyncio.to_thread(
+                    self._commits.commit, effect.step, effect.generation
+                )
         except ElasticError as error:
             self._give_up(effect.step, str(error))
             return
-        self.newest_step = effect.step
+        self.newest_step = max(self.newest_step, effect.step)
         self._journal.record("checkpoint_committed", step=effect.step, bytes=size_bytes)
         self._settle(local_pb2.CheckpointCommitted(step=effect.step))
 

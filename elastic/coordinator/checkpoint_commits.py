@@ -53,7 +53,7 @@ class CheckpointCommits:
                 reports = self._reports.get((step, generation), {})
                 if not reports or len(reports) < next(iter(reports.values())).count:
                     raise CheckpointWriteError(
-                        f"step {step} is not committed: it was given up, or that of a later step was first"
+                        f"step {step} is not committed: given up, or one of a later step was first"
                     )
                 manifest = self._manifest(step, generation, reports)
                 catalog.commit(self._directory, manifest)

@@ -132,7 +132,7 @@ def test_a_worker_that_is_done_early_is_waited_with(place: Place, tmp_path: Path
 
 
 def test_sigterm_reaches_the_script(place: Place, tmp_path: Path) -> None:
-    job = ready(place, "saves_at_sigterm", tmp_path)
+    job = ready(place, "saves_at_sigterm", tmp_path, "--stop-grace-s", "1000")
     job.process.send_signal(signal.SIGTERM)
     assert job.wait() == TERMINATED, job.story()
     assert {path.name for path in tmp_path.glob("saved-*")} == {"saved-0", "saved-1"}

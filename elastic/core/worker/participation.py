@@ -258,7 +258,7 @@ class Participation:
         """The group is lost."""
         self.seat = None
         yield act.TearDown()
-        yield act.Break(error=error)
+        yield act.Break(error=error, held=self.intact)
 
     def _put_back(self) -> Steps:
         """Undo the block: the state is that of its begin."""

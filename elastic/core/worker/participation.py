@@ -86,8 +86,7 @@ class Participation:
         self._void = False
         self._overwritten = False
         self._begun = False
-        """The state is one with which a group has begun: not what was restored for one that was lost
-        before all were in it."""
+        """A group has begun with the state: it was not restored for one that was lost at once."""
         self._saved_step = -1
         self._save_owed = False
         self._compare_due = False

@@ -345,7 +345,7 @@ class Training:
             act.TellJoined: lambda a: self._membership.joined(a.committed),
             act.Entered: self._entered,
             act.Leave: lambda _: self._membership.leave(),
-            act.Break: lambda a: self._membership.lost(a.error),
+            act.Break: lambda a: self._membership.lost(a.error, held=a.held),
             act.AwaitSettlement: self._await_settlement,
             act.AwaitSuccessor: lambda _: self._membership.await_successor(),
             act.PutBack: self._put_back,

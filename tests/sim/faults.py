@@ -67,6 +67,9 @@ class Faults:
         self._reached[point] += 1
         for fault in pending:
             if self._is_due(fault, self._times_reached(fault), process):
+                if fault.other:
+                    self._strike_another(fault, process)
+                    continue
                 self._strike(fault, process)
                 if fault.action is Action.RAISE:
                     raise ScriptError(fault.signature or f"{process.name} at {point}")
@@ -112,9 +115,23 @@ class Faults:
             named = [p for p in alive if p.name == fault.worker]
             if fault.only and not named:
                 return
-            if fault.action is Action.DRAIN_NODE and not named:  # it is the node that is to leave
+            of_node = fault.action is Action.DRAIN_NODE or fault.worker.endswith("-")
+            if of_node and not named:  # it is the node that is to leave
                 named = [p for p in alive if p.node.name == fault.worker.partition("-")[0]]
             self._strike(fault, named[0] if named else world.clock.random.choice(alive))
+
+    def _strike_another(self, fault: Fault, process: Process) -> None:
+        """The same one whatever the action, so that several can strike it."""
+        members = process.group.generation.worker_ids - {process.name}
+        others = [
+            p
+            for n in self._world.nodes
+            if n.alive and n is not process.node
+            for p in n.processes.values()
+            if p.name in members
+        ]
+        if others:
+            self._strike(fault, min(others, key=lambda p: p.name))
 
     def _record(self, fault: Fault, whom: str) -> None:
         world = self._world
@@ -168,7 +185,7 @@ class Faults:
 
     def _notice_silence(self, process: Process) -> None:
         """The agent misses the worker's signs of life, sooner or later."""
-        silent_s = self._world.clock.between(0.5, 6.0)
+        silent_s = self._world.clock.between(*self._world.pace.silence_s)
         frozen = agent_events.WorkerFrozen(worker=process.name, silent_s=silent_s)
         self._world.clock.after(silent_s, process.node.tell, frozen)
 

@@ -155,6 +155,10 @@ class Journal:
         """When, which members gave up waiting for which planned change to be settled."""
         self.false_claims: list[str] = []
         """Members that said they held the state while it was being overwritten."""
+        self.slots_wasted: list[str] = []
+        """Workers that were given a slot while their agents ended them."""
+        self.taken_away: list[str] = []
+        """States that went with a node which was let go, and that nobody else had."""
         self.enough_stayed: dict[int, list[str]] = {}
         """By generation without members, those that could have gone on."""
         self.away: dict[int, Replica | None] = {}
@@ -179,6 +183,8 @@ class Journal:
         """When the job did."""
         self.stop_grace_s = 0.0
         self.isolation_s = 0.0
+        self.return_s = 0.0
+        """In which nodes find a new leader."""
         self.outages: set[float] = set()
         """Instants from which on no node was in contact."""
         self.hopeless = False

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 SIGKILL = 9
 GONE_MARGIN_S = 1.0
 LATEST_NOTICE_S = 1.0
+LATEST_LOSS_S = 1.5  # in which it is noticed that a node has lost its power
 
 
 class Node:
@@ -143,7 +144,7 @@ class Node:
         self._up.open = self._down.open = False
         for process in list(self.processes.values()):
             process.end(signal=SIGKILL, silent=silent)
-        detection_s = (0.5, 1.5) if silent else (0.0, 0.1)
+        detection_s = (0.5, LATEST_LOSS_S) if silent else (0.0, 0.1)
         self.clock.after(self.clock.between(*detection_s), self.world.leader.lost, self)
         self.clock.after(self.world.isolation_s + GONE_MARGIN_S, self.world.gone, self.name)
 
@@ -167,11 +168,14 @@ class Node:
                 self._spawn(name)
             case fx.AssignSlot(worker=name, slot=slot):
                 process = self.processes[name]
+                if process.to_end:
+                    self.world.journal.slots_wasted.append(f"{name} at {self.clock.now:.4f}")
                 process.down.send(process.assigned, slot)
             case fx.ForwardGeneration(worker=name, generation=generation):
                 process = self.processes[name]
                 process.down.send(process.generation_announced, generation)
             case fx.EndWorker(worker=name):
+                self.processes[name].to_end = True
                 self.clock.after(0.001, self._kill, self.processes[name])
             case fx.DismissWorker(worker=name):
                 process = self.processes[name]

@@ -36,6 +36,10 @@ class Action(enum.Enum):
 
 # Only some scripts come to these.
 SCRIPT_POINTS = ("top", "logged", "below", "run", "between", "loop ended", "undone", "set up")
+# And to these some that no other kind of stress strikes at.
+LAST_REDUCED = "last reduced"  # the last step of an epoch
+GIVES = "gives"  # its state to another member
+EVALUATED = "evaluated"
 
 POINTS = (
     "attached",
@@ -65,7 +69,7 @@ class Fault:
     point: str = ""
     nth: int = 1
     worker: str = ""
-    """Whom it strikes at an instant; whoever chance says if empty."""
+    """Whom it strikes at an instant; whoever chance says if empty. "b-": a worker of node b."""
     only: bool = False
     """If that one does not live it strikes nobody."""
     signature: str = ""
@@ -78,6 +82,8 @@ class Fault:
     """It strikes all that reach the point after the n-th, too."""
     newcomers: bool = False
     """It strikes every newcomer that reaches the point while others train."""
+    other: bool = False
+    """It strikes another member of the group, on another node."""
     since_s: float = 0.0
     """Who reaches the point earlier does not count."""
 
@@ -96,6 +102,10 @@ class Pace:
     evaluation_s: float = 1.0
     return_s: tuple[float, float] = (0.05, 0.8)
     """After which a node finds a new leader."""
+    transfer_s: float = 0.05
+    """How long it takes at most to send the state to another member."""
+    silence_s: tuple[float, float] = (0.5, 6.0)
+    """After which an agent misses a frozen worker."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,6 +195,8 @@ def plan(seed: int, stress: str = "") -> Plan:
         pace = replace(whole.pace, compile_s=(2.5, 6.0))
         return replace(whole, coordinator=coordinator, job=job, pace=pace)
     whole = _arranged(replace(whole, job=job), stress)
+    if stress in _CHAINS:
+        return _chained(whole, stress)
     job = whole.job
     if stress not in ("split", "refused", "unlucky", "comeback", *_AWAY):
         return replace(whole, job=job)
@@ -376,7 +388,9 @@ _ALONE = (
     "unheard",
     *_AWAY,
 )
-KINDS = ("", *sorted({*STRESS, *_ALONE}))
+# Chains of faults, on clusters made for them: what they lead to takes more than one coincidence.
+_CHAINS = ("pretender", "curtain", "overtaken", "disowned", "numb")
+KINDS = ("", *sorted({*STRESS, *_ALONE, *_CHAINS}))
 
 
 def _stress(rng: random.Random, kind: str) -> tuple[Fault, ...]:
@@ -389,6 +403,8 @@ def _stress(rng: random.Random, kind: str) -> tuple[Fault, ...]:
         return (drain, replace(drain, at_s=at_s + rng.uniform(0.0, 2.0)))
     if kind in _ALONE:
         return tuple(_alone(rng, kind))
+    if kind in _CHAINS:
+        return tuple(_chain(rng, kind))
     if kind == "split":  # the group trains on where no leader sees it, and others come
         cut = Fault(action=Action.CUT_OFF_NODE, at_s=3.0, returns_after_s=rng.uniform(3.0, 8.0))
         newcomer = Fault(action=Action.ADD_NODE, at_s=rng.uniform(3.1, 4.0))
@@ -843,6 +859,109 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
             for _ in range(8):
                 yield Fault(action=Action.BREAK_LINK, point="committed", nth=nth)
                 nth += rng.randint(12, 24)
+
+
+def _chain(rng: random.Random, kind: str) -> Iterator[Fault]:
+    at_s = rng.uniform(2.5, 4.0)
+    match kind:
+        case "pretender":  # who comes back has more steps, of a lineage that others have left
+            at_s += 2.5
+            lost_at_s = at_s + rng.uniform(1.1, 1.6)
+            alone_at_s = lost_at_s + rng.uniform(1.8, 3.0)
+            back_at_s = alone_at_s + rng.uniform(0.3, 1.0)
+            yield Fault(
+                action=Action.CUT_OFF_NODE,
+                at_s=at_s,
+                worker="a-1",
+                returns_after_s=back_at_s - at_s,
+            )
+            for worker in (f"{node}-{number}" for node in "bc" for number in range(1, 4)):
+                yield Fault(action=Action.KILL_WORKER, at_s=lost_at_s, worker=worker, only=True)
+            yield Fault(
+                action=Action.KILL_NODE,
+                at_s=alone_at_s,
+                worker="c-",
+                returns_after_s=rng.uniform(0.02, 0.15),
+            )
+            yield Fault(action=Action.DRAIN_NODE, at_s=alone_at_s + 0.25, worker="b-")
+        case "curtain":  # the job ends without a leader, and a newcomer that was let in is gone
+            yield Fault(action=Action.ADD_NODE, at_s=rng.uniform(2.0, 2.5))
+            yield Fault(
+                action=Action.KILL_LEADER,
+                point=PERSISTED,
+                nth=2,
+                returns_after_s=rng.uniform(5.0, 8.0),
+            )
+            yield Fault(action=Action.KILL_NODE, at_s=5.0, worker="x2-1", only=True)
+        case "overtaken":  # others make a call below the step whose end a member has missed
+            away_s = rng.uniform(0.8, 2.5)
+            for action in (Action.BREAK_LINK, Action.CUT_OFF_NODE):
+                yield Fault(action=action, point=LAST_REDUCED, other=True, returns_after_s=away_s)
+            yield Fault(action=Action.KILL_WORKER, point=EVALUATED, nth=rng.randint(1, 2))
+            if rng.random() < 0.5:
+                yield Fault(action=Action.ADD_NODE, at_s=at_s)
+        case "disowned":  # a member is taken for lost as it gives its state to another
+            if rng.random() < 0.6:
+                yield Fault(action=Action.KILL_WORKER, point="reduced", since_s=at_s)
+            else:
+                yield Fault(action=Action.ADD_NODE, at_s=at_s)
+            yield Fault(
+                action=Action.RESTART_AGENT,
+                point=GIVES,
+                since_s=at_s,
+                returns_after_s=rng.uniform(1.0, 3.0),
+            )
+        case "numb":  # one after the other freezes before the first step is done
+            point = rng.choice(("join", "agree", "joined", "step"))
+            for nth in range(1, rng.randint(3, 5)):
+                yield Fault(action=Action.FREEZE_PROCESS, point=point, nth=nth)
+
+
+def _chained(whole: Plan, kind: str) -> Plan:
+    """The cluster and the job for these."""
+    rng = random.Random(f"{kind} {whole.seed}")
+    job, pace, policy = whole.job, whole.pace, whole.coordinator.formation
+    style, isolation_s = job.style, whole.isolation_s
+    few = rng.randint(0, 1)
+    match kind:
+        case "pretender":
+            nodes = [(1, few), (1, 1), (1, 1)]
+            job = job._replace(epochs=9, saves=False, style=style._replace(loops="one"))
+            policy = replace(policy, min_workers=2, max_workers=3, agent_grace_s=0.0)
+            isolation_s = 12.0
+        case "curtain":
+            nodes = [(1, 0), (rng.randint(1, 2), few)]
+            job = job._replace(length=100, batch_size=2, epochs=2, saves=False)
+            policy = replace(policy, min_workers=1, max_workers=4, agent_grace_s=3.0)
+            isolation_s = 12.0
+        case "overtaken":
+            nodes = [(rng.randint(1, 2), few) for _ in range(3)]
+            slots = sum(slots for slots, _ in nodes)
+            least = rng.choice((1, 2, slots - 1))
+            style = style._replace(loops="one", evaluates=True)
+            policy = replace(policy, min_workers=least, max_workers=slots, agent_grace_s=0.0)
+        case "disowned":
+            nodes = [(1, few), (1, 0), (1, 0)]
+            pace = replace(pace, transfer_s=0.2)
+            job = job._replace(in_place=rng.random() < 0.3, epochs=3 * job.epochs)
+            style = style._replace(loops=rng.choice(("one", "per epoch")), logs=False)
+            policy = replace(policy, min_workers=2, max_workers=4, agent_grace_s=0.0)
+        case _:
+            nodes = [(1, few)]
+            pace = replace(pace, silence_s=(2.0, 2.01))
+            policy = replace(policy, min_workers=1, max_workers=1)
+    settings = tuple(
+        agent_settings("abc"[index], slots=slots, spares=spares)
+        for index, (slots, spares) in enumerate(nodes)
+    )
+    return replace(
+        whole,
+        nodes=settings,
+        coordinator=replace(whole.coordinator, formation=policy),
+        job=job._replace(style=style),
+        pace=pace,
+        isolation_s=isolation_s,
+    )
 
 
 _UNPLANNED = (

@@ -41,6 +41,8 @@ class Process:
         self.alive = True
         self.frozen = False
         self.deaf = False
+        self.to_end = False
+        """Its agent ends it."""
         self.told_in_run = False
         self.slot: int | None = None
         self.started_at = self.clock.now

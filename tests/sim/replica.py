@@ -98,6 +98,8 @@ class Job(NamedTuple):
     saves: bool = True
     """Checkpoints are saved now and then and at the end, not only when the job stops."""
     style: Style = Style()
+    in_place: bool = True
+    """A state that is received overwrites the own one from its first byte on."""
 
     @lru_cache(maxsize=256)  # noqa: B019 - as above
     def loaders(self) -> tuple[Loader, ...]:

@@ -17,6 +17,7 @@ from elastic.core.worker.actions import Progress, Seat
 from elastic.core.worker.participation import Participation, Steps
 from elastic.errors import ConfigurationError, GroupLost, StepMisused
 from tests.sim.group import RENDEZVOUS, STEP
+from tests.sim.plan import EVALUATED, GIVES, LAST_REDUCED
 from tests.sim.replica import (
     BLANK,
     Content,
@@ -70,7 +71,9 @@ class Script:
         job = self.job = process.world.job
         self.style = job.style
         save_every = job.save_every if job.saves else 0
-        self.part = type(self).participation(process.worker, save_every=save_every)
+        self.part = type(self).participation(
+            process.worker, save_every=save_every, receives_in_place=job.in_place
+        )
         if job.style.scaling is not None:
             self.part.rules.append(job.style.scaling)
         self.content = BLANK
@@ -191,6 +194,8 @@ class Script:
             yield from self._compile()
             yield from self._reduce(part.progress.committed)
             process.reach("reduced")
+            if samples.range.stop == self.job.loaders()[samples.loader].length:
+                process.reach(LAST_REDUCED)
             self.content = optimized(self.content, *samples, self._factor())
             if style.logs:
                 yield self._takes((0.0, 0.01))
@@ -245,6 +250,7 @@ class Script:
         result: int = yield from self._drive(part.run(call))
         self.left_call_at = self.clock.now
         self.process.world.called(self.process, self.content, number, call.number, result)
+        self.process.reach(EVALUATED)
         return result
 
     # ---- what Session, Step and Training do
@@ -344,13 +350,15 @@ class Script:
             content = self.held.content
         assert content is not None, "asked for a mark that it does not have"
         members = self.process.group.generation.members
+        self.process.reach(GIVES)
         yield from self._transfer(
             self.process.name, members[send.rank].worker, Replica(send.progress, content)
         )
 
     def _receive(self, receive: act.Receive) -> Body:
         source = self.process.group.generation.members[receive.rank].worker
-        self._tear()
+        if self.job.in_place:
+            self._tear()
         given = yield from self._transfer(source, self.process.name, None)
         return self._take_or_hold(
             given[source], receive.loop, at_commit=receive.mark is Mark.COMMIT
@@ -361,7 +369,11 @@ class Script:
         name, parties = ("transfer", source, target), (source, target)
         return (
             yield from self.process.group.collective(
-                name, self.process, contribution, took_s=0.05, parties=parties
+                name,
+                self.process,
+                contribution,
+                took_s=self.process.world.pace.transfer_s,
+                parties=parties,
             )
         )
 
@@ -440,9 +452,9 @@ class Script:
         process.leave_group(broken=True)
         committed = self.part.progress.committed
         if superseded:
-            process.tell(worker.group_left(committed))
+            process.tell(worker.group_left(committed, held=broken.held))
         else:
-            process.tell(worker.group_broke(committed, str(broken.error)))
+            process.tell(worker.group_broke(committed, str(broken.error), held=broken.held))
 
     def _await_settlement(self, wait: act.AwaitSettlement) -> Body:
         worker, until = self.process.worker, self.clock.now + wait.timeout_s

@@ -18,7 +18,7 @@ from tests.sim.faults import Faults
 from tests.sim.group import STEP, Group
 from tests.sim.journal import Agreed, Called, Commit, Journal, Reduced
 from tests.sim.leader import Leader
-from tests.sim.node import LATEST_NOTICE_S, Node
+from tests.sim.node import LATEST_LOSS_S, LATEST_NOTICE_S, Node
 from tests.sim.plan import Plan
 from tests.sim.process import Process
 from tests.sim.replica import Content, Replica, Samples
@@ -29,6 +29,8 @@ from tests.sim.storage import Storage
 SETTLING_TIME_S = 90.0
 # From a decision until it is in the store.
 _DECIDED_S = 0.05
+# From the end of a process until the coordinator knows of it, beside the ways of the news.
+_LOSS_S = 0.15
 Observer = Callable[[float, str, Any, Sequence[Any]], None]
 
 
@@ -64,6 +66,7 @@ class World:
         self.journal.stop_grace_s = plan.coordinator.stop_grace_s
         self.journal.gather_timeout_s = formation.gather_timeout_s
         self.journal.isolation_s = plan.isolation_s
+        self.journal.return_s = plan.pace.return_s[1]
         self.journal.hopeless = any(f.lasting for f in plan.faults)
         self.journal.newcomers_fail = any(f.newcomers for f in plan.faults)
         self.journal.failures_differ = any(f.newcomers and not f.signature for f in plan.faults)
@@ -308,6 +311,25 @@ class World:
             if p.name in groups[-1].worker_ids and p.replica is not None
         ]
 
+    def lets_go(self, node: Node) -> None:
+        """The leader says that none of the node's workers is needed."""
+        silent = any(action == "LOSE_NODE_SILENTLY" for _, action, _ in self.journal.struck)
+        unknown_since = self.clock.now - 2 * self.news_s - (LATEST_LOSS_S if silent else _LOSS_S)
+        here = _best(*(p.replica for p in node.processes.values() if p.responsive and not p.done))
+        gone_at = self.journal.gone_at
+        elsewhere = _best(
+            *(
+                p.replica
+                for p in self.processes
+                if p.node is not node
+                if p.alive or gone_at[p.name] > unknown_since
+            )
+        )
+        if here is None or here.complete(self.job) or not here.committed:
+            return
+        if elsewhere is None or here.age > elsewhere.age:
+            self.journal.taken_away.append(f"{node.name} is let go with {here}")
+
     def gave_up(self, number: int, step: int, written: set[int]) -> None:
         """A save: because a member is gone that has not reported its part."""
         generation = next((g for g in self.journal.generations if g.number == number), None)
@@ -434,9 +456,13 @@ class World:
         return _best(*held)
 
     def somebody_holds_state(self) -> bool:
-        """A whole replica is in some process that can go on."""
+        """A whole replica is in some process that can go on, and is not given up for its agent."""
+        waits = self._settings.formation.agent_grace_s > 0.0
         return any(
-            p.responsive and p.replica is not None for n in self.nodes for p in n.processes.values()
+            p.responsive and p.replica is not None
+            for n in self.nodes
+            if n.connected or waits
+            for p in n.processes.values()
         )
 
     def note_end(self) -> None:

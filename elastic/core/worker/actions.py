@@ -172,6 +172,8 @@ class Break:
     """Close the lost group at once, so that its other members are freed too, and say so."""
 
     error: GroupLost
+    held: bool
+    """The state is whole, and so worth being asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

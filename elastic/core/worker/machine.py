@@ -159,17 +159,21 @@ class Worker:
 
     def state_dropped(self) -> list[Effect]:
         """The state of a member that is ahead begins to overwrite its own, which is whole again,
-        and worth being asked for, only when it has joined."""
+        and worth being asked for, when it has joined, or says so as the group is lost before."""
         self._status = replace(self._status, took_part=False)
         return [ReportStatus(status=self.status)]
 
-    def group_left(self, committed: int) -> list[Effect]:
-        """Left at a step boundary, as planned, or the group was superseded."""
-        return self._become(WorkerPhase.READY, committed)
+    def group_left(self, committed: int, *, held: bool = False) -> list[Effect]:
+        """Left at a step boundary, as planned, or the group was superseded. held: with a state that
+        is whole, be it one that was received for this group."""
+        return self._become(WorkerPhase.READY, committed, took_part=self._holds(held))
 
-    def group_broke(self, committed: int, detail: str) -> list[Effect]:
+    def group_broke(self, committed: int, detail: str, *, held: bool = False) -> list[Effect]:
         """A collective, or the building of the group, failed."""
-        return self._become(WorkerPhase.READY, committed, broken=True, detail=detail)
+        took_part = self._holds(held)
+        return self._become(
+            WorkerPhase.READY, committed, broken=True, detail=detail, took_part=took_part
+        )
 
     def run_entered(self) -> None:
         """The script is inside `session.run`: reported if the group is lost there."""
@@ -188,6 +192,9 @@ class Worker:
         return self._become(WorkerPhase.FINISHED, committed)
 
     # ---- inside
+
+    def _holds(self, held: bool) -> bool:
+        return held or self._status.took_part
 
     def _in_group(self) -> bool:
         return self._status.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING)

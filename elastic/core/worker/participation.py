@@ -85,6 +85,8 @@ class Participation:
         self._at_begin = False
         self._void = False
         self._overwritten = False
+        self._begun = False
+        """A group has begun with the state: it was not restored for one that was lost at once."""
         self._saved_step = -1
         self._save_owed = False
         self._compare_due = False
@@ -258,7 +260,7 @@ class Participation:
         """The group is lost."""
         self.seat = None
         yield act.TearDown()
-        yield act.Break(error=error)
+        yield act.Break(error=error, held=self.intact and self._begun)
 
     def _put_back(self) -> Steps:
         """Undo the block: the state is that of its begin."""
@@ -320,6 +322,7 @@ class Participation:
                 yield from self._agree(seat)
                 self.seat = seat
                 yield act.TellJoined(committed=self.progress.committed)
+                self._begun = True
                 if not self.holds_back:
                     yield from self._set_up(seat)
                     yield from self._repeat_call()
@@ -356,6 +359,7 @@ class Participation:
         self._calls_of_others = calls_done(declarations)
         self.intact = True
         self.took_part = True
+        self._begun = plan.committed is not None
         self._agreed_at = self.progress.committed
         self._newcomers = any(not d.took_part for d in declarations)
 

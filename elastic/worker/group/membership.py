@@ -136,16 +136,18 @@ class Membership:
         with self._changed:
             self._execute(self.machine.group_left(self._committed()))
 
-    def lost(self, error: BaseException) -> None:
-        """The group broke under the script's thread: free the peers too, then say so."""
+    def lost(self, error: BaseException, *, held: bool = False) -> None:
+        """The group broke under the script's thread: free the peers too, then say so, and whether
+        the state is whole."""
         superseded = self.machine.superseded()
         self._close_group(broken=True)
         with self._changed:
+            committed = self._committed()
             if superseded:
-                self._execute(self.machine.group_left(self._committed()))
+                self._execute(self.machine.group_left(committed, held=held))
             else:
                 detail = first_line(error)
-                self._execute(self.machine.group_broke(self._committed(), detail))
+                self._execute(self.machine.group_broke(committed, detail, held=held))
 
     def drop_state(self) -> None:
         """The state of another member begins to overwrite this one's."""

@@ -9,6 +9,7 @@ from tests.sim.journal import Journal
 
 
 def drains(journal: Journal) -> Iterator[str]:
+    yield from journal.taken_away
     for node, newest in journal.nodes_drained.items():
         for generation in journal.generations:
             if generation.purpose is Purpose.SAVE_AND_LEAVE:

@@ -46,6 +46,8 @@ def membership(journal: Journal) -> Iterator[str]:
         yield from _for_a_reason(journal, generation)
     for claim in journal.false_claims:
         yield f"{claim} says that it holds the state"
+    for worker in journal.slots_wasted:
+        yield f"{worker} gets a slot, though it is being ended"
     for worker in journal.hurried if not journal.evaluates else ():
         yield f"{worker}, was left out"
     groups = [g for g in journal.generations if g.members]

@@ -20,6 +20,9 @@ _LET_GO_S = 0.5
 _END_S = 1.0
 # A stop comes to its end so long after the last fault was over: members save, some are left out.
 _STOP_S = 7.0
+# A job that is over ends so long after all are known to have finished.
+_OVER_S = 0.5
+_GONE_AT_ONCE = ("KILL_WORKER", "KILL_NODE", "KILL_LEADER", "ADD_NODE")
 # Of these it says nothing how long they last: a machine takes the place of another.
 _OVER_AT_ONCE = ("KILL_NODE", "LOSE_NODE_SILENTLY", "DRAIN_NODE")
 _AT_ONCE = ("KILL_WORKER", "RAISE", "BREAK_LINK", "ADD_NODE")
@@ -35,6 +38,7 @@ def promptness(journal: Journal) -> Iterator[str]:
             yield f"stopped at {journal.stopped_at:.2f}, ended at {journal.ended_at:.2f}"
     yield from _gathering(journal)
     yield from _stop(journal)
+    yield from _end(journal)
     if journal.evaluates or journal.compiles:
         return
     yield from _let_go(journal)
@@ -48,6 +52,23 @@ def promptness(journal: Journal) -> Iterator[str]:
             since = max(at, began_at)
             if node not in journal.nodes_drained and since + _LEAVE_S < journal.ended_at < math.inf:
                 yield f"{node} was to leave at {at:.2f} and has not until {journal.ended_at:.2f}"
+
+
+def _end(journal: Journal) -> Iterator[str]:
+    """All who have ever trained have ended their scripts: a newcomer that was let in meanwhile, and
+    is gone, is not waited for."""
+    trained = {c.worker for c in journal.commits}
+    actions = {action for _, action, _ in journal.struck}
+    asked = journal.stopped_at is not None or journal.drains
+    if asked or not trained or not actions.issubset(_GONE_AT_ONCE):
+        return
+    if not trained <= journal.finished_at.keys():
+        return
+    since = max(
+        [*journal.finished_at.values(), *(at + journal.return_s for at in journal.elected_at)]
+    )
+    if since + _OVER_S + 3 * journal.news_s < journal.ended_at < math.inf:
+        yield f"all have finished at {since:.2f}, the job ended at {journal.ended_at:.2f}"
 
 
 def _stop(journal: Journal) -> Iterator[str]:

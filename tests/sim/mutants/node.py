@@ -157,8 +157,8 @@ WORKER = (
         "acknowledgements do not tell the steps that were committed",
     ),
     (
-        "return self._become(WorkerPhase.READY, committed, broken=True, detail=detail)",
-        "return self._become(WorkerPhase.READY, committed, detail=detail)",
+        "committed, broken=True, detail=detail, took_part=took_part",
+        "committed, detail=detail, took_part=took_part",
         "nobody hears that a group broke",
     ),
 )

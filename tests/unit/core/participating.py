@@ -148,8 +148,8 @@ class Driver:
                 self.machine.state_dropped()
             case act.Leave():
                 self.machine.group_left(self.part.progress.committed)
-            case act.Break():
-                self._break()
+            case act.Break(held=held):
+                self._break(held)
             case act.PutBack():
                 return True if given is None else given
             case act.AwaitSettlement():
@@ -171,14 +171,14 @@ class Driver:
         self._seat = act.Seat(generation=found, rank=rank)
         return self._seat
 
-    def _break(self) -> None:
+    def _break(self, held: bool) -> None:
         committed = self.part.progress.committed
         if self.machine.status.phase is WorkerPhase.READY:
             return  # lost before it had begun to join
         if self.machine.superseded():
-            self.machine.group_left(committed)
+            self.machine.group_left(committed, held=held)
         else:
-            self.machine.group_broke(committed, "")
+            self.machine.group_broke(committed, "", held=held)
 
 
 def with_digests(mine: Declaration) -> Declaration:

@@ -95,6 +95,23 @@ def test_the_slots_that_they_have_are_not_given_away() -> None:
     ]
 
 
+def test_one_that_is_found_late_hears_of_the_generation_that_it_has_missed() -> None:
+    agent = Agent(SETTINGS)
+    agent.handle(ev.Started(workers=FOUND[:2]), 0.0)
+    agent.handle(TRAINS, 1.0)
+    agent.handle(ev.TimerFired(), 2.0)  # reports without it
+    newest = generation(5, "a0")
+    effects = agent.handle(ev.GenerationAnnounced(generation=newest), 2.1)
+    assert [e.worker for e in of(fx.ForwardGeneration, effects)] == ["a-s1-1"]  # type: ignore[attr-defined]
+    late = replace(TRAINS_TOO.status, generation=4, heard=4)
+    effects = agent.handle(ev.WorkerReported(status=late), 2.5)
+    assert of(fx.ForwardGeneration, effects) == [
+        fx.ForwardGeneration(worker="a-s1-2", generation=newest)
+    ]
+    effects = agent.handle(ev.WorkerReported(status=replace(late, heard=5)), 2.6)
+    assert not of(fx.ForwardGeneration, effects)
+
+
 def test_a_later_report_does_not_change_an_adopted_slot() -> None:
     agent = adopting()
     for event in (TRAINS, TRAINS_TOO, SPARE):

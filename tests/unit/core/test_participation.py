@@ -12,7 +12,7 @@ from elastic.core.recovery import Declaration
 from elastic.core.worker import actions as act
 from elastic.core.worker.actions import Progress
 from elastic.errors import StateLost, Stranded
-from tests.unit.core.participating import NEWCOMER, Driver, veteran
+from tests.unit.core.participating import LOST, NEWCOMER, Driver, veteran
 
 ME: Declaration | None = None
 """Stands for the declaration of the member under test."""
@@ -189,7 +189,7 @@ def test_a_block_that_does_not_count_is_undone_and_handed_out_again() -> None:
     assert driver.taken() == [
         "PutBack",
         "TearDown",
-        "Break",
+        "Break held",
         "Join held at_begin",
         "Declare",
         "TellJoined committed=3",
@@ -217,7 +217,7 @@ def test_a_block_that_others_completed_counts_with_their_state_of_its_end() -> N
     assert driver.taken() == [
         "PutBack",
         "TearDown",
-        "Break",
+        "Break held",
         "Join held at_begin",
         "Declare",
         "DropState",
@@ -296,6 +296,30 @@ def test_a_member_lost_while_it_receives_stays_torn(torn_again: bool) -> None:
     assert joins == ["Join held at_begin", "Join at_begin"]
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_whoever_loses_its_group_says_whether_it_has_received_the_state(whole: bool) -> None:
+    driver = trained(3)
+    driver.enter_block()
+    driver.announce(2, "a", "b")
+    driver.peers(ME, veteran(4))
+    if whole:
+        driver.answer(act.Receive, Progress(committed=4, committed_in=1))
+        driver.answer(act.TellJoined, LOST)
+    else:
+        driver.answer(act.Receive, LOST)
+    said = []
+
+    def follow(_: object) -> None:
+        said.append(driver.machine.status)
+        driver.announce(3, "a", "b")
+
+    driver.answer(act.Break, None, follow)
+    driver.peers(ME, veteran(4))
+    driver.answer(act.Receive, Progress(committed=4, committed_in=1))
+    driver.give_up()
+    assert (said[0].took_part, said[0].in_run) == (whole, whole)
+
+
 def test_a_member_whose_script_stands_still_gives_its_state_to_the_next_group() -> None:
     driver = trained(3)
     driver.enter_block()
@@ -305,7 +329,7 @@ def test_a_member_whose_script_stands_still_gives_its_state_to_the_next_group() 
     assert driver.taken() == [
         "PutBack",
         "TearDown",
-        "Break",
+        "Break held",
         "Join held at_begin",
         "Declare",
         "Send rank=1 step=3 BEGIN",
@@ -493,7 +517,7 @@ def test_a_call_that_lost_its_group_is_made_again_in_the_next() -> None:
         "MeetForCall committed=2 number=0 call=evaluate",
         "Perform call=evaluate",
         "TearDown",
-        "Break",
+        "Break held",
         "Join held",
         "Declare",
         "TellJoined committed=2",
@@ -578,7 +602,7 @@ def test_a_call_below_a_block_that_does_not_count_is_made_without_newcomers() ->
     assert driver.call("evaluate") == "evaluate"
     assert driver.taken() == [
         "TearDown",
-        "Break",
+        "Break held",
         "Join held",
         "Declare",
         "TellJoined committed=2",
@@ -852,7 +876,7 @@ def test_a_loss_at_a_boundary_is_followed_by_the_next_group() -> None:
     driver = trained(1)
     driver.lose_at(act.CompareReplicas, 2, "a")
     driver.boundary()
-    assert driver.taken()[:4] == ["CompareReplicas", "TearDown", "Break", "Join held at_begin"]
+    assert driver.taken()[:4] == ["CompareReplicas", "TearDown", "Break held", "Join held at_begin"]
 
 
 def test_an_error_that_is_no_loss_is_the_scripts_own() -> None:
@@ -860,4 +884,4 @@ def test_an_error_that_is_no_loss_is_the_scripts_own() -> None:
     driver.answer(act.Perform, ValueError("mine"))
     with pytest.raises(ValueError, match="mine"):
         driver.call("evaluate")
-    assert "Break" not in driver.taken()
+    assert "Break held" not in driver.taken()

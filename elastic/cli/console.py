@@ -106,11 +106,10 @@ class LiveDisplay:
         facts = self._facts
         if not facts:
             return Text("starting...", style="dim")
-        figures = {k: v for k, v in facts.items() if k not in _KNOWN}
         parts = [
             f"step {facts['step']}",
             f"epoch {facts['epoch']}",
-            *(f"{name} {value:.4g}" for name, value in figures.items()),
+            *(f"{name} {value:.4g}" for name, value in facts["reported"].items()),
             f"{facts['samples_per_s']:.0f} samples/s",
             f"world {facts['world_size']}",
             f"generation {facts['generation']}",
@@ -118,9 +117,6 @@ class LiveDisplay:
         if self._recovery_s is not None:
             parts.append(f"last recovery {self._recovery_s * 1000:.0f} ms")
         return Text(" | ".join(parts), style="bold")
-
-
-_KNOWN = {"step", "epoch", "generation", "world_size", "step_s", "samples_per_s"}
 
 
 def prefix(rank: int | None, worker: str) -> str:
@@ -160,7 +156,7 @@ def _style(name: str) -> str:
 def describe(entry: Entry) -> str | None:
     """The entry as a person reads it; None for what only machines need."""
     form = _FORMS.get(entry.name)
-    return form(dict(entry.fields)) if form is not None else None
+    return form({**entry.fields, **entry.fields.get("details", {})}) if form is not None else None
 
 
 _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {

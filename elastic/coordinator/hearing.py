@@ -17,6 +17,8 @@ from elastic.runtime.journal import Journal
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2
 
+_NOTICES = {"state_differed", "step_copies_state", "checkpoint_damaged"}
+
 
 class Hearing:
     """Understands every kind of AgentMessage but the hello.
@@ -128,7 +130,7 @@ class Hearing:
             world_size=group.world_size,
             step_s=round(progress.step_s, 6),
             samples_per_s=round(progress.samples_per_s, 1),
-            **{name: round(value, 6) for name, value in progress.reported.items()},
+            reported={name: round(value, 6) for name, value in progress.reported.items()},
         )
 
     def _reformed(self, node: AttendingNode, report: job_pb2.Reformed) -> None:
@@ -165,4 +167,7 @@ class Hearing:
             self.record()
 
     def _notice(self, node: AttendingNode, notice: local_pb2.Notice) -> None:
-        self._journal.record(notice.name, node=name_of(node.node), **dict(notice.fields))
+        """A worker's own event. It chooses among names, and its fields stand by themselves."""
+        name = notice.name if notice.name in _NOTICES else "notice"
+        details = dict(notice.fields) if name == notice.name else {"name": notice.name}
+        self._journal.record(name, node=name_of(node.node), details=details)

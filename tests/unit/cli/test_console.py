@@ -179,7 +179,7 @@ def test_the_live_display_folds_progress_into_its_line(
     try:
         assert str(display._line()) == "starting..."
         facts = {"step": 7, "epoch": 1, "generation": 2, "world_size": 3, "step_s": 0.1}
-        display.entry(entry("progress", **facts, samples_per_s=640.4, loss=0.123456))
+        display.entry(entry("progress", **facts, samples_per_s=640.4, reported={"loss": 0.123456}))
         display.entry(entry("recovered", total_s=0.25, committed=7))
         display.entry(entry("worker_failed", worker="local-2", message="[bold]was killed"))
         display.output(0, "local-1", "loss [red] 0.5")

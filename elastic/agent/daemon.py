@@ -239,8 +239,8 @@ class AgentDaemon:
         self._unwatch(worker)
         self._liveness.forget(worker)
         self._compiling.discard(worker)
-        self._logs.forget(worker)
         self._driver.post(ev.WorkerExited(worker=worker, exit_code=exit_code, signal=number))
+        self._logs.forget(worker)
 
     def _watch(self, worker: str, pid: int) -> None:
         """Also by pidfd: a zygote that is itself stopped would not report."""

@@ -67,7 +67,7 @@ class Saves:
         )
 
     async def commit(self, effect: fx.CommitCheckpoint) -> None:
-        """Write the manifest."""
+        """Write the manifest, and make room."""
         if self._commits is None:
             return
         try:
@@ -80,6 +80,10 @@ class Saves:
         self.newest_step = effect.step
         self._journal.record("checkpoint_committed", step=effect.step, bytes=size_bytes)
         self._settle(local_pb2.CheckpointCommitted(step=effect.step))
+        try:
+            await asyncio.to_thread(self._commits.prune)
+        except ElasticError as error:  # it is committed all the same
+            self._journal.record("warning", source="checkpoints", message=str(error))
 
     def abandon(self, effect: fx.AbandonCheckpoint) -> None:
         """It will never be whole."""

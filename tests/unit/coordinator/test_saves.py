@@ -25,6 +25,7 @@ class Storage(CheckpointCommits):
         self.reports: list[job_pb2.ShardSaved] = []
         self.forgotten: list[tuple[int, int]] = []
         self.error: CheckpointWriteError | None = None
+        self.prune_error: CheckpointWriteError | None = None
 
     @property
     def url(self) -> str:
@@ -41,6 +42,10 @@ class Storage(CheckpointCommits):
         if self.error is not None:
             raise self.error
         return 4096
+
+    def prune(self) -> None:
+        if self.prune_error is not None:
+            raise self.prune_error
 
 
 class Place:
@@ -123,6 +128,19 @@ def test_a_commit_that_fails_is_an_abandoned_save() -> None:
         assert place.settled() == [(5, True)]
         assert place.diary.of("checkpoint_abandoned")[0]["message"] == "no space left"
         assert place.saves.newest_step == 0
+
+    run(check)
+
+
+def test_what_can_not_be_removed_takes_nothing_from_what_is_committed() -> None:
+    async def check(place: Place) -> None:
+        place.storage.prune_error = CheckpointWriteError("old checkpoints could not be removed")
+        await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))
+        assert place.settled() == [(5, False)]
+        assert place.saves.newest_step == 5
+        assert not place.diary.of("checkpoint_abandoned")
+        (warning,) = place.diary.of("warning")
+        assert warning["message"] == "old checkpoints could not be removed"
 
     run(check)
 

@@ -134,6 +134,7 @@ def _is_shown(choice: Console, rank: int | None, worker: str) -> bool:
 
 _BAD = {
     "worker_failed",
+    "worker_not_started",
     "newcomers_refused",
     "job_ended",
     "checkpoint_abandoned",
@@ -191,6 +192,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "job_ended": lambda f: f"ended after {f['committed']} steps: {f.get('message', '')}",
     # ---- of many nodes
     "agent_started": lambda f: f"node {f['node']} of job {f['job']}: logs in {f['log_dir']}",
+    "worker_not_started": lambda f: f"worker {f['worker']} could not be started: {f['reason']}",
     "worker_adopted": lambda f: f"worker {f['worker']} found alive",
     "registration_held": lambda _: "registered in the store",
     "registration_suspect": lambda _: "the store does not answer: the registration may be lost",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -236,3 +238,56 @@ def test_when_all_are_killed_at_once_the_next_agent_ends_what_they_have_left(sta
     second = start(60.0)
     assert second.how == "started"
     assert is_gone(detached)
+
+
+NO_FORKS = """
+import errno, os, sys
+fork = os.fork
+def fork_or_not():
+    if os.path.exists(os.environ["NO_FORKS"]):
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return fork()
+if "zygote" in str(sys.orig_argv):
+    os.fork = fork_or_not
+"""
+
+
+def test_a_fork_that_fails_costs_no_worker_that_lives(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel refuses it where pids.max is reached; root has no other limit to reach."""
+    (tmp_path / "sitecustomize.py").write_text(NO_FORKS)
+    none = tmp_path / "no-forks"
+    monkeypatch.setenv("NO_FORKS", str(none))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    owner = start(60.0)
+    living = owner.spawn("w1")
+    none.touch()
+    owner.tell("spawn", "w2", 600.0, 0)
+    failed = owner.hear_of("not_spawned")
+    assert (failed["worker"], failed["reason"]) == ("w2", os.strerror(errno.EAGAIN))
+    none.unlink()
+    owner.spawn("w3")
+    assert not is_gone(living)
+    owner.tell("close")
+    owner.hear_of("closed")
+
+
+def test_a_caller_for_whom_no_descriptor_is_left_costs_nobody_else(start: Start) -> None:
+    owner = start(60.0)
+    living = owner.spawn("w1")
+    zygote = int(Path(f"/proc/{living}/stat").read_text().rpartition(")")[2].split()[1])
+    used = max(int(fd) for fd in os.listdir(f"/proc/{zygote}/fd")) + 1
+    before = resource.prlimit(zygote, resource.RLIMIT_NOFILE)
+    resource.prlimit(zygote, resource.RLIMIT_NOFILE, (used, before[1]))
+    callers = [socket.socket(socket.AF_UNIX) for _ in range(40)]
+    for caller in callers:
+        caller.connect(str(owner.directory / "zygote.sock"))
+    os.kill(living, signal.SIGKILL)
+    assert owner.hear_of("exited")["worker"] == "w1"
+    for caller in callers:
+        caller.close()
+    resource.prlimit(zygote, resource.RLIMIT_NOFILE, before)
+    owner.spawn("w2")
+    owner.tell("close")
+    owner.hear_of("closed")

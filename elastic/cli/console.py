@@ -11,6 +11,7 @@ from rich.console import Console as RichConsole
 from rich.live import Live
 from rich.text import Text
 
+from elastic.cli.formats import printable
 from elastic.runtime.journal import Entry, JsonLines
 from elastic.settings.run import Console
 
@@ -62,7 +63,7 @@ class JsonDisplay:
     def output(self, rank: int | None, worker: str, line: str) -> None:
         """Write it if it is to be shown."""
         if _is_shown(self._choice, rank, worker):
-            self._out.write(prefix(rank, worker) + line + "\n")
+            self._out.write(prefix(rank, worker) + printable(line, colours=True) + "\n")
             self._out.flush()
 
     def close(self) -> None:
@@ -91,12 +92,13 @@ class LiveDisplay:
             self._recovery_s = entry.fields["total_s"]
         text = describe(entry)
         if text is not None:
-            self._console.print(Text(text, style=_style(entry.name)))
+            self._console.print(Text(printable(text), style=_style(entry.name)))
 
     def output(self, rank: int | None, worker: str, line: str) -> None:
         """Print it above the line if it is to be shown."""
         if _is_shown(self._choice, rank, worker):
-            self._console.print(Text(prefix(rank, worker) + line))
+            shown = Text.from_ansi(printable(line, colours=True))
+            self._console.print(Text(prefix(rank, worker)) + shown)
 
     def close(self) -> None:
         """Take the line away."""
@@ -116,7 +118,7 @@ class LiveDisplay:
         ]
         if self._recovery_s is not None:
             parts.append(f"last recovery {self._recovery_s * 1000:.0f} ms")
-        return Text(" | ".join(parts), style="bold")
+        return Text(printable(" | ".join(parts)), style="bold")
 
 
 def prefix(rank: int | None, worker: str) -> str:

@@ -140,6 +140,7 @@ class TimerFired:
 Event = (
     Started
     | WorkerSpawned
+    | WorkerNotSpawned
     | WorkerReported
     | WorkerCompiled
     | WorkerReportedFailure

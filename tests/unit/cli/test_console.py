@@ -172,6 +172,22 @@ def test_whose_lines_are_shown(choice: Console, shown: list[str]) -> None:
     assert screen.out.getvalue().splitlines() == shown
 
 
+def test_workers_lines_keep_their_colours_and_command_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = "\x1b[31mloss\x1b[0m \x1b]0;title\x07"
+    screen = Screen()
+    screen.display.output(0, "local-1", line)
+    assert screen.out.getvalue() == "[rank 0] \x1b[31mloss\x1b[0m \\x1b]0;title\\x07\n"
+    live = LiveDisplay(Console.RANK0)
+    live.output(0, "local-1", line)
+    live.entry(entry("worker_failed", worker="local-1", message="\x1b[2J"))
+    live.close()
+    shown = capsys.readouterr().err
+    assert "[rank 0] loss \\x1b]0;title\\x07" in shown
+    assert "worker local-1 \\x1b[2J" in shown
+
+
 def test_the_live_display_folds_progress_into_its_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

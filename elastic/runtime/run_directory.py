@@ -21,7 +21,6 @@ _MOST_SOCKET_PATH = 107  # bytes in sockaddr_un (unix(7)), less the terminating 
 _LONGEST_SOCKET = "coordinator.sock"
 _JOB_FILE = "job.json"
 _AGENT_LOCK = "agent.lock"
-_BASE_LOCK = ".lock"
 _LOCK_PATIENCE_S = 2.0
 _LAST_RESORT = "/tmp"
 
@@ -170,7 +169,8 @@ def _open_here(path: Path) -> IO[str]:
 def _alone_in(base: Path) -> Iterator[None]:
     """Nobody else makes or sweeps a directory in `base` meanwhile: one that is made is not locked
     at its first instant. Somebody who stands still there does not stop the rest."""
-    with _open_here(base / _BASE_LOCK) as lock:
+    lock = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
         ends_at = time.monotonic() + _LOCK_PATIENCE_S
         while time.monotonic() < ends_at:
             try:
@@ -179,6 +179,8 @@ def _alone_in(base: Path) -> Iterator[None]:
             except BlockingIOError:
                 time.sleep(0.005)
         yield
+    finally:
+        os.close(lock)
 
 
 def _is_private(found: os.stat_result) -> bool:

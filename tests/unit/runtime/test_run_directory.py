@@ -164,7 +164,8 @@ def test_whoever_stands_still_while_it_sweeps_does_not_stop_a_start(
 ) -> None:
     monkeypatch.setattr("elastic.runtime.run_directory._LOCK_PATIENCE_S", 0.1)
     make("first")
-    with (runtime / f"elastic-{os.getuid()}" / ".lock").open() as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        make("second").announce("unix:/second")
+    held = os.open(runtime / f"elastic-{os.getuid()}", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    make("second").announce("unix:/second")
+    os.close(held)
     assert find_job("second").address == "unix:/second"

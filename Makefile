@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 SEEDS ?= 0:3000
 LONG_SEEDS ?= 0:500000
 SEED ?= 0
+TESTS_AT_ONCE ?= 2
 
 .PHONY: install demo test test-long sim-long soak lint proto sim mutants bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic clean
 
@@ -20,7 +21,7 @@ demo: install
 	$(BIN)/python examples/demo.py
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder
 
 test-long: install
 	$(BIN)/python -m pytest -m long

@@ -142,6 +142,7 @@ _BAD = {
     "checkpoint_abandoned",
     "checkpoint_damaged",
     "state_differed",
+    "report_failed",
     "cut_off",
     "node_quarantined",
     "certificates_refused",
@@ -187,6 +188,8 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"every step copies {int(f['bytes']) / 1e6:.1f} MB in {f['copy_ms']} ms ({f['names']}): "
         f"{f['advice']}"
     ),
+    "report_failed": lambda f: f"a report of worker {f['worker']} failed: {f['message']}",
+    "notice": lambda f: f"a worker of {f['node']} tells of {f['name']}, unknown here",
     "checkpoint_damaged": lambda f: f"checkpoint of step {f['step']} is damaged: {f['reason']}",
     "stop_requested": lambda f: f"leaving at the next step boundary: {f['reason']}",
     "zygote_lost": lambda f: f["reason"],

@@ -11,7 +11,7 @@ from elastic.checkpoint import catalog
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.directory import CheckpointDirectory
 from elastic.checkpoint.manifest import Manifest
-from elastic.errors import ElasticError
+from elastic.errors import CheckpointWriteError, ElasticError
 from elastic.v1 import job_pb2 as pb
 
 
@@ -51,7 +51,12 @@ class CheckpointCommits:
             if catalog.is_committed(self._directory, step):
                 manifest = catalog.read_manifest(self._directory, step)
             else:
-                manifest = self._manifest(step, generation, self._reports[step, generation])
+                reports = self._reports.get((step, generation), {})
+                if not reports or len(reports) < next(iter(reports.values())).count:
+                    raise CheckpointWriteError(
+                        f"step {step} is not committed: given up, or one of a later step was first"
+                    )
+                manifest = self._manifest(step, generation, reports)
                 catalog.commit(self._directory, manifest)
             for key in [key for key in list(self._reports) if key[0] <= step]:
                 self._reports.pop(key, None)

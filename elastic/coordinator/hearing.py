@@ -17,7 +17,7 @@ from elastic.runtime.journal import Journal
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2
 
-_NOTICES = {"state_differed", "step_copies_state", "checkpoint_damaged"}
+_NOTICES = {"state_differed", "step_copies_state", "checkpoint_damaged", "report_failed"}
 
 
 class Hearing:
@@ -162,12 +162,26 @@ class Hearing:
         would be told so, and forget the steps before. It comes again with the rest.
         """
         node.ledger_complete |= entries.whole
-        if self._ledger is not None and node.ledger_complete:
+        if self._ledger is None:
+            self._nobody_stores(entries)
+        elif node.ledger_complete:
             self._unrecorded += entries.entries
             self.record()
 
+    def _nobody_stores(self, entries: local_pb2.LedgerEntries) -> None:
+        """This job keeps no ledger, whatever its members were told: they need not keep any."""
+        if entries.entries:
+            last = entries.entries[-1]
+            self._broadcast(
+                ledger_stored=local_pb2.LedgerStored(
+                    committed=last.step + 1, run=last.run, generation=last.generation
+                )
+            )
+
     def _notice(self, node: AttendingNode, notice: local_pb2.Notice) -> None:
         """A worker's own event. It chooses among names, and its fields stand by themselves."""
-        name = notice.name if notice.name in _NOTICES else "notice"
-        details = dict(notice.fields) if name == notice.name else {"name": notice.name}
-        self._journal.record(name, node=name_of(node.node), details=details)
+        source = name_of(node.node)
+        if notice.name in _NOTICES:
+            self._journal.record(notice.name, node=source, details=dict(notice.fields))
+        else:
+            self._journal.record("notice", node=source, details={"name": notice.name})

@@ -32,6 +32,7 @@ class Saves:
         self._post = post
         self._broadcast = broadcast
         self._settled: dict[int, local_pb2.CheckpointCommitted] = {}
+        self._in_order = asyncio.Lock()  # a checkpoint that is committed overtakes those before it
         self.newest_step = 0
         """The last one committed in this office."""
 
@@ -71,19 +72,20 @@ class Saves:
         if self._commits is None:
             return
         try:
-            size_bytes = await asyncio.to_thread(
-                self._commits.commit, effect.step, effect.generation
-            )
-        except ElasticError as error:
-            self._give_up(effect.step, str(error))
+            async with self._in_order:
+                size_bytes = await asyncio.to_thread(
+                    self._commits.commit, effect.step, effect.generation
+                )
+        except Exception as error:  # noqa: BLE001 - of whatever storage; a job can do without
+            self._give_up(effect.step, _words(error))
             return
-        self.newest_step = effect.step
+        self.newest_step = max(self.newest_step, effect.step)
         self._journal.record("checkpoint_committed", step=effect.step, bytes=size_bytes)
         self._settle(local_pb2.CheckpointCommitted(step=effect.step))
         try:
             await asyncio.to_thread(self._commits.prune)
-        except ElasticError as error:  # it is committed all the same
-            self._journal.record("warning", source="checkpoints", message=str(error))
+        except Exception as error:  # noqa: BLE001 - it is committed all the same
+            self._journal.record("warning", source="checkpoints", message=_words(error))
 
     def abandon(self, effect: fx.AbandonCheckpoint) -> None:
         """It will never be whole."""
@@ -108,3 +110,7 @@ class Saves:
             return False
         stream.send(checkpoint=settled)
         return True
+
+
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, ElasticError) else f"{type(error).__name__}: {error}"

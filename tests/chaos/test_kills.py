@@ -38,8 +38,8 @@ def check_outcome(job: JobProcess, out: Path, epochs: int) -> None:
     [
         (2, 4, ["--batch-size", "5"]),
         (3, 5, ["--batch-size", "4", "--accumulate", "3", "--loaders", "1"]),
-        (3, 5, ["--batch-size", "2", "--global-batch", "20"]),
-        (4, 6, ["--batch-size", "3"]),
+        pytest.param(3, 5, ["--batch-size", "2", "--global-batch", "20"], marks=pytest.mark.long),
+        pytest.param(4, 6, ["--batch-size", "3"], marks=pytest.mark.long),
     ],
 )
 def test_kills_change_nothing(tmp_path: Path, nproc: int, kills: int, options: list[str]) -> None:

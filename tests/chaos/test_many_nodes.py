@@ -106,7 +106,15 @@ def test_the_others_go_on_without_a_host_whose_processes_are_killed(cluster: Clu
     cluster.wait_trained(10, *NODES)
 
 
-@pytest.mark.parametrize("lost", ["both ways", "outgoing", "incoming", "link down"])
+@pytest.mark.parametrize(
+    "lost",
+    [
+        "both ways",
+        pytest.param("outgoing", marks=pytest.mark.long),
+        pytest.param("incoming", marks=pytest.mark.long),
+        "link down",
+    ],
+)
 def test_a_silent_host_commits_nothing_and_comes_back(cluster: Cluster, lost: str) -> None:
     host = cluster.net.host("c")
     if lost == "both ways":

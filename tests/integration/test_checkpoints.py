@@ -94,7 +94,7 @@ def test_nothing_but_damaged_checkpoints(place: Place, checkpoints: Path) -> Non
     ("arguments", "names"),
     [
         (["--features", "5"], ["model.weight", "[1, 4]", "[1, 5]"]),
-        (["--name", "network"], ["'model'", "'network'"]),
+        pytest.param(["--name", "network"], ["'model'", "'network'"], marks=pytest.mark.long),
     ],
     ids=["other shapes", "other names"],
 )

@@ -48,7 +48,7 @@ def groups(job: JobProcess) -> dict[int, set[int]]:
     }
 
 
-@pytest.mark.parametrize("victim", ["script", "worker"])
+@pytest.mark.parametrize("victim", ["script", pytest.param("worker", marks=pytest.mark.long)])
 def test_a_killed_process_costs_one_restart_of_all(
     place: Place, tmp_path: Path, victim: str
 ) -> None:
@@ -92,7 +92,7 @@ def test_the_environment_is_that_of_torchrun(place: Place, tmp_path: Path) -> No
         assert mine["MASTER_ADDR"] == "127.0.0.1"
 
 
-@pytest.mark.parametrize("end", ["raises", "raises_recorded"])
+@pytest.mark.parametrize("end", [pytest.param("raises", marks=pytest.mark.long), "raises_recorded"])
 def test_a_script_that_always_fails_ends_the_job_after_the_restarts(
     place: Place, tmp_path: Path, end: str
 ) -> None:
@@ -111,7 +111,9 @@ def test_other_exit_codes_are_failures(place: Place, tmp_path: Path) -> None:
     assert "exit code 3" in said(job)
 
 
-@pytest.mark.parametrize("script", ["never_joins.py", "classic.py"])
+@pytest.mark.parametrize(
+    "script", [pytest.param("never_joins.py", marks=pytest.mark.long), "classic.py"]
+)
 def test_a_script_that_ends_at_once_is_done(place: Place, tmp_path: Path, script: str) -> None:
     job = place.start(script, "nothing", tmp_path, options=ALL)
     assert job.wait() == 0, job.story()
@@ -130,7 +132,7 @@ def test_a_worker_that_is_done_early_is_waited_with(place: Place, tmp_path: Path
 
 
 def test_sigterm_reaches_the_script(place: Place, tmp_path: Path) -> None:
-    job = ready(place, "saves_at_sigterm", tmp_path)
+    job = ready(place, "saves_at_sigterm", tmp_path, "--stop-grace-s", "1000")
     job.process.send_signal(signal.SIGTERM)
     assert job.wait() == TERMINATED, job.story()
     assert {path.name for path in tmp_path.glob("saved-*")} == {"saved-0", "saved-1"}

@@ -17,7 +17,14 @@ def test_a_data_set_smaller_than_one_batch_trains(place: Place, samples: int, np
     assert steps_of(job) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("samples", [16, 13, 3], ids=["2, 1, 1", "one is left", "1, 1, 1"])
+@pytest.mark.parametrize(
+    "samples",
+    [
+        pytest.param(16, id="2, 1, 1"),
+        pytest.param(13, id="one is left", marks=pytest.mark.long),
+        pytest.param(3, id="1, 1, 1", marks=pytest.mark.long),
+    ],
+)
 def test_batch_norm_never_gets_a_single_sample(place: Place, samples: int) -> None:
     """Three workers take 12 samples a step; dealt evenly, each of these epochs has a single one."""
     job = place.start("batch_norm.py", "--samples", samples, nproc=3)

@@ -16,8 +16,15 @@ from tests.job_process import JobProcess
 SAMPLES = 48  # of steady.py
 
 
-@pytest.mark.parametrize("nproc", [3, 2], ids=["as many workers", "fewer workers"])
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+@pytest.mark.parametrize(
+    ("end", "nproc"),
+    [
+        pytest.param(signal.SIGTERM, 3, id="stopped-as many workers"),
+        pytest.param(signal.SIGTERM, 2, id="stopped-fewer workers", marks=pytest.mark.long),
+        pytest.param(signal.SIGKILL, 3, id="killed-as many workers", marks=pytest.mark.long),
+        pytest.param(signal.SIGKILL, 2, id="killed-fewer workers"),
+    ],
+)
 def test_a_run_that_begins_from_a_checkpoint_has_all_its_steps_in_the_ledger(
     place: Place, tmp_path: Path, end: signal.Signals, nproc: int
 ) -> None:

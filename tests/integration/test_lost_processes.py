@@ -111,7 +111,12 @@ def test_whoever_is_killed_nobody_is_left_behind(place: Place) -> None:
 
 @pytest.mark.parametrize(
     "killed",
-    [("agent", "keeper"), ("agent", "zygote"), ("keeper",), ("keeper", "zygote")],
+    [
+        ("agent", "keeper"),
+        pytest.param(("agent", "zygote"), marks=pytest.mark.long),
+        pytest.param(("keeper",), marks=pytest.mark.long),
+        ("keeper", "zygote"),
+    ],
     ids="-".join,
 )
 def test_one_of_agent_keeper_and_zygote_is_enough_to_end_everything(

@@ -22,11 +22,18 @@ from tests.integration.running import (
     ("script", "arguments", "names"),
     [
         ("raises_before_init.py", [], ["ValueError: no such corpus"]),
-        ("raises_after_init.py", [], ["ValueError: no such corpus"]),
+        pytest.param(
+            "raises_after_init.py", [], ["ValueError: no such corpus"], marks=pytest.mark.long
+        ),
         ("asks_for_its_rank.py", [], ["has not been initialized", "session.steps()"]),
-        ("raises_in_step.py", ["all", "no-marker"], ["ValueError: bad sample"]),
+        pytest.param(
+            "raises_in_step.py",
+            ["all", "no-marker"],
+            ["ValueError: bad sample"],
+            marks=pytest.mark.long,
+        ),
         ("raises_in_step.py", ["one", "no-marker"], ["ValueError: bad sample"]),
-        ("exits.py", ["sys.exit(3)"], ["sys.exit(3)"]),
+        pytest.param("exits.py", ["sys.exit(3)"], ["sys.exit(3)"], marks=pytest.mark.long),
         ("exits.py", ["os._exit(0)"], ["exit code 0"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
@@ -59,11 +66,11 @@ def test_a_failure_of_one_rank_once_costs_one_restart(place: Place, tmp_path: Pa
     ("script", "names"),
     [
         ("differs.py", ["ModelMismatch", "model.weight"]),
-        ("endless_data.py", ["ConfigurationError", "Stream"]),
+        pytest.param("endless_data.py", ["ConfigurationError", "Stream"], marks=pytest.mark.long),
         ("never_joins.py", ["elastic.init()", "never_joins.py", "--launch torchrun"]),
         ("never_steps.py", ["session.steps"]),
         ("forgets_backward.py", ["StepMisused", "step.backward"]),
-        ("forgets_with.py", ["StepMisused", "with step"]),
+        pytest.param("forgets_with.py", ["StepMisused", "with step"], marks=pytest.mark.long),
         ("adds_a_layer.py", ["StepMisused", "Sequential", "new: 2.weight, 2.bias"]),
     ],
 )

@@ -278,10 +278,10 @@ class Agent:
         if any(now >= by for by in self._ends_by()):
             self._end_all(now)
         if self.phase is AgentPhase.ENDING:
-            return self._wind_up(now)
+            return [*self._let_go_of_finished(), *self._wind_up(now)]
         if self.phase is AgentPhase.WARMING:
             return []
-        effects = [*self._retire_spent(now), *self._expire(now)]
+        effects = [*self._retire_spent(now), *self._let_go_of_finished(), *self._expire(now)]
         if not self._adopting():
             effects += [*self._fill_slots(now), *self._spawn_missing(now)]
         return [*effects, fx.SetTimer(at=self._next_instant(now))]
@@ -392,6 +392,16 @@ class Agent:
             if process.kill_at is not None and now >= process.kill_at:
                 process.kill_at = None
                 yield fx.EndWorker(worker=name)
+
+    def _let_go_of_finished(self) -> Iterator[fx.Effect]:
+        """A script that ends well when it is asked to is no failure, and no more needed than the
+        others: but the store of their group, which it may have, until these have ended too."""
+        retired = [p for p in self._processes.values() if p.retired]
+        if all(p.status.phase is WorkerPhase.FINISHED for p in retired):
+            for process in retired:
+                if not process.let_go:
+                    process.let_go = True
+                    yield fx.DismissWorker(worker=process.status.worker)
 
     def _retire(self, processes: Iterable[Process], now: float) -> list[fx.Effect]:
         """Ask classic scripts to end."""

@@ -29,6 +29,8 @@ class Process:
     """Its script was seen to run torch.compile, so it gets more time."""
     retired: bool = False
     """It was asked to end as its whole group does: that is no failure of its own."""
+    let_go: bool = False
+    """Retired and finished, it was told that nobody needs it any more."""
     kill_at: float | None = None
     """Retired, it is killed if it still runs by then."""
 

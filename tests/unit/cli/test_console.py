@@ -47,6 +47,7 @@ FIELDS = {
     "kind": "signal",
     "log_dir": "/logs",
     "message": "was killed",
+    "name": "something_new",
     "node": "n1",
     "path": "/run/agent.sock",
     "peer": "ipv4:10.0.0.1:1",
@@ -61,7 +62,7 @@ FIELDS = {
 }
 
 
-def entry(name: str, **fields: object) -> Entry:
+def entry(name: str, /, **fields: object) -> Entry:
     return Entry(unix_s=1.0, name=name, fields=fields)
 
 

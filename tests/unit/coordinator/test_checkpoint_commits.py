@@ -128,12 +128,12 @@ def test_what_is_abandoned_or_overtaken_is_forgotten(
     members.save(5, 0)
     commits.forget(5, 1)
     commits.forget(5, 1)
-    with pytest.raises(KeyError):
+    with pytest.raises(CheckpointWriteError, match="step 5 is not committed"):
         commits.commit(5, 1)
     members.save(5, 0, 1)
     members.save(10, 0, 1, generation=2)
     commits.commit(10, 2)
-    with pytest.raises(KeyError):
+    with pytest.raises(CheckpointWriteError, match="later step was first"):
         commits.commit(5, 1)
 
 
@@ -147,3 +147,15 @@ def test_a_share_that_is_not_there_leaves_the_earlier_checkpoint(
     with pytest.raises(CheckpointWriteError, match="missing"):
         commits.commit(10, 1)
     assert set(catalog.list_checkpoints(directory)) == {5}
+
+
+def test_one_that_a_later_one_has_overtaken_is_not_made_of_what_came_since(
+    members: Members, commits: CheckpointCommits, directory: CheckpointDirectory
+) -> None:
+    members.save(5, 0)
+    members.save(6, 0, 1)
+    commits.commit(6, 1)
+    members.save(5, 1)
+    with pytest.raises(CheckpointWriteError, match="later step was first"):
+        commits.commit(5, 1)
+    assert catalog.list_checkpoints(directory) == (6,)

@@ -285,8 +285,11 @@ def test_while_somebody_else_may_lead_nothing_is_written_and_nothing_is_lost(
     assert [t["ledger_stored"].committed for t in place.told] == [2]
 
 
-def test_a_job_without_a_ledger_forgets_the_steps() -> None:
+def test_a_job_without_a_ledger_has_its_members_forget_the_steps() -> None:
+    """They may have been told to keep them, by agents that --record-samples was given to."""
     place = Place()
-    place.hear(ledger=entries(0))
+    place.hear(ledger=entries(0, 1))
+    place.hear(ledger=entries())
     place.hearing.record()
-    assert place.told == []
+    (told,) = place.told
+    assert told["ledger_stored"] == local_pb2.LedgerStored(committed=2, run="i", generation=3)

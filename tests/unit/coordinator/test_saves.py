@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -24,7 +26,7 @@ class Storage(CheckpointCommits):
     def __init__(self) -> None:
         self.reports: list[job_pb2.ShardSaved] = []
         self.forgotten: list[tuple[int, int]] = []
-        self.error: CheckpointWriteError | None = None
+        self.error: Exception | None = None
         self.prune_error: CheckpointWriteError | None = None
 
     @property
@@ -121,12 +123,19 @@ def test_an_abandoned_one_may_be_saved_again() -> None:
     run(check)
 
 
-def test_a_commit_that_fails_is_an_abandoned_save() -> None:
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (CheckpointWriteError("no space left"), "no space left"),
+        (KeyError("a client's own error"), 'KeyError: "a client\'s own error"'),
+    ],
+)
+def test_a_commit_that_fails_is_an_abandoned_save(error: Exception, message: str) -> None:
     async def check(place: Place) -> None:
-        place.storage.error = CheckpointWriteError("no space left")
+        place.storage.error = error
         await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))
         assert place.settled() == [(5, True)]
-        assert place.diary.of("checkpoint_abandoned")[0]["message"] == "no space left"
+        assert place.diary.of("checkpoint_abandoned")[0]["message"] == message
         assert place.saves.newest_step == 0
 
     run(check)
@@ -141,6 +150,31 @@ def test_what_can_not_be_removed_takes_nothing_from_what_is_committed() -> None:
         assert not place.diary.of("checkpoint_abandoned")
         (warning,) = place.diary.of("warning")
         assert warning["message"] == "old checkpoints could not be removed"
+
+    run(check)
+
+
+def test_commits_are_made_in_the_order_in_which_checkpoints_were_whole() -> None:
+    """Each drops what was reported of the steps before it, so a later one must not be first."""
+
+    async def check(place: Place) -> None:
+        begun, committed = threading.Event(), []
+
+        def commit(step: int, generation: int) -> int:
+            del generation
+            if step == 5:
+                begun.set()
+                time.sleep(0.2)  # the other, if it can, is far ahead by then
+            committed.append(step)
+            return 1
+
+        place.storage.commit = commit  # type: ignore[method-assign]
+        first = asyncio.ensure_future(place.saves.commit(fx.CommitCheckpoint(generation=3, step=5)))
+        await asyncio.to_thread(begun.wait)
+        await place.saves.commit(fx.CommitCheckpoint(generation=3, step=6))
+        await first
+        assert committed == [5, 6]
+        assert place.saves.newest_step == 6
 
     run(check)
 

@@ -256,6 +256,16 @@ def test_a_signal_reaches_classic_scripts_at_once_and_nobody_starts_any_more() -
         assert not of(fx.ReportFailure, effects)
 
 
+def test_scripts_that_end_well_when_asked_are_let_go_together() -> None:
+    """One of them may have the store of their group."""
+    agent = running_pair()
+    agent.handle(ev.LeaveRequested(exit_code=143, reason="SIGTERM"), 4.0)
+    assert not of(fx.DismissWorker, agent.handle(reported("a-1", WorkerPhase.FINISHED), 4.2))
+    effects = agent.handle(reported("a-2", WorkerPhase.FINISHED), 4.5)
+    assert of(fx.DismissWorker, effects) == [fx.DismissWorker(worker=w) for w in ("a-1", "a-2")]
+    assert not of(fx.DismissWorker, agent.handle(ev.TimerFired(), 4.6))
+
+
 def test_classic_scripts_have_their_grace_also_when_the_job_has_failed() -> None:
     agent = running_pair()
     effects = agent.handle(ev.JobEnded(exit_code=1), 4.0)

@@ -79,8 +79,8 @@ def test_a_planned_change_is_awaited_at_its_boundary(settled: dict[str, int]) ->
         planned = seat.generation(2, leave_after=7)
         place.membership.announce(replace(planned, provisional=True))
         assert not place.membership.must_leave()
-        threading.Timer(0.1, place.membership.announce, [replace(planned, **settled)]).start()
         began = time.monotonic()
+        threading.Timer(0.1, place.membership.announce, [replace(planned, **settled)]).start()
         assert place.membership.await_settlement(7, 60.0)
         assert time.monotonic() - began >= 0.1
         assert place.membership.must_leave() is (not settled)

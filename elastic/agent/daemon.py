@@ -207,8 +207,16 @@ class AgentDaemon:
             self._watch(spawned.worker, spawned.pid)
             self._journal.record("worker_started", worker=spawned.worker, pid=spawned.pid)
             self._driver.post(ev.WorkerSpawned(worker=spawned.worker, pid=spawned.pid))
+        elif kind == "not_spawned":
+            self._not_spawned(event.not_spawned.worker, event.not_spawned.reason)
         elif kind == "exited":
             self._exited(event.exited.worker, event.exited.exit_code, event.exited.signal)
+
+    def _not_spawned(self, worker: str, reason: str) -> None:
+        self._pids.pop(worker, None)
+        self._journal.record("worker_not_started", worker=worker, reason=reason)
+        self._driver.post(ev.WorkerNotSpawned(worker=worker))
+        self._logs.forget(worker)
 
     def _adopt(self, found: pb.Spawned) -> None:
         """A worker of an earlier agent is alive."""
@@ -239,8 +247,8 @@ class AgentDaemon:
         self._unwatch(worker)
         self._liveness.forget(worker)
         self._compiling.discard(worker)
-        self._logs.forget(worker)
         self._driver.post(ev.WorkerExited(worker=worker, exit_code=exit_code, signal=number))
+        self._logs.forget(worker)
 
     def _watch(self, worker: str, pid: int) -> None:
         """Also by pidfd: a zygote that is itself stopped would not report."""

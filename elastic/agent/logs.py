@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 _INTERVAL_S = 0.1
-_MOST_BYTES = 1 << 20
-_MOST_LINES, _LONGEST_LINE = 20, 2000
+_MOST_BYTES = 1 << 18  # at one look
+_MOST_AT_ONCE = 2000  # lines of one look: handing out more would hold up the agent
+_MOST_BEHIND = 4 << 20
+_MOST_LEFT = 1 << 20  # of a worker that has ended
+_LONGEST_LINE = 1 << 14  # bytes; a longer one is handed out in pieces
+_PROGRESS_EVERY_S = 1.0
+_LAST_LINES, _LAST_BYTES, _LONGEST_LAST = 20, 1 << 16, 2000
 
 
 @dataclass(slots=True)
@@ -17,10 +23,24 @@ class _Followed:
     path: Path
     offset: int = 0
     rest: bytes = b""
+    progress_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What a file had to show from `offset` on."""
+
+    offset: int
+    skipped: int
+    data: bytes
 
 
 class LogFollower:
     """Workers write to files themselves, so their output survives their agent.
+
+    What a worker writes faster than it can be shown stays in its file, and a line says so. As on a
+    terminal, a carriage return begins the line anew: of a progress bar the newest state is shown,
+    once a second.
 
     on_line: takes the worker and one line without its end.
     """
@@ -35,48 +55,106 @@ class LogFollower:
         self._followed[worker] = _Followed(path, offset)
 
     def forget(self, worker: str) -> None:
-        """Hand out what is left and stop following."""
-        followed = self._followed.get(worker)
+        """Hand out the last of what is left and stop following."""
+        followed = self._followed.pop(worker, None)
         if followed is None:
             return
-        while self._drain(worker, followed):
+        while self._hand_out(worker, followed, _look(followed, most_behind=_MOST_LEFT)):
             pass
         if followed.rest:
-            self._on_line(worker, followed.rest.decode(errors="replace"))
-        del self._followed[worker]
+            self._on_line(worker, _shown(followed.rest))
 
     async def run(self) -> None:
         """Look for new lines until cancelled."""
         while True:
             await asyncio.sleep(_INTERVAL_S)
-            self.poll()
+            for worker, followed in list(self._followed.items()):
+                look = await asyncio.to_thread(_look, followed)
+                if self._followed.get(worker) is followed:
+                    self._hand_out(worker, followed, look)
 
     def poll(self) -> None:
         """Look once."""
         for worker, followed in list(self._followed.items()):
-            self._drain(worker, followed)
+            self._hand_out(worker, followed, _look(followed))
 
-    def _drain(self, worker: str, followed: _Followed) -> bool:
-        """Hand out a portion of what is new; False if there was nothing."""
-        try:
-            if followed.path.stat().st_size <= followed.offset:
-                return False
-            with followed.path.open("rb") as file:
-                file.seek(followed.offset)
-                data = file.read(_MOST_BYTES)
-        except FileNotFoundError:
+    def _hand_out(self, worker: str, followed: _Followed, look: _Look) -> bool:
+        """False if there was nothing new."""
+        if look.offset != followed.offset:
+            return True  # somebody has looked meanwhile
+        if look.skipped:
+            followed.rest = b""
+            self._on_line(
+                worker, f"[{look.skipped / 1e6:.1f} MB of output are only in {followed.path}]"
+            )
+        if not look.data:
             return False
-        followed.offset += len(data)
-        *lines, followed.rest = (followed.rest + data).split(b"\n")
+        *lines, last = look.data.split(b"\n", _MOST_AT_ONCE)
+        left = len(last) if len(lines) == _MOST_AT_ONCE else 0  # for the next look
+        followed.offset += look.skipped + len(look.data) - left
+        rest = b"" if left else last
+        if lines:
+            lines[0] = followed.rest + lines[0]
+        else:
+            rest = followed.rest + rest
         for line in lines:
-            self._on_line(worker, line.decode(errors="replace"))
-        return bool(data)
+            self._on_line(worker, _shown(self._short(worker, _newest(line))))
+        followed.rest = self._short(worker, self._overwritten(worker, followed, rest))
+        return True
+
+    def _overwritten(self, worker: str, followed: _Followed, rest: bytes) -> bytes:
+        """Show now and then what a line without end was before; return what it is now."""
+        newest = _newest(rest)
+        if newest != rest:
+            before = _shown(rest[: len(rest) - len(newest)])
+            if before and time.monotonic() - followed.progress_at >= _PROGRESS_EVERY_S:
+                followed.progress_at = time.monotonic()
+                self._on_line(worker, before)
+        return newest
+
+    def _short(self, worker: str, line: bytes) -> bytes:
+        """Hand out pieces of a line that is too long; return the rest."""
+        while len(line) > _LONGEST_LINE:
+            self._on_line(worker, _shown(line[:_LONGEST_LINE]))
+            line = line[_LONGEST_LINE:]
+        return line
+
+
+def _look(followed: _Followed, most_behind: int = _MOST_BEHIND) -> _Look:
+    """Read on; what is further than `most_behind` bytes behind the end is passed over."""
+    offset = followed.offset
+    try:
+        with followed.path.open("rb") as file:
+            behind = file.seek(0, 2) - offset
+            skipped = max(0, behind - _MOST_BYTES) if behind > most_behind else 0
+            file.seek(offset + skipped)
+            data = file.read(_MOST_BYTES) if behind > 0 else b""
+    except OSError:
+        return _Look(offset, 0, b"")
+    if skipped:
+        begun = data.find(b"\n") + 1  # a line that is cut says nothing
+        return _Look(offset, skipped + begun, data[begun:])
+    return _Look(offset, 0, data)
 
 
 def last_lines(log: Path) -> str:
     """What a worker that could not report left in its log."""
     try:
-        lines = log.read_text(errors="replace").splitlines()
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _LAST_BYTES))
+            data = file.read(_LAST_BYTES)
     except OSError:
         return ""
-    return "\n".join(line[:_LONGEST_LINE] for line in lines[-_MOST_LINES:])
+    lines = [_shown(line) for line in data.split(b"\n")]
+    if lines and not lines[-1]:
+        del lines[-1]
+    return "\n".join(line[-_LONGEST_LAST:] for line in lines[-_LAST_LINES:])
+
+
+def _newest(line: bytes) -> bytes:
+    """Without what a carriage return has had overwritten; one at the end overwrites nothing yet."""
+    return line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
+
+
+def _shown(line: bytes) -> str:
+    return _newest(line).rstrip(b"\r").decode(errors="replace")

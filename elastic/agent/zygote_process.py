@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -15,7 +17,7 @@ from typing import IO, Any
 
 from elastic.errors import TransientError
 from elastic.rpc.framing import encode, read_message
-from elastic.runtime.orphans import end_children, end_marked
+from elastic.runtime.orphans import end_marked
 from elastic.v1 import local_pb2 as pb
 
 _KEEPER = "elastic.runtime.keeper"
@@ -23,6 +25,7 @@ _ZYGOTE = "elastic.worker.process.zygote"
 _SOCKET = "zygote.sock"
 _MARK = "_ELASTIC_RUN_DIRECTORY"  # in the environment of all that it starts
 _EXIT_GRACE_S = 5.0
+_log = logging.getLogger(__name__)
 
 
 class ZygoteProcess:
@@ -31,7 +34,7 @@ class ZygoteProcess:
     grace_s: how long it and its workers outlive an agent that ends without a word. hold: a file
     that it keeps open for as long as it lives.
 
-    This process's only child is its keeper. Whatever else becomes one was orphaned by its end.
+    Of this process's children only the keeper is one of the run, besides what its end orphans.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class ZygoteProcess:
         self._on_lost = on_lost
         self._grace_s = grace_s
         self._hold = hold
-        self._keeper: subprocess.Popen[bytes] | int | None = None  # a pid, if it is not our child
+        self._keeper: subprocess.Popen[bytes] | _Found | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._waiting: list[bytes] = []  # requests from before it was started
@@ -87,8 +90,8 @@ class ZygoteProcess:
                 self._on_event(event)
         if not self._closing:
             await self._reap()
-            await asyncio.to_thread(end_children)
             await asyncio.to_thread(self._end_left)
+            self._forget_keeper()
             self._on_lost()
 
     def spawn(self, request: pb.SpawnRequest) -> None:
@@ -110,12 +113,14 @@ class ZygoteProcess:
                 self._kill_group()
             await self._reap()
             self._writer.close()
+        self._forget_keeper()
 
     def let_go(self) -> None:
         """Leave it and its workers to another agent."""
         self._closing = True
         if self._writer is not None:
             self._writer.close()
+        self._forget_keeper()
 
     def exit_reason(self) -> TransientError:
         """What its unexpected end means."""
@@ -123,9 +128,12 @@ class ZygoteProcess:
         return TransientError(f"the zygote ended unexpectedly ({code}); its log: {self._log}")
 
     def _end_left(self) -> None:
-        """What is left of a zygote and its keeper that were killed together with their agent, or
-        under one that had found them and so is not their ancestor."""
-        end_marked(_MARK, str(self._run_directory))
+        """What a zygote and its keeper that were killed have left. Not all of this process's
+        children: it may have had some before it became an agent, or be the first of a container."""
+        session = self._keeper.pid if self._keeper is not None else None
+        left = end_marked(_MARK, str(self._run_directory), session=session)
+        if left:
+            _log.warning("processes that do not end, though they were killed, are left: %s", left)
 
     def _start(self, path: str) -> subprocess.Popen[bytes]:
         with contextlib.suppress(FileNotFoundError):
@@ -153,32 +161,31 @@ class ZygoteProcess:
     def _note(self, event: pb.ZygoteEvent) -> None:
         self.was_ready = True
         if event.HasField("ready") and self._keeper is None:
-            self._keeper = event.ready.keeper
+            self._keeper = _Found.of(event.ready.keeper)
 
     async def _reap(self) -> None:
-        """Return when the zygote and its keeper are gone."""
-        try:
-            await asyncio.wait_for(self._ended(), _EXIT_GRACE_S)
-        except asyncio.TimeoutError:
+        """Return when the zygote and its keeper are gone; killed, they get as long once more."""
+        for _ in range(2):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._ended(), _EXIT_GRACE_S)
+                return
             self._kill_group()
-            await self._ended()
+        _log.warning("the keeper of the zygote does not end, though it was killed")
 
     async def _ended(self) -> None:
-        keeper = self._keeper
-        if isinstance(keeper, subprocess.Popen):
-            while keeper.poll() is None:
-                await asyncio.sleep(0.01)
-        elif keeper is not None:
-            while os.path.exists(f"/proc/{keeper}"):
-                await asyncio.sleep(0.01)
+        while self._keeper is not None and self._keeper.poll() is None:
+            await asyncio.sleep(0.01)
+
+    def _forget_keeper(self) -> None:
+        if isinstance(self._keeper, _Found):
+            self._keeper.forget()
 
     def _kill_group(self) -> None:
         """The keeper and the zygote."""
         keeper = self._keeper
-        pid = keeper.pid if isinstance(keeper, subprocess.Popen) else keeper
-        if pid is not None:
+        if keeper is not None and keeper.poll() is None:  # else the number may be another's
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+                os.killpg(keeper.pid, signal.SIGKILL)
 
     def _send(self, **kind: Any) -> None:
         request = encode(pb.ZygoteRequest(**kind))
@@ -186,3 +193,33 @@ class ZygoteProcess:
             self._waiting.append(request)
         elif not self._writer.is_closing():
             self._writer.write(request)
+
+
+class _Found:
+    """The keeper of an earlier agent: not this process's child, and perhaps nobody's who would
+    look at how it ended."""
+
+    def __init__(self, pid: int, descriptor: int) -> None:
+        self.pid = pid
+        self._descriptor = descriptor
+
+    @classmethod
+    def of(cls, pid: int) -> _Found | None:
+        """None if it is gone."""
+        try:
+            return cls(pid, os.pidfd_open(pid))
+        except ProcessLookupError:
+            return None
+
+    def poll(self) -> int | None:
+        """None while it lives; how it ended is told to its parent alone."""
+        if self._descriptor < 0:
+            return 0
+        ready, _, _ = select.select([self._descriptor], [], [], 0)
+        return 0 if ready else None
+
+    def forget(self) -> None:
+        """Nothing more will be asked."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

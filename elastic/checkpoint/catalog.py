@@ -18,7 +18,7 @@ from elastic.checkpoint.layout import (
     step_directory_name,
 )
 from elastic.checkpoint.manifest import Manifest
-from elastic.errors import CheckpointDamaged, CheckpointWriteError
+from elastic.errors import CheckpointDamaged, CheckpointWriteError, ElasticError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +153,7 @@ def prune(directory: CheckpointDirectory, keep_last: int) -> list[int]:
     """Keep the newest `keep_last` checkpoints (at least 1); return the steps removed.
 
     Abandoned saves older than the newest checkpoint go too. A save newer than it is still in
-    progress and stays.
+    progress and stays. Raises CheckpointWriteError if some could not be removed, after the others.
     """
     assert keep_last >= 1, f"the newest checkpoint is never removed: keep_last={keep_last}"
     catalog = scan(directory)
@@ -161,8 +161,18 @@ def prune(directory: CheckpointDirectory, keep_last: int) -> list[int]:
         return []
     abandoned = [step for step in catalog.uncommitted if step < catalog.committed[0]]
     removed = sorted([*catalog.committed[keep_last:], *abandoned])
+    kept: dict[int, ElasticError] = {}
     for step in removed:  # oldest first, so that an interruption leaves the newest ones
-        directory.remove_tree(step_directory_name(step))
+        try:
+            directory.remove_tree(step_directory_name(step))
+        except ElasticError as error:
+            kept[step] = error
+    if kept:
+        steps = ", ".join(map(str, kept))
+        raise CheckpointWriteError(
+            f"old checkpoints could not be removed and take up space (steps {steps}): "
+            f"{next(iter(kept.values()))}"
+        )
     return removed
 
 

@@ -11,6 +11,7 @@ from rich.console import Console as RichConsole
 from rich.live import Live
 from rich.text import Text
 
+from elastic.cli.formats import printable
 from elastic.runtime.journal import Entry, JsonLines
 from elastic.settings.run import Console
 
@@ -62,7 +63,7 @@ class JsonDisplay:
     def output(self, rank: int | None, worker: str, line: str) -> None:
         """Write it if it is to be shown."""
         if _is_shown(self._choice, rank, worker):
-            self._out.write(prefix(rank, worker) + line + "\n")
+            self._out.write(prefix(rank, worker) + printable(line, colours=True) + "\n")
             self._out.flush()
 
     def close(self) -> None:
@@ -91,12 +92,13 @@ class LiveDisplay:
             self._recovery_s = entry.fields["total_s"]
         text = describe(entry)
         if text is not None:
-            self._console.print(Text(text, style=_style(entry.name)))
+            self._console.print(Text(printable(text), style=_style(entry.name)))
 
     def output(self, rank: int | None, worker: str, line: str) -> None:
         """Print it above the line if it is to be shown."""
         if _is_shown(self._choice, rank, worker):
-            self._console.print(Text(prefix(rank, worker) + line))
+            shown = Text.from_ansi(printable(line, colours=True))
+            self._console.print(Text(prefix(rank, worker)) + shown)
 
     def close(self) -> None:
         """Take the line away."""
@@ -106,21 +108,17 @@ class LiveDisplay:
         facts = self._facts
         if not facts:
             return Text("starting...", style="dim")
-        figures = {k: v for k, v in facts.items() if k not in _KNOWN}
         parts = [
             f"step {facts['step']}",
             f"epoch {facts['epoch']}",
-            *(f"{name} {value:.4g}" for name, value in figures.items()),
+            *(f"{name} {value:.4g}" for name, value in facts["reported"].items()),
             f"{facts['samples_per_s']:.0f} samples/s",
             f"world {facts['world_size']}",
             f"generation {facts['generation']}",
         ]
         if self._recovery_s is not None:
             parts.append(f"last recovery {self._recovery_s * 1000:.0f} ms")
-        return Text(" | ".join(parts), style="bold")
-
-
-_KNOWN = {"step", "epoch", "generation", "world_size", "step_s", "samples_per_s"}
+        return Text(printable(" | ".join(parts)), style="bold")
 
 
 def prefix(rank: int | None, worker: str) -> str:
@@ -138,11 +136,13 @@ def _is_shown(choice: Console, rank: int | None, worker: str) -> bool:
 
 _BAD = {
     "worker_failed",
+    "worker_not_started",
     "newcomers_refused",
     "job_ended",
     "checkpoint_abandoned",
     "checkpoint_damaged",
     "state_differed",
+    "report_failed",
     "cut_off",
     "node_quarantined",
     "certificates_refused",
@@ -160,7 +160,7 @@ def _style(name: str) -> str:
 def describe(entry: Entry) -> str | None:
     """The entry as a person reads it; None for what only machines need."""
     form = _FORMS.get(entry.name)
-    return form(dict(entry.fields)) if form is not None else None
+    return form({**entry.fields, **entry.fields.get("details", {})}) if form is not None else None
 
 
 _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -188,6 +188,8 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"every step copies {int(f['bytes']) / 1e6:.1f} MB in {f['copy_ms']} ms ({f['names']}): "
         f"{f['advice']}"
     ),
+    "report_failed": lambda f: f"a report of worker {f['worker']} failed: {f['message']}",
+    "notice": lambda f: f"a worker of {f['node']} tells of {f['name']}, unknown here",
     "checkpoint_damaged": lambda f: f"checkpoint of step {f['step']} is damaged: {f['reason']}",
     "stop_requested": lambda f: f"leaving at the next step boundary: {f['reason']}",
     "zygote_lost": lambda f: f["reason"],
@@ -195,6 +197,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "job_ended": lambda f: f"ended after {f['committed']} steps: {f.get('message', '')}",
     # ---- of many nodes
     "agent_started": lambda f: f"node {f['node']} of job {f['job']}: logs in {f['log_dir']}",
+    "worker_not_started": lambda f: f"worker {f['worker']} could not be started: {f['reason']}",
     "worker_adopted": lambda f: f"worker {f['worker']} found alive",
     "registration_held": lambda _: "registered in the store",
     "registration_suspect": lambda _: "the store does not answer: the registration may be lost",

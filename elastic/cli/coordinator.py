@@ -8,7 +8,6 @@ import math
 import signal
 import sys
 from collections.abc import Iterator
-from typing import TextIO
 
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.cli.etcd import address_towards, open_store
@@ -20,6 +19,7 @@ from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.control import ControlServer
 from elastic.rpc.security import choose_security
 from elastic.runtime.journal import Journal, JsonLines, RecentEntries
+from elastic.runtime.output import Output, Stream
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.coordinator import CoordinatorSettings
 
@@ -39,7 +39,7 @@ def coordinate(settings: CoordinatorSettings) -> int:
 
 
 async def _coordinate(
-    settings: CoordinatorSettings, checkpoints: CheckpointDirectory | None, stream: TextIO
+    settings: CoordinatorSettings, checkpoints: CheckpointDirectory | None, stream: Stream
 ) -> int:
     recent = RecentEntries()
     journal = Journal(JsonLines(stream, quiet=frozenset({"progress"})), recent)
@@ -100,19 +100,23 @@ def _checkpoints(settings: CoordinatorSettings) -> CheckpointDirectory | None:
 
 
 @contextlib.contextmanager
-def _events(settings: CoordinatorSettings) -> Iterator[TextIO]:
+def _events(settings: CoordinatorSettings) -> Iterator[Stream]:
     if settings.events_file is None:
         yield sys.stdout
         return
     try:
-        stream = settings.events_file.open("a", encoding="utf-8")
+        stream = settings.events_file.open("ab", buffering=0)
     except OSError as error:
         raise ConfigurationError(
             f"can not write the events file {settings.events_file}: {error.strerror}; choose "
             "another with --events-file"
         ) from error
     with stream:
-        yield stream
+        output = Output(stream.fileno())
+        try:
+            yield output
+        finally:
+            output.end()
 
 
 def _job_options(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from elastic.errors import ConfigurationError
 
@@ -24,9 +26,18 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2))
 
 
+_CONTROL = re.compile(r"(\x1b\[[0-9;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str, *, colours: bool = False) -> str:
+    """The text without what commands a terminal: titles, cursors, keys. Workers, nodes and their
+    scripts have written it. colours: keep these."""
+    return _CONTROL.sub(lambda m: m[0] if colours and m[1] else repr(m[0])[1:-1], text)
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A table as wide as the terminal."""
     table = Table(*columns, box=None, header_style="bold")
     for row in rows:
-        table.add_row(*(str(cell) for cell in row))
+        table.add_row(*(Text(printable(str(cell))) for cell in row))  # no markup
     Console(highlight=False).print(table)

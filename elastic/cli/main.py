@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -13,6 +14,7 @@ import typer
 
 from elastic.cli.options import SettingsCommand, with_options, with_run_options
 from elastic.errors import ElasticError
+from elastic.runtime.output import never_blocking
 from elastic.settings.coordinator import CoordinatorSettings
 from elastic.settings.node import NodeSettings
 from elastic.settings.operator import OperatorSettings
@@ -63,7 +65,7 @@ def run(
     from elastic.cli.run import Command
     from elastic.cli.run import run as run_job
 
-    with _errors():
+    with never_blocking(), _errors():
         settings = load_run_settings(options, os.environ, config, _device_counts)
         argv = [str(script), *(arguments or [])]
         raise typer.Exit(run_job(Command(settings=settings, argv=argv)))
@@ -78,7 +80,7 @@ def coordinator(*, config: _Config = None, **options: Any) -> None:
     """
     from elastic.cli.coordinator import coordinate
 
-    with _errors():
+    with never_blocking(), _errors():
         settings = load_settings(CoordinatorSettings, options, os.environ, config)
         raise typer.Exit(coordinate(settings))
 
@@ -102,7 +104,7 @@ def agent(
     """
     from elastic.cli.agent import NodeCommand, attend
 
-    with _errors():
+    with never_blocking(), _errors():
         settings = load_settings(NodeSettings, options, os.environ, config, _device_counts)
         argv = [str(script), *(arguments or [])]
         raise typer.Exit(attend(NodeCommand(settings=settings, argv=argv)))
@@ -243,13 +245,22 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-    """Errors meant for people end in one message and their exit code, not in a traceback."""
+    """Errors meant for people end in one message and their exit code, not in a traceback.
+
+    The traceback of any other is written here, where standard error may still be one that does not
+    block.
+    """
     try:
         yield
+    except typer.Exit:
+        raise
     except ElasticError as error:
         for line in str(error).splitlines():
             print(f"elastic: {line}", file=sys.stderr)
         raise typer.Exit(int(error.exit_code)) from None
+    except Exception:  # noqa: BLE001 - the last one who can say it
+        traceback.print_exc()
+        raise typer.Exit(1) from None
 
 
 def _target(address: str | None, config: Path | None, options: dict[str, Any]) -> Any:

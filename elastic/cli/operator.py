@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from elastic.cli.etcd import open_store
-from elastic.cli.formats import print_json, print_table, require_format
+from elastic.cli.formats import print_json, print_table, printable, require_format
 from elastic.cli.status import print_status, to_document
 from elastic.core.membership import WorkerPhase
 from elastic.errors import ConfigurationError, ExitCode, TransientError
@@ -151,7 +151,7 @@ def _show_event(line: str) -> None:
     at, name = entry.pop("time"), entry.pop("event")
     clock = time.strftime("%H:%M:%S", time.localtime(at))
     facts = " ".join(f"{key}={value}" for key, value in entry.items() if value not in ("", None))
-    print(f"{clock} {name} {facts}".rstrip(), flush=True)
+    print(printable(f"{clock} {name} {facts}".rstrip()), flush=True)
 
 
 def _row(node: pb.NodeStatus) -> tuple[object, ...]:

@@ -32,6 +32,8 @@ from elastic.runtime.journal import Journal, RecentEntries
 from elastic.runtime.network import interface_of
 from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.run_directory import RunDirectory
+from elastic.settings.fields import options_of
+from elastic.settings.node import NodeSettings
 from elastic.settings.run import OutputMode, RunSettings
 from elastic.store.memory import MemoryStore
 from elastic.v1.control_pb2 import AgentHello
@@ -239,8 +241,10 @@ def _job_options(settings: RunSettings, checkpoints: CheckpointDirectory | None)
 
 
 def worker_environment(workers: int, host: str, *, classic: bool) -> dict[str, str]:
-    """This process's, and what several workers on a machine need besides, reached at `host`."""
-    environment = {**os.environ}
+    """This process's but its secrets, and what several workers on a machine need besides, who are
+    reached at `host`."""
+    secrets = {option.variable for option in options_of(NodeSettings) if option.secret}
+    environment = {name: value for name, value in os.environ.items() if name not in secrets}
     if environment.get("GRPC_VERBOSITY") == "NONE":  # our own wish, see main.py
         del environment["GRPC_VERBOSITY"]
     # Several workers must not each take every core. torchrun gives each one, if there are several.

@@ -7,7 +7,7 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
-from elastic.cli.formats import print_table
+from elastic.cli.formats import print_table, printable
 from elastic.core.membership import WorkerPhase
 from elastic.v1 import control_pb2 as pb
 
@@ -38,7 +38,7 @@ def print_status(reply: pb.JobStatus) -> None:
     progress, generation = reply.progress, reply.generation
     figures = "".join(f", {name} {value:.4g}" for name, value in progress.reported.items())
     print(f"job {reply.job}: {reply.phase}, {len(generation.members)} workers")
-    print(f"step {progress.committed}, epoch {progress.epoch}{figures}")
+    print(printable(f"step {progress.committed}, epoch {progress.epoch}{figures}"))
     print(f"{progress.samples_per_s:.0f} samples/s, {progress.step_s * 1000:.1f} ms a step")
     print(f"generation {generation.number}, restarts {reply.restarts} of {reply.max_restarts}")
     if reply.coordinator:

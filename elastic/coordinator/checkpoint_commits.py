@@ -16,7 +16,8 @@ from elastic.v1 import job_pb2 as pb
 
 
 class CheckpointCommits:
-    """Collects reports by (step, generation). `commit` blocks on storage: call it off the loop."""
+    """Collects reports by (step, generation). `commit` and `prune` block on storage: call them off
+    the loop."""
 
     def __init__(self, directory: CheckpointDirectory, *, job: str, keep_last: int) -> None:
         self._directory = directory
@@ -40,7 +41,7 @@ class CheckpointCommits:
         self._reports.pop((step, generation), None)
 
     def commit(self, step: int, generation: int) -> int:
-        """Write the manifest, remove what is of no use; return the checkpoint's bytes.
+        """Write the manifest; return the checkpoint's bytes.
 
         Two groups may save the same step, one after the other. The first that is whole stands: its
         manifest is not replaced by one whose files may have been swept.
@@ -61,8 +62,12 @@ class CheckpointCommits:
                 self._reports.pop(key, None)
             with contextlib.suppress(ElasticError):  # it goes with the step, if not now
                 catalog.sweep(self._directory, manifest)
-            catalog.prune(self._directory, self._keep_last)
         return sum(file.size_bytes for file in manifest.files)
+
+    def prune(self) -> None:
+        """Remove what is older than the checkpoints to keep. Raises ElasticError."""
+        with self._committing:
+            catalog.prune(self._directory, self._keep_last)
 
     def _manifest(self, step: int, generation: int, shards: dict[int, pb.ShardSaved]) -> Manifest:
         first = shards[0]

@@ -177,12 +177,6 @@ class CoordinatorDaemon:
         if node is not None:
             self._hearing.hear(node, message)
 
-    def handling_failed(self, source: str, error: Exception) -> None:
-        """What makes no sense costs its sender the stream; anything else is a bug here."""
-        del source
-        if not isinstance(error, ValueError):
-            self._crashed(error)
-
     def stop(self, reason: str, exit_code: int) -> None:
         """Have the job saved and left."""
         self._journal.record("stop_requested", reason=reason)

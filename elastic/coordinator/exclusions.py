@@ -6,7 +6,7 @@ import json
 import time
 from dataclasses import dataclass
 
-from elastic.store.interface import Guard, Store
+from elastic.store.interface import Entry, Guard, Store
 from elastic.store.job_keys import JobKeys, node_of
 
 DRAINED, QUARANTINED = "drained", "quarantined"
@@ -35,10 +35,7 @@ class Exclusions:
         folders = {DRAINED: self._keys.draining, QUARANTINED: self._keys.quarantined}
         for state, folder in folders.items():
             for entry in await self._store.list(folder):
-                document = json.loads(entry.value)
-                self._excluded[node_of(entry.key)] = Exclusion(
-                    state=state, reason=document["reason"], since_unix_s=document["since_unix_s"]
-                )
+                self._excluded[node_of(entry.key)] = _exclusion(state, entry)
 
     def get(self, name: str) -> Exclusion | None:
         """Why the node is out; None if it is not."""
@@ -67,3 +64,17 @@ class Exclusions:
 
     def _key(self, name: str, state: str) -> str:
         return self._keys.drain(name) if state == DRAINED else self._keys.quarantine(name)
+
+
+def _exclusion(state: str, entry: Entry) -> Exclusion:
+    """One that can not be read keeps its node out all the same, until it is cleared."""
+    try:
+        document = json.loads(entry.value)
+        return Exclusion(
+            state=state,
+            reason=str(document["reason"]),
+            since_unix_s=float(document["since_unix_s"]),
+        )
+    except (ValueError, TypeError, LookupError, RecursionError):
+        reason = f"the store's key {entry.key} says that it is {state}, and can not be read"
+        return Exclusion(state=state, reason=reason, since_unix_s=time.time())

@@ -17,6 +17,8 @@ from elastic.runtime.journal import Journal
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2
 
+_NOTICES = {"state_differed", "step_copies_state", "checkpoint_damaged", "report_failed"}
+
 
 class Hearing:
     """Understands every kind of AgentMessage but the hello.
@@ -128,7 +130,7 @@ class Hearing:
             world_size=group.world_size,
             step_s=round(progress.step_s, 6),
             samples_per_s=round(progress.samples_per_s, 1),
-            **{name: round(value, 6) for name, value in progress.reported.items()},
+            reported={name: round(value, 6) for name, value in progress.reported.items()},
         )
 
     def _reformed(self, node: AttendingNode, report: job_pb2.Reformed) -> None:
@@ -160,9 +162,26 @@ class Hearing:
         would be told so, and forget the steps before. It comes again with the rest.
         """
         node.ledger_complete |= entries.whole
-        if self._ledger is not None and node.ledger_complete:
+        if self._ledger is None:
+            self._nobody_stores(entries)
+        elif node.ledger_complete:
             self._unrecorded += entries.entries
             self.record()
 
+    def _nobody_stores(self, entries: local_pb2.LedgerEntries) -> None:
+        """This job keeps no ledger, whatever its members were told: they need not keep any."""
+        if entries.entries:
+            last = entries.entries[-1]
+            self._broadcast(
+                ledger_stored=local_pb2.LedgerStored(
+                    committed=last.step + 1, run=last.run, generation=last.generation
+                )
+            )
+
     def _notice(self, node: AttendingNode, notice: local_pb2.Notice) -> None:
-        self._journal.record(notice.name, node=name_of(node.node), **dict(notice.fields))
+        """A worker's own event. It chooses among names, and its fields stand by themselves."""
+        source = name_of(node.node)
+        if notice.name in _NOTICES:
+            self._journal.record(notice.name, node=source, details=dict(notice.fields))
+        else:
+            self._journal.record("notice", node=source, details={"name": notice.name})

@@ -121,7 +121,7 @@ async def _incarnation(store: Store, job: str, proposed: str) -> str:
 
     async def read_or_make() -> str | None:
         entry = await store.create(key, proposed.encode()) or await store.get(key)
-        return entry.value.decode() if entry is not None else None
+        return entry.value.decode(errors="backslashreplace") if entry is not None else None
 
     while True:
         incarnation = await until_answered(read_or_make, "read the job's incarnation")

@@ -15,8 +15,9 @@ from elastic.store.job_documents import NodeDocument, Unreadable, node_from_json
 from elastic.store.job_keys import JobKeys, node_of
 
 _LOG = logging.getLogger(__name__)
-GONE_MARGIN_S = 1.0
-"""In which an agent that finds itself cut off has ended its workers."""
+GONE_MARGIN_S = 3.0
+"""In which an agent that is cut off has found that out (it looks twice a second) and ended its
+workers (0.3 s for their stacks), on a busy machine too."""
 
 _Instance = tuple[str, str | None]
 """A node and the start token of its agent; None: whichever agent it had before this leader."""

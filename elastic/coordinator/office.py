@@ -191,11 +191,6 @@ class Office:
         """The journal of this coordinator, in office or not."""
         return self._recent.follow() if follow else self._recent.remembered()
 
-    def handling_failed(self, source: str, error: Exception) -> None:
-        """See CoordinatorDaemon."""
-        if self._daemon is not None:
-            self._daemon.handling_failed(source, error)
-
     def _in_office(self) -> CoordinatorDaemon:
         if self._daemon is None:
             raise NotLeading(f"the coordinator at {self._options.address} does not lead now")

@@ -68,7 +68,7 @@ class Saves:
         )
 
     async def commit(self, effect: fx.CommitCheckpoint) -> None:
-        """Write the manifest."""
+        """Write the manifest, and make room."""
         if self._commits is None:
             return
         try:
@@ -76,12 +76,16 @@ class Saves:
                 size_bytes = await asyncio.to_thread(
                     self._commits.commit, effect.step, effect.generation
                 )
-        except ElasticError as error:
-            self._give_up(effect.step, str(error))
+        except Exception as error:  # noqa: BLE001 - of whatever storage; a job can do without
+            self._give_up(effect.step, _words(error))
             return
         self.newest_step = max(self.newest_step, effect.step)
         self._journal.record("checkpoint_committed", step=effect.step, bytes=size_bytes)
         self._settle(local_pb2.CheckpointCommitted(step=effect.step))
+        try:
+            await asyncio.to_thread(self._commits.prune)
+        except Exception as error:  # noqa: BLE001 - it is committed all the same
+            self._journal.record("warning", source="checkpoints", message=_words(error))
 
     def abandon(self, effect: fx.AbandonCheckpoint) -> None:
         """It will never be whole."""
@@ -106,3 +110,7 @@ class Saves:
             return False
         stream.send(checkpoint=settled)
         return True
+
+
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, ElasticError) else f"{type(error).__name__}: {error}"

@@ -63,7 +63,10 @@ class AgentStream:
 
 
 class ControlHandler(Protocol):
-    """What the coordinator does with what arrives; called on its event loop."""
+    """What the coordinator does with what arrives; called on its event loop.
+
+    What one of these raises is told to the caller, and is the end of a stream on which it was said.
+    """
 
     def agent_connected(self, stream: AgentStream) -> None:
         """An agent has said hello."""
@@ -95,13 +98,6 @@ class ControlHandler(Protocol):
 
     def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
         """The journal as JSON lines: what is remembered, then what comes."""
-        ...
-
-    def handling_failed(self, source: str, error: Exception) -> None:
-        """One of the above raised `error` on what the node or method `source` said.
-
-        The caller is told, and a stream of it has ended. ValueError: what was said makes no sense.
-        """
         ...
 
 
@@ -160,7 +156,6 @@ class _Servicer(pb_grpc.ControlServicer):
         try:
             self._handler.agent_said(stream, message)
         except Exception as error:
-            self._handler.handling_failed(stream.node, error)
             raise MessageRefused(_failed(error), grpc.StatusCode.INTERNAL) from error
 
     def _lost(self, stream: AgentStream) -> None:
@@ -168,10 +163,11 @@ class _Servicer(pb_grpc.ControlServicer):
             self._handler.agent_lost(stream)
         except Exception as error:  # noqa: BLE001 - nobody is left to whom gRPC could tell it
             self._refused(stream.node, error)
-            self._handler.handling_failed(stream.node, error)
 
     def _refused(self, source: str, error: Exception) -> None:
-        self._report("message_refused", source=source, reason=str(error))
+        known = isinstance(error, MessageRefused)
+        reason = str(error) if known else f"{type(error).__name__}: {error}"
+        self._report("message_refused", source=source, reason=reason)
 
     async def GetStatus(  # noqa: N802
         self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -218,7 +214,6 @@ class _Servicer(pb_grpc.ControlServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except Exception as error:  # noqa: BLE001 - as in _guarded
             self._refused(source, error)
-            self._handler.handling_failed(source, error)
             await context.abort(grpc.StatusCode.INTERNAL, _failed(error))
         raise AssertionError("abort raises")
 
@@ -233,7 +228,6 @@ class _Servicer(pb_grpc.ControlServicer):
             raise AssertionError("abort raises") from error
         except Exception as error:
             self._refused(source, error)
-            self._handler.handling_failed(source, error)
             await context.abort(grpc.StatusCode.INTERNAL, _failed(error))
             raise AssertionError("abort raises") from error
 

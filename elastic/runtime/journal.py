@@ -4,24 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any
+
+from elastic.runtime.output import Output, Stream
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """Something that happened. `fields` are JSON values; durations carry their unit in the name."""
+    """Something that happened. `fields` are JSON values; durations carry their unit in the name.
+
+    Names that a script or a worker has chosen stand under one field of their own, so that they
+    take the place of nothing.
+    """
 
     unix_s: float
     name: str
     fields: Mapping[str, Any]
 
     def to_json(self) -> str:
-        """One line."""
-        return json.dumps({"time": round(self.unix_s, 6), "event": self.name, **self.fields})
+        """One line. JSON has no infinity: what is not finite is null, and named in "non_finite"."""
+        envelope = {"time": round(self.unix_s, 6), "event": self.name}
+        lacking: list[str] = []
+        fields = {name: _finite(value, name, lacking) for name, value in self.fields.items()}
+        if lacking:
+            fields["non_finite"] = lacking
+        return json.dumps({**envelope, **fields, **envelope}, default=str, allow_nan=False)
+
+
+def _finite(value: Any, name: str, lacking: list[str]) -> Any:
+    """The value without floats that JSON lacks; `lacking`: takes their names."""
+    if isinstance(value, float) and not math.isfinite(value):
+        lacking.append(name)
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(inner, f"{name}.{key}", lacking) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner, f"{name}.{n}", lacking) for n, inner in enumerate(value)]
+    return value
 
 
 Listener = Callable[[Entry], None]
@@ -82,8 +106,10 @@ class RecentEntries:
 class JsonLines:
     """Writes each entry as one JSON line and flushes it."""
 
-    def __init__(self, stream: TextIO, *, quiet: frozenset[str] = frozenset()) -> None:
+    def __init__(self, stream: Stream, *, quiet: frozenset[str] = frozenset()) -> None:
         self._stream = stream
+        if isinstance(stream, Output):
+            stream.tell_lost = _tell_lost
         self._quiet = quiet
 
     def __call__(self, entry: Entry) -> None:
@@ -91,3 +117,8 @@ class JsonLines:
         if entry.name not in self._quiet:
             self._stream.write(entry.to_json() + "\n")
             self._stream.flush()
+
+
+def _tell_lost(count: int) -> str:
+    entry = Entry(unix_s=time.time(), name="events_lost", fields={"lines": count})
+    return entry.to_json() + "\n"

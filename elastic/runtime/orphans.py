@@ -12,7 +12,7 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_MARKED_END_S = 5.0
+_END_S = 5.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -52,44 +52,75 @@ def signal_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
 
 
-def end_marked(variable: str, value: str) -> None:
-    """Kill every process of this user that was started with this variable in its environment.
+def end_marked(variable: str, value: str, *, session: int | None = None) -> list[int]:
+    """Kill every process of this user that was started with this variable in its environment, or
+    is in the session of this number.
 
-    For what nobody alive is an ancestor of. What does not end within seconds, because the kernel
-    does not let it, is left.
+    For what nobody alive is an ancestor of. Return those that have not ended within seconds,
+    because the kernel does not let them.
     """
-    gives_up_at = time.monotonic() + _MARKED_END_S
-    while time.monotonic() < gives_up_at:
-        found = [_kill_if_marked(int(p.name), variable, value) for p in _processes()]
-        if not any(found):
-            return
+    gives_up_at = time.monotonic() + _END_S
+    killed: set[int] = set()
+    while found := [
+        pid
+        for pid in (int(p.name) for p in _processes())
+        if _kill_if_ours(pid, f"{variable}={value}".encode(), session)
+    ]:
+        killed.update(found)
+        if time.monotonic() >= gives_up_at:
+            break
         time.sleep(0.01)
+    for pid in killed:  # those that have become this process's children
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+    return found
+
+
+def is_zombie(pid: int) -> bool:
+    """It has ended, and waits for its parent to look; raises OSError if it is gone."""
+    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
 
 
 def _processes() -> Iterator[Path]:
     return (path for path in Path("/proc").iterdir() if path.name.isdigit())
 
 
-def _kill_if_marked(pid: int, variable: str, value: str) -> bool:
+def _kill_if_ours(pid: int, mark: bytes, session: int | None) -> bool:
     """Whether it was. The descriptor makes sure that the one killed is the one looked at."""
     with contextlib.suppress(OSError):  # it has gone, or is not ours
         descriptor = os.pidfd_open(pid)
         try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if f"{variable}={value}".encode() in environment:
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                return True
+            if pid == os.getpid() or not _is_ours(pid, mark, session):
+                return False
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            return True
         finally:
             os.close(descriptor)
     return False
 
 
-def end_children() -> None:
-    """Kill and reap every child, and what each leaves behind, until there is none."""
+def _is_ours(pid: int, mark: bytes, session: int | None) -> bool:
+    if session is not None and os.getsid(pid) == session:
+        return not is_zombie(pid)
+    return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+def end_children() -> list[int]:
+    """Kill and reap every child, and what each leaves behind, until there is none.
+
+    Return those that have not ended within seconds, because the kernel does not let them.
+    """
+    gives_up_at = time.monotonic() + _END_S
     while found := list(children()):
         for pid in found:
             signal_group(pid, signal.SIGKILL)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        ended = 0
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(-1, 0)
+            ended, _ = os.waitpid(-1, os.WNOHANG)
+        if not ended:
+            if time.monotonic() >= gives_up_at:
+                break
+            time.sleep(0.002)
+    return found

@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ _MOST_SOCKET_PATH = 107  # bytes in sockaddr_un (unix(7)), less the terminating 
 _LONGEST_SOCKET = "coordinator.sock"
 _JOB_FILE = "job.json"
 _AGENT_LOCK = "agent.lock"
+_LOCK_PATIENCE_S = 2.0
 _LAST_RESORT = "/tmp"
 
 
@@ -37,11 +39,12 @@ class RunDirectory:
 
     def __init__(self, job: str) -> None:
         self.path = _choose(f"{job}-{os.getpid()}")
-        _sweep(self.path.parent)
-        self.path.mkdir(mode=0o700)
         self._job = job
-        self._lock: IO[str] = (self.path / _JOB_FILE).open("w", encoding="utf-8")
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        with _alone_in(self.path.parent):
+            _sweep(self.path.parent)
+            self.path.mkdir(mode=0o700)
+            self._lock: IO[str] = (self.path / _JOB_FILE).open("w", encoding="utf-8")
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def announce(self, address: str) -> None:
         """Let others find the job's coordinator."""
@@ -64,18 +67,30 @@ class NodeDirectory:
 
     def __init__(self, job: str, node: str, parent: Path | None = None) -> None:
         """Raises ConfigurationError: it is taken, or can not be made."""
-        name = f"{job}-{node}"
+        name = f"{job}@{node}"  # neither can have the sign between them
         self.path = _choose(name) if parent is None else parent / name
         _require_short(self.path)
         try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock: IO[str] = (self.path / _AGENT_LOCK).open("w", encoding="utf-8")
-            self.hold: IO[str] = (self.path / _JOB_FILE).open("a", encoding="utf-8")
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _alone_in(self.path.parent):
+                self._open(job, node)
         except OSError as error:
             raise ConfigurationError(
                 f"can not use the agent's directory {self.path}: {error.strerror}; choose another "
                 "parent with --state-dir"
             ) from error
+
+    def _open(self, job: str, node: str) -> None:
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        found = self.path.lstat()
+        if not _is_private(found):
+            raise ConfigurationError(
+                f"the agent's directory {self.path} is not this user's alone (owner "
+                f"{found.st_uid}, mode {stat.filemode(found.st_mode)}): others could take its "
+                "workers over; remove it, or choose another parent with --state-dir"
+            )
+        self._lock: IO[str] = _open_here(self.path / _AGENT_LOCK)
+        self.hold: IO[str] = _open_here(self.path / _JOB_FILE)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -144,6 +159,30 @@ def _bases() -> Iterator[Path]:
                 yield base
 
 
+def _open_here(path: Path) -> IO[str]:
+    """For writing, in this directory: not where a link leads to."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o600), "a", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _alone_in(base: Path) -> Iterator[None]:
+    """Nobody else makes or sweeps a directory in `base` meanwhile: one that is made is not locked
+    at its first instant. Somebody who stands still there does not stop the rest."""
+    lock = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        ends_at = time.monotonic() + _LOCK_PATIENCE_S
+        while time.monotonic() < ends_at:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.005)
+        yield
+    finally:
+        os.close(lock)
+
+
 def _is_private(found: os.stat_result) -> bool:
     """A directory, not a link to one, that is this user's alone."""
     return (
@@ -164,11 +203,16 @@ def _sweep(base: Path) -> None:
     """Remove what runs that were killed have left."""
     for directory in base.iterdir():
         if directory.is_dir():
-            remove_if_left(directory)
+            _remove_if_left(directory)
 
 
 def remove_if_left(directory: Path) -> None:
     """Remove the directory of a run unless somebody still holds it."""
+    with contextlib.suppress(OSError), _alone_in(directory.parent):
+        _remove_if_left(directory)
+
+
+def _remove_if_left(directory: Path) -> None:
     if not _is_alive(directory):
         shutil.rmtree(directory, ignore_errors=True)
 

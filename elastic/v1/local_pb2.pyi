@@ -195,6 +195,14 @@ class Spawned(_message.Message):
     log_path: str
     def __init__(self, worker: _Optional[str] = ..., pid: _Optional[int] = ..., log_path: _Optional[str] = ...) -> None: ...
 
+class NotSpawned(_message.Message):
+    __slots__ = ("worker", "reason")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    reason: str
+    def __init__(self, worker: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class Exited(_message.Message):
     __slots__ = ("worker", "pid", "exit_code", "signal")
     WORKER_FIELD_NUMBER: _ClassVar[int]
@@ -216,11 +224,13 @@ class ZygoteReady(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[Spawned, _Mapping]]] = ..., keeper: _Optional[int] = ...) -> None: ...
 
 class ZygoteEvent(_message.Message):
-    __slots__ = ("ready", "spawned", "exited")
+    __slots__ = ("ready", "spawned", "exited", "not_spawned")
     READY_FIELD_NUMBER: _ClassVar[int]
     SPAWNED_FIELD_NUMBER: _ClassVar[int]
     EXITED_FIELD_NUMBER: _ClassVar[int]
+    NOT_SPAWNED_FIELD_NUMBER: _ClassVar[int]
     ready: ZygoteReady
     spawned: Spawned
     exited: Exited
-    def __init__(self, ready: _Optional[_Union[ZygoteReady, _Mapping]] = ..., spawned: _Optional[_Union[Spawned, _Mapping]] = ..., exited: _Optional[_Union[Exited, _Mapping]] = ...) -> None: ...
+    not_spawned: NotSpawned
+    def __init__(self, ready: _Optional[_Union[ZygoteReady, _Mapping]] = ..., spawned: _Optional[_Union[Spawned, _Mapping]] = ..., exited: _Optional[_Union[Exited, _Mapping]] = ..., not_spawned: _Optional[_Union[NotSpawned, _Mapping]] = ...) -> None: ...

@@ -218,8 +218,7 @@ class AgentControl:
 
     def notice(self, name: str, fields: Mapping[str, str]) -> None:
         """Something that an operator should know of, as an event."""
-        named = {"worker": self._link.worker, **fields}
-        self._link.send(notice=local_pb2.Notice(name=name, fields=named))
+        self._pulse.notice(name, fields)
 
     def finish(self) -> None:
         """Wait until every member's script has ended and what it saved is on storage."""

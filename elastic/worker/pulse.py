@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,15 @@ from elastic.worker.group.membership import Membership
 from elastic.worker.group.process_group import Group
 from elastic.worker.link import Link
 from elastic.worker.state.job_state import JobState
+from elastic.worker.state.ledger import LedgerRecord
 from elastic.worker.steps_clock import StepsClock
 
 if TYPE_CHECKING:
     from elastic.worker.training import Outcome
 
 INTERVAL_S = 0.2  # of rank 0, which reports for the group
+_MOST_FIGURES, _LONGEST_NAME = 100, 100
+_MOST_RECORDS = 10_000  # in one message
 _SIGN_OF_LIFE_S = 0.6  # of the others, well below the agent's patience with a silent process
 
 
@@ -47,6 +51,7 @@ class Pulse:
         self._sending = threading.Lock()
         self._ledger_sent = 0
         self._send_whole_ledger = True
+        self._told = False
 
     def start(self) -> None:
         """Begin."""
@@ -86,9 +91,16 @@ class Pulse:
                 self._wake.set()
 
     def report(self, values: Mapping[str, Any]) -> None:
-        """Figures of the script, newest wins."""
+        """Figures of the script, newest wins; of more names than are kept, the newest."""
         for name, value in values.items():
+            if name not in self._reported and len(self._reported) == _MOST_FIGURES:
+                del self._reported[next(iter(self._reported))]
             self._reported[name] = value.detach() if isinstance(value, torch.Tensor) else value
+
+    def notice(self, name: str, fields: Mapping[str, str]) -> None:
+        """Something that an operator should know of, as an event."""
+        named = {"worker": self._link.worker, **fields}
+        self._link.send(notice=local_pb2.Notice(name=name, fields=named))
 
     def flush(self) -> None:
         """Send everything now."""
@@ -120,10 +132,26 @@ class Pulse:
             self._wake.wait(INTERVAL_S if leads else _SIGN_OF_LIFE_S)
             self._wake.clear()
             self._send()
-            with contextlib.suppress(RuntimeError, OSError):  # the store ends with its host
-                self._answer()
+            self._guarded(self._answer_calls)
+
+    def _answer_calls(self) -> None:
+        with contextlib.suppress(RuntimeError, OSError):  # the store ends with its host
+            self._answer()
 
     def _send(self) -> None:
+        self._guarded(self._send_all)
+
+    def _guarded(self, send: Callable[[], None]) -> None:
+        """Whatever a script leaves to be reported, the reports go on."""
+        try:
+            send()
+        except Exception as error:  # noqa: BLE001 - of a script's values too
+            if not self._told:
+                self._told = True
+                traceback.print_exc()
+                self.notice("report_failed", {"message": f"{type(error).__name__}: {error}"})
+
+    def _send_all(self) -> None:
         with self._sending:
             group = self._membership.group
             self._send_progress(group)
@@ -162,6 +190,10 @@ class Pulse:
         if not fresh and not whole:
             return
         self._ledger_sent = fresh[-1].step + 1 if fresh else 0
+        for begin in range(0, max(len(fresh), 1), _MOST_RECORDS):
+            self._send_records(fresh[begin : begin + _MOST_RECORDS], whole and begin == 0)
+
+    def _send_records(self, records: list[LedgerRecord], whole: bool) -> None:
         entries = [
             pb.LedgerEntry(
                 step=r.step,
@@ -172,19 +204,24 @@ class Pulse:
                 stop=r.stop,
                 run=r.run,
             )
-            for r in fresh
+            for r in records
         ]
         self._link.send(ledger=local_pb2.LedgerEntries(entries=entries, whole=whole))
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     """What can be read as a number; reading a tensor waits for its device, here and not there."""
-    numbers = {name: _number(value) for name, value in values.items()}
+    numbers = {_name(name): _number(value) for name, value in values.items()}
     return {name: number for name, number in numbers.items() if number is not None}
+
+
+def _name(name: str) -> str:
+    """As protobuf takes it: names come from `**values`, and may be no text."""
+    return name.encode(errors="backslashreplace").decode()[:_LONGEST_NAME]
 
 
 def _number(value: Any) -> float | None:
     try:
         return float(value)
-    except (TypeError, ValueError, RuntimeError):
+    except Exception:  # noqa: BLE001 - what a script's own object raises
         return None

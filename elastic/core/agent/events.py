@@ -24,6 +24,13 @@ class WorkerSpawned:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerNotSpawned:
+    """The worker's process could not be made: the machine is short of something."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerReported:
     """The worker's own status; its first one says that the script called elastic.init()."""
 
@@ -133,6 +140,7 @@ class TimerFired:
 Event = (
     Started
     | WorkerSpawned
+    | WorkerNotSpawned
     | WorkerReported
     | WorkerCompiled
     | WorkerReportedFailure

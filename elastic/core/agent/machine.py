@@ -119,6 +119,12 @@ class Agent:
         return []
 
     @_apply.register
+    def _(self, event: ev.WorkerNotSpawned, now: float) -> list[fx.Effect]:
+        if self._processes.pop(event.worker, None) is not None:
+            self._delay_spawning(now)
+        return []
+
+    @_apply.register
     def _(self, event: ev.WorkerReported, now: float) -> list[fx.Effect]:
         process = self._processes.get(event.status.worker)
         if process is None:
@@ -170,9 +176,7 @@ class Agent:
         if process.retired or process.ended_well(event) or self.phase is AgentPhase.ENDING:
             return []
         if self._is_fruitless(process, event):
-            self._fruitless += 1
-            delay_s = self._settings.backoff.delay_s(self._fruitless)
-            self._spawn_not_before = max(self._spawn_not_before, now + delay_s)
+            self._delay_spawning(now)
         return [fx.ReportFailure(failure=failure_of(process, event))]
 
     @_apply.register
@@ -368,6 +372,11 @@ class Agent:
             worker=worker, kind=kind, signature=f"{kind.name}: {message}", message=message
         )
         return [fx.EndWorker(worker=worker, how=fx.How.DUMP_AND_KILL)]
+
+    def _delay_spawning(self, now: float) -> None:
+        self._fruitless += 1
+        delay_s = self._settings.backoff.delay_s(self._fruitless)
+        self._spawn_not_before = max(self._spawn_not_before, now + delay_s)
 
     def _retire_spent(self, now: float) -> Iterator[fx.Effect]:
         """End who has run in a group that is no more, and whom the asking has not moved."""

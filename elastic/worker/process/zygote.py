@@ -38,6 +38,7 @@ from elastic.worker.process.forked import become_worker
 
 _EXIT_GRACE_S = 5.0  # for processes that a finished worker left behind
 _MOST_CALLERS = 16  # at once; whoever is not an agent has no business here
+_REFUSED_S = 0.05
 _FIRST_AGENT_S = 5.0  # for the agent that has started this zygote to connect
 
 
@@ -120,7 +121,11 @@ class _Zygote:
     # ---- who calls
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:  # no descriptor is left, or the caller has gone
+            time.sleep(_REFUSED_S)  # it is still there, and would be asked for again at once
+            return
         if len(self._callers) == _MOST_CALLERS:
             self._hang_up(next(iter(self._callers)), selector)
         self._callers[connection] = FrameDecoder(pb.ZygoteRequest)
@@ -199,14 +204,19 @@ class _Zygote:
                 raise BrokenPipeError
             self._agent.sendall(encode(event))
         except OSError:
-            if event.HasField("exited"):
+            if event.HasField("exited") or event.HasField("not_spawned"):
                 self._untold.append(event)
 
     # ---- workers
 
     def _fork(self, request: pb.SpawnRequest) -> Callable[[], int] | None:
         parent = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # pids.max, memory: those that live must not suffer for it
+            failed = pb.NotSpawned(worker=request.worker, reason=error.strerror or str(error))
+            self._send(pb.ZygoteEvent(not_spawned=failed))
+            return None
         if pid == 0:
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, KEEPER_GONE):
@@ -253,9 +263,15 @@ class _Zygote:
         """
         signal_group(pid, signal.SIGTERM if kindly else signal.SIGKILL)
         now = time.monotonic()
-        for orphan in children():
+        for orphan in self._children():
             if orphan not in self._workers and orphan not in self._orphans_until:
                 self._orphans_until[orphan] = now + (_EXIT_GRACE_S if kindly else 0.0)
+
+    def _children(self) -> list[int]:
+        try:
+            return list(children())
+        except OSError:  # no descriptor is left: found at the next worker's end
+            return []
 
     def _end_orphans(self) -> None:
         now = time.monotonic()

@@ -56,6 +56,80 @@ def test_a_character_may_be_cut_anywhere(
     assert lines == [("a", "lößs: 0.5 → ✓"), ("a", "\ufffd is no text")]
 
 
+def test_what_is_written_faster_than_it_can_be_shown_stays_in_the_file(
+    tmp_path: Path, follower: LogFollower, lines: Lines
+) -> None:
+    path = tmp_path / "a.log"
+    follower.follow("a", path)
+    append(path, b"first\n")
+    follower.poll()
+    with path.open("ab") as file:
+        for number in range(1_000_000):
+            file.write(b"line %07d\n" % number)
+    looks = 0
+    while lines[-1][1] != "line 0999999":
+        before = len(lines)
+        follower.poll()
+        looks += 1
+        assert before < len(lines) <= before + logs._MOST_AT_ONCE + 1
+    assert looks < 100
+    shown = [line for _, line in lines]
+    assert shown[1].startswith("[12.7 MB of output are only in ")
+    assert shown[1].endswith(f"{path}]")
+    first = int(shown[2].removeprefix("line "))
+    assert shown[2:] == [f"line {n:07d}" for n in range(first, 1_000_000)]
+
+
+def test_an_end_is_told_at_once_however_much_is_left(
+    tmp_path: Path, follower: LogFollower, lines: Lines
+) -> None:
+    path = tmp_path / "a.log"
+    follower.follow("a", path)
+    with path.open("wb") as file:  # sparse: 40 GB of zeros without a line's end
+        file.seek(40 << 30)
+        file.write(b"\nlast words\n")
+    follower.forget("a")
+    assert lines[-1] == ("a", "last words")
+    assert len(lines) < 100
+
+
+def test_a_line_without_end_is_handed_out_in_pieces(
+    tmp_path: Path, follower: LogFollower, lines: Lines
+) -> None:
+    path = tmp_path / "a.log"
+    follower.follow("a", path)
+    for _ in range(10):
+        append(path, b"x" * 10_000)
+        follower.poll()
+        assert len(follower._followed["a"].rest) <= logs._LONGEST_LINE
+    append(path, b"\nnext\n")
+    follower.poll()
+    assert "".join(line for _, line in lines[:-1]) == "x" * 100_000
+    assert max(len(line) for _, line in lines) == logs._LONGEST_LINE
+    assert lines[-1] == ("a", "next")
+
+
+def test_a_progress_bar_is_shown_as_a_terminal_would(
+    tmp_path: Path, follower: LogFollower, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [10.0]
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
+    path = tmp_path / "a.log"
+    follower.follow("a", path)
+    for percent in range(100):
+        append(path, b"\r%d%% " % percent)
+        now[0] += 0.1
+        follower.poll()
+    append(path, b"\rdone\nwith\r\nends\r")
+    follower.poll()
+    append(path, b"\n")
+    follower.poll()
+    shown = [line for _, line in lines]
+    assert shown[-3:] == ["done", "with", "ends"]
+    assert 8 <= len(shown[:-3]) <= 12  # once a second
+    assert shown[0] == "0% "
+
+
 def test_forget_hands_out_the_rest(
     tmp_path: Path, follower: LogFollower, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,3 +178,14 @@ def test_run_looks_again_and_again(
         running.cancel()
 
     asyncio.run(asyncio.wait_for(check(), 10))
+
+
+def test_the_last_lines_are_read_from_the_end_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.log"
+    assert logs.last_lines(path) == ""
+    with path.open("wb") as file:
+        file.seek(40 << 30)
+        file.write(b"".join(b"\nline %d" % n for n in range(30)) + b"\n10%\r20%\n")
+    assert logs.last_lines(path).splitlines() == [*(f"line {n}" for n in range(11, 30)), "20%"]
+    path.write_bytes(b"x" * 5000)
+    assert logs.last_lines(path) == "x" * 2000

@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elastic.rpc.framing import encode
+from elastic.runtime.orphans import prctl
 from elastic.v1 import local_pb2 as pb
 
 DEADLINE_S = 90.0
+PR_SET_CHILD_SUBREAPER = 36
+OWNER = "tests.unit.agent.zygote_owner"
 Start = Callable[..., "Owner"]
 
 
 class Owner:
     """A process that has started or found the zygote of a directory."""
 
-    def __init__(self, directory: Path, grace_s: float) -> None:
+    def __init__(self, directory: Path, grace_s: float, before: Sequence[str] = ()) -> None:
         self.directory = directory
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.unit.agent.zygote_owner", str(directory), str(grace_s)],
+            [*before, sys.executable, "-m", OWNER, str(directory), str(grace_s)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -86,8 +91,8 @@ def start() -> Iterator[Start]:
         (Path(directory) / "job.json").touch()
         lock = (Path(directory) / "job.json").open()
 
-        def start(grace_s: float) -> Owner:
-            owners.append(Owner(Path(directory), grace_s))
+        def start(grace_s: float, before: Sequence[str] = ()) -> Owner:
+            owners.append(Owner(Path(directory), grace_s, before))
             owners[-1].ready = owners[-1].hear_of("ready")
             keepers.add(owners[-1].ready["keeper"])
             return owners[-1]
@@ -236,3 +241,89 @@ def test_when_all_are_killed_at_once_the_next_agent_ends_what_they_have_left(sta
     second = start(60.0)
     assert second.how == "started"
     assert is_gone(detached)
+
+
+NO_FORKS = """
+import errno, os, sys
+fork = os.fork
+def fork_or_not():
+    if os.path.exists(os.environ["NO_FORKS"]):
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return fork()
+if "zygote" in str(sys.orig_argv):
+    os.fork = fork_or_not
+"""
+
+
+def test_a_fork_that_fails_costs_no_worker_that_lives(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel refuses it where pids.max is reached; root has no other limit to reach."""
+    (tmp_path / "sitecustomize.py").write_text(NO_FORKS)
+    none = tmp_path / "no-forks"
+    monkeypatch.setenv("NO_FORKS", str(none))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    owner = start(60.0)
+    living = owner.spawn("w1")
+    none.touch()
+    owner.tell("spawn", "w2", 600.0, 0)
+    failed = owner.hear_of("not_spawned")
+    assert (failed["worker"], failed["reason"]) == ("w2", os.strerror(errno.EAGAIN))
+    none.unlink()
+    owner.spawn("w3")
+    assert not is_gone(living)
+    owner.tell("close")
+    owner.hear_of("closed")
+
+
+def test_a_caller_for_whom_no_descriptor_is_left_costs_nobody_else(start: Start) -> None:
+    owner = start(60.0)
+    living = owner.spawn("w1")
+    zygote = int(Path(f"/proc/{living}/stat").read_text().rpartition(")")[2].split()[1])
+    used = max(int(fd) for fd in os.listdir(f"/proc/{zygote}/fd")) + 1
+    before = resource.prlimit(zygote, resource.RLIMIT_NOFILE)
+    resource.prlimit(zygote, resource.RLIMIT_NOFILE, (used, before[1]))
+    callers = [socket.socket(socket.AF_UNIX) for _ in range(40)]
+    for caller in callers:
+        caller.connect(str(owner.directory / "zygote.sock"))
+    os.kill(living, signal.SIGKILL)
+    assert owner.hear_of("exited")["worker"] == "w1"
+    for caller in callers:
+        caller.close()
+    resource.prlimit(zygote, resource.RLIMIT_NOFILE, before)
+    owner.spawn("w2")
+    owner.tell("close")
+    owner.hear_of("closed")
+
+
+def test_a_lost_zygote_costs_no_process_that_is_not_of_the_run(start: Start) -> None:
+    """`helper & exec elastic agent ...`: the helper is a child of the agent."""
+    owner = start(60.0, ["sh", "-c", 'sleep 1000 & exec "$@"', "sh"])
+    (helper,) = [p for p in children_of(owner.process.pid) if p != owner.ready["keeper"]]
+    worker = owner.spawn("w1")
+    os.killpg(owner.ready["keeper"], signal.SIGKILL)
+    owner.hear_of("lost")
+    assert is_gone(worker)
+    assert not is_gone(helper)
+    os.kill(helper, signal.SIGKILL)
+
+
+def test_a_keeper_that_nobody_reaps_has_ended_all_the_same(start: Start) -> None:
+    """As where the first process of a container looks after no orphans."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # of this process, which reaps nobody that it does not know
+    try:
+        first = start(60.0)
+        keeper = first.ready["keeper"]
+        first.killed()
+        second = start(60.0)
+        assert second.how == "found"
+        second.tell("close")
+        second.hear_of("closed")
+        assert Path(f"/proc/{keeper}").exists()
+        os.waitpid(keeper, 0)
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

@@ -104,6 +104,8 @@ def _heard(event: pb.ZygoteEvent) -> None:
         _say(event="ready", workers=found, keeper=event.ready.keeper)
     elif kind == "spawned":
         _say(event="spawned", worker=event.spawned.worker, pid=event.spawned.pid)
+    elif kind == "not_spawned":
+        _say(event=kind, worker=event.not_spawned.worker, reason=event.not_spawned.reason)
     else:
         exited = event.exited
         _say(event="exited", worker=exited.worker, code=exited.exit_code, signal=exited.signal)

@@ -156,6 +156,24 @@ def test_pruning_keeps_the_newest_and_what_is_in_progress(directory: CheckpointD
     assert catalog.prune(directory, keep_last=2) == []
 
 
+def test_pruning_goes_on_where_one_can_not_be_removed(
+    directory: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2, 3, 4):
+        _save(directory, step)
+    remove = directory.remove_tree
+
+    def stubborn(name: str) -> None:
+        if name == "step-000000001":
+            raise CheckpointWriteError("removing it failed: Operation not permitted")
+        remove(name)
+
+    monkeypatch.setattr(directory, "remove_tree", stubborn)
+    with pytest.raises(CheckpointWriteError, match=r"steps 1\).*Operation not permitted"):
+        catalog.prune(directory, keep_last=1)
+    assert catalog.list_checkpoints(directory) == (4, 1)
+
+
 def test_pruning_removes_nothing_before_the_first_commit(directory: CheckpointDirectory) -> None:
     _write(directory, 1)
     assert catalog.prune(directory, keep_last=1) == []

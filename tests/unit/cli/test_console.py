@@ -47,6 +47,7 @@ FIELDS = {
     "kind": "signal",
     "log_dir": "/logs",
     "message": "was killed",
+    "name": "something_new",
     "node": "n1",
     "path": "/run/agent.sock",
     "peer": "ipv4:10.0.0.1:1",
@@ -61,7 +62,7 @@ FIELDS = {
 }
 
 
-def entry(name: str, **fields: object) -> Entry:
+def entry(name: str, /, **fields: object) -> Entry:
     return Entry(unix_s=1.0, name=name, fields=fields)
 
 
@@ -172,6 +173,22 @@ def test_whose_lines_are_shown(choice: Console, shown: list[str]) -> None:
     assert screen.out.getvalue().splitlines() == shown
 
 
+def test_workers_lines_keep_their_colours_and_command_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = "\x1b[31mloss\x1b[0m \x1b]0;title\x07"
+    screen = Screen()
+    screen.display.output(0, "local-1", line)
+    assert screen.out.getvalue() == "[rank 0] \x1b[31mloss\x1b[0m \\x1b]0;title\\x07\n"
+    live = LiveDisplay(Console.RANK0)
+    live.output(0, "local-1", line)
+    live.entry(entry("worker_failed", worker="local-1", message="\x1b[2J"))
+    live.close()
+    shown = capsys.readouterr().err
+    assert "[rank 0] loss \\x1b]0;title\\x07" in shown
+    assert "worker local-1 \\x1b[2J" in shown
+
+
 def test_the_live_display_folds_progress_into_its_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -179,7 +196,7 @@ def test_the_live_display_folds_progress_into_its_line(
     try:
         assert str(display._line()) == "starting..."
         facts = {"step": 7, "epoch": 1, "generation": 2, "world_size": 3, "step_s": 0.1}
-        display.entry(entry("progress", **facts, samples_per_s=640.4, loss=0.123456))
+        display.entry(entry("progress", **facts, samples_per_s=640.4, reported={"loss": 0.123456}))
         display.entry(entry("recovered", total_s=0.25, committed=7))
         display.entry(entry("worker_failed", worker="local-2", message="[bold]was killed"))
         display.output(0, "local-1", "loss [red] 0.5")

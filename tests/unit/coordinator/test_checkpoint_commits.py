@@ -117,6 +117,8 @@ def test_old_checkpoints_are_removed(
     for step in (5, 10, 15):
         members.save(step, 0, 1)
         commits.commit(step, 1)
+    assert set(catalog.list_checkpoints(directory)) == {5, 10, 15}
+    commits.prune()
     assert set(catalog.list_checkpoints(directory)) == {10, 15}
 
 

@@ -126,3 +126,24 @@ def test_a_store_that_does_not_answer_is_no_secret(way: str) -> None:
         assert (await elected(store)).names() == ["n1"]
 
     within_deadline(check())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b"\xff", b"[]", b"null", b'{"reason": "x"}', b'{"since_unix_s": {}}', b"[" * 10**5],
+)
+def test_an_entry_that_can_not_be_read_keeps_its_node_out(value: bytes) -> None:
+    """And no leader from leading."""
+
+    async def check() -> None:
+        store = MemoryStore()
+        await store.put(KEYS.drain("n1"), value)
+        exclusions = await elected(store)
+        found = exclusions.get("n1")
+        assert found is not None
+        assert found.state == DRAINED
+        assert KEYS.drain("n1") in found.reason
+        assert await exclusions.clear("n1") is not None
+        assert (await elected(store)).names() == []
+
+    within_deadline(check())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -127,7 +128,7 @@ def test_progress_of_the_present_group_is_recorded_and_posted() -> None:
         ev.ProgressReported(generation=3, committed=7, step_s=0.1, in_step_s=0.05)
     ]
     (recorded,) = place.diary.of("progress")
-    assert (recorded["step"], recorded["world_size"], recorded["loss"]) == (7, 1, 0.5)
+    assert (recorded["step"], recorded["world_size"], recorded["reported"]) == (7, 1, {"loss": 0.5})
 
 
 def test_the_answer_to_a_probe_is_posted_and_is_nobodys_progress() -> None:
@@ -196,11 +197,27 @@ def test_saves_notices_and_wishes_reach_those_they_are_for() -> None:
     assert [type(e) for e in place.events] == [ev.ShardReported, ev.SaveReportedFailed]
     damaged = {"step": "4", "reason": "digest"}
     place.hear(notice=local_pb2.Notice(name="checkpoint_damaged", fields=damaged))
-    assert place.diary.of("checkpoint_damaged") == [{"node": "n1", **damaged}]
+    assert place.diary.of("checkpoint_damaged") == [{"node": "n1", "details": damaged}]
     place.hear(leave=pb.LeaveRequest(reason="SIGTERM"))
     place.hear(stop=pb.StopRequest(reason="Ctrl-C", exit_code=130))
     assert place.left == [("n1@0123", "SIGTERM")]
     assert place.stopped == [("Ctrl-C", 130)]
+
+
+def test_what_a_script_or_a_worker_names_takes_the_place_of_nothing() -> None:
+    place = Place()
+    names = ("step", "epoch", "generation", "world_size", "step_s", "time", "event", "name", "self")
+    progress = job_pb2.Progress(generation=3, committed=7, reported=dict.fromkeys(names, math.nan))
+    place.hear(progress=progress)
+    (recorded,) = place.diary.of("progress")
+    assert (recorded["step"], recorded["generation"]) == (7, 3)
+    assert recorded["reported"].keys() == set(names)
+    fields = {"node": "other", "name": "x", "time": "noon"}
+    place.hear(notice=local_pb2.Notice(name="state_differed", fields=fields))
+    assert place.diary.of("state_differed") == [{"node": "n1", "details": fields}]
+    place.hear(notice=local_pb2.Notice(name="job_ended"))
+    assert not place.diary.of("job_ended")
+    assert place.diary.of("notice") == [{"node": "n1", "details": {"name": "job_ended"}}]
 
 
 def test_what_is_not_understood_is_passed_over() -> None:
@@ -268,8 +285,11 @@ def test_while_somebody_else_may_lead_nothing_is_written_and_nothing_is_lost(
     assert [t["ledger_stored"].committed for t in place.told] == [2]
 
 
-def test_a_job_without_a_ledger_forgets_the_steps() -> None:
+def test_a_job_without_a_ledger_has_its_members_forget_the_steps() -> None:
+    """They may have been told to keep them, by agents that --record-samples was given to."""
     place = Place()
-    place.hear(ledger=entries(0))
+    place.hear(ledger=entries(0, 1))
+    place.hear(ledger=entries())
     place.hearing.record()
-    assert place.told == []
+    (told,) = place.told
+    assert told["ledger_stored"] == local_pb2.LedgerStored(committed=2, run="i", generation=3)

@@ -126,7 +126,6 @@ def test_a_follower_turns_everybody_away() -> None:
         assert closed(stream)
         follower.agent_said(stream, view())
         follower.agent_lost(stream)
-        follower.handling_failed("n1", ValueError("no sense"))
         for ask in (follower.status, lambda: follower.stop("why", 143)):
             with pytest.raises(NotLeading, match="the coordinator at two:1 does not lead"):
                 ask()

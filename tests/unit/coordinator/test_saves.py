@@ -26,7 +26,8 @@ class Storage(CheckpointCommits):
     def __init__(self) -> None:
         self.reports: list[job_pb2.ShardSaved] = []
         self.forgotten: list[tuple[int, int]] = []
-        self.error: CheckpointWriteError | None = None
+        self.error: Exception | None = None
+        self.prune_error: CheckpointWriteError | None = None
 
     @property
     def url(self) -> str:
@@ -43,6 +44,10 @@ class Storage(CheckpointCommits):
         if self.error is not None:
             raise self.error
         return 4096
+
+    def prune(self) -> None:
+        if self.prune_error is not None:
+            raise self.prune_error
 
 
 class Place:
@@ -118,13 +123,33 @@ def test_an_abandoned_one_may_be_saved_again() -> None:
     run(check)
 
 
-def test_a_commit_that_fails_is_an_abandoned_save() -> None:
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (CheckpointWriteError("no space left"), "no space left"),
+        (KeyError("a client's own error"), 'KeyError: "a client\'s own error"'),
+    ],
+)
+def test_a_commit_that_fails_is_an_abandoned_save(error: Exception, message: str) -> None:
     async def check(place: Place) -> None:
-        place.storage.error = CheckpointWriteError("no space left")
+        place.storage.error = error
         await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))
         assert place.settled() == [(5, True)]
-        assert place.diary.of("checkpoint_abandoned")[0]["message"] == "no space left"
+        assert place.diary.of("checkpoint_abandoned")[0]["message"] == message
         assert place.saves.newest_step == 0
+
+    run(check)
+
+
+def test_what_can_not_be_removed_takes_nothing_from_what_is_committed() -> None:
+    async def check(place: Place) -> None:
+        place.storage.prune_error = CheckpointWriteError("old checkpoints could not be removed")
+        await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))
+        assert place.settled() == [(5, False)]
+        assert place.saves.newest_step == 5
+        assert not place.diary.of("checkpoint_abandoned")
+        (warning,) = place.diary.of("warning")
+        assert warning["message"] == "old checkpoints could not be removed"
 
     run(check)
 

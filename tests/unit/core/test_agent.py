@@ -60,6 +60,25 @@ def test_a_spare_takes_the_slot_of_a_killed_worker() -> None:
     assert failure.failure.kind is FailureKind.SIGNAL
 
 
+def test_a_worker_that_could_not_be_forked_is_missing_and_tried_again_later() -> None:
+    agent = full()
+    (spawn,) = of(fx.SpawnWorker, agent.handle(killed("a-2"), 3.0))
+    now, asked = 3.0, []
+    for _ in range(4):
+        effects = agent.handle(ev.WorkerNotSpawned(worker=spawn.worker), now)
+        assert not of(fx.ReportFailure, effects)  # the job's budget is for what its script does
+        assert not of(fx.EndWorker, effects)
+        if not (again := of(fx.SpawnWorker, effects)):
+            (timer,) = of(fx.SetTimer, effects)
+            assert timer.at > now
+            now = timer.at
+            again = of(fx.SpawnWorker, agent.handle(ev.TimerFired(), now))
+        (spawn,) = again
+        asked.append(now)
+    assert asked[1] < asked[2] < asked[3]
+    assert not agent.handle(ev.WorkerNotSpawned(worker="a-99"), now + 100.0)[:-1]
+
+
 def test_what_the_script_raised_is_reported_instead_of_its_exit_code() -> None:
     agent, raised = full(), Failure(worker="a-1", kind=FailureKind.EXCEPTION, signature="x")
     agent.handle(ev.WorkerReportedFailure(failure=raised), 3.0)

@@ -39,9 +39,6 @@ class Recorder:
     def stop(self, reason: str, exit_code: int) -> None:
         self.heard.put_nowait(("stop", (reason, exit_code)))
 
-    def handling_failed(self, source: str, error: Exception) -> None:
-        self.heard.put_nowait(("failed", (source, error)))
-
 
 class Conversation:
     """An agent's side: what it sends, and what it has received."""

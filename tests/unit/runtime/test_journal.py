@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import math
 import time
 from collections.abc import AsyncIterator
 
@@ -40,6 +41,19 @@ def test_json_lines() -> None:
         "traceback": "a\nb",
         "rank": None,
     }
+
+
+def test_what_stands_in_a_field_is_never_in_the_way_of_the_line() -> None:
+    reported = {"loss": math.nan, "step": 3, "best": {"accuracy": -math.inf, "of": [1.0, math.inf]}}
+    fields = {"time": "noon", "event": "job_ended", "reported": reported, "odd": object}
+    found = json.loads(Entry(unix_s=1.0, name="progress", fields=fields).to_json())
+    assert (found["time"], found["event"]) == (1.0, "progress")
+    assert found["reported"] == {
+        "loss": None,
+        "step": 3,
+        "best": {"accuracy": None, "of": [1.0, None]},
+    }
+    assert found["non_finite"] == ["reported.loss", "reported.best.accuracy", "reported.best.of.1"]
 
 
 def lines(*names: str) -> list[str]:

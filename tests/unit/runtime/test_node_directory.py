@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import subprocess
 import sys
@@ -26,7 +27,7 @@ def directory(runtime: Path) -> Iterator[NodeDirectory]:
 
 
 def test_it_is_private_and_stays(runtime: Path, directory: NodeDirectory) -> None:
-    assert directory.path.name == "job-n1"
+    assert directory.path.name == "job@n1"
     assert runtime in directory.path.parents
     assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
     (directory.path / "start-token").touch()
@@ -81,14 +82,43 @@ def test_workers_that_outlive_the_agent_keep_it(directory: NodeDirectory) -> Non
 def test_another_parent(tmp_path: Path) -> None:
     parent = tmp_path / "state" / "agents"
     made = NodeDirectory("job", "n1", parent)
-    assert made.path == parent / "job-n1"
+    assert made.path == parent / "job@n1"
     made.close()
 
 
 def test_a_parent_that_can_not_be_used(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(ConfigurationError, match=r"can not use .*file/job-n1.*--state-dir"):
+    with pytest.raises(ConfigurationError, match=r"can not use .*file/job@n1.*--state-dir"):
         NodeDirectory("job", "n1", file)
     with pytest.raises(ConfigurationError, match=r"too long a path.*--state-dir"):
         NodeDirectory("job", "n1", tmp_path / ("x" * 100))
+
+
+def test_no_two_nodes_have_the_same_one(runtime: Path) -> None:
+    del runtime
+    one, other = NodeDirectory("a-b", "c"), NodeDirectory("a", "b-c")
+    run = RunDirectory("a")
+    third = NodeDirectory("a", str(os.getpid()))
+    assert len({one.path, other.path, third.path, run.path}) == 4
+    for directory in (one, other, third):
+        directory.close()
+    run.remove()
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702])
+def test_one_that_others_can_write_to_is_not_used(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "job@n1").mkdir()
+    (tmp_path / "job@n1").chmod(mode)
+    with pytest.raises(ConfigurationError, match=r"not this user's alone \(owner \d+, mode d"):
+        NodeDirectory("job", "n1", tmp_path)
+
+
+def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "job@n1").mkdir(mode=0o700)
+    precious = tmp_path / "precious"
+    precious.write_text("content")
+    (tmp_path / "job@n1" / "agent.lock").symlink_to(precious)
+    with pytest.raises(ConfigurationError, match="symbolic link"):
+        NodeDirectory("job", "n1", tmp_path)
+    assert precious.read_text() == "content"

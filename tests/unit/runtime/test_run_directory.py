@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -139,3 +140,32 @@ def test_a_place_that_others_may_have_prepared_is_not_used(
         base.touch()
     with pytest.raises(ConfigurationError, match="TMPDIR"):
         make("digits")
+
+
+STARTS = """
+import sys
+from elastic.runtime.run_directory import RunDirectory
+for number in range(200):
+    made = RunDirectory(f"job{number}")
+    made.announce("unix:/here")
+    assert made.path.joinpath("job.json").exists(), made.path
+    made.remove()
+"""
+
+
+def test_a_start_is_not_swept_by_another(runtime: Path) -> None:
+    del runtime
+    starting = [subprocess.Popen([sys.executable, "-c", STARTS]) for _ in range(3)]
+    assert [process.wait(60.0) for process in starting] == [0, 0, 0]
+
+
+def test_whoever_stands_still_while_it_sweeps_does_not_stop_a_start(
+    runtime: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastic.runtime.run_directory._LOCK_PATIENCE_S", 0.1)
+    make("first")
+    held = os.open(runtime / f"elastic-{os.getuid()}", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    make("second").announce("unix:/second")
+    os.close(held)
+    assert find_job("second").address == "unix:/second"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -176,3 +176,48 @@ def test_a_compilation_is_told_while_it_lasts() -> None:
         script.pulse.answer_probe()
         told.append([p.compiling for p in script.wire.taken("progress")])
     assert told == [[False] * 2, [True] * 2, [True] * 2, [False] * 2]
+
+
+class Odd:
+    def __float__(self) -> float:
+        raise KeyError("of the script")
+
+
+def test_whatever_a_script_reports_the_reports_go_on(alone: Group) -> None:
+    script = Script(alone)
+    script.commit(0)
+    script.pulse.report({"huge": 10**400, "odd": Odd(), "text": "high", "\udcff": 1.0, "loss": 0.5})
+    script.pulse.report({f"figure {n}": n for n in range(1000)})
+    script.pulse.report({"n" * 1000: 1.0, "loss": 0.25})
+    assert script.ledger() == [0]
+    (progress,) = script.wire.taken("progress")
+    assert progress.reported["loss"] == 0.25
+    assert len(progress.reported) <= 100
+    assert max(map(len, progress.reported)) == 100
+
+
+def test_what_can_not_be_reported_is_told_once_and_the_rest_goes_on(
+    alone: Group, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(alone)
+    script.state.progress = cast(Any, None)  # as a defect here might leave it
+    for _ in range(3):
+        script.pulse.flush()
+    (notice,) = script.wire.taken("notice")
+    assert notice.name == "report_failed"
+    assert notice.fields["worker"] == "w"
+    assert "AttributeError" in notice.fields["message"]
+    assert "Traceback" in capsys.readouterr().err
+    script.state.progress = Progress(committed=3)
+    script.pulse.flush()
+    assert script.wire.taken("progress")[-1].committed == 3
+
+
+def test_a_long_ledger_comes_in_messages_that_can_be_sent(alone: Group) -> None:
+    script = Script(alone)
+    script.commit(*range(25_000))
+    script.pulse.flush()
+    messages = script.wire.taken("ledger")
+    assert [m.whole for m in messages] == [True, False, False]
+    assert [e.step for m in messages for e in m.entries] == list(range(25_000))
+    assert max(m.ByteSize() for m in messages) < 1 << 20

@@ -1,0 +1,217 @@
+"""Streams for people and collectors that never hold up the daemon that writes to them.
+
+A terminal may be stopped with Ctrl-S, a pipe may have no reader or one that sleeps, a disk may be
+full. A write to one of these blocks or fails, and neither may reach the event loop of a daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import select
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TextIO, TypeAlias
+
+_MOST_BYTES = 4 << 20
+_PATIENCE_S = 1.0
+_MOST_CLOSING_S = 10.0
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Of what is to be written; `lost` pieces before it were not taken."""
+
+    data: bytes
+    lost: int
+
+
+class Output(io.TextIOBase):
+    """A text stream whose writes never block and never raise.
+
+    A thread writes to the descriptor `fd`. Writes that find more than `most_bytes` waiting, or that
+    fail for want of space, are lost and counted; what is written next begins with how many they
+    were. A pipe without a reader takes nothing any more.
+    """
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+
+    def __init__(self, fd: int, *, most_bytes: int = _MOST_BYTES) -> None:
+        self._fd = fd
+        self._most_bytes = most_bytes
+        self._pieces: deque[_Piece] = deque()
+        self._waiting_bytes = 0
+        self._written = 0  # pieces that are dealt with, either way
+        self._lost = 0
+        self._total_lost = 0
+        self._gone = False
+        self._ends = False
+        self._torn = False
+        self._changed = threading.Condition()
+        self.tell_lost: Callable[[int], str] = _tell_lost
+        """Makes the line that says how many writes were lost."""
+        self._thread = threading.Thread(target=self._run, name="elastic-output", daemon=True)
+        self._thread.start()
+
+    @property
+    def lost(self) -> int:
+        """How many writes were lost so far."""
+        with self._changed:
+            return self._total_lost
+
+    def write(self, text: str, /) -> int:
+        """Take the text; it is written in full or not at all."""
+        data = text.encode(self.encoding, self.errors)
+        with self._changed:
+            if self._gone or self._waiting_bytes + len(data) > self._most_bytes:
+                self._lost += 1
+                self._total_lost += 1
+            elif data:
+                self._pieces.append(_Piece(data, self._lost))
+                self._lost = 0
+                self._waiting_bytes += len(data)
+                self._changed.notify_all()
+        return len(text)
+
+    def writable(self) -> bool:
+        """Always."""
+        return True
+
+    def flush(self) -> None:
+        """Nothing to do: the thread writes as soon as it can."""
+
+    def fileno(self) -> int:
+        """The descriptor that is written to."""
+        return self._fd
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal's."""
+        try:
+            return os.isatty(self._fd)
+        except OSError:
+            return False
+
+    def drain(self, patience_s: float = _PATIENCE_S) -> None:
+        """Return when all is written, or nothing has been for `patience_s` seconds."""
+        ends_at = time.monotonic() + _MOST_CLOSING_S
+        with self._changed:
+            while self._pieces and not self._gone and time.monotonic() < ends_at:
+                if not self._changed.wait_for(self._moved_on(), patience_s):
+                    return
+
+    def end(self, patience_s: float = _PATIENCE_S) -> None:
+        """Write what can be written, then nothing more."""
+        with self._changed:
+            if self._lost and not self._gone:
+                self._pieces.append(_Piece(b"", self._lost))
+                self._lost = 0
+        self.drain(patience_s)
+        with self._changed:
+            self._ends = True
+            self._changed.notify_all()
+
+    def _moved_on(self) -> Callable[[], bool]:
+        before = self._written
+        return lambda: self._written != before
+
+    # ---- on its own thread
+
+    def _run(self) -> None:
+        lost = 0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pieces or self._ends)
+                if self._ends:
+                    return
+                piece = self._pieces[0]
+            lost += piece.lost
+            note = self.tell_lost(lost).encode() if lost else b""
+            if self._write(note + piece.data):
+                lost = 0
+            else:
+                lost += 1 if piece.data else 0
+            with self._changed:
+                self._pieces.popleft()
+                self._written += 1
+                self._waiting_bytes -= len(piece.data)
+                if self._gone:
+                    self._pieces.clear()
+                    self._waiting_bytes = 0
+                self._changed.notify_all()
+
+    def _write(self, data: bytes) -> bool:
+        """Write all of it; False if that was not possible."""
+        if self._torn:  # what comes is not the rest of a line that was begun
+            data = b"\n" + data
+        rest = memoryview(data)
+        try:
+            while rest:
+                try:
+                    rest = rest[os.write(self._fd, rest) :]
+                except BlockingIOError:  # another program has made it so, and shares it with us
+                    select.select([], [self._fd], [])
+        except OSError as error:
+            written = len(data) - len(rest)
+            if written:
+                self._torn = data[written - 1 : written] != b"\n"
+            if error.errno in (errno.EPIPE, errno.EBADF):
+                self._gone = True
+            with self._changed:
+                self._total_lost += 1
+            return False
+        self._torn = False
+        return True
+
+
+Stream: TypeAlias = TextIO | Output
+
+
+def _tell_lost(count: int) -> str:
+    return (
+        f"elastic: {count} lines are missing here, because nobody read them or no space was left\n"
+    )
+
+
+@contextlib.contextmanager
+def never_blocking() -> Iterator[None]:
+    """Within, `sys.stdout` and `sys.stderr` are such streams, whoever writes to them.
+
+    Both are one where they lead to the same file, so that the order of their lines is kept. If one
+    was closed when the process began, what is written to it is lost: its descriptor must not be
+    given to a connection.
+    """
+    _open_missing()
+    before = sys.stdout, sys.stderr
+    for stream in before:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    out = Output(1)
+    err = out if _are_same(1, 2) else Output(2)
+    sys.stdout, sys.stderr = out, err
+    try:
+        yield
+    finally:
+        err.end()
+        if out is not err:
+            out.end()
+        sys.stdout, sys.stderr = before
+
+
+def _open_missing() -> None:
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest that is free, which is this one
+
+
+def _are_same(one: int, other: int) -> bool:
+    a, b = os.fstat(one), os.fstat(other)
+    return (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)

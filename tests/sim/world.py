@@ -419,15 +419,16 @@ class World:
         """The most advanced replica that can be had, of nodes known to the coordinator then.
 
         Members at the end of the job are not asked for their state any more, nor are workers of
-        nodes that leave once they are in no group.
+        nodes that leave once they are in no group, nor those that are being ended.
         """
+        to_end = {worker for _, worker in self.journal.to_end}
         groups = [g.worker_ids for g in self.journal.generations if g.members][-2:]
         held = [
             p.replica
             for node in self.nodes
             if node.alive and node.connected and node.connected_at + 2 * self.news_s < known_at
             for p in node.processes.values()
-            if p.responsive and p.replica is not None
+            if p.responsive and p.replica is not None and p.name not in to_end
             if finished or not (p.done or p.replica.complete(self.job))
             if not node.drains or any(p.name in workers for workers in groups)
         ]

@@ -438,9 +438,10 @@ class Coordinator:
         return [endings.stopped(stop, in_time=in_time, grace_s=grace_s, restart_all=restart_all)]
 
     def _form(self, decision: Form, now: float) -> list[fx.Effect]:
+        previous = self._current
         goes_on = decision.members and not decision.planned  # else they keep their place
-        abandoned = self._checkpoints.abandon(self._nodes.silent_left_behind()) if goes_on else []
-        previous, alive = self._current, self._nodes.workers()
+        left_behind = self._nodes.silent_left_behind(previous) if goes_on else ()
+        abandoned, alive = self._checkpoints.abandon(left_behind), self._nodes.workers()
         lost = tuple(
             m.worker
             for m in (previous.members if previous else ())

@@ -34,6 +34,7 @@ class Process:
     def __init__(self, world: World, node: Node, name: WorkerId, pid: int) -> None:
         self.world, self.node, self.name, self.pid = world, node, name, pid
         self.clock = world.clock
+        self._points = world.faults.points
         self.worker: Worker = world.parts.worker(name, pid=pid)
         self.endpoint = f"{node.name}:{pid}"
         self.up = Link(self.clock, 0.0001, 0.002)
@@ -100,7 +101,8 @@ class Process:
 
     def reach(self, point: str) -> None:
         """The script is at a named point: faults may strike."""
-        self.world.faults.reached(self, point)
+        if point in self._points:
+            self.world.faults.reached(self, point)
 
     @property
     def group(self) -> Group:

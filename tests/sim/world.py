@@ -115,7 +115,9 @@ class World:
         for process in self.processes:
             for part in (process.script, process.thread, process):
                 vars(part).clear()
-        self.processes.clear()
+        for part in (self.leader, self.faults, self.clock, *self.nodes, *self._groups.values()):
+            vars(part).clear()
+        vars(self).clear()
 
     def add_node(self, settings: AgentSettings) -> None:
         """A machine joins; one that has the name of another is told from it."""

@@ -104,6 +104,8 @@ class Journal:
         """Nodes were to leave: the job stops if all are."""
         self.nodes_drained: dict[str, int] = {}
         """Nodes that were told that they are not needed, and the newest generation then."""
+        self.heard_of_drain: set[str] = set()
+        """Those of them that have heard it: the news can be lost with a leader."""
         self.result: Replica | None = None
         """The most advanced replica in any responsive process when the job ended."""
         self.best_at_end: Replica | None = None
@@ -205,7 +207,8 @@ class Journal:
         """The coordinator says that none of the node's workers is in the group."""
         self.note(at, node, "is drained")
         newest = self.generations[-1].number if self.generations else 0
-        self.nodes_drained.setdefault(node, newest)
+        if node not in self.heard_of_drain:  # else it was told in vain before
+            self.nodes_drained[node] = newest
         self.drained_at.setdefault(node, at)
 
     def fingerprint(self) -> str:

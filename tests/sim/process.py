@@ -141,9 +141,8 @@ class Process:
 
     @property
     def is_torn(self) -> bool:
-        """Another state overwrites its own."""
-        held = self.replica is not None or self.script.held is not None
-        return not held and not self.world.journal.undo_missed
+        """Another state overwrites its own, or a block could not be undone."""
+        return self.replica is None and self.script.held is None
 
     def held_in_vain(self) -> None:
         """A planned change was not settled in time."""

@@ -114,7 +114,7 @@ class Journal:
         """The same of nodes that had lost contact so shortly before that they may come back."""
         self.struck: list[tuple[float, str, float]] = []
         """The faults: when they struck, what they did, and after how long they were over."""
-        self.agent_grace_s = 0.0
+        self.agent_grace_s = self.first_step_s = 0.0
         self.evaluates = False
         """Members keep each other waiting in the middle of steps."""
         self.to_end: list[tuple[float, str]] = []

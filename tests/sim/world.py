@@ -62,6 +62,7 @@ class World:
         formation = plan.coordinator.formation
         self.journal.sizes = (formation.min_workers, formation.max_workers)
         self.journal.stop_grace_s = plan.coordinator.stop_grace_s
+        self.journal.first_step_s = plan.coordinator.stall.first_step_s
         self.journal.gather_timeout_s = formation.gather_timeout_s
         self.journal.isolation_s = plan.isolation_s
         self.journal.hopeless = any(f.lasting for f in plan.faults)

@@ -44,10 +44,11 @@ class Faults:
     def __init__(self, world: World, faults: tuple[Fault, ...]) -> None:
         self._world = world
         self._timed = [f for f in faults if f.at_s is not None]
-        self._at_points: dict[str, list[Fault]] = defaultdict(list)
+        self.points: dict[str, list[Fault]] = defaultdict(list)
+        """Points of scripts, and the faults that may strike there."""
         for fault in faults:
             if fault.at_s is None:
-                self._at_points[fault.point].append(fault)
+                self.points[fault.point].append(fault)
         self._reached: Counter[str] = Counter()
         self._late: Counter[int] = Counter()
         """By fault, how often its point was reached in time."""
@@ -61,7 +62,7 @@ class Faults:
 
     def reached(self, process: Process, point: str) -> None:
         """`process` is at `point`: raises out of its script if it does not survive it."""
-        pending = self._at_points.get(point)
+        pending = self.points.get(point)
         if not pending:
             return
         self._reached[point] += 1
@@ -100,7 +101,7 @@ class Faults:
     def persisted(self) -> None:
         """A generation is in the store, and its leader does not know yet."""
         self._reached[PERSISTED] += 1
-        for fault in self._at_points.get(PERSISTED, ()):
+        for fault in self.points.get(PERSISTED, ()):
             if fault.nth == self._reached[PERSISTED]:
                 self._record(fault, "")
                 self._kill_leader(fault)

@@ -104,6 +104,8 @@ class Journal:
         """Nodes were to leave: the job stops if all are."""
         self.nodes_drained: dict[str, int] = {}
         """Nodes that were told that they are not needed, and the newest generation then."""
+        self.heard_of_drain: set[str] = set()
+        """Those of them that have heard it: the news can be lost with a leader."""
         self.result: Replica | None = None
         """The most advanced replica in any responsive process when the job ended."""
         self.best_at_end: Replica | None = None
@@ -112,7 +114,7 @@ class Journal:
         """The same of nodes that had lost contact so shortly before that they may come back."""
         self.struck: list[tuple[float, str, float]] = []
         """The faults: when they struck, what they did, and after how long they were over."""
-        self.agent_grace_s = 0.0
+        self.agent_grace_s = self.first_step_s = 0.0
         self.evaluates = False
         """Members keep each other waiting in the middle of steps."""
         self.to_end: list[tuple[float, str]] = []
@@ -211,7 +213,8 @@ class Journal:
         """The coordinator says that none of the node's workers is in the group."""
         self.note(at, node, "is drained")
         newest = self.generations[-1].number if self.generations else 0
-        self.nodes_drained.setdefault(node, newest)
+        if node not in self.heard_of_drain:  # else it was told in vain before
+            self.nodes_drained[node] = newest
         self.drained_at.setdefault(node, at)
 
     def fingerprint(self) -> str:

@@ -153,6 +153,8 @@ class Node:
     def tell(self, event: ev.Event) -> None:
         if not self.alive or self.exit_code is not None or not self._agent_runs:
             return
+        if isinstance(event, ev.Drained):
+            self.world.journal.heard_of_drain.add(self.name)
         effects = self.agent.handle(event, self.clock.now)
         self.world.observe(self.name, event, effects)
         for effect in effects:

@@ -34,6 +34,7 @@ class Process:
     def __init__(self, world: World, node: Node, name: WorkerId, pid: int) -> None:
         self.world, self.node, self.name, self.pid = world, node, name, pid
         self.clock = world.clock
+        self._points = world.faults.points
         self.worker: Worker = world.parts.worker(name, pid=pid)
         self.endpoint = f"{node.name}:{pid}"
         self.up = Link(self.clock, 0.0001, 0.002)
@@ -102,7 +103,8 @@ class Process:
 
     def reach(self, point: str) -> None:
         """The script is at a named point: faults may strike."""
-        self.world.faults.reached(self, point)
+        if point in self._points:
+            self.world.faults.reached(self, point)
 
     @property
     def group(self) -> Group:
@@ -141,9 +143,8 @@ class Process:
 
     @property
     def is_torn(self) -> bool:
-        """Another state overwrites its own."""
-        held = self.replica is not None or self.script.held is not None
-        return not held and not self.world.journal.undo_missed
+        """Another state overwrites its own, or a block could not be undone."""
+        return self.replica is None and self.script.held is None
 
     def held_in_vain(self) -> None:
         """A planned change was not settled in time."""

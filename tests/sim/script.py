@@ -382,7 +382,9 @@ class Script:
         newest = self.process.world.storage.newest
         if newest.committed == 0:
             return None
-        return self._take_or_hold(newest, restore.loop, at_commit=False)
+        progress = self._take_or_hold(newest, restore.loop, at_commit=False)
+        self.process.replica = None  # until the group has agreed on it: no more than what is stored
+        return progress
 
     def _take_or_hold(self, replica: Replica, loop: int, *, at_commit: bool) -> Progress:
         self.held = replica if replica.progress.loop > loop else None

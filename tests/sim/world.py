@@ -64,6 +64,7 @@ class World:
         formation = plan.coordinator.formation
         self.journal.sizes = (formation.min_workers, formation.max_workers)
         self.journal.stop_grace_s = plan.coordinator.stop_grace_s
+        self.journal.first_step_s = plan.coordinator.stall.first_step_s
         self.journal.gather_timeout_s = formation.gather_timeout_s
         self.journal.isolation_s = plan.isolation_s
         self.journal.return_s = plan.pace.return_s[1]
@@ -118,7 +119,9 @@ class World:
         for process in self.processes:
             for part in (process.script, process.thread, process):
                 vars(part).clear()
-        self.processes.clear()
+        for part in (self.leader, self.faults, self.clock, *self.nodes, *self._groups.values()):
+            vars(part).clear()
+        vars(self).clear()
 
     def add_node(self, settings: AgentSettings) -> None:
         """A machine joins; one that has the name of another is told from it."""
@@ -441,15 +444,16 @@ class World:
         """The most advanced replica that can be had, of nodes known to the coordinator then.
 
         Members at the end of the job are not asked for their state any more, nor are workers of
-        nodes that leave once they are in no group.
+        nodes that leave once they are in no group, nor those that are being ended.
         """
+        to_end = {worker for _, worker in self.journal.to_end}
         groups = [g.worker_ids for g in self.journal.generations if g.members][-2:]
         held = [
             p.replica
             for node in self.nodes
             if node.alive and node.connected and node.connected_at + 2 * self.news_s < known_at
             for p in node.processes.values()
-            if p.responsive and p.replica is not None
+            if p.responsive and p.replica is not None and p.name not in to_end
             if finished or not (p.done or p.replica.complete(self.job))
             if not node.drains or any(p.name in workers for workers in groups)
         ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from elastic.core.coordinator.past import PastGenerations
 from elastic.core.coordinator.phases import TERMINAL, TRANSITIONS, JobPhase
 from elastic.core.coordinator.planned import counts_steps, in_place, is_left, settle
 from elastic.core.coordinator.progress import ProgressWatch, StallPolicy
+from elastic.core.coordinator.replacements import Replacements
 from elastic.core.coordinator.stopping import EXIT_LEFT, Stop, decide_stop, inherited
 from elastic.core.coordinator.view import FormationPolicy, GroupView, Sighting
 from elastic.core.dispatch import by_event
@@ -74,6 +75,7 @@ class Coordinator:
         self._nodes = Nodes()
         self._lineage = Lineage()
         self._departures = Departures()
+        self._replacements = Replacements(self._policy.join_timeout_s)
         self._probed_at = -math.inf
         self._past = PastGenerations()
         self._current: Generation | None = None
@@ -327,18 +329,18 @@ class Coordinator:
             effects += [fx.NodeDrained(node=node) for node in gone]
         decision = self._decide(now)
         if isinstance(decision, Form):
-            decision = self._with_room_for_others(decision)
+            decision = self._with_room_for_others(decision, now)
             chosen = [m.worker for m in decision.members]
             if not self._lineage.allows(chosen):
                 in_the_way = self._lineage.in_the_way(chosen, self._nodes.workers())
-                effects += map(self._replacement, sorted(decision.left_out | in_the_way))
+                effects += self._replace(decision.left_out | in_the_way, now)
                 decision = Wait(reason=WaitReason.ANOTHER_GROUP_MAY_TRAIN)
         return [*effects, *self._follow(decision, now)]
 
-    def _with_room_for_others(self, decision: Form) -> Form:
+    def _with_room_for_others(self, decision: Form, now: float) -> Form:
         """Groups that may train are followed by one with a member of theirs. If none was chosen
         for want of room, it takes the place of a newcomer, or there would never be another."""
-        workers, members = self._nodes.workers(), decision.members
+        workers, members = self._deciding(now), decision.members
         missing = self._lineage.missing([m.worker for m in members], workers)
         replaceable = [m for m in members if not workers[m.worker].status.took_part]
         if decision.reason is not ChangeReason.STARTED or len(missing) > len(replaceable):
@@ -425,8 +427,8 @@ class Coordinator:
 
     def _decide(self, now: float) -> Decision | End:
         if self._stop is None:
-            return decide(self._view(), self._policy, now)
-        return decide_stop(self._view(), self._policy, self._stop, now)
+            return decide(self._view(now), self._policy, now)
+        return decide_stop(self._view(now), self._policy, self._stop, now)
 
     def _end_stop(self, *, in_time: bool) -> list[fx.Effect]:
         stop = self._stop
@@ -436,15 +438,17 @@ class Coordinator:
         return [endings.stopped(stop, in_time=in_time, grace_s=grace_s, restart_all=restart_all)]
 
     def _form(self, decision: Form, now: float) -> list[fx.Effect]:
+        previous = self._current
         goes_on = decision.members and not decision.planned  # else they keep their place
-        abandoned = self._checkpoints.abandon(self._nodes.silent_left_behind()) if goes_on else []
-        previous, alive = self._current, self._nodes.workers()
+        left_behind = self._nodes.silent_left_behind(previous) if goes_on else ()
+        abandoned, alive = self._checkpoints.abandon(left_behind), self._nodes.workers()
         lost = tuple(
             m.worker
             for m in (previous.members if previous else ())
             if m.worker not in alive
             or alive[m.worker].silent_since is not None
             or m.worker in decision.left_out
+            or m.worker in self._replacements
         )
         if not decision.planned and decision.reason is ChangeReason.GROUP_BROKEN:
             self._progress.count_break()
@@ -466,7 +470,7 @@ class Coordinator:
         self._persisting = generation
         if self._stop is None:
             self._enter(JobPhase.FORMING if generation.members else JobPhase.WAITING)
-        effects = [*abandoned, *map(self._replacement, sorted(decision.left_out & alive.keys()))]
+        effects = [*abandoned, *self._replace(decision.left_out & alive.keys(), now)]
         if lost or decision.reason is ChangeReason.GROUP_BROKEN:
             effects.append(fx.Lost(workers=lost, reason=decision.reason, at=now))
         may_train = self._lineage.may_train
@@ -478,22 +482,31 @@ class Coordinator:
         holders = frozenset(w for w, s in workers.items() if s.status.took_part)
         return assign_ranks([m.worker for m in last], decision.members, holders)
 
-    def _replacement(self, worker: WorkerId) -> fx.Effect:
+    def _replace(self, workers: Iterable[WorkerId], now: float) -> list[fx.Effect]:
         number = self._current.number if self._current else 0
-        return fx.ReplaceWorker(
-            node=self._nodes.home_of(worker),
-            worker=worker,
-            kind=FailureKind.LEFT_OUT,
-            message=f"did not arrive in generation {number} in time",
-        )
+        return [
+            fx.ReplaceWorker(
+                node=self._nodes.home_of(worker),
+                worker=worker,
+                kind=FailureKind.LEFT_OUT,
+                message=f"did not arrive in generation {number} in time",
+            )
+            for worker in self._replacements.ask(workers, now)
+        ]
 
     # ---- keeping the view
 
-    def _view(self) -> GroupView:
+    def _deciding(self, now: float) -> Mapping[WorkerId, Sighting]:
+        """Without those that are being ended; where all restart together these are waited for."""
+        workers = self._nodes.workers()
+        others = self._replacements.others(workers, now)
+        return workers if self._policy.restart_all else others
+
+    def _view(self, now: float) -> GroupView:
         return GroupView(
             current=self._current,
             leaving=self._leaving,
-            workers=self._nodes.workers(),
+            workers=self._deciding(now),
             slots=self._nodes.slots,
             formed_at=self._formed_at,
             adopted_at=self._adopted_at,
@@ -537,7 +550,8 @@ class Coordinator:
             self._enter(JobPhase.RUNNING)
 
     def _next_look(self, until: float | None, now: float) -> float | None:
-        instants = (until, self._stop.deadline if self._stop else None)
+        deadline = self._stop.deadline if self._stop else None
+        instants = (until, deadline, self._replacements.next_at)
         bounded = [at for at in instants if at is not None and at < math.inf]
         return min((max(at, now) for at in bounded), default=None)
 

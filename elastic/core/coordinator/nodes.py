@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from elastic.core.coordinator.view import Sighting
+from elastic.core.coordinator.view import Sighting, may_hold_state
 from elastic.core.membership import Generation, NodeId, WorkerId, WorkerPhase, WorkerStatus
 
 _OUTAGE_S = 2.0  # in which an outage that concerns all nodes is noticed for each of them
@@ -152,11 +152,12 @@ class Nodes:
         self._changed(name)
         return frozenset(self._nodes.pop(name, _Node()).workers)
 
-    def silent_left_behind(self) -> frozenset[WorkerId]:
-        """A group goes on without the nodes out of contact. Those that hold the state are kept in
-        mind: if all who go on are lost, they are what is left of it."""
+    def silent_left_behind(self, before: Generation | None = None) -> frozenset[WorkerId]:
+        """A group goes on without the nodes out of contact. Those that hold the state, or may have
+        got it in the group `before`, are kept in mind: if all who go on are lost, they are what is
+        left of it."""
         silent = [n for n, v in self._nodes.items() if v.silent_since is not None]
-        return frozenset(worker for name in silent for worker in self._leave_behind(name))
+        return frozenset(worker for name in silent for worker in self._leave_behind(name, before))
 
     def failed(self, name: NodeId, worker: WorkerId) -> frozenset[WorkerId]:
         """A worker ended, which the node's next view may not know yet."""
@@ -191,11 +192,15 @@ class Nodes:
                 node.silent_since = now  # the others', that is: this node's is reset next
                 self._changed(name)
 
-    def _leave_behind(self, name: NodeId) -> frozenset[WorkerId]:
+    def _leave_behind(self, name: NodeId, before: Generation | None) -> frozenset[WorkerId]:
         node = self._nodes[name]
         if node.left_behind:
             return frozenset()
-        holders = {worker: s for worker, s in node.workers.items() if s.took_part}
+        holders = {
+            worker: s
+            for worker, s in node.workers.items()
+            if s.took_part or may_hold_state(s, before)
+        }
         if not holders:
             return self.lost(name)
         workers, node.workers = frozenset(node.workers), holders

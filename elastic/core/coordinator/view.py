@@ -129,12 +129,14 @@ def return_patience_s(policy: FormationPolicy) -> float:
 
 
 def may_hold_state(s: WorkerStatus, current: Generation | None) -> bool:
-    """It has the job's state, or may have got it since it reported: it has not acknowledged the
-    newest generation, so it could join an earlier one. Whose script has ended needs it no more."""
+    """It has the job's state, or may have got it since it reported: it could join the newest
+    generation, or an earlier one, since it has not acknowledged the newest. Whose script has ended
+    needs it no more."""
     if s.took_part or s.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING):
         return s.phase is not WorkerPhase.FINISHED
-    number = current.number if current is not None else 0
-    return s.phase is WorkerPhase.READY and s.heard < number
+    if s.phase is not WorkerPhase.READY or current is None:
+        return False
+    return s.heard < current.number or s.worker in current.worker_ids
 
 
 def has_heir(s: WorkerStatus, others: Iterable[WorkerStatus]) -> bool:

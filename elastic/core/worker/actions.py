@@ -95,7 +95,8 @@ class ExplainMismatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DropState:
-    """The state of another member is about to overwrite this one's: no longer count on it."""
+    """The state of another member is about to overwrite this one's, or a block could not be undone:
+    no longer count on it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -158,8 +158,9 @@ class Worker:
         return self._following is not None and self._following.leave_after is None
 
     def state_dropped(self) -> list[Effect]:
-        """The state of a member that is ahead begins to overwrite its own, which is whole again,
-        and worth being asked for, when it has joined, or says so as the group is lost before."""
+        """The state of a member that is ahead begins to overwrite its own, or a block could not be
+        undone. It is whole again, and worth being asked for, when it has joined, or says so as the
+        group is lost before."""
         self._status = replace(self._status, took_part=False)
         return [ReportStatus(status=self.status)]
 

@@ -263,8 +263,11 @@ class Participation:
         yield act.Break(error=error, held=self.intact and self._begun)
 
     def _put_back(self) -> Steps:
-        """Undo the block: the state is that of its begin."""
-        self.intact = (yield act.PutBack()) and self.intact
+        """Undo the block: the state is that of its begin, or it is to be counted on no longer."""
+        whole = yield act.PutBack()
+        if self.intact and not whole:
+            yield act.DropState()
+        self.intact = self.intact and whole
         self._at_begin = True
 
     # ---- at a boundary

@@ -150,7 +150,7 @@ class Membership:
                 self._execute(self.machine.group_broke(committed, detail, held=held))
 
     def drop_state(self) -> None:
-        """The state of another member begins to overwrite this one's."""
+        """The state here is not to be counted on any more."""
         with self._changed:
             self._execute(self.machine.state_dropped())
 

@@ -10,7 +10,8 @@ from tests.sim.journal import Journal
 
 def drains(journal: Journal) -> Iterator[str]:
     yield from journal.taken_away
-    for node, newest in journal.nodes_drained.items():
+    for node in sorted(journal.heard_of_drain):
+        newest = journal.nodes_drained[node]
         for generation in journal.generations:
             if generation.purpose is Purpose.SAVE_AND_LEAVE:
                 continue  # it is asked once more, and may be gone by then

@@ -80,8 +80,20 @@ def _stop(journal: Journal) -> Iterator[str]:
         return
     over = [at + (0.0 if what in _OVER_AT_ONCE else lasts) for at, what, lasts in journal.struck]
     last = max([*asked, *journal.elected_at, *over])
-    if last + _STOP_S < journal.ended_at < math.inf:
+    patience_s = _STOP_S + (journal.first_step_s if _hangs_in_first_step(journal) else 0.0)
+    if last + patience_s < journal.ended_at < math.inf:
         yield f"the stop took from {last:.2f} to {journal.ended_at:.2f}"
+
+
+def _hangs_in_first_step(journal: Journal) -> bool:
+    """A group may take longer for its first step, so one that hangs there is left later."""
+    for at, what, _ in journal.struck:
+        formed = [g for g in journal.generations if journal.formed_at[g.number] <= at]
+        groups = [g.number for g in formed if g.members][-2:]
+        began = {c.generation for c in journal.commits if c.at <= at}
+        if what.startswith("FREEZE") and not began.issuperset(groups):
+            return True
+    return False
 
 
 def _gathering(journal: Journal) -> Iterator[str]:

@@ -67,10 +67,14 @@ MACHINE = (
         "a group is formed beside another that may train",
     ),
     (
-        "                effects += map(self._replacement,"
-        " sorted(decision.left_out | in_the_way))\n",
+        "                effects += self._replace(decision.left_out | in_the_way, now)\n",
         "",
         "newcomers stuck in a group that others may not follow are never ended",
+    ),
+    (
+        "        return workers if self._policy.restart_all else others\n",
+        "        return workers\n",
+        "who is being ended is taken into groups",
     ),
     (
         "            provisional=decision.planned,\n",
@@ -93,8 +97,8 @@ MACHINE = (
         "a number is used twice",
     ),
     (
-        "        instants = (until, self._stop.deadline if self._stop else None)\n",
-        "        instants = (until,)\n",
+        "        instants = (until, deadline, self._replacements.next_at)\n",
+        "        instants = (until, self._replacements.next_at)\n",
         "the end of a stop's grace is noticed by chance",
     ),
     (

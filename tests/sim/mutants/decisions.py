@@ -194,7 +194,7 @@ FORMATION = (
 
 VIEW = (
     (
-        "    return s.phase is WorkerPhase.READY and s.heard < number\n",
+        "    return s.heard < current.number or s.worker in current.worker_ids\n",
         "    return False\n",
         "a worker that may have got the state since it reported is not waited for",
     ),

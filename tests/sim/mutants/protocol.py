@@ -102,14 +102,19 @@ RECOVERY = (
 
 PARTICIPATION = (
     (
-        "        self.intact = (yield act.PutBack()) and self.intact\n",
-        "        yield act.PutBack()\n",
+        "        whole = yield act.PutBack()\n",
+        "        whole = (yield act.PutBack()) or True\n",
         "a block that could not be undone leaves a state that counts as whole",
     ),
     (
-        "        self.intact = (yield act.PutBack()) and self.intact\n",
-        "        yield from ()\n",
+        "        whole = yield act.PutBack()\n",
+        "        whole = True\n        yield from ()\n",
         "nothing of a lost block is undone",
+    ),
+    (
+        "        if self.intact and not whole:\n",
+        "        if False:\n",
+        "a member whose block could not be undone still counts as a holder",
     ),
     (
         "        if not counts:\n            self._void = True\n",

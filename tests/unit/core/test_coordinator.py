@@ -280,3 +280,47 @@ def test_patience_without_end_sets_no_timer() -> None:
     late = report("a", status("a0", TRAINING, 1, heard=2, compiling=0))
     effects = machine.handle(late, 1.3)
     assert of(fx.SetTimer, effects) == [fx.SetTimer(at=None)]
+
+
+def replaced(effects: list[fx.Effect]) -> list[str]:
+    return [e.worker for e in of(fx.ReplaceWorker, effects)]
+
+
+def test_who_is_being_ended_is_in_no_group() -> None:
+    machine = Coordinator(SETTINGS)
+    machine.handle(report("a", status("a0", READY), status("a1", READY)), 0.0)
+    machine.handle(ev.GenerationPersisted(number=1), 0.1)
+    machine.handle(report("a", status("a0", TRAINING, 1), status("a1", READY)), 0.2)
+    left_out = machine.handle(ev.TimerFired(), 11.0)  # a1 has not heard of the group
+    assert replaced(left_out) == ["a1"]
+    machine.handle(ev.GenerationPersisted(number=2), 11.1)
+    again = report("a", status("a0", TRAINING, 2), status("a1", READY, heard=2))
+    effects = machine.handle(again, 11.2)
+    effects += machine.handle(ev.TimerFired(), 12.0)
+    assert not of(fx.PersistGeneration, effects)
+    assert effects[-1] == fx.SetTimer(at=21.0)
+    late = machine.handle(ev.TimerFired(), 21.0)  # the request was lost
+    assert [m.worker for m in persisted(late).generation.members] == ["a0", "a1"]
+
+
+def test_who_is_being_ended_is_in_no_group_also_if_none_could_be_formed_without_it() -> None:
+    machine = Coordinator(SETTINGS)
+    both = [report(n, status(f"{n}0", READY), slots=1) for n in "ab"]
+    machine.handle(ev.NodesReported(reports=tuple(both)), 40.0)
+    machine.handle(ev.GenerationPersisted(number=1), 40.1)
+    unheard = status("b0", JOINING, 1, took_part=False)
+    machine.handle(report("b", unheard, slots=1), 40.2)
+    machine.handle(report("c", status("c0", READY), status("c1", READY)), 40.3)
+    second = machine.handle(ev.NodeLost(node="a"), 41.0)  # it may train on with b0
+    assert persisted(second).generation.worker_ids == {"b0", "c0", "c1"}
+    machine.handle(ev.GenerationPersisted(number=2), 41.1)
+    joining = [status(c, JOINING, 2, took_part=False) for c in ("c0", "c1")]
+    machine.handle(report("c", *joining), 41.2)
+    effects = machine.handle(ev.TimerFired(), 52.0)
+    assert replaced(effects) == ["b0"]
+    assert not of(fx.PersistGeneration, effects)
+    effects = machine.handle(killed("c1"), 52.1)
+    assert not replaced(effects)
+    assert not of(fx.PersistGeneration, effects)
+    effects = machine.handle(killed("b0"), 52.2)
+    assert [m.worker for m in persisted(effects).generation.members] == ["c0"]

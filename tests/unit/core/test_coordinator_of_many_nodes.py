@@ -399,6 +399,36 @@ def test_one_that_comes_back_when_it_has_been_left_out_is_a_newcomer() -> None:
     assert job.formed[-1].leave_after is not None
 
 
+def starts(*workers: str) -> Job:
+    """Generation 1 of these, each on its own node, is formed; only the first is heard of again."""
+    job = Job(Coordinator(settings(max_workers=len(workers))))
+    both = [replace(reported(status(w, READY)), slots=1) for w in workers]
+    assert job.tell(ev.NodesReported(reports=tuple(both))) == list(workers)
+    return job
+
+
+@pytest.mark.parametrize("heard", [0, 1])
+def test_who_fell_silent_on_its_way_in_may_have_trained_with_one_that_is_lost(heard: int) -> None:
+    job = starts("a0", "b0")
+    job.report(trains("a0", 1))
+    job.report(status("b0", READY, heard=heard))
+    job.report(trains("a0", 1, committed=3))
+    job.report(status("c0", READY))
+    job.tell(ev.NodeLost(node="b"), killed("a0"))
+    assert [g.worker_ids for g in job.formed[1:]] == [{"a0"}]
+    assert job.report(status("c0", READY), after_s=5.0) is None
+    assert job.report(status("b0", READY, 1, committed=3)) == ["b0", "c0"]
+
+
+def test_who_fell_silent_on_its_way_in_is_remembered_when_others_go_on() -> None:
+    job = starts("a0", "b0")
+    job.report(trains("a0", 1))
+    assert job.tell(ev.NodeLost(node="b")) == ["a0"]  # whose group was not whole
+    job.report(status("c0", READY))
+    assert job.tell(killed("a0")) is None  # b0 may have trained with it
+    assert job.tell(ev.TimerFired(), after_s=10.0) == ["c0"]
+
+
 def test_steps_of_another_life_do_not_put_off_a_planned_change() -> None:
     job = running("a0", "b0", agent_grace_s=0.0)
     assert job.tell(ev.NodeLost(node="b")) == ["a0"]

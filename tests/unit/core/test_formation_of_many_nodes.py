@@ -64,7 +64,8 @@ def test_out_of_contact(situation: GroupView, expected: object) -> None:
     [
         (status("b0", JOINING, 3), 2, WaitReason.OUT_OF_CONTACT),
         (status("b0", READY, 0, heard=2), 2, WaitReason.OUT_OF_CONTACT),  # heard of it since
-        (status("b0", READY, 2, heard=3), 2, "MEMBER_LOST [d0]"),
+        (status("b0", READY, 2, heard=3), 2, WaitReason.OUT_OF_CONTACT),  # it is about to join
+        (status("b0", STARTING), 2, "MEMBER_LOST [d0]"),
         (status("b0", JOINING, 3), 0, "MEMBER_LOST [d0]"),  # nobody had a state to give
     ],
 )

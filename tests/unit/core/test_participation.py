@@ -249,13 +249,17 @@ def test_what_could_not_be_undone_is_received_from_another_member() -> None:
     driver.enter_block()
     driver.announce(2, "a", "b")
     driver.answer(act.PutBack, False)
+    holds_the_state: list[bool] = []
+    driver.answer(act.Join, lambda _: holds_the_state.append(driver.machine.status.took_part))
     driver.peers(ME, veteran(3, in_block=True))
     driver.answer(act.Receive, Progress(committed=3, committed_in=1))
     assert driver.give_up() is False
     assert driver.part.intact
+    assert holds_the_state == [False]  # so that others who do are waited for
+    assert driver.machine.status.took_part
     log = driver.taken()
-    assert log[3] == "Join at_begin"
-    assert log[5:] == [
+    assert log[:5] == ["PutBack", "DropState", "TearDown", "Break", "Join at_begin"]
+    assert log[6:] == [
         "Receive rank=1 loop=0 BEGIN",
         "TellJoined committed=3",
         "SetUp generation=2",
@@ -358,7 +362,7 @@ def test_a_torn_state_is_not_given_to_the_next_group() -> None:
     driver.announce(2, "a", "b")
     driver.answer(act.PutBack, False)
     driver.drive(driver.part.bequeath())
-    assert driver.taken() == ["PutBack", "TearDown", "Break"]
+    assert driver.taken() == ["PutBack", "DropState", "TearDown", "Break"]
 
 
 # ---- nobody holds the state

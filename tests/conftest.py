@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
+
+import pytest
 from hypothesis import settings
 
 # On a busy machine one example of many takes long now and then, which says nothing of the code;
@@ -9,3 +14,14 @@ from hypothesis import settings
 # Hypothesis takes its own, which draws the same examples at every run.
 settings.register_profile("unhurried", settings.default, deadline=None)
 settings.load_profile("unhurried")
+
+# `elastic status` finds the jobs of a user: those of tests that run at the same time, and of the
+# user, are none of a test's business.
+_RUNTIME = tempfile.mkdtemp(prefix="elt-", dir="/tmp")  # short, as sockets need it
+os.environ["XDG_RUNTIME_DIR"] = _RUNTIME
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Nothing is left of that place."""
+    del config
+    shutil.rmtree(_RUNTIME, ignore_errors=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
@@ -16,6 +18,8 @@ from elastic.runtime.journal import Entry, JsonLines
 from elastic.settings.run import Console
 
 PROGRESS_EVERY_S = 5.0
+_PRINT_EVERY_S = 0.1
+_MOST_LINES = 200  # at once: far more than a terminal's height
 
 
 class Display(Protocol):
@@ -71,17 +75,27 @@ class JsonDisplay:
 
 
 class LiveDisplay:
-    """One line that is kept up to date, with events and workers' lines above it."""
+    """One line that is kept up to date, with events and workers' lines above it.
+
+    A thread of its own lays them out, which takes far longer than to hand them over. Of more lines
+    than anybody could read, the newest are shown, and how many are not.
+    """
 
     def __init__(self, choice: Console) -> None:
         self._choice = choice
         self._console = RichConsole(stderr=True, highlight=False)
+        self._lock = threading.Lock()
+        self._waiting: deque[Text | str] = deque(maxlen=_MOST_LINES)
+        self._passed_over = 0
+        self._closing = threading.Event()
         self._facts: dict[str, Any] = {}
         self._recovery_s: float | None = None
         self._live = Live(
             console=self._console, refresh_per_second=8, transient=True, get_renderable=self._line
         )
         self._live.start()
+        self._printer = threading.Thread(target=self._print, name="elastic-display", daemon=True)
+        self._printer.start()
 
     def entry(self, entry: Entry) -> None:
         """Fold progress into the line, print the rest above it."""
@@ -92,17 +106,37 @@ class LiveDisplay:
             self._recovery_s = entry.fields["total_s"]
         text = describe(entry)
         if text is not None:
-            self._console.print(Text(printable(text), style=_style(entry.name)))
+            self._show(Text(printable(text), style=_style(entry.name)))
 
     def output(self, rank: int | None, worker: str, line: str) -> None:
         """Print it above the line if it is to be shown."""
         if _is_shown(self._choice, rank, worker):
-            shown = Text.from_ansi(printable(line, colours=True))
-            self._console.print(Text(prefix(rank, worker)) + shown)
+            self._show(prefix(rank, worker) + printable(line, colours=True))
 
     def close(self) -> None:
-        """Take the line away."""
+        """Show what waits, and take the line away."""
+        self._closing.set()
+        self._printer.join()
         self._live.stop()
+
+    def _show(self, line: Text | str) -> None:
+        with self._lock:
+            self._passed_over += len(self._waiting) == _MOST_LINES
+            self._waiting.append(line)
+
+    def _print(self) -> None:
+        closing = False
+        while not closing:
+            closing = self._closing.wait(_PRINT_EVERY_S)
+            with self._lock:
+                lines, passed_over = list(self._waiting), self._passed_over
+                self._waiting.clear()
+                self._passed_over = 0
+            if passed_over:
+                self._console.print(Text(f"[{passed_over} lines are only in the logs]", "dim"))
+            if lines:
+                texts = [Text.from_ansi(t) if isinstance(t, str) else t for t in lines]
+                self._console.print(Text("\n").join(texts))
 
     def _line(self) -> Text:
         facts = self._facts

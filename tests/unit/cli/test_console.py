@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -187,6 +188,20 @@ def test_workers_lines_keep_their_colours_and_command_no_terminal(
     shown = capsys.readouterr().err
     assert "[rank 0] loss \\x1b]0;title\\x07" in shown
     assert "worker local-1 \\x1b[2J" in shown
+
+
+def test_of_more_lines_than_anybody_could_read_the_newest_are_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    display = LiveDisplay(Console.RANK0)
+    for number in range(100_000):
+        display.output(0, "local-1", f"line {number}.")
+    display.close()
+    shown = capsys.readouterr().err
+    assert "line 99999." in shown
+    assert shown.count("[rank 0]") < 50_000
+    passed_over = sum(map(int, re.findall(r"\[(\d+) lines are only in the logs\]", shown)))
+    assert passed_over + shown.count("[rank 0]") == 100_000
 
 
 def test_the_live_display_folds_progress_into_its_line(

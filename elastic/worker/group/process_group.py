@@ -18,7 +18,14 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from elastic.core.membership import Generation
 from elastic.errors import ConfigurationError, GroupLost
 from elastic.worker.group import watchdog
-from elastic.worker.group.sockets import Connection, connections, shut_down
+from elastic.worker.group.sockets import (
+    Connection,
+    Listener,
+    connections,
+    listeners,
+    opened_by_python,
+    shut_down,
+)
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
 _MEETING_TIMEOUT = datetime.timedelta(days=1)  # the coordinator's patience ends long before
@@ -131,6 +138,7 @@ class Group:
         self._torch: dist.ProcessGroup | None = None
         self._uncounted = 0
         self._before: frozenset[Connection] | None = None
+        self._listened: frozenset[Listener] = frozenset()
         self._built: frozenset[Connection] | None = None
         self._own_store_port = 0
         self.store: Store | None = None
@@ -152,7 +160,7 @@ class Group:
         timeout = datetime.timedelta(seconds=timeout_s)
         self._own_store_port = host.port
         with self._lock:
-            self._before = connections()
+            self._before, self._listened = connections(), listeners()
         self.check()
         try:
             self._connect(self._meet(timeout), timeout)
@@ -160,8 +168,6 @@ class Group:
             with self._ending:
                 self._discard()
             raise GroupLost(f"the group did not assemble: {first_line(error)}") from error
-        with self._lock:
-            self._built = self._own(connections())
         self.check()
 
     def check(self) -> None:
@@ -273,6 +279,9 @@ class Group:
         self.check()  # an abort that came before found nothing to abort
         if self.backend.queues:
             self._connect_queue()
+        ports = self._ports(store)
+        with self._lock:
+            self._built = frozenset(c for c in self._new() if _has_one_of(c, ports))
         dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
 
     def _connect_queue(self) -> None:
@@ -280,16 +289,32 @@ class Group:
         dist.all_reduce(torch.zeros(1, device=self.backend.device))
         self.settle()
 
+    def _ports(self, store: Store) -> set[int]:
+        """At which the members' halves of this group listen, and their store."""
+        mine = ",".join(str(port) for port in sorted(self._own_ports()))
+        store.set(f"listens/{self.rank}", mine)
+        keys = [f"listens/{rank}" for rank in range(self.world_size)]
+        found = {int(port) for ports in store.multi_get(keys) for port in ports.split(b",") if port}
+        return found | {int(self.generation.store_endpoint.rpartition(":")[2])}
+
+    def _own_ports(self) -> set[int]:
+        return {listener.port for listener in listeners() - self._listened}
+
     def _connections(self) -> frozenset[Connection]:
+        """Those to cut. While it is being built the others' ports are not known yet."""
         with self._lock:
+            if self._built is not None:
+                return self._built
             if self._before is None:
                 return frozenset()
-            return self._own(connections()) if self._built is None else self._built
+            new = self._new()
+            scripts = opened_by_python()  # after: what a script opens meanwhile is in both
+            return frozenset(c for c in new if c.descriptor not in scripts)
 
-    def _own(self, now: frozenset[Connection]) -> frozenset[Connection]:
-        """This group's: new since before it was built, and not a client of the store hosted here,
-        which may already serve a later generation."""
-        new = now - (self._before or frozenset())
+    def _new(self) -> frozenset[Connection]:
+        """Made since it was begun to be built. A client of the store that is hosted here may
+        belong to a later generation already."""
+        new = connections() - (self._before or frozenset())
         return frozenset(c for c in new if c.local_port != self._own_store_port)
 
     def _is_default(self) -> bool:
@@ -306,6 +331,10 @@ class Group:
         if self.aborted or self.backend.aborts:
             # It ends with its last reference, when its threads do: see worker/group/stuck.py.
             threading.Thread(target=last.clear, name="elastic-discard", daemon=True).start()
+
+
+def _has_one_of(connection: Connection, ports: set[int]) -> bool:
+    return connection.local_port in ports or connection.peer_port in ports
 
 
 def is_group_loss(error: BaseException, group: Group | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from typing import Any
@@ -16,7 +17,7 @@ from elastic.errors import ConfigurationError, GroupLost
 from elastic.worker.group.process_group import Backend, Group, first_line, is_group_loss
 from tests import nccl_manners
 from tests.unit.worker import together
-from tests.unit.worker.together import GLOO, Seat, die, meet, run_together
+from tests.unit.worker.together import GLOO, JOIN_TIMEOUT_S, Seat, die, meet, run_together
 
 ALONE = Generation(number=1, incarnation="i", members=(), reason=ChangeReason.STARTED)
 GROUP = Group(ALONE, 0, GLOO)
@@ -152,6 +153,75 @@ def test_a_blocked_thread_is_freed_by_another() -> None:
         seat.exchange("freed")
 
     run_together(block, stay_away)
+
+
+class Prefetcher:
+    """A thread of the script that connects to a server of its own again and again."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._connect, daemon=True)
+        self._thread.start()
+
+    def broken(self) -> int:
+        """How many of its connections do not work, once no more are made."""
+        self._ends.set()
+        self._thread.join()
+        return len(self._pairs) - sum(map(_works, self._pairs))
+
+    def made(self) -> int:
+        return len(self._pairs)
+
+    def _connect(self) -> None:
+        while not self._ends.wait(0.0002):
+            client = socket.create_connection(self._listener.getsockname())
+            self._pairs.append((client, self._listener.accept()[0]))
+
+
+def _works(pair: tuple[socket.socket, socket.socket]) -> bool:
+    try:
+        pair[0].sendall(b"x")
+        return pair[1].recv(1) == b"x"
+    except OSError:
+        return False
+
+
+def test_connections_that_a_script_makes_meanwhile_are_left_alone() -> None:
+    def block(seat: Seat) -> None:
+        prefetcher = Prefetcher()
+        group = Group(seat.generation(), seat.rank, GLOO)
+        before = prefetcher.made()
+        group.build(seat.host, JOIN_TIMEOUT_S)
+        assert prefetcher.made() > before
+        threading.Timer(0.1, group.abort).start()
+        expect_loss(group)
+        assert prefetcher.broken() == 0
+        seat.exchange("freed")
+
+    def stay_away(seat: Seat) -> None:
+        seat.join()
+        seat.exchange("freed")
+
+    run_together(block, stay_away)
+
+
+def test_connections_of_the_script_are_left_alone_by_a_group_that_does_not_come_up() -> None:
+    def wait(seat: Seat) -> None:
+        group = Group(seat.generation(), seat.rank, GLOO)
+        prefetcher = Prefetcher()
+        threading.Timer(0.2, group.abort).start()
+        with pytest.raises(GroupLost):
+            group.build(seat.host, JOIN_TIMEOUT_S)
+        assert prefetcher.made() > 10
+        assert prefetcher.broken() == 0
+        seat.exchange("gave up")
+
+    def stay_away(seat: Seat) -> None:
+        seat.exchange("gave up")
+
+    run_together(wait, stay_away)
 
 
 def test_a_member_that_leaves_does_not_take_back_what_it_sent() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -161,7 +162,7 @@ class AgentControl:
         )
         self._pulse = Pulse(link, self.membership)
         keep_from_children(self._descriptors)
-        link.start(self._command, self._report_again)
+        link.start(self._command, self._report_again, self._deaf)
         self.membership.attach()
         self._pulse.start()
         self._assigned.wait()
@@ -257,6 +258,21 @@ class AgentControl:
 
     def _report_status(self, status: WorkerStatus) -> None:
         self._link.send(status=status_to_pb(status))
+
+    def _deaf(self, error: Exception) -> None:
+        """The link's thread has ended with an error: nobody would free this worker from a lost
+        group, or tell it to leave one."""
+        traceback.print_exception(error)
+        message = f"can not follow its agent any more: {type(error).__name__}: {error}"
+        failure = Failure(
+            worker=self._link.worker,
+            kind=FailureKind.EXCEPTION,
+            signature=f"{type(error).__name__} on the link's thread",
+            message=message,
+            traceback="".join(traceback.format_exception(error)),
+        )
+        self._link.send(failure=failure_to_pb(failure))
+        os._exit(1)
 
     def _give_up(self) -> None:
         """This process will never get out of a group that was aborted: see group/stuck.py."""

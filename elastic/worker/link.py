@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from elastic.rpc.framing import FrameDecoder, encode
+from elastic.rpc.framing import BadFrame, FrameDecoder, encode
 from elastic.v1 import local_pb2 as pb
 
 _RETRY_S = 0.1
@@ -42,25 +42,40 @@ class Link:
                 return
 
     def start(
-        self, on_command: Callable[[pb.WorkerCommand], None], on_new_agent: Callable[[], None]
+        self,
+        on_command: Callable[[pb.WorkerCommand], None],
+        on_new_agent: Callable[[], None],
+        on_error: Callable[[Exception], None],
     ) -> None:
         """Read commands on a thread of its own; `on_new_agent` is called when another agent has
-        been told who this is."""
+        been told who this is, `on_error` with what one of these raises: nothing is read any more
+        then, and a worker that hears nothing must not go on as if it did."""
 
         def read() -> None:
-            while True:
-                decoder = FrameDecoder(pb.WorkerCommand)
-                while data := self._receive():
-                    for command in decoder.feed(data):
-                        on_command(command)  # type: ignore[arg-type]
-                self._reconnect()
-                on_new_agent()
+            try:
+                while True:
+                    self._hand_on(on_command)
+                    self._reconnect()
+                    on_new_agent()
+            except Exception as error:  # noqa: BLE001 - whatever it is
+                on_error(error)
 
         threading.Thread(target=read, name="elastic-link", daemon=True).start()
 
     def hello(self) -> None:
         """Say who this is: the first message on every connection."""
         self.send(hello=pb.Hello(worker=self.worker, pid=os.getpid()))
+
+    def _hand_on(self, on_command: Callable[[pb.WorkerCommand], None]) -> None:
+        """Until the agent ends, or says what can not be read."""
+        decoder = FrameDecoder(pb.WorkerCommand)
+        while data := self._receive():
+            try:
+                commands = list(decoder.feed(data))
+            except BadFrame:
+                return
+            for command in commands:
+                on_command(command)  # type: ignore[arg-type]
 
     def _reconnect(self) -> None:
         while True:

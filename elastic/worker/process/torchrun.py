@@ -67,7 +67,7 @@ class _Attendant:
         self._link.hello()
         with self._lock:
             self._report(self._machine.attached())
-        self._link.start(self._command, self._report_again)
+        self._link.start(self._command, self._report_again, self._give_up)
         threading.Thread(target=self._beat, name="elastic-pulse", daemon=True).start()
         status = self._script.wait()
         if status != 0 or not self._note_finished():

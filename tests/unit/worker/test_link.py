@@ -36,6 +36,8 @@ class Agent:
         self._heard: list[pb.WorkerMessage] = []
 
     def accept(self) -> None:
+        if self._peer is not None:
+            self._peer.close()
         self._peer, _ = self._listener.accept()
         self._peer.settimeout(DEADLINE_S)
 
@@ -66,11 +68,13 @@ class Place:
         first.accept()
         self.commands: queue.Queue[str | None] = queue.Queue()
         self.new_agents: queue.Queue[int] = queue.Queue()
+        self.errors: queue.Queue[Exception] = queue.Queue()
 
     def start(self) -> Agent:
         self.link.start(
             lambda command: self.commands.put(command.WhichOneof("kind")),
             lambda: self.new_agents.put(1),
+            self.errors.put,
         )
         return self.agents[0]
 
@@ -149,6 +153,36 @@ def test_again_and_again(place: Place) -> None:
         agent.accept()
         assert agent.hear().HasField("hello")
         place.new_agents.get(timeout=DEADLINE_S)
+
+
+def test_what_can_not_be_read_ends_the_connection_and_no_more(place: Place) -> None:
+    agent = place.start()
+    agent.say(b"\xff\xff\xff\xff garbage")
+    agent.accept()
+    assert agent.hear().HasField("hello")
+    agent.say(PROBE)
+    assert place.commands.get(timeout=DEADLINE_S) == "probe"
+    assert place.errors.empty()
+
+
+def test_an_error_of_whoever_is_told_is_not_lost_with_the_thread() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        agent = Agent(Path(directory) / "agent.sock")
+        link, errors, bug = (
+            Link("w", str(Path(directory) / "agent.sock")),
+            queue.Queue(),
+            KeyError(),
+        )
+
+        def fail(_command: pb.WorkerCommand) -> None:
+            raise bug
+
+        link.start(fail, lambda: None, errors.put)
+        agent.accept()
+        agent.say(PROBE)
+        assert errors.get(timeout=DEADLINE_S) is bug
+        agent.end()
+        link._socket.close()
 
 
 def test_without_an_agent_at_first_there_is_no_link(tmp_path: Path) -> None:

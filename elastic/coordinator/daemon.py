@@ -34,6 +34,7 @@ from elastic.store.job_documents import NodeDocument
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2
 
+_HELD = "another agent is registered under this name; give one of them another --node-name"
 _FAREWELL_S = 10.0  # for agents to end their workers after the job
 
 
@@ -139,6 +140,9 @@ class CoordinatorDaemon:
             stream.send(refused=refused)
             stream.close()
             return
+        if self._is_held_by_another(stream):
+            stream.close()  # to come again: the store may know more than has been heard here
+            return
         self._refused.pop(stream.node, None)
         before, node = self._nodes.arrive(stream)
         if before is not None:
@@ -156,6 +160,19 @@ class CoordinatorDaemon:
         current = self._machine.current
         if current is not None:
             stream.send(generation=generation_to_pb(current))
+
+    def _is_held_by_another(self, stream: AgentStream) -> bool:
+        """Somebody attends under the name, and the name is registered for it."""
+        present = self._nodes.named(stream.node)
+        if present is None or self.registry is None:
+            return False
+        token = present.stream.hello.start_token
+        if token == stream.hello.start_token or self.registry.holder(stream.node) != token:
+            return False
+        if self._refused.get(stream.node) != _HELD:
+            self._refused[stream.node] = _HELD
+            self._journal.record("node_refused", node=stream.node, reason=_HELD)
+        return True
 
     def agent_lost(self, stream: AgentStream) -> None:
         """Its stream has ended."""
@@ -216,8 +233,11 @@ class CoordinatorDaemon:
     # ---- NodeHandler: what the store says of nodes
 
     def node_registered(self, node: str, document: NodeDocument) -> None:
-        """An agent has taken the name."""
-        del node, document  # it will connect
+        """An agent has taken the name: another one that attends under it is not the node."""
+        present = self._nodes.named(node)
+        if present is not None and present.stream.hello.start_token != document.start_token:
+            self._journal.record("node_refused", node=node, reason=_HELD)
+            present.stream.close()
 
     def node_vanished(self, node: str, at: float) -> None:
         """Its registration is lost."""

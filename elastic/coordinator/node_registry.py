@@ -90,6 +90,12 @@ class NodeRegistry:
                 if timer is not None:
                     timer.cancel()
 
+    def holder(self, node: str) -> str | None:
+        """The start token of the agent that the registration of this name is of, if there is one:
+        it is the node."""
+        document = self._registered.get(node)
+        return document.start_token if document is not None and not document.left else None
+
     def connected(self, node: str, start_token: str) -> None:
         """The agent has opened its stream to us: it is not cut off."""
         self._connected.add((node, start_token))

@@ -1,0 +1,129 @@
+"""Two agents of one name: whoever the registration in the store names is the node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from elastic.coordinator.daemon import CoordinatorDaemon
+from elastic.coordinator.job_options import JobOptions
+from elastic.coordinator.leadership import lead
+from elastic.coordinator.node_registry import NodeRegistry
+from elastic.core.coordinator.progress import StallPolicy
+from elastic.core.coordinator.view import FormationPolicy
+from elastic.store.job_documents import NodeDocument, to_json
+from elastic.store.job_keys import JobKeys
+from elastic.store.memory import MemoryStore
+from tests.contract.conftest import within_deadline
+from tests.unit.coordinator.agents import Diary, agent, closed, kinds
+
+ONE, OTHER = "0123", "4567"
+
+
+class Place:
+    """A coordinator in office that follows the registrations."""
+
+    def __init__(self, store: MemoryStore, daemon: CoordinatorDaemon, diary: Diary) -> None:
+        self.store, self.daemon, self.diary = store, daemon, diary
+        self.registry = NodeRegistry(store, daemon, job="job", isolation_timeout_s=60.0)
+        daemon.registry = self.registry
+
+    async def registered(self, token: str) -> None:
+        document = NodeDocument(
+            start_token=token,
+            host="h",
+            slots=2,
+            version="",
+            command_digest="d",
+            started_unix_s=0.0,
+        )
+        await self.store.put(JobKeys("job").node("n1"), to_json(document))
+        while self.registry.holder("n1") != token:
+            await asyncio.sleep(0.001)
+
+
+def check(what: Callable[[Place], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        store, diary = MemoryStore(), Diary()
+        leadership = await lead(store, job="job", candidate="c")
+        options = JobOptions(
+            job="job",
+            formation=FormationPolicy(min_workers=1, max_workers=2),
+            stall=StallPolicy(),
+            max_restarts=3,
+            restart_window_s=60.0,
+            stop_grace_s=5.0,
+        )
+        place = Place(store, CoordinatorDaemon(options, store, leadership, diary.journal), diary)
+        following = asyncio.ensure_future(place.registry.run())
+        try:
+            await what(place)
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            await place.daemon.close()
+
+    within_deadline(main())
+
+
+def test_another_agent_does_not_take_the_place_of_the_one_that_is_registered() -> None:
+    async def main(place: Place) -> None:
+        await place.registered(ONE)
+        first = agent("n1", ONE)
+        place.daemon.agent_connected(first)
+        for _ in range(3):
+            second = agent("n1", OTHER)
+            place.daemon.agent_connected(second)
+            assert closed(second)
+            place.daemon.agent_lost(second)
+        assert None not in kinds(first)
+        (told,) = place.diary.of("node_refused")
+        assert "--node-name" in told["reason"]
+        assert not place.diary.of("node_lost")
+
+    check(main)
+
+
+def test_one_that_has_lost_its_name_attends_no_more() -> None:
+    async def main(place: Place) -> None:
+        await place.registered(ONE)
+        first = agent("n1", ONE)
+        place.daemon.agent_connected(first)
+        await place.registered(OTHER)
+        assert closed(first)
+        place.daemon.agent_lost(first)
+        second = agent("n1", OTHER)
+        place.daemon.agent_connected(second)
+        assert None not in kinds(second)
+
+    check(main)
+
+
+def test_one_that_is_started_again_takes_its_own_place() -> None:
+    async def main(place: Place) -> None:
+        await place.registered(ONE)
+        first, again = agent("n1", ONE), agent("n1", ONE)
+        place.daemon.agent_connected(first)
+        place.daemon.agent_connected(again)
+        assert closed(first)
+        assert None not in kinds(again)
+
+    check(main)
+
+
+def test_where_the_news_of_a_registration_is_late_the_newer_agent_comes_in() -> None:
+    """Nobody attends under the name that is known, or it is known for nobody."""
+
+    async def main(place: Place) -> None:
+        early = agent("n1", ONE)
+        place.daemon.agent_connected(early)
+        assert None not in kinds(early)
+        later = agent("n1", OTHER)
+        place.daemon.agent_connected(later)
+        assert closed(early)
+        assert None not in kinds(later)
+        await place.registered(OTHER)
+        assert None not in kinds(later)
+
+    check(main)

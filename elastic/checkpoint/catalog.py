@@ -115,9 +115,10 @@ def prepare(directory: CheckpointDirectory, step: int) -> None:
 
 
 def commit(directory: CheckpointDirectory, manifest: Manifest) -> None:
-    """Make a checkpoint visible by writing its manifest.
+    """Make a checkpoint visible by writing its manifest, which is never replaced.
 
-    Raises CheckpointWriteError, without writing, if a file of it can not be seen from here.
+    Raises CheckpointWriteError, without writing, if a file of it can not be seen from here, and
+    FileExistsError if it has one: another coordinator, that led meanwhile, was first.
     """
     for file in manifest.files:
         relative = path_in_step(manifest.step, file.name)
@@ -129,7 +130,8 @@ def commit(directory: CheckpointDirectory, manifest: Manifest) -> None:
                 f"{file.size_bytes} bytes were reported written; is this directory shared by "
                 "all nodes?"
             )
-    directory.write(path_in_step(manifest.step, MANIFEST), manifests.to_json(manifest))
+    path = path_in_step(manifest.step, MANIFEST)
+    directory.write(path, manifests.to_json(manifest), replace=False)
 
 
 def sweep(directory: CheckpointDirectory, manifest: Manifest) -> list[str]:

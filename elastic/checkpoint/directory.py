@@ -30,9 +30,13 @@ class CheckpointDirectory(Protocol):
         """
         ...
 
-    def write(self, relative: str, data: bytes | Iterable[memoryview]) -> FileDigest:
+    def write(
+        self, relative: str, data: bytes | Iterable[memoryview], *, replace: bool = True
+    ) -> FileDigest:
         """Write a file that becomes visible only when it is complete, replacing an older one.
 
+        replace=False: raises FileExistsError if there is one, also one that somebody else has
+        written meanwhile, as far as the storage can tell.
         Raises CheckpointWriteError naming path and reason; nothing partial is left behind.
         """
         ...

@@ -19,6 +19,7 @@ from elastic.errors import (
     TransientError,
 )
 
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 # What opening a path below something that is not a directory, or not there, is answered with.
 _ABSENT = (FileNotFoundError, NotADirectoryError)
 
@@ -49,7 +50,9 @@ class LocalDirectory:
                 f"{_reason(error)}; {_advice(error)}"
             ) from error
 
-    def write(self, relative: str, data: bytes | Iterable[memoryview]) -> FileDigest:
+    def write(
+        self, relative: str, data: bytes | Iterable[memoryview], *, replace: bool = True
+    ) -> FileDigest:
         """Write under a temporary name in the same directory, then rename."""
         path = self._root / relative
         # Two writers of one share may meet when one was wrongly thought dead: the name is unique.
@@ -58,8 +61,14 @@ class LocalDirectory:
         try:
             _make_directory(path.parent)
             _write_synced(partial, in_chunks(data), digester)
-            os.replace(partial, path)
+            if replace:
+                os.replace(partial, path)
+            else:
+                _move_to_nothing(partial, path)
             _sync_directory(path.parent)
+        except FileExistsError:
+            _unlink(partial)
+            raise
         except OSError as error:
             _unlink(partial)
             raise CheckpointWriteError(_write_failure(path, error)) from error
@@ -153,6 +162,20 @@ def _write_all(handle: int, piece: memoryview) -> None:
     written = 0
     while written < len(piece):
         written += os.write(handle, piece[written:])
+
+
+def _move_to_nothing(partial: Path, path: Path) -> None:
+    """Raises FileExistsError if there is something at `path`."""
+    try:
+        os.link(partial, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if path.exists():  # the best that a file system without hard links can do
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
+        os.replace(partial, path)
+    else:
+        os.unlink(partial)
 
 
 def _sync_directory(path: Path) -> None:

@@ -17,6 +17,7 @@ from elastic.errors import (
     ElasticError,
     TransientError,
 )
+from elastic.settings.masking import masked_url
 
 
 class RemoteDirectory:
@@ -27,7 +28,7 @@ class RemoteDirectory:
     """
 
     def __init__(self, url: str, file_system: Any, root: str) -> None:
-        self._url = url
+        self._url = masked_url(url)  # for messages alone
         self._fs = file_system
         self._root = root.rstrip("/")
 
@@ -38,11 +39,12 @@ class RemoteDirectory:
             file_system, root = fsspec.core.url_to_fs(url)
         except ImportError as error:
             raise ConfigurationError(
-                f"the checkpoint directory {url} needs a package that is not installed: {error}"
+                f"the checkpoint directory {masked_url(url)} needs a package that is not "
+                f"installed: {error}"
             ) from error
         except Exception as error:
             raise ConfigurationError(
-                f"the checkpoint directory {url} can not be opened: {error}; "
+                f"the checkpoint directory {masked_url(url)} can not be opened: {error}; "
                 "give a local path or a URL that fsspec knows, such as s3://bucket/path"
             ) from error
         return cls(url.rstrip("/"), file_system, root)
@@ -65,8 +67,11 @@ class RemoteDirectory:
                 "check that it exists and that the credentials may write, or choose another one"
             ) from error
 
-    def write(self, relative: str, data: bytes | Iterable[memoryview]) -> FileDigest:
-        """Write under a temporary name beside the final one, then move."""
+    def write(
+        self, relative: str, data: bytes | Iterable[memoryview], *, replace: bool = True
+    ) -> FileDigest:
+        """Write under a temporary name beside the final one, then move. What comes to be between
+        the last look and the move is replaced."""
         parent, _, name = self._path(relative).rpartition("/")
         partial = f"{parent}/.{name}.{uuid.uuid4().hex}.partial"
         digester = Digester()
@@ -74,6 +79,8 @@ class RemoteDirectory:
             with self._storing(relative):
                 self._fs.makedirs(parent, exist_ok=True)
                 self._upload(partial, in_chunks(data), digester)
+                if not replace and self.size_bytes(relative) is not None:
+                    raise FileExistsError(f"{self._url}/{relative}")
                 self._fs.mv(partial, f"{parent}/{name}")
         except BaseException:
             with contextlib.suppress(Exception):
@@ -153,7 +160,7 @@ class RemoteDirectory:
     def _storing(self, relative: str, verb: str = "writing") -> Iterator[None]:
         try:
             yield
-        except ElasticError:
+        except (ElasticError, FileExistsError):
             raise
         except Exception as error:
             # Each kind of storage has its own exceptions, few of them OSError.

@@ -32,6 +32,7 @@ from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.run_directory import NodeDirectory
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.runtime.warnings_to_journal import warnings_to
+from elastic.settings.masking import masked_arguments, masked_url
 from elastic.settings.node import NodeSettings
 from elastic.store.interface import Store
 from elastic.store.job_documents import NodeDocument
@@ -68,14 +69,14 @@ class NodeCommand:
 
     @property
     def text(self) -> str:
-        """All that must be equal on all nodes of a job, for people."""
+        """All that must be equal on all nodes of a job, for people: without secrets."""
         s = self.settings
         parts = [*_LAUNCHED[self.classic]]
         if s.checkpoint_dir is not None:
-            parts += ["--checkpoint-dir", s.checkpoint_dir]
+            parts += ["--checkpoint-dir", masked_url(s.checkpoint_dir)]
             parts += ["--checkpoint-every", str(s.checkpoint_every)]
         parts += ["--record-samples"] if s.record_samples else []
-        return " ".join((*parts, *self.argv))
+        return " ".join((*parts, *masked_arguments(self.argv)))
 
     @property
     def digest(self) -> str:

@@ -57,7 +57,10 @@ class CheckpointCommits:
                         f"step {step} is not committed: given up, or one of a later step was first"
                     )
                 manifest = self._manifest(step, generation, reports)
-                catalog.commit(self._directory, manifest)
+                try:
+                    catalog.commit(self._directory, manifest)
+                except FileExistsError:
+                    manifest = catalog.read_manifest(self._directory, step)
             for key in [key for key in list(self._reports) if key[0] <= step]:
                 self._reports.pop(key, None)
             with contextlib.suppress(ElasticError):  # it goes with the step, if not now

@@ -29,7 +29,7 @@ class Countdown:
 class DyingOs:
     """The `os` module as `local_directory` sees it; dying in `write` leaves half of it written."""
 
-    _MUTATING = ("open", "fsync", "replace", "unlink", "rmdir", "mkdir")
+    _MUTATING = ("open", "fsync", "replace", "link", "unlink", "rmdir", "mkdir")
 
     def __init__(self, countdown: Countdown) -> None:
         self._countdown = countdown
@@ -64,7 +64,9 @@ class DyingDirectory:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def write(self, relative: str, data: bytes | Iterable[memoryview]) -> FileDigest:
+    def write(
+        self, relative: str, data: bytes | Iterable[memoryview], *, replace: bool = True
+    ) -> FileDigest:
         content = data if isinstance(data, bytes) else b"".join(data)
         try:
             self._countdown.spend()
@@ -72,7 +74,7 @@ class DyingDirectory:
             parent, _, name = relative.rpartition("/")
             self._inner.write(f"{parent}/.{name}.partial", content[: len(content) // 2])
             raise
-        digest = self._inner.write(relative, content)
+        digest = self._inner.write(relative, content, replace=replace)
         self._countdown.spend()
         return digest
 

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +73,15 @@ class TestContract:
         directory.write("s/a", b"old and longer")
         directory.write("s/a", b"new")
         assert directory.read("s/a") == b"new"
+
+    def test_an_older_file_stays_if_it_is_not_to_be_replaced(
+        self, directory: CheckpointDirectory
+    ) -> None:
+        directory.write("s/a", b"first", replace=False)
+        with pytest.raises(FileExistsError):
+            directory.write("s/a", b"second", replace=False)
+        assert directory.read("s/a") == b"first"
+        assert directory.list("s") == ["a"]
 
     def test_another_opening_sees_what_was_written(
         self, directory: CheckpointDirectory, url: str
@@ -288,3 +300,38 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield mount
     finally:
         subprocess.run(["umount", str(mount)], check=True)
+
+
+def test_of_two_that_write_at_once_one_is_first(tmp_path: Path) -> None:
+    """A leader that was paused, and the one that leads now."""
+
+    def write(number: int) -> bool:
+        barrier.wait()
+        try:
+            directory.write("s/a", b"%d" % number * 1000, replace=False)
+        except FileExistsError:
+            return False
+        return True
+
+    for attempt in range(20):
+        directory, barrier = open_directory(str(tmp_path / str(attempt))), threading.Barrier(4)
+        with ThreadPoolExecutor(4) as pool:
+            written = list(pool.map(write, range(4)))
+        assert written.count(True) == 1
+        assert directory.read("s/a") == b"%d" % written.index(True) * 1000
+        assert directory.list("s") == ["a"]
+
+
+def test_where_there_are_no_hard_links_an_older_file_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    directory = open_directory(str(tmp_path))
+    directory.write("a", b"first", replace=False)
+    with pytest.raises(FileExistsError):
+        directory.write("a", b"second", replace=False)
+    assert directory.read("a") == b"first"
+    assert directory.list() == ["a"]

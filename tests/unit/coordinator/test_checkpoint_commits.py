@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastic.checkpoint import catalog
+from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.checkpoint.layout import group_name, path_in_step, shard_name
 from elastic.coordinator.checkpoint_commits import CheckpointCommits
@@ -159,3 +160,26 @@ def test_one_that_a_later_one_has_overtaken_is_not_made_of_what_came_since(
     with pytest.raises(CheckpointWriteError, match="later step was first"):
         commits.commit(5, 1)
     assert catalog.list_checkpoints(directory) == (6,)
+
+
+def test_a_manifest_that_another_coordinator_writes_meanwhile_stands(
+    members: Members,
+    commits: CheckpointCommits,
+    directory: CheckpointDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """This one was paused after it had looked."""
+    members.save(5, 0, 1)
+    members.save(5, 0, 1, generation=2, size_bytes=100)
+    other = CheckpointCommits(directory, job="digits", keep_last=2)
+    Members(directory, other).save(5, 0, 1, generation=2, size_bytes=100)
+    write = directory.write
+
+    def pause_and_write(relative: str, data: bytes, *, replace: bool) -> FileDigest:
+        monkeypatch.undo()
+        assert other.commit(5, 2) == 200
+        return write(relative, data, replace=replace)
+
+    monkeypatch.setattr(directory, "write", pause_and_write)
+    assert commits.commit(5, 1) == 200
+    assert catalog.read_manifest(directory, 5).generation == 2

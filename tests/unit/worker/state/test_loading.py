@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from elastic.checkpoint import catalog, local_directory
-from elastic.checkpoint.directory import open_directory
-from elastic.checkpoint.layout import path_in_step, shard_name, structure_name
+from elastic.checkpoint.directory import CheckpointDirectory, open_directory
+from elastic.checkpoint.layout import MANIFEST, path_in_step, shard_name, structure_name
+from elastic.checkpoint.manifest import Manifest
 from elastic.errors import CheckpointDamaged, ElasticError, TransientError
 from elastic.worker.state.loading import load, load_latest
 from elastic.worker.state.tree import unflatten
@@ -25,6 +26,12 @@ from tests.unit.checkpoint.faults import (
 )
 from tests.unit.worker.saving import GROUP, make_manifest, make_state, save, write
 from tests.unit.worker.trees import same
+
+
+def recommit(directory: CheckpointDirectory, manifest: Manifest) -> None:
+    """In the place of the manifest that is there."""
+    directory.remove(path_in_step(manifest.step, MANIFEST))
+    catalog.commit(directory, manifest)
 
 
 def _unexpected(step: int, reason: str) -> None:
@@ -126,7 +133,7 @@ def test_a_manifest_that_does_not_list_everything_is_damage(tmp_path: Path, drop
     save(directory, 2, make_state(2), 3)
     manifest = catalog.read_manifest(directory, 2)
     kept = tuple(file for file in manifest.files if file.name != dropped)
-    catalog.commit(directory, replace(manifest, files=kept))
+    recommit(directory, replace(manifest, files=kept))
     with pytest.raises(CheckpointDamaged, match=r"lacks elements|out of turn|0 structure files"):
         load(directory, 2)
 
@@ -135,7 +142,7 @@ def test_the_order_in_which_workers_reported_does_not_matter(tmp_path: Path) -> 
     directory = open_directory(str(tmp_path))
     save(directory, 2, make_state(2), 3)
     manifest = catalog.read_manifest(directory, 2)
-    catalog.commit(directory, replace(manifest, files=manifest.files[::-1]))
+    recommit(directory, replace(manifest, files=manifest.files[::-1]))
     found = _newest(directory)
     assert found is not None
     assert same(found[1], make_state(2))
@@ -149,7 +156,7 @@ def test_a_shard_of_another_model_does_not_fit(tmp_path: Path) -> None:
     alien = directory.write(path_in_step(2, shard), other.read(path_in_step(2, shard)))
     manifest = catalog.read_manifest(directory, 2)
     kept = tuple(file for file in manifest.files if file.name != shard)
-    catalog.commit(directory, replace(manifest, files=(alien, *kept)))
+    recommit(directory, replace(manifest, files=(alien, *kept)))
     with pytest.raises(CheckpointDamaged, match=rf"{shard} does not fit"):
         load(directory, 2)
 
@@ -165,7 +172,7 @@ def test_a_checkpoint_of_format_version_1_loads(saved: Path, tmp_path: Path) -> 
         )
         for file in manifest.files
     ]
-    catalog.commit(directory, replace(manifest, format_version=1, files=tuple(files)))
+    recommit(directory, replace(manifest, format_version=1, files=tuple(files)))
     assert {"structure.json", "shard-00002-of-00003.safetensors"} < {f.name for f in files}
     assert catalog.verify(directory, 2) == []
     found = _newest(directory)
@@ -211,10 +218,10 @@ class _Sleeper:
     def size_bytes(self, relative: str) -> int | None:
         return None if relative.endswith("manifest.json") else self._inner.size_bytes(relative)
 
-    def write(self, relative: str, data: Any) -> Any:
+    def write(self, relative: str, data: Any, *, replace: bool = True) -> Any:
         while self._before:
             self._before.pop()()
-        return self._inner.write(relative, data)
+        return self._inner.write(relative, data, replace=replace)
 
 
 class TestKilledAtEveryPoint:

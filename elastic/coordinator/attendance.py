@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from elastic.coordinator.leadership import Command
 from elastic.core.membership import NodeId, WorkerStatus
 from elastic.errors import ExitCode
 from elastic.rpc.control import AgentStream
@@ -42,9 +43,16 @@ def name_of(node: NodeId) -> str:
 class Attendance:
     """One agent for each name: the newest, since the store gives a name to one at a time."""
 
-    def __init__(self, *, isolation_timeout_s: float = 0.0) -> None:
-        """isolation_timeout_s: after which all agents that are cut off must end their workers."""
+    def __init__(
+        self,
+        *,
+        isolation_timeout_s: float = 0.0,
+        running: Callable[[], Command] = Command,
+    ) -> None:
+        """isolation_timeout_s: after which all agents that are cut off must end their workers.
+        running: what the members of the groups that may train run, wherever they are."""
         self._isolation_timeout_s = isolation_timeout_s
+        self._running = running
         self._nodes: dict[str, AttendingNode] = {}
 
     def __iter__(self) -> Iterator[AttendingNode]:
@@ -71,15 +79,22 @@ class Attendance:
                 "a node that is cut off could train on after others were told that it has ended; "
                 "give both the same"
             )
+        running = self._running()
+        if running.digest and running.digest != hello.command_digest:
+            return _other_command(hello, "the job", running.text)
         for other in self._nodes.values():
             theirs = other.stream.hello
             if theirs.node != hello.node and theirs.command_digest != hello.command_digest:
-                return _refused(
-                    f"the agent of node {hello.node!r} runs another command than that of "
-                    f"{theirs.node!r}: {hello.command!r}, not {theirs.command!r}; the nodes of a "
-                    "job run the same script with the same arguments and checkpoint options"
-                )
+                return _other_command(hello, f"that of {theirs.node!r}", theirs.command)
         return None
+
+    def command_on(self, names: Iterable[str]) -> Command:
+        """What the first of these nodes that is connected runs."""
+        for name in names:
+            if (node := self._nodes.get(name)) is not None:
+                hello = node.stream.hello
+                return Command(text=hello.command, digest=hello.command_digest)
+        return Command()
 
     def arrive(self, stream: AgentStream) -> tuple[AttendingNode | None, AttendingNode]:
         """Let the agent in: the node that it takes the place of, if there was one, and its own."""
@@ -113,6 +128,14 @@ class Attendance:
         message = pb.CoordinatorMessage(**kind).SerializeToString()
         for node in self._nodes.values():
             node.stream.send_serialized(message)
+
+
+def _other_command(hello: pb.AgentHello, others: str, command: str) -> pb.Refused:
+    return _refused(
+        f"the agent of node {hello.node!r} runs another command than {others}: "
+        f"{hello.command!r}, not {command!r}; the nodes of a job run the same script with the "
+        "same arguments and checkpoint options"
+    )
 
 
 def _refused(message: str) -> pb.Refused:

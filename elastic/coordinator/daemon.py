@@ -15,7 +15,7 @@ from elastic.coordinator.departing_nodes import DepartingNodes
 from elastic.coordinator.exclusions import Exclusions
 from elastic.coordinator.hearing import Hearing
 from elastic.coordinator.job_options import JobOptions
-from elastic.coordinator.leadership import Leadership, save_generation
+from elastic.coordinator.leadership import Command, Leadership, save_generation
 from elastic.coordinator.node_registry import NodeRegistry
 from elastic.coordinator.recoveries import Recoveries
 from elastic.coordinator.saves import Saves
@@ -66,7 +66,10 @@ class CoordinatorDaemon:
             self._machine, self._execute, ev.TimerFired(), on_error=self._crashed
         )
         self._tasks = TaskSupervisor(self._crashed)
-        self._nodes = Attendance(isolation_timeout_s=options.isolation_timeout_s)
+        self._command = leadership.last.command if leadership.last is not None else Command()
+        self._nodes = Attendance(
+            isolation_timeout_s=options.isolation_timeout_s, running=self._running
+        )
         self._views = ViewBatches(self._driver.post, self._nodes.count)
         self._departing = DepartingNodes(
             self._nodes,
@@ -356,10 +359,18 @@ class CoordinatorDaemon:
 
     # ---- parts
 
+    def _running(self) -> Command:
+        """What whoever may train runs. It can be changed once nobody does."""
+        return self._command if self._machine.members_that_may_train() else Command()
+
     async def _persist(self, effect: fx.PersistGeneration) -> None:
         generation = effect.generation
         try:
-            await save_generation(self._store, self._leadership, generation, effect.may_train)
+            command = self._nodes.command_on(name_of(m.node) for m in generation.members)
+            self._command = command if command.digest else self._command
+            await save_generation(
+                self._store, self._leadership, generation, effect.may_train, self._command
+            )
         except GuardFailed as error:
             self._views.post(ev.PersistRefused(number=generation.number, detail=str(error)))
             return

@@ -18,6 +18,16 @@ from elastic.v1 import job_pb2 as pb
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """What the nodes of a job run: the same on all of them."""
+
+    text: str = ""
+    """For people."""
+    digest: str = ""
+    """Empty where it is not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Stored:
     """A generation in the store."""
 
@@ -26,6 +36,8 @@ class Stored:
     """Earlier ones whose groups may train still, oldest first."""
     revision: int
     """At which it was written."""
+    command: Command
+    """What its members run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +90,7 @@ async def save_generation(
     leadership: Leadership,
     generation: Generation,
     may_train: Sequence[Generation] = (),
+    command: Command = Command(),
 ) -> None:
     """Write all of it, fenced; sits out outages. Raises GuardFailed when others lead.
 
@@ -86,7 +99,10 @@ async def save_generation(
     """
     key = JobKeys(leadership.job).generation
     document = pb.StoredGeneration(
-        newest=generation_to_pb(generation), may_train=[generation_to_pb(g) for g in may_train]
+        newest=generation_to_pb(generation),
+        may_train=[generation_to_pb(g) for g in may_train],
+        command=command.text,
+        command_digest=command.digest,
     )
     value = document.SerializeToString(deterministic=True)
     await until_answered(
@@ -113,7 +129,12 @@ async def load_generation(store: Store, job: str) -> Stored | None:
             f"the store's key {key!r} holds no generation that this version can read ({error}); "
             "run the version that wrote it, or give this job another name with --job"
         ) from error
-    return Stored(generation=generation, may_train=may_train, revision=entry.modified)
+    return Stored(
+        generation=generation,
+        may_train=may_train,
+        revision=entry.modified,
+        command=Command(text=document.command, digest=document.command_digest),
+    )
 
 
 async def _incarnation(store: Store, job: str, proposed: str) -> str:

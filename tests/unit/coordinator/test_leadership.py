@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from elastic.coordinator.leadership import (
+    Command,
     Stored,
     lead,
     load_generation,
@@ -62,11 +63,12 @@ def test_all_of_a_generation_is_kept() -> None:
         leadership = await lead(store, job="job", candidate="c")
         assert await load_generation(store, "job") is None
         before = (replace(GENERATION, number=5), replace(GENERATION, number=6))
-        await save_generation(store, leadership, GENERATION, before)
+        command = Command(text="train.py --lr 1", digest="d")
+        await save_generation(store, leadership, GENERATION, before, command)
         entry = await store.get(KEYS.generation)
         assert entry is not None
         assert await load_generation(store, "job") == Stored(
-            generation=GENERATION, may_train=before, revision=entry.modified
+            generation=GENERATION, may_train=before, revision=entry.modified, command=command
         )
 
     within_deadline(check())

@@ -1,4 +1,4 @@
-"""Two agents of one name: whoever the registration in the store names is the node."""
+"""Who is the node of a name, and what its job runs, is what the store says."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 from elastic.coordinator.daemon import CoordinatorDaemon
 from elastic.coordinator.job_options import JobOptions
-from elastic.coordinator.leadership import lead
+from elastic.coordinator.leadership import Command, lead, save_generation
 from elastic.coordinator.node_registry import NodeRegistry
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
+from elastic.core.membership import ChangeReason, Generation, Member
 from elastic.store.job_documents import NodeDocument, to_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.memory import MemoryStore
@@ -19,6 +20,12 @@ from tests.contract.conftest import within_deadline
 from tests.unit.coordinator.agents import Diary, agent, closed, kinds
 
 ONE, OTHER = "0123", "4567"
+RUNNING = Generation(
+    number=3,
+    incarnation="c",
+    members=(Member(worker="n1-1", node=f"n1@{ONE}", slot=0, endpoint="h:1"),),
+    reason=ChangeReason.STARTED,
+)
 
 
 class Place:
@@ -43,10 +50,18 @@ class Place:
             await asyncio.sleep(0.001)
 
 
-def check(what: Callable[[Place], Coroutine[Any, Any, None]]) -> None:
+def check(
+    what: Callable[[Place], Coroutine[Any, Any, None]], *, before: Command | None = None
+) -> None:
+    """before: what the group runs that the leader before has left."""
+
     async def main() -> None:
         store, diary = MemoryStore(), Diary()
         leadership = await lead(store, job="job", candidate="c")
+        if before is not None:
+            await save_generation(store, leadership, RUNNING, command=before)
+            await store.delete(JobKeys("job").leader)
+            leadership = await lead(store, job="job", candidate="d")
         options = JobOptions(
             job="job",
             formation=FormationPolicy(min_workers=1, max_workers=2),
@@ -127,3 +142,42 @@ def test_where_the_news_of_a_registration_is_late_the_newer_agent_comes_in() -> 
         assert None not in kinds(later)
 
     check(main)
+
+
+# ---- the command
+
+
+def test_after_a_change_of_leader_the_group_that_trains_says_what_the_job_runs() -> None:
+    """And not whoever comes first."""
+
+    async def main(place: Place) -> None:
+        stranger = agent("n2", OTHER, command="other.py", command_digest="x")
+        place.daemon.agent_connected(stranger)
+        (message, end) = kinds(stranger)
+        assert (message, end) == ("refused", None)
+        (told,) = place.diary.of("node_refused")
+        assert "'other.py', not 'train.py'" in told["reason"]
+        member = agent("n1", ONE)
+        place.daemon.agent_connected(member)
+        assert None not in kinds(member)
+
+    check(main, before=Command(text="train.py", digest="d"))
+
+
+def test_once_nobody_can_train_any_more_a_job_may_run_something_else() -> None:
+    async def main(place: Place) -> None:
+        place.daemon.node_gone("n1", ONE)
+        newcomer = agent("n2", OTHER, command="other.py", command_digest="x")
+        place.daemon.agent_connected(newcomer)
+        assert None not in kinds(newcomer)
+
+    check(main, before=Command(text="train.py", digest="d"))
+
+
+def test_a_store_of_an_earlier_version_does_not_say_what_the_job_runs() -> None:
+    async def main(place: Place) -> None:
+        first = agent("n1", ONE)
+        place.daemon.agent_connected(first)
+        assert None not in kinds(first)
+
+    check(main, before=Command())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from elastic.coordinator.leadership import Command
+from elastic.coordinator.leadership import UNKNOWN_COMMAND, Command
 from elastic.core.membership import NodeId, WorkerStatus
 from elastic.errors import ExitCode
 from elastic.rpc.control import AgentStream
@@ -45,14 +45,15 @@ class Attendance:
 
     def __init__(
         self,
-        *,
         isolation_timeout_s: float = 0.0,
-        running: Callable[[], Command] = Command,
+        command: Command = UNKNOWN_COMMAND,
+        may_train: Callable[[], bool] = lambda: False,
     ) -> None:
         """isolation_timeout_s: after which all agents that are cut off must end their workers.
-        running: what the members of the groups that may train run, wherever they are."""
+        command: what the newest group runs; binding for as long as somebody `may_train`."""
         self._isolation_timeout_s = isolation_timeout_s
-        self._running = running
+        self._command = command
+        self._may_train = may_train
         self._nodes: dict[str, AttendingNode] = {}
 
     def __iter__(self) -> Iterator[AttendingNode]:
@@ -79,22 +80,23 @@ class Attendance:
                 "a node that is cut off could train on after others were told that it has ended; "
                 "give both the same"
             )
-        running = self._running()
-        if running.digest and running.digest != hello.command_digest:
-            return _other_command(hello, "the job", running.text)
+        digest = self._command.digest
+        if digest and digest != hello.command_digest and self._may_train():
+            return _other_command(hello, "the job", self._command.text)
         for other in self._nodes.values():
             theirs = other.stream.hello
             if theirs.node != hello.node and theirs.command_digest != hello.command_digest:
                 return _other_command(hello, f"that of {theirs.node!r}", theirs.command)
         return None
 
-    def command_on(self, names: Iterable[str]) -> Command:
-        """What the first of these nodes that is connected runs."""
+    def note_command(self, names: Iterable[str]) -> Command:
+        """What a group on these nodes runs: what one of them does that is connected."""
         for name in names:
             if (node := self._nodes.get(name)) is not None:
                 hello = node.stream.hello
-                return Command(text=hello.command, digest=hello.command_digest)
-        return Command()
+                self._command = Command(text=hello.command, digest=hello.command_digest)
+                break
+        return self._command
 
     def arrive(self, stream: AgentStream) -> tuple[AttendingNode | None, AttendingNode]:
         """Let the agent in: the node that it takes the place of, if there was one, and its own."""

@@ -15,7 +15,7 @@ from elastic.coordinator.departing_nodes import DepartingNodes
 from elastic.coordinator.exclusions import Exclusions
 from elastic.coordinator.hearing import Hearing
 from elastic.coordinator.job_options import JobOptions
-from elastic.coordinator.leadership import Command, Leadership, save_generation
+from elastic.coordinator.leadership import Leadership, save_generation
 from elastic.coordinator.node_registry import NodeRegistry
 from elastic.coordinator.recoveries import Recoveries
 from elastic.coordinator.saves import Saves
@@ -66,10 +66,7 @@ class CoordinatorDaemon:
             self._machine, self._execute, ev.TimerFired(), on_error=self._crashed
         )
         self._tasks = TaskSupervisor(self._crashed)
-        self._command = leadership.last.command if leadership.last is not None else Command()
-        self._nodes = Attendance(
-            isolation_timeout_s=options.isolation_timeout_s, running=self._running
-        )
+        self._nodes = Attendance(options.isolation_timeout_s, leadership.command, self._may_train)
         self._views = ViewBatches(self._driver.post, self._nodes.count)
         self._departing = DepartingNodes(
             self._nodes,
@@ -359,17 +356,16 @@ class CoordinatorDaemon:
 
     # ---- parts
 
-    def _running(self) -> Command:
-        """What whoever may train runs. It can be changed once nobody does."""
-        return self._command if self._machine.members_that_may_train() else Command()
+    def _may_train(self) -> bool:
+        """Somebody may, somewhere: what the job runs can not be changed."""
+        return bool(self._machine.members_that_may_train())
 
     async def _persist(self, effect: fx.PersistGeneration) -> None:
         generation = effect.generation
         try:
-            command = self._nodes.command_on(name_of(m.node) for m in generation.members)
-            self._command = command if command.digest else self._command
+            command = self._nodes.note_command(name_of(m.node) for m in generation.members)
             await save_generation(
-                self._store, self._leadership, generation, effect.may_train, self._command
+                self._store, self._leadership, generation, effect.may_train, command
             )
         except GuardFailed as error:
             self._views.post(ev.PersistRefused(number=generation.number, detail=str(error)))

@@ -27,6 +27,9 @@ class Command:
     """Empty where it is not known."""
 
 
+UNKNOWN_COMMAND = Command()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stored:
     """A generation in the store."""
@@ -55,6 +58,11 @@ class Leadership:
     def last_generation(self) -> Generation | None:
         """See `last`."""
         return self.last.generation if self.last is not None else None
+
+    @property
+    def command(self) -> Command:
+        """What its members run."""
+        return self.last.command if self.last is not None else UNKNOWN_COMMAND
 
     @property
     def last_number(self) -> int:
@@ -90,7 +98,7 @@ async def save_generation(
     leadership: Leadership,
     generation: Generation,
     may_train: Sequence[Generation] = (),
-    command: Command = Command(),
+    command: Command = UNKNOWN_COMMAND,
 ) -> None:
     """Write all of it, fenced; sits out outages. Raises GuardFailed when others lead.
 

@@ -36,7 +36,7 @@ def check_outcome(job: JobProcess, out: Path, epochs: int) -> None:
 @pytest.mark.parametrize(
     ("nproc", "kills", "options"),
     [
-        (2, 4, ["--batch-size", "5"]),
+        pytest.param(2, 4, ["--batch-size", "5"], marks=pytest.mark.long),
         (3, 5, ["--batch-size", "4", "--accumulate", "3", "--loaders", "1"]),
         pytest.param(3, 5, ["--batch-size", "2", "--global-batch", "20"], marks=pytest.mark.long),
         pytest.param(4, 6, ["--batch-size", "3"], marks=pytest.mark.long),

@@ -262,6 +262,7 @@ def test_a_fourth_node_joins_and_leaves_and_none_that_does_not_belong(cluster: C
     assert not cluster.net.host(JOINER).processes()
 
 
+@pytest.mark.long
 def test_a_flapping_node_does_not_keep_the_others_from_training(cluster: Cluster) -> None:
     notice = cluster.files / "notice"
     agent = cluster.start_agent(

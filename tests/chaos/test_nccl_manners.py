@@ -58,6 +58,7 @@ def test_kills_change_nothing_in_a_reduction_of_the_script(tmp_path: Path) -> No
     assert not wrong
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_kills_change_nothing_in_an_evaluation(tmp_path: Path) -> None:
     job, found = train(SCRIPT, tmp_path, "--evaluate-every", "1", nproc=3, kills=4, seed=9)

@@ -71,14 +71,15 @@ def test_damaged_checkpoints_are_passed_over(place: Place, checkpoints: Path) ->
     job = place.start("steady.py", "--epochs", EPOCHS, options=options)
     assert job.wait() == 0, job.story()
     newest, older = job.named("checkpoint_damaged")
-    assert flipped.name in newest["reason"]
-    assert truncated.name in older["reason"]
+    assert flipped.name in newest["details"]["reason"]
+    assert truncated.name in older["details"]["reason"]
     assert job.named("state_restored")[0]["committed"] == 6
     assert not job.named("checkpoint_abandoned")
     assert steps_of(job) == list(range(7, 19))
     assert problems(place, checkpoints) == {"18": [], "12": [], "6": []}
 
 
+@pytest.mark.long
 def test_nothing_but_damaged_checkpoints(place: Place, checkpoints: Path) -> None:
     for step in (6, 12, 18):
         truncate(shard(checkpoints, step))

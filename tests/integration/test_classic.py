@@ -105,6 +105,7 @@ def test_a_script_that_always_fails_ends_the_job_after_the_restarts(
     assert 'classic.py", line ' in tracebacks(job)
 
 
+@pytest.mark.long
 def test_other_exit_codes_are_failures(place: Place, tmp_path: Path) -> None:
     job = place.start("classic.py", "exits", tmp_path, options=["--max-restarts", "0"])
     assert job.wait() == FAILED, job.story()
@@ -121,6 +122,7 @@ def test_a_script_that_ends_at_once_is_done(place: Place, tmp_path: Path, script
     assert sum("hello" in line for line in job.output) == 2
 
 
+@pytest.mark.long
 def test_a_worker_that_is_done_early_is_waited_with(place: Place, tmp_path: Path) -> None:
     job = place.start("classic.py", "early", tmp_path, options=ALL, nproc=3)
     assert job.wait() == 0, job.story()

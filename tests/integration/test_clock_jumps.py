@@ -68,6 +68,7 @@ def test_clocks_that_jump_disturb_nothing(clocked: Clocked) -> None:
         clocked.recovers()
 
 
+@pytest.mark.long
 def test_certificates_that_expire_under_a_job_are_replaced_under_it(clocked: Clocked) -> None:
     generation = clocked.job.generation()
     clocked.clock.set(3 * DAY_S)

@@ -175,6 +175,7 @@ def test_a_job_killed_while_it_warms_up_leaves_nothing_behind(place: Place) -> N
     eventually(lambda: not place.run_directories(), lambda: str(place.run_directories()))
 
 
+@pytest.mark.long
 def test_a_zygote_killed_while_it_warms_up_is_started_again(place: Place) -> None:
     job = place.start("steady.py", nproc=1)
     os.kill(zygote_of(job), signal.SIGKILL)

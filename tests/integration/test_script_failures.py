@@ -68,8 +68,10 @@ def test_a_failure_of_one_rank_once_costs_one_restart(place: Place, tmp_path: Pa
         ("differs.py", ["ModelMismatch", "model.weight"]),
         pytest.param("endless_data.py", ["ConfigurationError", "Stream"], marks=pytest.mark.long),
         ("never_joins.py", ["elastic.init()", "never_joins.py", "--launch torchrun"]),
-        ("never_steps.py", ["session.steps"]),
-        ("forgets_backward.py", ["StepMisused", "step.backward"]),
+        pytest.param("never_steps.py", ["session.steps"], marks=pytest.mark.long),
+        pytest.param(
+            "forgets_backward.py", ["StepMisused", "step.backward"], marks=pytest.mark.long
+        ),
         pytest.param("forgets_with.py", ["StepMisused", "with step"], marks=pytest.mark.long),
         ("adds_a_layer.py", ["StepMisused", "Sequential", "new: 2.weight, 2.bias"]),
     ],

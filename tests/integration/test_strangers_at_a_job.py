@@ -215,7 +215,7 @@ def test_garbage_on_the_sockets_of_a_node(guarded: Guarded) -> None:
 
 def _sockets_of(job: LoopbackJob, node: str) -> list[Path]:
     base = Path(job.environment["XDG_RUNTIME_DIR"])
-    return sorted(path for path in base.glob(f"*/*-{node}/*") if path.is_socket())
+    return sorted(path for path in base.glob(f"*/*@{node}/*") if path.is_socket())
 
 
 def _pour(connection: socket.socket, noise: bytes) -> None:

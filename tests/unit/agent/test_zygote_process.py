@@ -155,6 +155,7 @@ NOISE = {
 }
 
 
+@pytest.mark.long
 def test_strangers_do_not_take_the_agents_place(start: Start) -> None:
     owner = start(60.0)
     worker = owner.spawn("w1")
@@ -176,6 +177,7 @@ def test_without_grace_all_ends_with_the_agent(start: Start) -> None:
     until(lambda: is_gone(worker) and is_gone(owner.ready["keeper"]))
 
 
+@pytest.mark.long
 def test_the_grace_is_over_once(start: Start) -> None:
     owner = start(3.0)
     worker = owner.spawn("w1")

@@ -19,8 +19,8 @@ from elastic.core.membership import ChangeReason, Generation, Member
 from elastic.worker.group.process_group import Backend, Group, StoreHost
 
 GLOO = Backend(name="gloo", device=torch.device("cpu"))
-JOIN_TIMEOUT_S = 10.0
-_DEADLINE_S = 30.0
+JOIN_TIMEOUT_S = 30.0  # machines may stand still for seconds
+_DEADLINE_S = 60.0
 
 
 class Seat:

@@ -26,7 +26,7 @@ class Place:
             Worker(worker, pid=1),
             report=self.reports.append,
             committed=lambda: 7,
-            join_timeout_s=5.0,
+            join_timeout_s=30.0,
         )
         self.membership.attach()
         self.membership.assign(0)

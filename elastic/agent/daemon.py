@@ -242,12 +242,16 @@ class AgentDaemon:
             self._exited(worker, 0, signal.SIGKILL)
 
     def _exited(self, worker: str, exit_code: int, number: int) -> None:
+        self._ended(ev.WorkerExited(worker=worker, exit_code=exit_code, signal=number))
+
+    def _ended(self, exited: ev.WorkerExited) -> None:
+        worker = exited.worker
         if self._pids.pop(worker, None) is None:
             return
         self._unwatch(worker)
         self._liveness.forget(worker)
         self._compiling.discard(worker)
-        self._driver.post(ev.WorkerExited(worker=worker, exit_code=exit_code, signal=number))
+        self._driver.post(exited)
         self._logs.forget(worker)
 
     def _watch(self, worker: str, pid: int) -> None:
@@ -261,7 +265,10 @@ class AgentDaemon:
     def _pidfd_readable(self, worker: str) -> None:
         self._unwatch(worker)
         loop = asyncio.get_running_loop()
-        loop.call_later(_LOST_EXIT_S, self._exited, worker, 0, int(signal.SIGKILL))
+        loop.call_later(_LOST_EXIT_S, self._ended_unseen, worker)
+
+    def _ended_unseen(self, worker: str) -> None:
+        self._ended(ev.WorkerExited(worker=worker, exit_code=0, unseen=True))
 
     def _unwatch(self, worker: str) -> None:
         descriptor = self._pidfds.pop(worker, None)

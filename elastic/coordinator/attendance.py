@@ -9,8 +9,9 @@ from typing import Any
 
 from elastic.coordinator.leadership import UNKNOWN_COMMAND, Command
 from elastic.core.membership import NodeId, WorkerStatus
-from elastic.errors import ExitCode
+from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.control import AgentStream
+from elastic.settings.limits import require_node_name
 from elastic.v1 import control_pb2 as pb
 from elastic.version import __version__, release_of
 
@@ -65,6 +66,10 @@ class Attendance:
 
     def refusal(self, hello: pb.AgentHello) -> pb.Refused | None:
         """Why this agent can not take part beside the others; None if it can."""
+        try:
+            require_node_name(hello.node)
+        except ConfigurationError as error:
+            return _refused(str(error))
         present = self._nodes.get(hello.node)
         if present is not None and not hello.start_token:
             return _refused(f"the node name {hello.node!r} is taken; choose another")

@@ -13,6 +13,7 @@ from elastic.core.membership import Failure, NodeId
 from elastic.core.quarantine import NodeFailures
 from elastic.rpc.codec import status_to_pb
 from elastic.runtime.journal import Journal
+from elastic.settings.limits import require_node_name
 from elastic.store.interface import GuardFailed
 from elastic.store.retries import until_answered
 from elastic.v1 import control_pb2 as pb
@@ -97,7 +98,11 @@ class DepartingNodes:
     # ---- what operators want
 
     async def drain(self, name: str, reason: str) -> str:
-        """Have a node left and kept out; say what follows. Raises TransientError."""
+        """Have a node left and kept out; say what follows.
+
+        Raises TransientError, and ConfigurationError if no node can have the name.
+        """
+        require_node_name(name)
         await self._exclude(name, DRAINED, reason or "drained by an operator")
         node = self._nodes.named(name)
         if node is None:

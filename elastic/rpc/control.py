@@ -89,7 +89,10 @@ class ControlHandler(Protocol):
         ...
 
     async def drain(self, name: str, reason: str) -> str:
-        """Have a node left and kept out; say what follows. Raises TransientError."""
+        """Have a node left and kept out; say what follows.
+
+        Raises TransientError, and ConfigurationError if no node can have the name.
+        """
         ...
 
     async def clear(self, name: str) -> str:
@@ -212,6 +215,8 @@ class _Servicer(pb_grpc.ControlServicer):
             return await answer
         except TransientError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        except ConfigurationError as error:  # of whoever asks
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except Exception as error:  # noqa: BLE001 - as in _guarded
             self._refused(source, error)
             await context.abort(grpc.StatusCode.INTERNAL, _failed(error))

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from elastic.errors import ConfigurationError, TransientError
+from elastic.errors import ConfigurationError, ElasticError, TransientError
 from elastic.rpc.admission import MOST_BYTES
 from elastic.rpc.channels import Channels
 from elastic.rpc.control_options import OPTIONS
@@ -108,7 +108,9 @@ class ControlClient:
         self._let_in = True
         return reply
 
-    async def _no_answer(self, error: grpc.aio.AioRpcError) -> TransientError:
+    async def _no_answer(self, error: grpc.aio.AioRpcError) -> ElasticError:
+        if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+            return ConfigurationError(str(error.details()))
         return TransientError(
             f"the coordinator at {self._address} does not answer: {await self._why(error)}; is the "
             "job still running?"

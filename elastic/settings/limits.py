@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
+from elastic.errors import ConfigurationError
 from elastic.settings.fields import Limits
 
 JOB_NAME_MAX_LENGTH = 40
@@ -167,3 +168,11 @@ NODE_NAME = Limits(
     f"at most {NODE_NAME_MAX_LENGTH} letters, digits and inner hyphens, dots and underscores",
     {"pattern": rf"^{_NAME}$", "max_length": NODE_NAME_MAX_LENGTH},
 )
+
+
+def require_node_name(name: str) -> None:
+    """Of what others say. Raises ConfigurationError unless a node can have the name."""
+    if len(name) > NODE_NAME_MAX_LENGTH or not _HOST_NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"{name[:NODE_NAME_MAX_LENGTH]!r} is no name of a node; expected {NODE_NAME.text}"
+        )

@@ -59,6 +59,8 @@ class WorkerExited:
     worker: WorkerId
     exit_code: int
     signal: int = 0
+    unseen: bool = False
+    """The kernel says that it has ended; how, only its parent is told, who has not said it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -417,7 +417,8 @@ class Agent:
         """What classic scripts achieve is not known: the job's budget alone bounds them."""
         if self._settings.classic:
             return not process.runs
-        return process.status.phase is not WorkerPhase.SPARE or exited.signal == 0
+        by_itself = exited.signal == 0 and not exited.unseen
+        return process.status.phase is not WorkerPhase.SPARE or by_itself
 
     def _catch_up(self, process: Process) -> list[fx.Effect]:
         """A worker that can hear of generations now learns of the newest one."""

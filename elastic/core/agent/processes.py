@@ -51,7 +51,7 @@ class Process:
 
     def ended_well(self, exited: ev.WorkerExited) -> bool:
         """Its script was done."""
-        clean = exited.exit_code == 0 and exited.signal == 0
+        clean = exited.unseen or (exited.exit_code == 0 and exited.signal == 0)
         return clean and self.status.phase is WorkerPhase.FINISHED
 
 
@@ -62,6 +62,13 @@ def failure_of(process: Process, exited: ev.WorkerExited) -> Failure:
     if process.reported is not None and exited.signal == 0:
         return process.reported
     worker = process.status.worker
+    if exited.unseen:
+        return Failure(
+            worker=worker,
+            kind=FailureKind.SIGNAL,
+            signature="ended unseen",
+            message="has ended; how is not known, as the zygote does not answer",
+        )
     if exited.signal:
         return Failure(
             worker=worker,

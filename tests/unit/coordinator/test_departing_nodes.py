@@ -15,6 +15,7 @@ from elastic.coordinator.leadership import lead
 from elastic.core.coordinator import events as ev
 from elastic.core.membership import Failure, FailureKind
 from elastic.core.quarantine import NodeFailures
+from elastic.errors import ConfigurationError
 from elastic.store.memory import MemoryStore
 from tests.contract.conftest import within_deadline
 from tests.unit.coordinator.agents import Diary, agent, kinds, sent
@@ -92,6 +93,16 @@ def test_the_agent_of_a_drained_node_is_told_at_once_and_when_it_is_out() -> Non
         )
         assert await place.states() == {"n1": "drained", "n2": "ready", "n3": "ready"}
         assert place.diary.names() == ["node_drained", "node_left_group"]
+
+    check(test)
+
+
+@pytest.mark.parametrize("name", ["", "a/../b", "n1@0123", "n 1", "n" * 300, "\x1b[2J"])
+def test_what_no_node_can_be_called_is_not_kept(name: str) -> None:
+    async def test(place: Place) -> None:
+        with pytest.raises(ConfigurationError, match=r"is no name of a node; expected .*letters"):
+            await place.departing.drain(name, "")
+        assert place.diary.names() == []
 
     check(test)
 

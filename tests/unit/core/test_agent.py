@@ -86,6 +86,21 @@ def test_what_the_script_raised_is_reported_instead_of_its_exit_code() -> None:
     assert of(fx.ReportFailure, effects) == [fx.ReportFailure(failure=raised)]
 
 
+def test_of_a_worker_that_ended_unseen_what_it_said_itself_counts() -> None:
+    def unseen(worker: str) -> ev.WorkerExited:
+        return ev.WorkerExited(worker=worker, exit_code=0, unseen=True)
+
+    agent, raised = full(), Failure(worker="a-1", kind=FailureKind.EXCEPTION, signature="x")
+    agent.handle(ev.WorkerReportedFailure(failure=raised), 3.0)
+    effects = agent.handle(unseen("a-1"), 3.0)
+    assert of(fx.ReportFailure, effects) == [fx.ReportFailure(failure=raised)]
+    (reported_,) = of(fx.ReportFailure, agent.handle(unseen("a-2"), 3.0))
+    assert reported_.failure.signature == "ended unseen"
+    agent = full()
+    agent.handle(reported("a-1", WorkerPhase.FINISHED), 3.0)
+    assert not of(fx.ReportFailure, agent.handle(unseen("a-1"), 3.0))
+
+
 def test_starts_without_progress_are_spaced_out() -> None:
     agent, now, starts = serving(AgentSettings(node="a", slots=1)), 0.0, []
     for n in range(1, 4):

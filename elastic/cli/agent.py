@@ -28,6 +28,7 @@ from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.control import ControlClient
 from elastic.rpc.security import Security, choose_security
 from elastic.runtime.journal import Journal
+from elastic.runtime.loop_watch import watched_loop
 from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.run_directory import NodeDirectory
 from elastic.runtime.tasks import TaskSupervisor
@@ -113,8 +114,9 @@ async def _attend(
     async with open_store(settings.store) as store:
         node = _Node(command, directory, logs, journal, display, store, security)
         try:
-            await node.start()
-            return await node.daemon.ended
+            with watched_loop(journal.record):
+                await node.start()
+                return await node.daemon.ended
         except ConfigurationError:
             node.spare_what_it_found()
             raise

@@ -262,6 +262,9 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "certificates_refused": lambda f: f["reason"],
     "peer_refused": lambda f: f"{f['peer']} is refused: it shows {f['found']}, not {f['expected']}",
     "connection_refused": lambda f: f"a connection to {f['path']} is refused: {f['reason']}",
+    "loop_paused": lambda f: (
+        f"warning: nothing was heard for {f['pause_s']:g} s; {f['where'].splitlines()[-1]}"
+    ),
     "message_refused": lambda f: f"a message of {f['source']} is refused: {f['reason']}",
     "message_dropped": lambda f: f"a message was not sent: {f['reason']}",
 }

@@ -19,6 +19,7 @@ from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.control import ControlServer
 from elastic.rpc.security import choose_security
 from elastic.runtime.journal import Journal, JsonLines, RecentEntries
+from elastic.runtime.loop_watch import watched_loop
 from elastic.runtime.output import Output, Stream
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.coordinator import CoordinatorSettings
@@ -58,7 +59,8 @@ async def _coordinate(
         await server.start()
         journal.record("coordinator_started", job=settings.job, address=address)
         try:
-            return await _until_signalled(office, journal)
+            with watched_loop(journal.record):
+                return await _until_signalled(office, journal)
         finally:
             await server.stop(_STOP_GRACE_S)
 

@@ -29,6 +29,7 @@ from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.control import ControlClient, ControlServer
 from elastic.rpc.security import stays_here
 from elastic.runtime.journal import Journal, RecentEntries
+from elastic.runtime.loop_watch import watched_loop
 from elastic.runtime.network import interface_of
 from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.run_directory import RunDirectory
@@ -109,7 +110,8 @@ async def _run(
         _handle_signals(agent)
         await agent.start()
         try:
-            await _end_of(agent, coordinator)
+            with watched_loop(journal.record):
+                await _end_of(agent, coordinator)
             exit_code = _exit_code(agent, coordinator)
             if not coordinator.ended.done():
                 committed = coordinator.status().progress.committed

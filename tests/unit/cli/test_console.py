@@ -50,6 +50,8 @@ FIELDS = {
     "message": "was killed",
     "name": "something_new",
     "node": "n1",
+    "pause_s": 0.2,
+    "where": "f.py:1 in f",
     "path": "/run/agent.sock",
     "peer": "ipv4:10.0.0.1:1",
     "reason": "member_lost",

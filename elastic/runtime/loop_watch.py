@@ -1,0 +1,102 @@
+"""Notices when something holds up a daemon's event loop, and says what it was.
+
+While the loop stands still nobody is heard: no failure, no signal, no question. A thread looks at
+the loop's beats, and at the stack of the loop's thread as soon as they stay away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Protocol
+
+_BEAT_S = 0.02
+_LONG_S = 0.05
+_TOLD_EVERY_S = 10.0
+_FRAMES = 6
+
+
+class Report(Protocol):
+    """Takes an event with its fields, as `Journal.record` does."""
+
+    def __call__(self, name: str, /, **fields: Any) -> None: ...  # noqa: D102
+
+
+class LoopWatch:
+    """Of the running loop; `longest_s` is its longest pause so far, in seconds."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._beat_at = time.monotonic()
+        self._looked_at = self._beat_at
+        self._late_s = 0.0
+        self._where = ""
+        self._told_at = -_TOLD_EVERY_S
+        self._untold = 0
+        self._ends = threading.Event()
+        self.longest_s = 0.0
+        self._timer = self._loop.call_later(_BEAT_S, self._beat)
+        self._thread = threading.Thread(target=self._look, name="elastic-loop-watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._ends.set()
+        self._timer.cancel()
+
+    # ---- on the loop
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        pause_s = now - self._beat_at - _BEAT_S
+        where, self._where = self._where, ""
+        late_s, self._late_s = self._late_s, 0.0
+        self._beat_at = now
+        self._timer = self._loop.call_later(_BEAT_S, self._beat)
+        # What was as late on the thread was the machine's, or somebody has stopped the process.
+        if pause_s - late_s >= _LONG_S and where:
+            self.longest_s = max(self.longest_s, pause_s)
+            self._tell(now, pause_s, where)
+
+    def _tell(self, now: float, pause_s: float, where: str) -> None:
+        if now - self._told_at < _TOLD_EVERY_S:
+            self._untold += 1
+            return
+        untold, self._untold, self._told_at = self._untold, 0, now
+        self._report("loop_paused", pause_s=round(pause_s, 3), where=where, others=untold)
+
+    # ---- on its own thread
+
+    def _look(self) -> None:
+        while not self._ends.wait(_BEAT_S):
+            now = time.monotonic()
+            self._late_s = max(self._late_s, now - self._looked_at - _BEAT_S)
+            self._looked_at = now
+            if now - self._beat_at > _LONG_S and not self._where:
+                self._where = _stack(sys._current_frames().get(self._loop_thread))
+
+
+def _stack(frame: FrameType | None) -> str:
+    """The innermost frames, one a line, the place that holds everything up last."""
+    if frame is None:
+        return ""
+    frames = traceback.extract_stack(frame)[-_FRAMES:]
+    return "\n".join(f"{f.filename}:{f.lineno} in {f.name}" for f in frames)
+
+
+@contextlib.contextmanager
+def watched_loop(report: Report) -> Iterator[LoopWatch]:
+    """Within, the running loop is watched; `report` takes "loop_paused"."""
+    watch = LoopWatch(report)
+    try:
+        yield watch
+    finally:
+        watch.close()

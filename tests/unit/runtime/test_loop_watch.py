@@ -1,0 +1,92 @@
+"""What holds up an event loop is noticed, and named."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from elastic.runtime import loop_watch
+from elastic.runtime.loop_watch import LoopWatch, watched_loop
+
+
+class Told:
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def __call__(self, name: str, /, **fields: Any) -> None:
+        assert name == "loop_paused"
+        self.events.append(fields)
+
+
+def hold_up(seconds: float) -> None:
+    ends_at = time.monotonic() + seconds
+    while time.monotonic() < ends_at:
+        time.sleep(0.001)
+
+
+async def beats(watch: LoopWatch, count: int = 3) -> None:
+    for _ in range(count):
+        before = watch._beat_at
+        while watch._beat_at == before:
+            await asyncio.sleep(0.005)
+
+
+def test_a_long_pause_is_told_with_its_place() -> None:
+    async def main() -> None:
+        told = Told()
+        with watched_loop(told) as watch:
+            await beats(watch)
+            hold_up(0.3)
+            await beats(watch)
+        (event,) = told.events
+        assert 0.2 < event["pause_s"] < 10.0
+        assert "in hold_up" in event["where"]
+        assert watch.longest_s >= event["pause_s"] - 0.001
+
+    asyncio.run(main())
+
+
+def test_one_after_the_other_they_are_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_watch, "_TOLD_EVERY_S", 1.0)
+
+    async def main() -> None:
+        told = Told()
+        with watched_loop(told) as watch:
+            for _ in range(3):
+                hold_up(0.2)
+                await beats(watch)
+            assert len(told.events) == 1
+            await asyncio.sleep(1.0)
+            hold_up(0.2)
+            await beats(watch)
+        assert [e["others"] for e in told.events] == [0, 2]
+
+    asyncio.run(main())
+
+
+def test_what_stops_the_whole_process_is_not_the_loops() -> None:
+    async def main() -> None:
+        told = Told()
+        with watched_loop(told) as watch:
+            await beats(watch)
+            now = time.monotonic()
+            watch._beat_at, watch._late_s, watch._where = now - 5.0, 5.0, "somewhere"
+            await beats(watch)
+        assert told.events == []
+        assert watch.longest_s == 0.0
+
+    asyncio.run(main())
+
+
+def test_waiting_is_no_pause() -> None:
+    async def main() -> None:
+        told = Told()
+        with watched_loop(told):
+            await asyncio.sleep(0.3)
+            await asyncio.to_thread(hold_up, 0.2)
+        assert told.events == []
+
+    asyncio.run(main())

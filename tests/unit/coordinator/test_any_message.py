@@ -1,0 +1,58 @@
+"""Whatever an agent says costs its own stream at most, and never the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastic.coordinator.daemon import CoordinatorDaemon
+from elastic.coordinator.job_options import JobOptions
+from elastic.coordinator.leadership import lead
+from elastic.core.coordinator.progress import StallPolicy
+from elastic.core.coordinator.view import FormationPolicy
+from elastic.store.memory import MemoryStore
+from elastic.v1 import control_pb2 as pb
+from tests.fuzzed_messages import messages
+from tests.unit.coordinator.agents import Diary, agent
+
+OPTIONS = JobOptions(
+    job="job",
+    formation=FormationPolicy(min_workers=1, max_workers=4),
+    stall=StallPolicy(),
+    max_restarts=3,
+    restart_window_s=60.0,
+    stop_grace_s=5.0,
+)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.tuples(st.sampled_from(["n1", "n2"]), messages(pb.AgentMessage)), max_size=12))
+def test_the_coordinator_goes_on(said: list[tuple[str, pb.AgentMessage]]) -> None:
+    async def main() -> None:
+        store, diary = MemoryStore(), Diary()
+        leadership = await lead(store, job="job", candidate="c")
+        daemon = CoordinatorDaemon(OPTIONS, store, leadership, diary.journal)
+        streams = {name: agent(name, "0123") for name in ("n1", "n2")}
+        for stream in streams.values():
+            daemon.agent_connected(stream)
+        for name, message in said:
+            message = pb.AgentMessage.FromString(message.SerializeToString())
+            try:
+                daemon.agent_said(streams[name], message)
+            except ValueError:  # makes no sense: gRPC ends its stream
+                daemon.agent_lost(streams[name])
+                streams[name] = agent(name, "0123")
+                daemon.agent_connected(streams[name])
+            for _ in range(5):
+                await asyncio.sleep(0)
+            if daemon.ended.done():
+                assert daemon.ended.exception() is None, message
+                break
+        daemon.status().SerializeToString()
+        for entry in diary.entries:
+            entry.to_json()
+        await daemon.close()
+
+    asyncio.run(main())

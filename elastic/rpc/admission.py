@@ -10,7 +10,13 @@ import grpc
 import grpc.aio
 
 from elastic.errors import ElasticError
-from elastic.rpc.identity import job_identity, peer_names
+from elastic.rpc.identity import (
+    job_identity,
+    peer_names,
+    role_identity,
+    roles_allowed,
+    roles_named,
+)
 from elastic.rpc.security import Report, Security, Tls
 
 MOST_BYTES = 40 * 2**20
@@ -92,21 +98,21 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def _admit(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         if self._expected is None:
             return
-        names = peer_names(context.auth_context())
-        if self._expected in names:
+        names, called = peer_names(context.auth_context()), method.rpartition("/")[2]
+        allowed = sorted(role_identity(self._job, role) for role in roles_allowed(called))
+        roles = roles_named(names, self._job)
+        if self._expected in names and (not roles or roles & roles_allowed(called)):
             return
         found = ", ".join(names) or "no DNS name"
+        of_the_job = self._expected in names
+        expected = " or ".join(allowed) if of_the_job else self._expected
         self._report(
-            "peer_refused",
-            peer=context.peer(),
-            method=method.rpartition("/")[2],
-            expected=self._expected,
-            found=found,
+            "peer_refused", peer=context.peer(), method=called, expected=expected, found=found
         )
         await context.abort(
             grpc.StatusCode.PERMISSION_DENIED,
-            f"this is the coordinator of job {self._job!r}, for certificates of {self._expected}; "
-            f"the one shown names {found}",
+            f"this is the coordinator of job {self._job!r}, {f'and {called} is ' * of_the_job}"
+            f"for certificates of {expected}; the one shown names {found}",
         )
 
 

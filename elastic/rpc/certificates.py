@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.errors import ConfigurationError
-from elastic.rpc.identity import job_identity
+from elastic.rpc.identity import JobRole, job_identity, role_identity, roles_named
 from elastic.settings.tls_files import TlsContents, TlsFiles, read_tls_files, usable_tls_files
 
 WHOSE = "TLS"
@@ -59,6 +59,8 @@ def load_certificate(files: TlsFiles, job: str, role: Role) -> OwnCertificate:
     )
     _check_time(files.certificate, certificate)
     _check_job(files.certificate, certificate, job)
+    if role is Role.SERVER:
+        _check_coordinator(files.certificate, certificate, job)
     return certificate
 
 
@@ -105,6 +107,16 @@ def _check_job(path: Path, certificate: OwnCertificate, job: str) -> None:
         raise ConfigurationError(
             f"the certificate {path} is not one of job {job!r}: it names {names}; expected "
             f"{expected} among its subjectAltName entries (a wildcard does not count)"
+        )
+
+
+def _check_coordinator(path: Path, certificate: OwnCertificate, job: str) -> None:
+    roles = roles_named(certificate.dns_names, job)
+    if roles and JobRole.COORDINATOR not in roles:
+        raise ConfigurationError(
+            f"the certificate {path} is limited to other roles than a coordinator's: it names "
+            f"{', '.join(certificate.dns_names)}; expected "
+            f"{role_identity(job, JobRole.COORDINATOR)} among its subjectAltName entries"
         )
 
 

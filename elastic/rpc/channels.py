@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from elastic.rpc.certificates import OwnCertificate, Role
-from elastic.rpc.identity import job_identity
+from elastic.rpc.identity import coordinator_identity
 from elastic.rpc.newest_certificate import NewestCertificate
 from elastic.rpc.security import Report, Security, Tls, require_protection
 
@@ -34,7 +34,7 @@ class Channels:
         self._certificate: NewestCertificate | None = None
         if isinstance(security, Tls):
             self._certificate = NewestCertificate(security, Role.CLIENT, report)
-            self._name = job_identity(security.job)
+            self._job = security.job
         self._shown: OwnCertificate | None = None
 
     @contextlib.asynccontextmanager
@@ -75,5 +75,6 @@ class Channels:
             private_key=certificate.contents.key,
             certificate_chain=certificate.contents.certificate,
         )
-        options = [*self._options, ("grpc.ssl_target_name_override", self._name)]
+        name = coordinator_identity(certificate.dns_names, self._job)
+        options = [*self._options, ("grpc.ssl_target_name_override", name)]
         return grpc.aio.secure_channel(self._address, credentials, options=options)

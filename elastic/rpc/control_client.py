@@ -111,6 +111,8 @@ class ControlClient:
     async def _no_answer(self, error: grpc.aio.AioRpcError) -> ElasticError:
         if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
             return ConfigurationError(str(error.details()))
+        if error.code() is grpc.StatusCode.PERMISSION_DENIED:
+            return CoordinatorRefused(f"{self._address}: {error.details()}")
         return TransientError(
             f"the coordinator at {self._address} does not answer: {await self._why(error)}; is the "
             "job still running?"

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 
-from elastic.rpc.certificates import Role, verification_problem
-from elastic.rpc.identity import job_identity
+from elastic.errors import ConfigurationError
+from elastic.rpc.certificates import Role, load_certificate, verification_problem
+from elastic.rpc.identity import coordinator_identity
 from elastic.rpc.security import Security, Tls, is_unix_socket
 
 _HANDSHAKE_S = 3.0
@@ -30,7 +31,7 @@ async def _explain_tls(address: str, tls: Tls) -> str:
     except (OSError, ValueError):
         return ""  # just being replaced: what is wrong is said where they are loaded
     try:
-        name = job_identity(tls.job)
+        name = _expected(tls)
         reader, writer = await asyncio.wait_for(_connect(address, context, name), _HANDSHAKE_S)
     except ssl.SSLCertVerificationError as error:
         return f"the coordinator's certificate is refused: {error.verify_message}; " + _advice(
@@ -93,10 +94,18 @@ def _advice(why: str, tls: Tls) -> str:
         return "replace it there, or set the clock here"
     if "mismatch" in why:
         return (
-            f"expected one of {job_identity(tls.job)}: is the address that of another job's "
-            "coordinator?"
+            f"expected one of {_expected(tls)}: is the address that of another job's coordinator?"
         )
     return f"expected one signed by an authority in {tls.files.ca}"
+
+
+def _expected(tls: Tls) -> str:
+    """The name that the coordinator's certificate must bear."""
+    try:
+        own = load_certificate(tls.files, tls.job, Role.CLIENT).dns_names
+    except ConfigurationError:  # said where it is loaded
+        own = ()
+    return coordinator_identity(own, tls.job)
 
 
 def _not_accepted(tls: Tls) -> str:

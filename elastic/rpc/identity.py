@@ -1,15 +1,60 @@
-"""Which job a certificate belongs to: the subjectAltName entry DNS:JOB.job.elastic."""
+"""Which job a certificate belongs to, and what its holder may do there, by its subjectAltName.
+
+DNS:JOB.job.elastic is the job's. DNS:ROLE.JOB.job.elastic beside it limits the certificate to that
+role; one that names no role may do everything.
+"""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Mapping
 
 _PEER_DNS_NAMES = "peer_dns"  # gRPC's name for the DNS entries alone; no URI, address or mail
 
 
+class JobRole(enum.Enum):
+    """What a certificate can be limited to."""
+
+    AGENT = "agent"
+    COORDINATOR = "coordinator"
+    OPERATOR = "operator"
+    VIEWER = "viewer"
+
+
+_MAY_CALL = {
+    "Attend": frozenset({JobRole.AGENT}),
+    "GetStatus": frozenset(JobRole),
+    "FollowEvents": frozenset(JobRole),
+}
+_OPERATORS = frozenset({JobRole.OPERATOR})
+
+
 def job_identity(job: str) -> str:
     """The name that every certificate of the job bears."""
     return f"{job}.job.elastic"
+
+
+def role_identity(job: str, role: JobRole) -> str:
+    """The name that limits a certificate of the job to a role."""
+    return f"{role.value}.{job_identity(job)}"
+
+
+def roles_named(names: Iterable[str], job: str) -> frozenset[JobRole]:
+    """The roles that a certificate with these names is limited to; none: it is not."""
+    found = frozenset(names)
+    return frozenset(role for role in JobRole if role_identity(job, role) in found)
+
+
+def roles_allowed(method: str) -> frozenset[JobRole]:
+    """Who may call a method of the coordinator."""
+    return _MAY_CALL.get(method, _OPERATORS)
+
+
+def coordinator_identity(own_names: Iterable[str], job: str) -> str:
+    """The name to expect of the coordinator: its role too, where one's own certificate has one."""
+    if roles_named(own_names, job):
+        return role_identity(job, JobRole.COORDINATOR)
+    return job_identity(job)
 
 
 def peer_names(auth_context: Mapping[str, Iterable[bytes]]) -> tuple[str, ...]:

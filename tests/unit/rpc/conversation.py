@@ -39,6 +39,16 @@ class Recorder:
     def stop(self, reason: str, exit_code: int) -> None:
         self.heard.put_nowait(("stop", (reason, exit_code)))
 
+    async def drain(self, name: str, reason: str) -> str:
+        return f"{name} is drained: {reason}"
+
+    async def clear(self, name: str) -> str:
+        return f"{name} is cleared"
+
+    async def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
+        assert not follow
+        yield "{}"
+
 
 class Conversation:
     """An agent's side: what it sends, and what it has received."""

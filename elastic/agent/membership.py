@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from elastic.agent.coordinator_link import Leader
@@ -12,6 +14,31 @@ from elastic.store.leader_watch import LeaderWatch
 from elastic.store.lease_keeper import boot_time_s
 
 _LOOK_S = 0.5
+
+
+class LastContact:
+    """When this node has last heard of the store or a coordinator, for the agent that comes after
+    one that was killed. Seconds since the machine started."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def last(self) -> float | None:
+        """None if it is not known, or of before the machine was started."""
+        try:
+            boot, at_s = self._path.read_text(encoding="ascii").split()
+            return float(at_s) if boot == _boot() else None
+        except (OSError, ValueError):
+            return None
+
+    def note(self, at_s: float) -> None:
+        """Keep it. What can not be kept is not known to the next agent, as before."""
+        with contextlib.suppress(OSError):
+            self._path.write_text(f"{_boot()} {at_s:.3f} ", encoding="ascii")
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 class LeaderOnceRegistered:
@@ -33,16 +60,24 @@ async def watch_isolation(
     timeout_s: float,
     in_contact: Callable[[], bool],
     cut_off: Callable[[float], None],
+    contact: LastContact,
+    goes_on: bool,
 ) -> None:
     """Call `cut_off` once whenever neither store nor coordinator were heard of for `timeout_s`.
 
-    The others may then take this node's group for dead, and form another one without it.
+    The others may then take this node's group for dead, and form another one without it. So the
+    time counts on from agent to agent, as `contact` keeps it, where one `goes_on` with the workers
+    of the one before.
     """
-    heard_at, told = boot_time_s(), False
+    before = contact.last() if goes_on else None
+    heard_at, told = boot_time_s() if before is None else before, False
     while True:
         await asyncio.sleep(_LOOK_S)
         now = boot_time_s()
-        heard_at = max(heard_at, registration.renewed_at_s, now if in_contact() else 0.0)
+        newest = max(heard_at, registration.renewed_at_s, now if in_contact() else 0.0)
+        if newest > heard_at or before is None:
+            contact.note(newest)
+        heard_at = before = newest
         silent_s = now - heard_at
         if silent_s < timeout_s:
             told = False

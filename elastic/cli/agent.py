@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastic.agent.daemon import AgentDaemon, NodeOptions
-from elastic.agent.membership import LeaderOnceRegistered, watch_isolation
+from elastic.agent.membership import LastContact, LeaderOnceRegistered, watch_isolation
 from elastic.agent.preemption import until_preempted
 from elastic.agent.registration import Registration
 from elastic.agent.start_token import next_start, start_token
@@ -162,6 +162,7 @@ class _Node:
         self.tasks = TaskSupervisor(self.daemon.crashed)
         self._ends = JobEnds(store, job=settings.job)
         self._let_go = False
+        self._contact = LastContact(directory.path / "last-contact")
         journal.record(
             "agent_started", job=settings.job, node=command.node, host=host, log_dir=str(logs)
         )
@@ -178,6 +179,8 @@ class _Node:
             timeout_s=settings.isolation_timeout_s,
             in_contact=lambda: self.daemon.in_contact,
             cut_off=self.daemon.cut_off,
+            contact=self._contact,
+            goes_on=self.daemon.adopts,
         )
         self.tasks.start(isolation, "isolation")
         if settings.preemption_file is not None or settings.preemption_command is not None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from elastic.agent import membership
-from elastic.agent.membership import LeaderOnceRegistered, watch_isolation
+from elastic.agent.membership import LastContact, LeaderOnceRegistered, watch_isolation
 from elastic.agent.registration import Registration
 from elastic.store.job_documents import LeaderDocument, to_json
 from elastic.store.job_keys import JobKeys
@@ -34,7 +35,7 @@ class Renewals(Registration):
 class Node:
     """Under watch, by a clock that goes when it is told to."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, contact: LastContact, goes_on: bool) -> None:
         self.clock = clock
         self.registration = Renewals()
         self.contact = False
@@ -46,6 +47,8 @@ class Node:
                 timeout_s=TIMEOUT_S,
                 in_contact=self._in_contact,
                 cut_off=self.told.append,
+                contact=contact,
+                goes_on=goes_on,
             )
         )
 
@@ -62,15 +65,23 @@ class Node:
         return self.told
 
 
-def run(monkeypatch: pytest.MonkeyPatch, check: Callable[[Node], object]) -> None:
+def run(
+    monkeypatch: pytest.MonkeyPatch,
+    check: Callable[[Node], object],
+    *,
+    contact: LastContact | None = None,
+    goes_on: bool = False,
+    begins_at: float = 0.0,
+) -> None:
     clock = Clock()
+    clock.now = begins_at
     monkeypatch.setattr(membership, "_LOOK_S", 0.001)
     monkeypatch.setattr(membership, "boot_time_s", clock)
 
     async def main() -> None:
-        node = Node(clock)
+        node = Node(clock, contact or LastContact(Path("/dev/null")), goes_on)
         try:
-            await node.after(0.0)
+            await node.after(begins_at)
             await check(node)  # type: ignore[misc]
         finally:
             node.watching.cancel()
@@ -108,6 +119,38 @@ def test_the_coordinator_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
         assert await node.after(200.0 + TIMEOUT_S) == [TIMEOUT_S]
 
     run(monkeypatch, check)
+
+
+@pytest.mark.parametrize(("goes_on", "left_s"), [(True, 10.0), (False, TIMEOUT_S)])
+def test_the_time_counts_on_where_an_agent_goes_on_with_the_workers_of_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, goes_on: bool, left_s: float
+) -> None:
+    """Else a node that is cut off could train on for longer than others wait for it."""
+    contact = LastContact(tmp_path / "last-contact")
+
+    async def first(node: Node) -> None:
+        node.registration.at_s = 50.0
+        assert await node.after(60.0) == []
+
+    run(monkeypatch, first, contact=contact)
+    assert contact.last() == 50.0
+
+    async def second(node: Node) -> None:
+        now = 50.0 + TIMEOUT_S - 10.0
+        assert await node.after(now + left_s - 0.1) == []
+        assert len(await node.after(now + left_s)) == 1
+
+    begins_at = 50.0 + TIMEOUT_S - 10.0
+    run(monkeypatch, second, contact=contact, goes_on=goes_on, begins_at=begins_at)
+
+
+@pytest.mark.parametrize("kept", ["", "another-boot 50.0 ", "x y z", "\xff"])
+def test_what_was_kept_and_says_nothing_is_as_if_nothing_was_kept(
+    tmp_path: Path, kept: str
+) -> None:
+    (tmp_path / "last-contact").write_text(kept)
+    assert LastContact(tmp_path / "last-contact").last() is None
+    assert LastContact(tmp_path / "nothing").last() is None
 
 
 def test_cut_off_again_it_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:

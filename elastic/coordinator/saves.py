@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 
 from elastic.coordinator.checkpoint_commits import CheckpointCommits
@@ -32,6 +33,7 @@ class Saves:
         self._post = post
         self._broadcast = broadcast
         self._settled: dict[int, local_pb2.CheckpointCommitted] = {}
+        self._given_up: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
         self._in_order = asyncio.Lock()  # a checkpoint that is committed overtakes those before it
         self.newest_step = 0
         """The last one committed in this office."""
@@ -77,7 +79,7 @@ class Saves:
                     self._commits.commit, effect.step, effect.generation
                 )
         except Exception as error:  # noqa: BLE001 - of whatever storage; a job can do without
-            self._give_up(effect.step, _words(error))
+            self._give_up(effect.step, _words(error), effect.generation)
             return
         self.newest_step = max(self.newest_step, effect.step)
         self._journal.record("checkpoint_committed", step=effect.step, bytes=size_bytes)
@@ -91,10 +93,12 @@ class Saves:
         """It will never be whole."""
         if self._commits is not None:
             self._commits.forget(effect.step, effect.generation)
-        self._give_up(effect.step, effect.message)
+        self._give_up(effect.step, effect.message, effect.generation)
 
-    def _give_up(self, step: int, message: str) -> None:
-        self._journal.record("checkpoint_abandoned", step=step, message=message)
+    def _give_up(self, step: int, message: str, generation: int) -> None:
+        if (step, generation) not in self._given_up:  # else only for a member that has missed it
+            self._given_up.append((step, generation))
+            self._journal.record("checkpoint_abandoned", step=step, message=message)
         self._settle(local_pb2.CheckpointCommitted(step=step, abandoned=True))
 
     def _settle(self, news: local_pb2.CheckpointCommitted) -> None:

@@ -39,6 +39,8 @@ from elastic.core.membership import (
 from elastic.core.ranks import assign_ranks
 from elastic.core.restarts import RestartPolicy, Verdict
 
+_TOLD_BEFORE = "others were told before that it was given up"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoordinatorSettings:
@@ -262,9 +264,8 @@ class Coordinator:
             return [fx.CommitCheckpoint(generation=event.generation, step=event.step)]
         if self._told_before() and self._checkpoints.is_given_up(event.step, event.generation):
             return [_abandoned(event, "others ended their scripts before")]
-        is_told = self._checkpoints.is_told(event.step, event.generation)
-        if is_told and generation in (self._current, self._leaving):  # it was out of contact then
-            return [_abandoned(event, "others were told before that it was given up")]
+        if self._has_missed_the_news(event):
+            return [_abandoned(event, _TOLD_BEFORE)]
         alive = self._nodes.workers()
         dead = [m.worker for m in generation.members if m.worker not in alive]
         return self._checkpoints.abandon([*dead, *self._told_before()])
@@ -272,13 +273,9 @@ class Coordinator:
     @_apply.register
     def _(self, event: ev.SaveReportedFailed, now: float) -> list[fx.Effect]:
         del now
-        if not self._checkpoints.refused(event.step, event.generation):
-            return []
-        return [
-            fx.AbandonCheckpoint(
-                generation=event.generation, step=event.step, message=event.message
-            )
-        ]
+        if self._checkpoints.refused(event.step, event.generation):
+            return [_abandoned(event, event.message)]
+        return [_abandoned(event, _TOLD_BEFORE)] if self._has_missed_the_news(event) else []
 
     @_apply.register
     def _(self, event: ev.GenerationPersisted, now: float) -> list[fx.Effect]:
@@ -524,6 +521,14 @@ class Coordinator:
             spent=self._past.spent() if self._policy.restart_all else frozenset(),
         )
 
+    def _has_missed_the_news(self, event: ev.ShardReported | ev.SaveReportedFailed) -> bool:
+        """That the save was given up was told when this member was out of contact, or before it
+        had begun to save: it waits."""
+        if not self._checkpoints.is_told(event.step, event.generation):
+            return False
+        generation = self._past.get(event.generation)
+        return generation is not None and generation in (self._current, self._leaving)
+
     def _told_before(self) -> list[WorkerId]:
         """Members that ended their scripts under the coordinator before heard from it what became
         of their saves. Others may not have, and would wait for parts that are not written again."""
@@ -562,5 +567,7 @@ class Coordinator:
         self.phase = phase
 
 
-def _abandoned(event: ev.ShardReported, message: str) -> fx.AbandonCheckpoint:
+def _abandoned(
+    event: ev.ShardReported | ev.SaveReportedFailed, message: str
+) -> fx.AbandonCheckpoint:
     return fx.AbandonCheckpoint(generation=event.generation, step=event.step, message=message)

@@ -123,6 +123,18 @@ def test_an_abandoned_one_may_be_saved_again() -> None:
     run(check)
 
 
+def test_to_tell_it_again_to_one_that_has_missed_it_is_no_other_event() -> None:
+    async def check(place: Place) -> None:
+        for message in ("no space", "others were told before"):
+            place.saves.abandon(fx.AbandonCheckpoint(generation=3, step=5, message=message))
+        assert place.settled() == [(5, True), (5, True)]
+        place.saves.abandon(fx.AbandonCheckpoint(generation=4, step=5, message="no space"))
+        told = [e["message"] for e in place.diary.of("checkpoint_abandoned")]
+        assert told == ["no space", "no space"]
+
+    run(check)
+
+
 @pytest.mark.parametrize(
     ("error", "message"),
     [

@@ -192,6 +192,21 @@ def test_who_saves_is_not_told_that_the_checkpoint_is_given_up_for_a_lost_member
     assert len(job.told(fx.AbandonCheckpoint)) == 1
 
 
+def test_who_fails_to_save_after_the_others_were_told_is_told_too() -> None:
+    """It may have begun to save only then, and would wait for ever at the end of its script."""
+    job = running("a0", "b0")
+    failed = ev.SaveReportedFailed(generation=1, step=4, message="no space")
+    for message in ("no space", "others were told before that it was given up"):
+        job.tell(failed)
+        (told,) = job.told(fx.AbandonCheckpoint)
+        assert told == fx.AbandonCheckpoint(generation=1, step=4, message=message)
+    past = ev.SaveReportedFailed(generation=9, step=4, message="no space")
+    job.tell(past)
+    job.told(fx.AbandonCheckpoint)
+    job.tell(past)
+    assert job.told(fx.AbandonCheckpoint) == []  # nobody waits in a group that is no more
+
+
 def test_whoever_has_lost_contact_last_is_waited_for_in_its_turn() -> None:
     job = running("a0", "b0", min_workers=2)
     job.tell(ev.NodeLost(node="b"))

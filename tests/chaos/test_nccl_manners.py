@@ -68,6 +68,7 @@ def test_kills_change_nothing_in_an_evaluation(tmp_path: Path) -> None:
     assert not wrong
 
 
+@pytest.mark.long
 def test_a_watchdog_that_was_asked_for_is_refused_before_training(tmp_path: Path) -> None:
     with JobProcess(
         SCRIPT,

@@ -103,7 +103,7 @@ class Job:
         pytest.param(unread, "json", id="unread"),
         pytest.param(without_reader, "json", id="without a reader", marks=pytest.mark.long),
         pytest.param(closed, "json", id="closed", marks=pytest.mark.long),
-        pytest.param(stopped_terminal, "live", id="a stopped terminal"),
+        pytest.param(stopped_terminal, "live", id="a stopped terminal", marks=pytest.mark.long),
     ],
 )
 def test_a_job_that_nobody_reads_recovers_and_stops(

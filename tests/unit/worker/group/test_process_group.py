@@ -424,7 +424,7 @@ def test_an_abort_while_the_group_is_built_is_not_missed(
     def never_come(seat: Seat) -> None:
         monkeypatch.setattr(Group, "_connect_queue", lambda _: None)
         with contextlib.suppress(GroupLost):  # if it still connects when the other aborts
-            seat.join(backend=manners)
+            Group(seat.generation(), seat.rank, manners).build(seat.host, 1.0)
         seat.exchange("lost")
 
     run_together(be_aborted, never_come)

@@ -19,6 +19,9 @@ settings.load_profile("unhurried")
 # user, are none of a test's business.
 _RUNTIME = tempfile.mkdtemp(prefix="elt-", dir="/tmp")  # short, as sockets need it
 os.environ["XDG_RUNTIME_DIR"] = _RUNTIME
+# As workers have it (cli/run.py): torch asks for the names of its peers, and where no name server
+# answers it would wait for 5 s, now and then and in every process anew.
+os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import selectors
 import sys
 import threading
 import time
@@ -86,8 +87,8 @@ class LoopWatch:
 
 def _stack(frame: FrameType | None) -> str:
     """The innermost frames, one a line, the place that holds everything up last."""
-    if frame is None:
-        return ""
+    if frame is None or frame.f_code.co_filename == selectors.__file__:
+        return ""  # it waits: whatever it waits for came, and the machine let it wait on
     frames = traceback.extract_stack(frame)[-_FRAMES:]
     return "\n".join(f"{f.filename}:{f.lineno} in {f.name}" for f in frames)
 

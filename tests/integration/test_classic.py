@@ -72,7 +72,10 @@ def test_a_killed_process_costs_one_restart_of_all(
     assert len(job.named("recovered")) == 1
 
 
-def test_the_environment_is_that_of_torchrun(place: Place, tmp_path: Path) -> None:
+def test_the_environment_is_that_of_torchrun(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RES_OPTIONS")  # of all tests
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     ours.mkdir()
     theirs.mkdir()

@@ -21,7 +21,9 @@ demo: install
 	$(BIN)/python examples/demo.py
 
 test: install
-	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder \
+	    -m "not long and not alone"
+	$(BIN)/python -m pytest -m "alone and not long"
 
 test-long: install
 	$(BIN)/python -m pytest -m long

@@ -43,4 +43,4 @@ def test_a_newcomer_that_lacks_what_the_script_does_not_track_ends_the_job(place
     (ended,) = job.named("job_ended")
     assert "session.track()" in ended["message"], job.story()
     grown = [g for g in job.named("generation_formed") if g["reason"] == "member_joined"]
-    assert ended["committed"] <= grown[-1]["after_step"] + 10, job.story()  # it may be put off
+    assert ended["committed"] <= grown[-1]["after_step"] + 4, job.story()

@@ -114,7 +114,7 @@ async def _attend(
     async with open_store(settings.store) as store:
         node = _Node(command, directory, logs, journal, display, store, security)
         try:
-            with watched_loop(journal.record):
+            with watched_loop(journal):
                 await node.start()
                 return await node.daemon.ended
         except ConfigurationError:

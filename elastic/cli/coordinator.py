@@ -59,7 +59,7 @@ async def _coordinate(
         await server.start()
         journal.record("coordinator_started", job=settings.job, address=address)
         try:
-            with watched_loop(journal.record):
+            with watched_loop(journal):
                 return await _until_signalled(office, journal)
         finally:
             await server.stop(_STOP_GRACE_S)

@@ -110,7 +110,7 @@ async def _run(
         _handle_signals(agent)
         await agent.start()
         try:
-            with watched_loop(journal.record):
+            with watched_loop(journal):
                 await _end_of(agent, coordinator)
             exit_code = _exit_code(agent, coordinator)
             if not coordinator.ended.done():

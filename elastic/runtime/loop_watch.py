@@ -15,7 +15,8 @@ import time
 import traceback
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, Protocol
+
+from elastic.runtime.journal import Journal
 
 _BEAT_S = 0.02
 _LONG_S = 0.05
@@ -23,17 +24,11 @@ _TOLD_EVERY_S = 10.0
 _FRAMES = 6
 
 
-class Report(Protocol):
-    """Takes an event with its fields, as `Journal.record` does."""
-
-    def __call__(self, name: str, /, **fields: Any) -> None: ...  # noqa: D102
-
-
 class LoopWatch:
     """Of the running loop; `longest_s` is its longest pause so far, in seconds."""
 
-    def __init__(self, report: Report) -> None:
-        self._report = report
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._beat_at = time.monotonic()
@@ -72,7 +67,7 @@ class LoopWatch:
             self._untold += 1
             return
         untold, self._untold, self._told_at = self._untold, 0, now
-        self._report("loop_paused", pause_s=round(pause_s, 3), where=where, others=untold)
+        self._journal.record("loop_paused", pause_s=round(pause_s, 3), where=where, others=untold)
 
     # ---- on its own thread
 
@@ -94,9 +89,9 @@ def _stack(frame: FrameType | None) -> str:
 
 
 @contextlib.contextmanager
-def watched_loop(report: Report) -> Iterator[LoopWatch]:
-    """Within, the running loop is watched; `report` takes "loop_paused"."""
-    watch = LoopWatch(report)
+def watched_loop(journal: Journal) -> Iterator[LoopWatch]:
+    """Within, the running loop is watched."""
+    watch = LoopWatch(journal)
     try:
         yield watch
     finally:

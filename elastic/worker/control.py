@@ -7,7 +7,7 @@ import os
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from elastic.core.membership import (
     ChangeReason,
@@ -263,16 +263,11 @@ class AgentControl:
         """The link's thread has ended with an error: nobody would free this worker from a lost
         group, or tell it to leave one."""
         traceback.print_exception(error)
-        message = f"can not follow its agent any more: {type(error).__name__}: {error}"
-        failure = Failure(
-            worker=self._link.worker,
-            kind=FailureKind.EXCEPTION,
-            signature=f"{type(error).__name__} on the link's thread",
-            message=message,
-            traceback="".join(traceback.format_exception(error)),
+        self._end_with(
+            FailureKind.EXCEPTION,
+            f"can not follow its agent any more: {type(error).__name__}: {error}",
+            "".join(traceback.format_exception(error)),
         )
-        self._link.send(failure=failure_to_pb(failure))
-        os._exit(1)
 
     def _give_up(self) -> None:
         """This process will never get out of a group that was aborted: see group/stuck.py."""
@@ -281,11 +276,16 @@ class AgentControl:
         heir.start()
         heir.join(_BEQUEATH_S)
         message = f"stood still for {STUCK_S:g} s in a group that had been given up"
+        self._end_with(FailureKind.LEFT_OUT, message)
+
+    def _end_with(self, kind: FailureKind, message: str, trace: str = "") -> NoReturn:
+        """Say why, and end the process, whatever its script is doing."""
         failure = Failure(
             worker=self._link.worker,
-            kind=FailureKind.LEFT_OUT,
-            signature=f"{FailureKind.LEFT_OUT.name}: {message}",
+            kind=kind,
+            signature=f"{kind.name}: {message}",
             message=message,
+            traceback=trace,
         )
         self._link.send(failure=failure_to_pb(failure))
         os._exit(1)

@@ -9,16 +9,19 @@ from typing import Any
 import pytest
 
 from elastic.runtime import loop_watch
+from elastic.runtime.journal import Entry, Journal
 from elastic.runtime.loop_watch import LoopWatch, watched_loop
 
 
 class Told:
     def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
+        self.entries: list[Entry] = []
+        self.journal = Journal(self.entries.append)
 
-    def __call__(self, name: str, /, **fields: Any) -> None:
-        assert name == "loop_paused"
-        self.events.append(fields)
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        assert {e.name for e in self.entries} <= {"loop_paused"}
+        return [dict(e.fields) for e in self.entries]
 
 
 def hold_up(seconds: float) -> None:
@@ -37,7 +40,7 @@ async def beats(watch: LoopWatch, count: int = 3) -> None:
 def test_a_long_pause_is_told_with_its_place() -> None:
     async def main() -> None:
         told = Told()
-        with watched_loop(told) as watch:
+        with watched_loop(told.journal) as watch:
             await beats(watch)
             hold_up(0.3)
             await beats(watch)
@@ -54,7 +57,7 @@ def test_one_after_the_other_they_are_told_now_and_then(monkeypatch: pytest.Monk
 
     async def main() -> None:
         told = Told()
-        with watched_loop(told) as watch:
+        with watched_loop(told.journal) as watch:
             for _ in range(3):
                 hold_up(0.2)
                 await beats(watch)
@@ -70,7 +73,7 @@ def test_one_after_the_other_they_are_told_now_and_then(monkeypatch: pytest.Monk
 def test_what_stops_the_whole_process_is_not_the_loops() -> None:
     async def main() -> None:
         told = Told()
-        with watched_loop(told) as watch:
+        with watched_loop(told.journal) as watch:
             await beats(watch)
             now = time.monotonic()
             watch._beat_at, watch._late_s, watch._where = now - 5.0, 5.0, "somewhere"
@@ -84,7 +87,7 @@ def test_what_stops_the_whole_process_is_not_the_loops() -> None:
 def test_waiting_is_no_pause() -> None:
     async def main() -> None:
         told = Told()
-        with watched_loop(told):
+        with watched_loop(told.journal):
             await asyncio.sleep(0.3)
             await asyncio.to_thread(hold_up, 0.2)
         assert told.events == []

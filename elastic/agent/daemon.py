@@ -297,6 +297,9 @@ class AgentDaemon:
             if message.progress.probed or self._rank_of(worker) == 0:
                 self._link.send(progress=message.progress)
         elif kind is not None and kind != "hello":
+            if kind == "reformed":
+                generation = message.reformed.generation
+                self._driver.post(ev.WorkerRecovered(worker=worker, generation=generation))
             self._link.send(**{kind: getattr(message, kind)})
 
     def _note_compiling(self, worker: str, progress: job_pb2.Progress) -> None:

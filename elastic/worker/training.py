@@ -103,7 +103,7 @@ class Training:
         self._epochs = 0
         self._dealer: Dealer | None = None
         self._held: _Held | None = None
-        self._digests: _Digests | None = None
+        self._reads = _Reads()
         self._in_block = False
         self._driving = False
         self._bequeathed: list[Passes] | None = None
@@ -349,7 +349,7 @@ class Training:
             act.AwaitSettlement: self._await_settlement,
             act.AwaitSuccessor: lambda _: self._membership.await_successor(),
             act.PutBack: self._put_back,
-            act.KeepForRetry: lambda _: self._undo.keep_for_retry(),
+            act.KeepForRetry: self._keep_for_retry,
             act.PutBackForRetry: lambda _: self._undo.put_back_for_retry(),
             act.CompareReplicas: self._compare_replicas,
             act.Save: self._save,
@@ -393,17 +393,21 @@ class Training:
     # ---- into a group
 
     def _join(self, join: act.Join) -> act.Seat:
-        """The digests are taken while the group forms: reading the state takes milliseconds."""
-        if join.held and self._digests is None:  # else of an attempt before this one
-            self._digests = _Digests(self.state, self._undo, at_begin=join.at_begin)
+        """The state is read while the group forms: that takes milliseconds."""
+        if join.held and not self._reads.has_digests():  # else of an attempt before this one
+            void = self._in_block and join.at_begin and self._bequeathed is None
+            self._reads.begin(
+                self.state,
+                self._undo,
+                at_begin=join.at_begin,
+                keeps=void and not self.control.backend.queues,  # a device copies in no time
+            )
         group = self.control.join()
         return act.Seat(generation=group.generation, rank=group.rank)
 
     def _declare(self, declare: act.Declare) -> tuple[Declaration, ...]:
         self.outcome = Outcome()
-        digests = self._digests
-        commit, begin = digests.wait() if digests is not None else (0, 0)
-        self._digests = None
+        commit, begin = self._reads.digests()
         mine = replace(
             declare.mine,
             signature=self.state.signature(),
@@ -437,6 +441,7 @@ class Training:
             )
 
     def _send(self, send: act.Send) -> None:
+        self._reads.wait()
         group = self._joining()
         with self._undo.as_of_commit() if send.mark is Mark.COMMIT else contextlib.nullcontext():
             if self._held is not None:
@@ -452,6 +457,7 @@ class Training:
             send_tensors(group, {s.name: tensors[s.name] for s in specs}, send.rank)
 
     def _receive(self, receive: act.Receive) -> Progress:
+        self._reads.wait()
         group = self._joining()
         document = receive_json(group, receive.rank)
         in_place = self.control.backend.queues  # a device has no room for a second state
@@ -466,6 +472,7 @@ class Training:
         return self._take_or_hold(held, receive.loop, at_commit=receive.mark is Mark.COMMIT)
 
     def _restore(self, restore: act.Restore) -> Progress | None:
+        self._reads.wait()
         loaded, self.outcome.source = self.control.checkpoints.load()
         if loaded is None:
             return None
@@ -543,6 +550,10 @@ class Training:
         for model in self.models:
             model.unwrap()
         return self._undo.put_back()
+
+    def _keep_for_retry(self, _: act.KeepForRetry) -> None:
+        self._reads.wait()
+        self._undo.keep_for_retry()
 
     def _compare_replicas(self, _: act.CompareReplicas) -> None:
         group = self._joining()
@@ -684,36 +695,70 @@ class Training:
         )
 
 
-class _Digests:
-    """The digests of the state at both marks, taken on a thread of their own."""
+class _Reads:
+    """What is read of the state on a thread of its own while a group forms: its digests at both
+    marks, then the copies for the retry of a block that does not count."""
 
-    def __init__(self, state: JobState, undo: Undo, *, at_begin: bool) -> None:
-        self._found = (0, 0)
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._digested = threading.Event()
+        self._digested.set()
+        self._digests: tuple[int, int] | None = None
         self._error: Exception | None = None
 
-        def take() -> None:
-            try:
-                now = state.digest() if at_begin or not undo.changed_since_commit() else 0
-                commit = 0
-                if undo.holds_commit:
-                    if now and not undo.changed_since_commit():
-                        commit = now
-                    else:
-                        with undo.as_of_commit():
-                            commit = state.digest()
-                self._found = (commit, now if at_begin else 0)
-            except Exception as error:  # noqa: BLE001 - raised where the digests are asked for
-                self._error = error
+    def begin(self, state: JobState, undo: Undo, *, at_begin: bool, keeps: bool) -> None:
+        """Begin to read. Nothing may change the state before `wait` has returned."""
+        self.wait()
+        self._digested.clear()
 
-        self._thread = threading.Thread(target=take, name="elastic-digest", daemon=True)
+        def read() -> None:
+            try:
+                self._digests = _digests(state, undo, at_begin=at_begin)
+                self._digested.set()
+                if keeps:
+                    undo.keep_ahead()
+            except Exception as error:  # noqa: BLE001 - raised where it is asked for
+                self._error = error
+            finally:
+                self._digested.set()
+
+        self._thread = threading.Thread(target=read, name="elastic-digest", daemon=True)
         self._thread.start()
 
-    def wait(self) -> tuple[int, int]:
+    def has_digests(self) -> bool:
+        """Those that were begun have not been asked for yet."""
+        return self._digests is not None or not self._digested.is_set()
+
+    def digests(self) -> tuple[int, int]:
         """(at the commit mark, at the begin mark), 0 for what this member does not have."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._found
+        self._digested.wait()
+        digests, self._digests = self._digests, None
+        self._raise()
+        return digests or (0, 0)
+
+    def wait(self) -> None:
+        """Return when all is read."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            self._raise()
+
+    def _raise(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+def _digests(state: JobState, undo: Undo, *, at_begin: bool) -> tuple[int, int]:
+    now = state.digest() if at_begin or not undo.changed_since_commit() else 0
+    commit = 0
+    if undo.holds_commit:
+        if now and not undo.changed_since_commit():
+            commit = now
+        else:
+            with undo.as_of_commit():
+                commit = state.digest()
+    return commit, now if at_begin else 0
 
 
 def _as_loss(error: Exception) -> GroupLost:

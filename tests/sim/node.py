@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from elastic.coordinator.node_registry import GONE_MARGIN_S
 from elastic.core.agent import effects as fx
 from elastic.core.agent import events as ev
 from elastic.core.agent.machine import Agent, AgentSettings
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 SIGKILL = 9
-GONE_MARGIN_S = 1.0
 LATEST_NOTICE_S = 1.0
 LATEST_LOSS_S = 1.5  # in which it is noticed that a node has lost its power
 

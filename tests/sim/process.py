@@ -172,6 +172,10 @@ class Process:
     def commit(self, samples: Samples, before: int, replica: Replica) -> None:
         self.replica = replica
         self.in_step_since = None
+        if self._first_step:
+            generation = self.worker.status.generation
+            recovered = ev.WorkerRecovered(worker=self.name, generation=generation)
+            self.up.send(self.node.tell, recovered)
         self._first_step = False
         self.world.committed(self, samples, before, replica)
 

@@ -46,6 +46,14 @@ class WorkerCompiled:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerRecovered:
+    """The worker has committed its first step in this generation."""
+
+    worker: WorkerId
+    generation: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerReportedFailure:
     """The script raised; the process is about to end."""
 
@@ -145,6 +153,7 @@ Event = (
     | WorkerNotSpawned
     | WorkerReported
     | WorkerCompiled
+    | WorkerRecovered
     | WorkerReportedFailure
     | WorkerExited
     | WorkerFrozen

@@ -23,6 +23,11 @@ from elastic.core.membership import (
 from elastic.core.restarts import Backoff
 
 _ADOPTION_S = 2.0  # in which a worker that has called elastic.init() reports to a new agent
+# After a loss a new worker builds its model and reads its data, on the cores on which the survivors
+# are about to go on. They go first, for so long until they are told of their next group, and for so
+# long in all.
+_ANNOUNCEMENT_S = 0.1
+_SURVIVORS_FIRST_S = 0.25
 
 
 class AgentPhase(enum.Enum):
@@ -59,6 +64,17 @@ class AgentSettings:
     is this node's, and is saved and stopped."""
 
 
+@dataclass(slots=True)
+class _Loss:
+    """A worker that trained has ended, and others of this node train on."""
+
+    at: float
+    generation: int
+    """The newest one that was known then."""
+    until: float
+    """No worker starts before."""
+
+
 class Agent:
     """One node's agent. `handle` is the only way in, its result the only way out."""
 
@@ -78,6 +94,7 @@ class Agent:
         self._drained_by: float | None = None
         self._reported: tuple[WorkerStatus, ...] | None = ()
         self._runs_out = False  # asked to leave: nobody starts here any more
+        self._loss: _Loss | None = None
         self.phase = AgentPhase.WARMING
 
     @property
@@ -162,6 +179,13 @@ class Agent:
         return []
 
     @_apply.register
+    def _(self, event: ev.WorkerRecovered, now: float) -> list[fx.Effect]:
+        del now
+        if self._loss is not None and event.generation > self._loss.generation:
+            self._loss = None
+        return []
+
+    @_apply.register
     def _(self, event: ev.WorkerReportedFailure, now: float) -> list[fx.Effect]:
         del now
         if process := self._processes.get(event.failure.worker):
@@ -177,6 +201,9 @@ class Agent:
             return []
         if self._is_fruitless(process, event):
             self._delay_spawning(now)
+        if process.trained and not self._settings.classic and self._survivors():
+            known = self._generation.number if self._generation is not None else 0
+            self._loss = _Loss(at=now, generation=known, until=now + _ANNOUNCEMENT_S)
         return [fx.ReportFailure(failure=failure_of(process, event))]
 
     @_apply.register
@@ -194,6 +221,10 @@ class Agent:
         if not event.generation.is_news_after(self._generation):
             return []
         self._generation = event.generation
+        loss = self._loss
+        if loss is not None and event.generation.number > loss.generation:
+            goes_on = any(name in event.generation.worker_ids for name in self._survivors())
+            loss.until = loss.at + _SURVIVORS_FIRST_S if goes_on else loss.at
         return [
             fx.ForwardGeneration(worker=name, generation=event.generation)
             for name, process in self._processes.items()
@@ -282,7 +313,9 @@ class Agent:
         if self.phase is AgentPhase.WARMING:
             return []
         effects = [*self._retire_spent(now), *self._let_go_of_finished(), *self._expire(now)]
-        if not self._adopting():
+        if self._loss is not None and now >= self._loss.until:
+            self._loss = None
+        if not self._adopting() and self._loss is None:
             effects += [*self._fill_slots(now), *self._spawn_missing(now)]
         return [*effects, fx.SetTimer(at=self._next_instant(now))]
 
@@ -352,6 +385,8 @@ class Agent:
         instants += [p.kill_at for p in self._processes.values() if p.kill_at is not None]
         if self._spawn_not_before > now:
             instants.append(self._spawn_not_before)
+        if self._loss is not None:
+            instants.append(self._loss.until)
         instants += self._ends_by()
         return min(instants) if instants else None
 
@@ -465,6 +500,11 @@ class Agent:
             for name, process in self._processes.items()
             if not process.retired
         ]
+
+    def _survivors(self) -> list[WorkerId]:
+        """Who has trained here, and is not being ended."""
+        found = self._processes.items()
+        return [name for name, process in found if process.trained and process.ending is None]
 
     def _any_finished(self) -> bool:
         return any(p.status.phase is WorkerPhase.FINISHED for p in self._processes.values())

@@ -45,6 +45,11 @@ class Process:
         return self.status.phase in _RUNNING
 
     @property
+    def trained(self) -> bool:
+        """Its script is or was in a group, and is not done."""
+        return self.status.generation > 0 and self.status.phase is not WorkerPhase.FINISHED
+
+    @property
     def hears_generations(self) -> bool:
         """It has a slot, and so may become a member."""
         return self.status.phase not in (WorkerPhase.STARTING, WorkerPhase.SPARE)

@@ -20,18 +20,25 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from elastic.worker.state.cells import Cell, Copy, DefaultGenerators, cells_of
+from elastic.worker.state.cells import (
+    Cell,
+    Copy,
+    DefaultGenerators,
+    cells_of,
+    seems_to_differ,
+)
 from elastic.worker.state.job_state import JobState
 
 _RELEARN_EVERY = 512  # blocks
 _LEARNT_AT_ONCE = 3  # blocks
 _COSTLY_BYTES = 2**20
+_NO_COPIES: Mapping[int, Copy] = {}
 
 
 class Undo:
@@ -71,6 +78,7 @@ class Undo:
         self._begin = _Mark()
         self._commit: _Mark | None = None
         self._retry: _Mark | None = None
+        self._ahead: dict[int, Copy] | None = None
         self._retry_gradients: Copy = []
         self._gradients: Copy = []
         self._collectives_seen = 0
@@ -143,7 +151,7 @@ class Undo:
 
     def received(self, *, at_commit: bool) -> None:
         """Another member's state, or a checkpoint, was put in place."""
-        self._commit = None
+        self._commit = self._ahead = None
         if at_commit:
             self._mark_commit()
 
@@ -158,18 +166,32 @@ class Undo:
         self._sign_commit_anew()
         return not self._missed and changed <= self._begin.large.keys()
 
+    def keep_ahead(self) -> None:
+        """Make the copies that `keep_for_retry` needs; on any thread, while nothing changes the
+        state."""
+        self._ahead = self._copy_large(set(range(len(self._large))))
+
     def keep_for_retry(self) -> None:
         """The script runs what stands below the block, which does not count.
 
         Everything is copied, since what it changes there may be changed for the first time.
         """
-        self._retry = self._copy(set(range(len(self._large))))
+        if self._ahead is None:
+            self.keep_ahead()
+        self._retry = self._copy(set(), marks=[mark() for mark in self._mark_large])
+        self._retry.large, self._ahead = self._ahead or {}, None
         self._retry_gradients = self._state.gradients.copy()
 
     def put_back_for_retry(self) -> None:
-        """The same step is handed out again."""
+        """The same step is handed out again. Of large state only what has changed is put back."""
         self._state.put_back_late()
         if self._retry is not None:
+            changed = self._changed_since(self._retry) | self._gap_set
+            self._retry.large = {
+                index: copy
+                for index, copy in self._retry.large.items()
+                if index in changed or seems_to_differ(self._large[index], copy)
+            }
             self._restore(self._retry)
             self._state.gradients.put_back(self._retry_gradients)
             self._retry, self._retry_gradients = None, []
@@ -292,13 +314,19 @@ class Undo:
         mark.small = [copy() for copy in copies]
         mark.marks = marks or []
         if wanted:
-            old = reuse.large if reuse is not None else {}
-            known = self._block_set | self._gap_set
-            for index in sorted(wanted):
-                # What is copied only to learn from it must not fill a device's memory.
-                on_host = self._device.type != "cpu" and index not in known
-                mark.large[index] = self._large[index].copy(old.get(index), on_host=on_host)
+            mark.large = self._copy_large(wanted, reuse.large if reuse is not None else {})
         return mark
+
+    def _copy_large(
+        self, wanted: set[int], reuse: Mapping[int, Copy] = _NO_COPIES
+    ) -> dict[int, Copy]:
+        copies = {}
+        known = self._block_set | self._gap_set
+        for index in sorted(wanted):
+            # What is copied only to learn from it must not fill a device's memory.
+            on_host = self._device.type != "cpu" and index not in known
+            copies[index] = self._large[index].copy(reuse.get(index), on_host=on_host)
+        return copies
 
     def _restore(self, mark: _Mark) -> None:
         for index, copy in mark.large.items():

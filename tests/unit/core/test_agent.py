@@ -60,6 +60,80 @@ def test_a_spare_takes_the_slot_of_a_killed_worker() -> None:
     assert failure.failure.kind is FailureKind.SIGNAL
 
 
+# ---- the survivors of a loss go first
+
+
+def training(*workers: str) -> Agent:
+    """Members of generation 1; "a-4" is a spare."""
+    agent = serving(replace(SETTINGS, slots=3))
+    for worker in ("a-1", "a-2", "a-3", "a-4"):
+        agent.handle(reported(worker, WorkerPhase.SPARE), 1.0)
+    agent.handle(ev.GenerationAnnounced(generation=generation(1, *workers)), 2.0)
+    for worker in workers:
+        agent.handle(reported(worker, WorkerPhase.TRAINING, generation=1), 3.0)
+    return agent
+
+
+def starts(effects: list[fx.Effect]) -> list[fx.Effect]:
+    return of(fx.AssignSlot, effects) + of(fx.SpawnWorker, effects)
+
+
+def until(effects: list[fx.Effect]) -> float:
+    """When the agent looks again; until then it starts nobody."""
+    assert not starts(effects)
+    (timer,) = of(fx.SetTimer, effects)
+    assert isinstance(timer, fx.SetTimer)
+    assert timer.at is not None
+    return timer.at
+
+
+TAKES_OVER = [fx.AssignSlot(worker="a-4", slot=2), fx.SpawnWorker(worker="a-5")]
+
+
+def test_a_lost_worker_is_replaced_when_the_survivors_have_trained_on() -> None:
+    agent = training("a-1", "a-2", "a-3")
+    until(agent.handle(killed("a-3"), 10.0))
+    announced = ev.GenerationAnnounced(generation=generation(2, "a-1", "a-2"))
+    assert not starts(agent.handle(announced, 10.02))
+    late = ev.WorkerRecovered(worker="a-1", generation=1)  # of the group before
+    assert not starts(agent.handle(late, 10.05))
+    done = ev.WorkerRecovered(worker="a-1", generation=2)
+    assert starts(agent.handle(done, 10.1)) == TAKES_OVER
+
+
+def test_survivors_whose_steps_are_long_are_not_waited_for() -> None:
+    agent = training("a-1", "a-2", "a-3")
+    agent.handle(killed("a-3"), 10.0)
+    announced = ev.GenerationAnnounced(generation=generation(2, "a-1", "a-2"))
+    at = until(agent.handle(announced, 10.02))
+    assert 10.1 < at <= 10.3
+    assert starts(agent.handle(ev.TimerFired(), at)) == TAKES_OVER
+
+
+def test_survivors_that_cannot_go_on_without_it_wait_for_nothing() -> None:
+    agent = training("a-1", "a-2", "a-3")
+    at = until(agent.handle(killed("a-3"), 10.0))
+    assert at <= 10.1
+    assert starts(agent.handle(ev.TimerFired(), at)) == TAKES_OVER
+    other = training("a-1", "a-2", "a-3")
+    other.handle(killed("a-3"), 10.0)
+    announced = ev.GenerationAnnounced(generation=generation(2, "b-1"))
+    assert starts(other.handle(announced, 10.02)) == TAKES_OVER
+
+
+def test_the_only_worker_of_a_node_is_replaced_at_once() -> None:
+    agent = serving(replace(SETTINGS, slots=1))
+    for worker in ("a-1", "a-2"):
+        agent.handle(reported(worker, WorkerPhase.SPARE), 1.0)
+    agent.handle(reported("a-1", WorkerPhase.TRAINING, generation=1), 3.0)
+    assert starts(agent.handle(killed("a-1"), 10.0))
+
+
+def test_a_worker_that_never_trained_is_replaced_at_once() -> None:
+    agent = training("a-1", "a-2")
+    assert starts(agent.handle(killed("a-3"), 10.0)) == TAKES_OVER
+
+
 def test_a_worker_that_could_not_be_forked_is_missing_and_tried_again_later() -> None:
     agent = full()
     (spawn,) = of(fx.SpawnWorker, agent.handle(killed("a-2"), 3.0))

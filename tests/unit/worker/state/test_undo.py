@@ -928,7 +928,76 @@ def test_what_stands_below_a_void_block_is_undone_when_it_is_handed_out_again() 
     assert not same(script.everything(), at_begin)
 
 
+@pytest.mark.parametrize("optimizer", ["net", "average"])
+def test_a_fused_step_below_a_void_block_is_undone(optimizer: str) -> None:
+    net, average = layer(), layer()
+    trained = {"net": net, "average": average}[optimizer]
+    fused = torch.optim.Adam(trained.parameters(), fused=True)
+    script = Script(net=net, average=average, optimizer=fused)
+    gradients(trained)
+    script.learn(after=fused.step)
+    assert script.lost()
+    at_begin = script.everything()
+    script.undo.keep_for_retry()
+    gradients(trained)
+    fused.step()
+    assert not same(script.everything(), at_begin)
+    script.undo.put_back_for_retry()
+    assert same(script.everything(), at_begin)
+
+
+def test_copies_made_ahead_serve_the_retry() -> None:
+    net = layer()
+    script = Script(model=net)
+    script.learn()
+    assert script.lost()
+    at_begin = script.everything()
+    script.undo.keep_ahead()
+    script.undo.keep_for_retry()
+    add(net)()
+    script.undo.put_back_for_retry()
+    assert same(script.everything(), at_begin)
+
+
+def test_copies_made_ahead_of_another_members_state_are_forgotten() -> None:
+    net = layer()
+    script = Script(model=net)
+    script.learn()
+    assert script.lost()
+    script.undo.keep_ahead()
+    add(net)()  # what is received
+    script.undo.received(at_commit=False)
+    received = script.everything()
+    script.undo.keep_for_retry()
+    add(net)()
+    script.undo.put_back_for_retry()
+    assert same(script.everything(), received)
+
+
 # ---- cells
+
+
+def test_copies_share_no_memory_whatever_their_types_and_layouts() -> None:
+    net = nn.Module()
+    odd = torch.arange(70001, dtype=torch.int8)
+    for name, tensor in {
+        "odd": odd,
+        "halves": torch.randn(33, 1001).half(),
+        "none": torch.empty(0, 3),
+        "number": torch.tensor(3.5, dtype=torch.float64),
+        "turned": torch.randn(300, 200).t(),
+        "complex": torch.randn(257, dtype=torch.complex64),
+        "flag": torch.tensor(True),
+    }.items():
+        net.register_buffer(name, tensor)
+    script = Script(model=net)
+
+    def change() -> None:
+        for buffer in net.buffers():
+            buffer.copy_(~buffer if buffer.dtype is torch.bool else buffer * 2 + 1)
+
+    script.learn(change)
+    assert script.lost(change)
 
 
 def test_tensors_that_two_tracked_objects_share_belong_to_the_first() -> None:

@@ -60,6 +60,7 @@ def test_a_worker_without_memory_is_replaced_and_the_cause_is_told(
         env={**os.environ, **place.environment},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    lines = (done.stdout + done.stderr).splitlines()
+    events = [json.loads(line) for line in lines if line.startswith("{")]
     (failed,) = [e for e in events if e["event"] == "worker_failed"]
     assert failed["message"].startswith("was ended by SIGKILL (signal 9): the kernel had no memory")

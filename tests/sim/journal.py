@@ -87,6 +87,12 @@ class Journal:
         lost."""
         self.nobody_held_state = False
         """A script said that the state was lost while no process that could go on held it whole."""
+        self.unheard: list[str] = []
+        """Workers with a slot that do not know of a generation that their agent was told of."""
+        self.outlived: list[str] = []
+        """Workers that live on although their node was cut off for so long that it gave up."""
+        self.misreported: list[str] = []
+        """Workers that an agent reports as starting although they were in a group."""
         self.agreed: list[Agreed] = []
         self.newest_checkpoint = Replica()
         self.torn_checkpoints: list[str] = []

@@ -11,7 +11,7 @@ from elastic.core.agent import effects as fx
 from elastic.core.agent import events as ev
 from elastic.core.agent.machine import Agent, AgentSettings
 from elastic.core.coordinator import events as coordinator_events
-from elastic.core.membership import WorkerId
+from elastic.core.membership import WorkerId, WorkerPhase
 from tests.sim.clock import Link, Timer
 from tests.sim.process import Process
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SIGKILL = 9
 LATEST_NOTICE_S = 1.0
+HEARD_WITHIN_S = 0.5
+ENDED_WITHIN_S = 0.5
 LATEST_LOSS_S = 1.5  # in which it is noticed that a node has lost its power
 
 
@@ -40,6 +42,7 @@ class Node:
         self._agent_runs = True
         self._knows_its_workers = True
         self._cuts = 0
+        self._newest = 0
         self._cut = False
         self._view = fx.ReportNode(workers=())
         self._timer = Timer(self.clock, lambda: self.tell(ev.TimerFired()))
@@ -104,6 +107,7 @@ class Node:
         start = f"{self.settings.start}r{self._agents}"
         self.agent = self.world.parts.agent(replace(self.settings, start=start))
         self._agent_runs, self._knows_its_workers = True, False
+        self._newest = 0
         found = tuple((p.name, p.pid) for p in self.processes.values() if p.alive)
         self.tell(ev.Started(workers=found))
         for process in self.processes.values():  # once they have found its socket
@@ -121,6 +125,9 @@ class Node:
         workers, or the zygote does while there is none, and the others are certain of that soon."""
         if self._cut and cut == self._cuts and self.alive:
             self.tell(ev.CutOff(silent_s=self.world.isolation_s))
+            if self._agent_runs:
+                doomed = tuple(self.processes.values())
+                self.clock.after(ENDED_WITHIN_S, self._must_have_ended, doomed, self._agents)
             if not self._agent_runs:
                 for process in list(self.processes.values()):
                     process.end(signal=SIGKILL)
@@ -155,6 +162,9 @@ class Node:
             return
         if isinstance(event, ev.Drained):
             self.world.journal.heard_of_drain.add(self.name)
+        if isinstance(event, ev.GenerationAnnounced):
+            self._newest = max(self._newest, event.generation.number)
+            self._look_who_has_heard()
         effects = self.agent.handle(event, self.clock.now)
         self.world.observe(self.name, event, effects)
         for effect in effects:
@@ -173,6 +183,7 @@ class Node:
                 if process.to_end:
                     self.world.journal.slots_wasted.append(f"{name} at {self.clock.now:.4f}")
                 process.down.send(process.assigned, slot)
+                self._look_who_has_heard()
             case fx.ForwardGeneration(worker=name, generation=generation):
                 process = self.processes[name]
                 process.down.send(process.generation_announced, generation)
@@ -183,6 +194,7 @@ class Node:
                 process = self.processes[name]
                 process.down.send(process.dismiss)
             case fx.ReportNode():
+                self._must_be_true(effect)
                 self._view = effect
                 self._knows_its_workers = True
                 self._send_view()
@@ -223,6 +235,37 @@ class Node:
 
     def hear_of_checkpoint(self, step: int, *, abandoned: bool) -> None:
         self._down.send(self.checkpoint_settled, step, abandoned)
+
+    # ---- what must be true of it
+
+    def _look_who_has_heard(self) -> None:
+        self.clock.after(HEARD_WITHIN_S, self._must_have_heard, self._newest, self._agents)
+
+    def _must_have_heard(self, number: int, agents: int) -> None:
+        """Whoever has a slot, and so may become a member, knows of this generation or a later."""
+        if agents != self._agents or not self._agent_runs or not self.alive:
+            return
+        for process in self.processes.values():
+            announced = process.worker.announced
+            known = announced.number if announced is not None else 0
+            hears = process.responsive and not process.deaf and not process.to_end
+            had_time = process.assigned_at <= self.clock.now - HEARD_WITHIN_S
+            if hears and had_time and known < number:
+                self.world.journal.unheard.append(f"{process.name} of {number}")
+
+    def _must_have_ended(self, doomed: tuple[Process, ...], agents: int) -> None:
+        """The agent has ended all that trained here as it was cut off."""
+        if agents == self._agents:
+            self.world.journal.outlived += [p.name for p in doomed if p.alive]
+
+    def _must_be_true(self, view: fx.ReportNode) -> None:
+        """A worker that has long called elastic.init() is not reported as starting."""
+        for status in view.workers:
+            process = self.processes.get(status.worker)
+            if status.phase is not WorkerPhase.STARTING or process is None:
+                continue
+            if process.responsive and process.attached_at <= self.clock.now - HEARD_WITHIN_S:
+                self.world.journal.misreported.append(f"{process.name} at {self.clock.now:.4f}")
 
     # ---- inside
 

@@ -42,6 +42,7 @@ class Process:
         self.alive = True
         self.frozen = False
         self.deaf = False
+        self.attached_at = self.assigned_at = math.inf
         self.to_end = False
         """Its agent ends it."""
         self.told_in_run = False
@@ -85,6 +86,7 @@ class Process:
                 self._abort(effect.generation)
             else:
                 self.note("reports", effect.status.phase.name, effect.status.generation)
+                self.attached_at = min(self.attached_at, self.clock.now)
                 self._take_back(effect.status.in_run)
                 if effect.status.took_part and self.is_torn:
                     self.world.journal.false_claims.append(f"{self.name} at {self.clock.now:.4f}")
@@ -203,7 +205,7 @@ class Process:
 
     def assigned(self, slot: int) -> None:
         if not self.deaf:
-            self.slot = slot
+            self.slot, self.assigned_at = slot, self.clock.now
             self.tell(self.worker.assigned(slot))
             self.thread.nudge()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from tests.sim.checkers.agents import agents
 from tests.sim.checkers.control_plane import control_plane
 from tests.sim.checkers.drains import drains
 from tests.sim.checkers.every_sample_once import every_sample_once
@@ -41,6 +42,7 @@ CHECKERS: tuple[Checker, ...] = (
     newcomers,
     slow_steps,
     stranding,
+    agents,
 )
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from elastic.coordinator.attendance import Attendance, name_of, node_id
-from elastic.coordinator.construction import make_commits, make_machine, open_ledger
+from elastic.coordinator.construction import make_commits, make_ledger, make_machine
 from elastic.coordinator.departing_nodes import DepartingNodes
 from elastic.coordinator.exclusions import Exclusions
 from elastic.coordinator.hearing import Hearing
@@ -82,7 +82,9 @@ class CoordinatorDaemon:
         self._saves = Saves(
             make_commits(options), journal, post=self._views.post, broadcast=self._nodes.broadcast
         )
-        self._ledger = open_ledger(options, leadership)
+        self._ledger = make_ledger(
+            options, leadership, journal, broadcast=self._nodes.broadcast, may_record=in_office
+        )
         self._hearing = Hearing(
             journal,
             self._recoveries,
@@ -92,7 +94,6 @@ class CoordinatorDaemon:
             broadcast=self._nodes.broadcast,
             current=lambda: self._machine.current,
             generation=self._machine.generation,
-            may_record=in_office,
             on_failure=self._departing.worker_failed,
             on_leave=self._departing.wants_to_leave,
             on_stop=self.stop,
@@ -105,7 +106,12 @@ class CoordinatorDaemon:
         """Where it is known which nodes there are, besides those that connect."""
 
     async def start(self) -> None:
-        """Learn what earlier coordinators have kept; sits out outages."""
+        """Learn what earlier coordinators have kept; sits out outages.
+
+        Raises ConfigurationError.
+        """
+        if self._ledger is not None:
+            await self._ledger.start()
         await self._departing.load()
 
     async def close(self) -> None:
@@ -116,7 +122,7 @@ class CoordinatorDaemon:
             node.stream.close()
         await self._tasks.close()
         if self._ledger is not None:
-            self._ledger.close()
+            await self._ledger.close()
 
     async def flushed(self) -> None:
         """Return when every agent has been told what was said to it, and has gone."""
@@ -126,7 +132,8 @@ class CoordinatorDaemon:
 
     def leadership_confirmed(self) -> None:
         """The election is certain again: what waited for that can be done."""
-        self._hearing.record()
+        if self._ledger is not None:
+            self._ledger.record()
 
     # ---- ControlHandler
 

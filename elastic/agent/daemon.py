@@ -17,6 +17,7 @@ from typing import IO, Any
 from elastic.agent.coordinator_link import CoordinatorLink, LeaderSource
 from elastic.agent.liveness import Liveness
 from elastic.agent.logs import LogFollower, last_lines
+from elastic.agent.worker_logs import WorkerLogs
 from elastic.agent.worker_server import WorkerServer
 from elastic.agent.zygote_process import ZygoteProcess
 from elastic.core.agent import effects as fx
@@ -34,6 +35,7 @@ from elastic.rpc.codec import (
 from elastic.rpc.control import ControlClient
 from elastic.runtime.driver import Driver
 from elastic.runtime.journal import Journal
+from elastic.runtime.off_loop import off_loop
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.v1 import control_pb2, job_pb2
 from elastic.v1 import local_pb2 as pb
@@ -95,14 +97,14 @@ class AgentDaemon:
         self._liveness = Liveness(options.silence_s, options.compiling_silence_s)
         self._compiling: set[str] = set()
         self._logs = LogFollower(self._output)
+        self._log_files = WorkerLogs(options.log_directory)
         self._server = WorkerServer(
             options.run_directory / "agent.sock",
-            expected=lambda worker: worker in self._log_paths,
+            expected=lambda worker: worker in self._log_files,
             on_message=self._worker_said,
             report=journal.record,
             on_error=self.crashed,
         )
-        self._log_paths: dict[str, Path] = {}
         self._barren_zygotes = 0  # in a row
         self._zygote = self._new_zygote()
         self._link = CoordinatorLink(
@@ -146,8 +148,7 @@ class AgentDaemon:
         else:
             await self._zygote.close()
         self._logs.poll()
-        for worker in list(self._log_paths):
-            self._logs.forget(worker)
+        self._logs.forget_all()
         for worker in list(self._pidfds):
             self._unwatch(worker)
         await self._server.close()
@@ -216,12 +217,12 @@ class AgentDaemon:
         self._pids.pop(worker, None)
         self._journal.record("worker_not_started", worker=worker, reason=reason)
         self._driver.post(ev.WorkerNotSpawned(worker=worker))
-        self._logs.forget(worker)
+        self._forget_log(worker)
 
     def _adopt(self, found: pb.Spawned) -> None:
         """A worker of an earlier agent is alive."""
         log = Path(found.log_path)
-        self._log_paths[found.worker] = log
+        self._log_files.adopt(found.worker, log)
         self._pids[found.worker] = found.pid
         self._logs.follow(found.worker, log, from_end=True)
         self._watch(found.worker, found.pid)
@@ -252,7 +253,12 @@ class AgentDaemon:
         self._liveness.forget(worker)
         self._compiling.discard(worker)
         self._driver.post(exited)
+        self._forget_log(worker)
+
+    def _forget_log(self, worker: str) -> None:
         self._logs.forget(worker)
+        if (stale := self._log_files.end(worker)) is not None:
+            self._tasks.start(_remove(stale), "remove-log")
 
     def _watch(self, worker: str, pid: int) -> None:
         """Also by pidfd: a zygote that is itself stopped would not report."""
@@ -291,7 +297,7 @@ class AgentDaemon:
             self._driver.post(ev.WorkerReported(status=status_from_pb(message.status)))
         elif kind == "failure":
             failure = failure_from_pb(message.failure)
-            failure = dataclasses.replace(failure, log=str(self._log_paths[worker]))
+            failure = dataclasses.replace(failure, log=str(self._log_files.path(worker)))
             self._driver.post(ev.WorkerReportedFailure(failure=failure))
         elif kind == "progress":
             if message.progress.probed or self._rank_of(worker) == 0:
@@ -381,8 +387,7 @@ class AgentDaemon:
     @_carry_out.register
     def _(self, effect: fx.SpawnWorker) -> None:
         options = self._options
-        log = options.log_directory / f"{effect.worker}.log"
-        self._log_paths[effect.worker] = log
+        log = self._log_files.begin(effect.worker)
         self._pids[effect.worker] = 0
         self._logs.follow(effect.worker, log)
         self._zygote.spawn(
@@ -440,7 +445,7 @@ class AgentDaemon:
     @_carry_out.register
     def _(self, effect: fx.ReportFailure) -> None:
         failure = effect.failure
-        log = self._log_paths.get(failure.worker)
+        log = self._log_files.path(failure.worker)
         message = failure_to_pb(failure)
         message.log = str(log) if log is not None else ""
         if not message.traceback and log is not None:
@@ -471,3 +476,8 @@ class AgentDaemon:
         """A bug here must not look like a hang."""
         if not self.ended.done():
             self.ended.set_exception(error)
+
+
+async def _remove(log: Path) -> None:
+    with contextlib.suppress(OSError):
+        await off_loop(log.unlink, "remove-log")

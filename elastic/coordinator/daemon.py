@@ -35,6 +35,7 @@ from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2
 
 _HELD = "another agent is registered under this name; give one of them another --node-name"
+_MOST_REFUSED = 1000  # names of which it is known what they were told
 _FAREWELL_S = 10.0  # for agents to end their workers after the job
 
 
@@ -141,8 +142,7 @@ class CoordinatorDaemon:
         """An agent has said hello."""
         refused = self._nodes.refusal(stream.hello)
         if refused is not None:
-            if self._refused.get(stream.node) != refused.message:  # it comes again and again
-                self._refused[stream.node] = refused.message
+            if self._is_news(stream.node, refused.message):
                 self._journal.record("node_refused", node=stream.node, reason=refused.message)
             stream.send(refused=refused)
             stream.close()
@@ -176,9 +176,17 @@ class CoordinatorDaemon:
         token = present.stream.hello.start_token
         if token == stream.hello.start_token or self.registry.holder(stream.node) != token:
             return False
-        if self._refused.get(stream.node) != _HELD:
-            self._refused[stream.node] = _HELD
+        if self._is_news(stream.node, _HELD):
             self._journal.record("node_refused", node=stream.node, reason=_HELD)
+        return True
+
+    def _is_news(self, node: str, refusal: str) -> bool:
+        """The node has not been told so: one that is refused comes again and again."""
+        if self._refused.get(node) == refusal:
+            return False
+        if len(self._refused) >= _MOST_REFUSED:
+            del self._refused[next(iter(self._refused))]
+        self._refused[node] = refusal
         return True
 
     def agent_lost(self, stream: AgentStream) -> None:

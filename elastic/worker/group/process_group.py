@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import inspect
 import os
@@ -122,6 +123,25 @@ class StoreHost:
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, multi_tenant=False)
         self.port: int = self._store.port
         self.endpoint = f"{host}:{self.port}"
+        self._served: list[str] = []
+
+    def serves(self, prefix: str) -> None:
+        """A group has met here, under this prefix: its members need none of the groups before.
+
+        Their keys are removed on another thread, in a worker that has rank 0 through thousands of
+        groups. Not where torch can not list them (before 2.13).
+        """
+        past, self._served = self._served, [prefix]
+        if past and hasattr(self._store, "list_keys"):
+            threading.Thread(
+                target=self._forget, args=(past,), name="elastic-store-sweep", daemon=True
+            ).start()
+
+    def _forget(self, prefixes: list[str]) -> None:
+        with contextlib.suppress(RuntimeError):  # the process ends
+            for key in self._store.list_keys():
+                if key.startswith(tuple(f"{prefix}/" for prefix in prefixes)):
+                    self._store.delete_key(key)
 
 
 class Group:
@@ -143,6 +163,8 @@ class Group:
         self._own_store_port = 0
         self.store: Store | None = None
         """Where the members have met, under the generation's own prefix."""
+        self.met_at = ""
+        """This member's key of the newest call in the store."""
         self._aborted = threading.Event()
         self._wake = threading.Event()  # connected to the store, or aborted
 
@@ -169,6 +191,8 @@ class Group:
                 self._discard()
             raise GroupLost(f"the group did not assemble: {first_line(error)}") from error
         self.check()
+        if self.rank == 0:
+            host.serves(self.generation.store_prefix)
 
     def check(self) -> None:
         """Raise GroupLost if it was aborted."""

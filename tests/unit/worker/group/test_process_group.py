@@ -549,3 +549,26 @@ def test_leaving_does_not_wait_long_for_a_member_that_is_gone(manners: Backend) 
         die()
 
     run_together(leave, be_killed)
+
+
+def test_groups_that_are_past_leave_nothing_in_the_store_of_rank_0() -> None:
+    """It may have rank 0 in thousands of groups."""
+
+    def go(seat: Seat) -> None:
+        counts = []
+        for number in range(1, 8):
+            group = seat.join(number)
+            seat.exchange("joined")
+            store = seat.host._store
+            deadline = time.monotonic() + 20.0
+            while seat.rank == 0 and any(
+                not key.startswith(f"i/{number}/") for key in store.list_keys() if "/" in key
+            ):
+                assert time.monotonic() < deadline, store.list_keys()
+                time.sleep(0.01)
+            counts.append(store.num_keys())
+            seat.exchange("swept")
+            group.close()
+        assert max(counts[1:]) <= counts[0] + 2, counts
+
+    run_together(go, go)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from elastic.store.interface import Change, Entry, Guard, GuardFailed, LeaseLost, WatchCompacted
 
-_MOST_CHANGES = 1000  # that a watch may be behind
+_MOST_CHANGES = 100  # that a watch may be behind
 
 
 @dataclass(slots=True)

@@ -48,9 +48,9 @@ def test_only_the_newest_changes_are_kept_and_a_watch_that_follows_misses_none()
         following = asyncio.ensure_future(follow())
         for number in range(10_000):
             await store.put("k", str(number).encode())
-            if number % 100 == 0:
+            if number % 50 == 0:
                 await asyncio.sleep(0)
-            assert len(store._history) <= 2000
+            assert len(store._history) <= 200
         await asyncio.sleep(0)
         following.cancel()
         assert seen == list(range(1, 10_001))

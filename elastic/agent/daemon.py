@@ -35,6 +35,7 @@ from elastic.rpc.codec import (
 from elastic.rpc.control import ControlClient
 from elastic.runtime.driver import Driver
 from elastic.runtime.journal import Journal
+from elastic.runtime.loop_watch import LoopPauses
 from elastic.runtime.off_loop import off_loop
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.v1 import control_pb2, job_pb2
@@ -74,7 +75,10 @@ class NodeOptions:
 
 
 class AgentDaemon:
-    """One node's agent. on_output: takes (rank or None, worker, line) of the workers' logs."""
+    """One node's agent. on_output: takes (rank or None, worker, line) of the workers' logs.
+
+    pauses: those of its event loop, for the coordinator to show.
+    """
 
     def __init__(
         self,
@@ -83,8 +87,11 @@ class AgentDaemon:
         connect: Callable[[str], ControlClient],
         journal: Journal,
         on_output: Callable[[int | None, str, str], None],
+        pauses: LoopPauses | None = None,
     ) -> None:
         self._options = options
+        self._pauses = pauses if pauses is not None else LoopPauses()
+        self._told_pause_s = 0.0
         self._journal = journal
         self._on_output = on_output
         self._machine = Agent(options.machine)
@@ -325,6 +332,8 @@ class AgentDaemon:
             for worker, silent_s in self._liveness.silent(time.monotonic()):
                 self._liveness.forget(worker)
                 self._driver.post(ev.WorkerFrozen(worker=worker, silent_s=silent_s))
+            if self._pauses.longest_s > self._told_pause_s:
+                self._send_view()
 
     def _rank_of(self, worker: str) -> int | None:
         generation = self._machine.generation
@@ -373,7 +382,10 @@ class AgentDaemon:
         self._server.broadcast(report_again=pb.ReportAgain())
 
     def _send_view(self) -> None:
-        self._link.send(view=control_pb2.NodeView(workers=[status_to_pb(s) for s in self._view]))
+        self._told_pause_s = self._pauses.longest_s
+        workers = [status_to_pb(s) for s in self._view]
+        view = control_pb2.NodeView(workers=workers, longest_pause_s=self._told_pause_s)
+        self._link.send(view=view)
 
     # ---- what the machine wants
 

@@ -28,6 +28,7 @@ from elastic.rpc.codec import generation_to_pb
 from elastic.rpc.control import AgentStream
 from elastic.runtime.driver import Driver
 from elastic.runtime.journal import Journal, RecentEntries
+from elastic.runtime.loop_watch import LoopPauses
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.store.interface import GuardFailed, Store
 from elastic.store.job_documents import NodeDocument
@@ -43,7 +44,7 @@ class CoordinatorDaemon:
     """One job's coordinator; the handler of elastic.rpc.control.ControlServer.
 
     in_office: whether it is certain at this moment that nobody else leads. recent: the entries of
-    the journal that operators can ask for.
+    the journal that operators can ask for. pauses: those of its event loop.
     """
 
     def __init__(
@@ -55,11 +56,11 @@ class CoordinatorDaemon:
         *,
         in_office: Callable[[], bool] = lambda: True,
         recent: RecentEntries | None = None,
+        pauses: LoopPauses | None = None,
     ) -> None:
-        self._options = options
-        self._store = store
-        self._leadership = leadership
-        self._journal = journal
+        self._options, self._journal = options, journal
+        self._store, self._leadership = store, leadership
+        self._pauses = pauses if pauses is not None else LoopPauses()
         self._in_office = in_office
         self._recent = recent if recent is not None else RecentEntries()
         self._machine = make_machine(options, leadership, time.monotonic())
@@ -243,6 +244,7 @@ class CoordinatorDaemon:
             checkpoint_dir=self._saves.url,
             coordinator=self._options.address,
             in_office=self._in_office(),
+            longest_pause_s=round(self._pauses.longest_s, 3),
         )
 
     # ---- NodeHandler: what the store says of nodes

@@ -75,6 +75,7 @@ class Hearing:
 
     def _view(self, node: AttendingNode, view: pb.NodeView) -> None:
         node.statuses = statuses_from_pb(view.workers)
+        node.longest_pause_s = view.longest_pause_s
         current = self._current()
         if current is not None and any(
             s.broken and s.generation == current.number for s in node.statuses

@@ -230,3 +230,9 @@ def test_a_job_without_a_ledger_has_its_members_forget_the_steps() -> None:
     place.hear(ledger=local_pb2.LedgerEntries(whole=True))
     (told,) = place.told
     assert told["ledger_stored"] == local_pb2.LedgerStored(committed=2, run="i", generation=3)
+
+
+def test_how_long_the_agents_loop_stood_still_is_kept_for_the_status() -> None:
+    place = Place()
+    place.hear(view=pb.NodeView(longest_pause_s=0.25))
+    assert place.node.longest_pause_s == 0.25

@@ -4,8 +4,9 @@
     make soak MINUTES=60
 
 `elastic run` trains on several slots, with a ledger, checkpoints and reports, while workers are
-killed one after the other, as fast as the group is complete again. What the first half of the time
-shows is the filling of caches and histories. In the second half nothing may grow: the table gives
+killed one after the other, as fast as the group is complete again, but for one, in which shows what
+groups leave behind in a worker. What the first half of the
+time shows is the filling of caches and histories. In the second half nothing may grow: the table gives
 each figure's first and last value, its slope an hour (Theil-Sen), and what counts as noise. The
 exit code is 1 if something grows. Less than 6 minutes are too few: histories fill for 3.
 """
@@ -148,9 +149,11 @@ class Job:
             start_new_session=True,
         )
         self.members: list[str] = []
+        self.survivor = ""
+        """A member that is never killed: what groups leave behind in a worker shows in it."""
         self.pids: dict[str, int] = {}
         self.counts: defaultdict[str, int] = defaultdict(int)
-        self.committed = 0
+        self.committed = self.survivors = 0
         self.warnings: list[str] = []
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -172,7 +175,7 @@ class Job:
     def kill_one(self, rng: random.Random) -> None:
         """A member, or now and then a spare."""
         with self._changed:
-            members = [w for w in self.members if w in self.pids]
+            members = [w for w in self.members if w in self.pids and w != self.survivor]
             spares = [w for w in self.pids if w not in self.members]
             chosen = spares if spares and rng.randrange(10) < SPARE_IN_TEN else members
             worker = rng.choice(chosen)
@@ -185,6 +188,8 @@ class Job:
     def processes(self) -> dict[str, int]:
         """The long-lived ones by what they are."""
         found = {"agent and coordinator": self.process.pid}
+        if self.survivor in self.pids:
+            found["worker"] = self.pids[self.survivor]
         for pid in descendants(self.process.pid):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             for name in ("keeper", "zygote"):
@@ -215,6 +220,9 @@ class Job:
         self.counts[name] += 1
         if name == "generation_formed":
             self.members = event["members"]
+            if self.survivor not in self.members:
+                self.survivors += 1
+                self.survivor = next(iter(self.members), "")
         elif name == "worker_started":
             self.pids[event["worker"]] = event["pid"]
         elif name == "worker_failed":
@@ -262,7 +270,8 @@ class Soak:
         shown = ("generation_formed", "recovered", "checkpoint_committed", "loop_paused")
         kills = ("killed members", "killed spares")
         counts = {name: self._job.counts[name] for name in (*kills, *shown)}
-        return {**counts, "committed": self._job.committed, "exit_code": code}
+        ends = {"committed": self._job.committed, "exit_code": code}
+        return {**counts, "survivors": self._job.survivors, **ends}
 
     @property
     def warnings(self) -> Sequence[str]:

@@ -4,11 +4,11 @@
     make soak MINUTES=60
 
 `elastic run` trains on several slots, with a ledger, checkpoints and reports, while workers are
-killed one after the other, as fast as the group is complete again, but for one, in which shows what
-groups leave behind in a worker. What the first half of the
-time shows is the filling of caches and histories. In the second half nothing may grow: the table gives
-each figure's first and last value, its slope an hour (Theil-Sen), and what counts as noise. The
-exit code is 1 if something grows. Less than 6 minutes are too few: histories fill for 3.
+killed one after the other, as fast as the group is complete again. One worker is spared: in it shows
+what groups leave behind. In the first half of the time caches and histories fill. In the second
+nothing may grow: the table gives each figure's first and last value, its slope an hour (Theil-Sen),
+and what counts as noise. The exit code is 1 if something grows. Less than 6 minutes are too few:
+histories fill for 3.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     make soak MINUTES=60
 
 `elastic run` trains on several slots, with a ledger, checkpoints and reports, while workers are
-killed one after the other, as fast as the group is complete again. One worker is spared: in it shows
-what groups leave behind. In the first half of the time caches and histories fill. In the second
+killed one after the other, as fast as the group is complete again. One worker is spared: in it
+shows what groups leave behind. In the first half of the time caches and histories fill. In the second
 nothing may grow: the table gives each figure's first and last value, its slope an hour (Theil-Sen),
 and what counts as noise. The exit code is 1 if something grows. Less than 6 minutes are too few:
 histories fill for 3.

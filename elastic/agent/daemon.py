@@ -112,6 +112,7 @@ class AgentDaemon:
             report=journal.record,
             on_error=self.crashed,
         )
+        self._removes_logs = False
         self._barren_zygotes = 0  # in a row
         self._zygote = self._new_zygote()
         self._link = CoordinatorLink(
@@ -264,8 +265,18 @@ class AgentDaemon:
 
     def _forget_log(self, worker: str) -> None:
         self._logs.forget(worker)
-        if (stale := self._log_files.end(worker)) is not None:
-            self._tasks.start(_remove(stale), "remove-log")
+        self._log_files.end(worker)
+        if not self._removes_logs:
+            self._removes_logs = True
+            self._tasks.start(self._remove_stale_logs(), "remove-logs")
+
+    async def _remove_stale_logs(self) -> None:
+        try:
+            while (stale := self._log_files.next_stale()) is not None:
+                with contextlib.suppress(OSError):
+                    await off_loop(stale.unlink)
+        finally:
+            self._removes_logs = False
 
     def _watch(self, worker: str, pid: int) -> None:
         """Also by pidfd: a zygote that is itself stopped would not report."""
@@ -488,8 +499,3 @@ class AgentDaemon:
         """A bug here must not look like a hang."""
         if not self.ended.done():
             self.ended.set_exception(error)
-
-
-async def _remove(log: Path) -> None:
-    with contextlib.suppress(OSError):
-        await off_loop(log.unlink, "remove-log")

@@ -83,7 +83,7 @@ async def watch_isolation(
             # Beside the loop, and waited for by nobody: a disk that hangs must not keep this node
             # from being cut off. An older note only makes the next agent more careful.
             note = functools.partial(contact.note, newest)
-            noting = asyncio.ensure_future(off_loop(note, "last-contact"))
+            noting = asyncio.ensure_future(off_loop(note))
         heard_at = before = newest
         silent_s = now - heard_at
         if silent_s < timeout_s:

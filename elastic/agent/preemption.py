@@ -17,7 +17,7 @@ async def until_preempted(
 ) -> str:
     """Return the reason once `file` exists or `command` ends with exit code 0; else never."""
     while True:
-        if file is not None and await off_loop(file.exists, "preemption-file"):
+        if file is not None and await off_loop(file.exists):
             return f"preemption: {file} exists"
         if command is not None and await _succeeds(command):
             return f"preemption: {' '.join(command)} says so"

@@ -12,14 +12,15 @@ class WorkerLogs:
     """The logs of this node's workers.
 
     A job whose workers are replaced again and again would fill the disk with logs: of those that
-    have ended the newest `kept` stay.
+    have ended the newest `kept` stay. Where removing does not keep up, as on a file system that
+    hangs, those of before are left.
     """
 
     def __init__(self, directory: Path, kept: int = KEPT) -> None:
         self._directory = directory
         self._kept = kept
         self._living: dict[str, Path] = {}
-        self._ended: deque[Path] = deque()
+        self._ended: deque[Path] = deque(maxlen=10 * kept)
 
     def __contains__(self, worker: str) -> bool:
         return worker in self._living
@@ -37,9 +38,12 @@ class WorkerLogs:
         """An earlier agent has started it."""
         self._living[worker] = path
 
-    def end(self, worker: str) -> Path | None:
-        """The worker has ended. Returns the log to remove for its, if there is one."""
+    def end(self, worker: str) -> None:
+        """The worker has ended."""
         path = self._living.pop(worker, None)
         if path is not None:
             self._ended.append(path)
+
+    def next_stale(self) -> Path | None:
+        """A log to remove, each once; None if there is none more."""
         return self._ended.popleft() if len(self._ended) > self._kept else None

@@ -108,11 +108,11 @@ class LedgerRecorder:
             await asyncio.wait([self._busy])
             if self._retry_s:
                 break  # it was tried
-        await off_loop(self._file.close, "ledger")
+        await off_loop(self._file.close)
 
     async def _open(self) -> None:
         try:
-            await off_loop(self._file.open, "ledger")
+            await off_loop(self._file.open)
         except Exception as error:
             if isinstance(error, ConfigurationError) and not self._started:
                 self._busy = None
@@ -123,7 +123,7 @@ class LedgerRecorder:
 
     async def _write(self, batch: Sequence[job_pb2.LedgerEntry]) -> None:
         try:
-            stored = await off_loop(lambda: self._file.append(batch), "ledger")
+            stored = await off_loop(lambda: self._file.append(batch))
         except Exception as error:  # noqa: BLE001 - the ledger is a record: the job goes on without
             self._failed(error)
             return

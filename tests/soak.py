@@ -289,8 +289,9 @@ class Soak:
             self._note(now, f"{path.name}/", of_directory(path))
 
     def _note(self, now: float, what: str, figures: Iterable[tuple[str, float]]) -> None:
-        for unit, value in figures:
-            self.series[what, unit].append((now, value))
+        with contextlib.suppress(OSError):  # the process has just ended
+            for unit, value in figures:
+                self.series[what, unit].append((now, value))
 
 
 def report(series: dict[tuple[str, str], Series]) -> bool:

@@ -8,9 +8,11 @@ import inspect
 import os
 import re
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -163,6 +165,8 @@ class Group:
         self._own_store_port = 0
         self.store: Store | None = None
         """Where the members have met, under the generation's own prefix."""
+        self._hook_before = sys.excepthook
+        self._hook: Callable[..., Any] | None = None
         self.met_at = ""
         """This member's key of the newest call in the store."""
         self._aborted = threading.Event()
@@ -289,6 +293,7 @@ class Group:
         # torch puts its count of groups into the store's keys; a group that did not come up, or
         # did so only here, must not leave this member's count different from its peers'.
         dist.distributed_c10d._world.group_count = 0
+        self._hook_before = sys.excepthook
         try:
             dist.init_process_group(
                 self.backend.name,
@@ -300,6 +305,7 @@ class Group:
         finally:
             with self._ending:
                 self._torch = dist.group.WORLD
+                self._hook = sys.excepthook
         self.check()  # an abort that came before found nothing to abort
         if self.backend.queues:
             self._connect_queue()
@@ -351,10 +357,17 @@ class Group:
                 dist.distributed_c10d._abort_process_group()
             else:
                 dist.destroy_process_group()
+            self._unhook()
         last, self._torch = [self._torch], None
         if self.aborted or self.backend.aborts:
             # It ends with its last reference, when its threads do: see worker/group/stuck.py.
             threading.Thread(target=last.clear, name="elastic-discard", daemon=True).start()
+
+    def _unhook(self) -> None:
+        """torch chains a hook for uncaught exceptions to the one before with every group: after a
+        thousand groups an exception would end in a RecursionError."""
+        if self._hook is not None and sys.excepthook is self._hook:
+            sys.excepthook = self._hook_before
 
 
 def _has_one_of(connection: Connection, ports: set[int]) -> bool:

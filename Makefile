@@ -8,7 +8,7 @@ MINUTES ?= 60
 SEED ?= 0
 TESTS_AT_ONCE ?= 2
 
-.PHONY: install demo test test-long sim-long styles-long soak lint proto sim mutants bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic clean
+.PHONY: install demo test test-long sim-long styles-long soak lint proto sim mutants bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic bench-output clean
 
 install: $(VENV)/.installed
 
@@ -64,6 +64,9 @@ bench-classic: install
 
 bench-cluster: install
 	$(BIN)/python -m benchmarks.cluster
+
+bench-output: install
+	$(BIN)/python -m benchmarks.output
 
 bench-load: install
 	$(BIN)/python -m benchmarks.load

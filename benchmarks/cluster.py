@@ -70,9 +70,24 @@ def main() -> None:
                 results.setdefault(name, []).append(fault())
                 _say(name, number + 1, times, results[name][-1], load)
         problems = _audit(cluster)
+        pauses = _pauses(cluster)
     _show(results)
     print("ledger:", problems or "good: every step once, no step lost")
-    save("cluster", {"options": vars(options), "results": results, "problems": problems})
+    for side, found in pauses.items():
+        longest = max(found, key=lambda pause: pause["pause_s"], default=None)
+        told = f"{longest['pause_s']:.3f} s at most, at {longest['where']}" if longest else "none"
+        print(f"pauses of {side}' loops above 0.05 s: {len(found)}; {told}")
+    document = {"results": results, "problems": problems, "pauses": pauses}
+    save("cluster", {"options": vars(options), **document})
+
+
+def _pauses(cluster: Cluster) -> dict[str, list[dict[str, Any]]]:
+    """When the loops of the control plane stood still, and where."""
+    agents = [process for processes in cluster.agents.values() for process in processes]
+    return {
+        "coordinators": [dict(event) for event in cluster.events("loop_paused")],
+        "agents": [dict(event) for agent in agents for event in agent.named("loop_paused")],
+    }
 
 
 def _parse() -> argparse.Namespace:

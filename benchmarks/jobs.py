@@ -28,10 +28,25 @@ _TERM_S = 8.0
 class Job:
     """A running job. Its workers' marks are in `directory`/marks, what it says in .../output."""
 
-    def __init__(self, command: list[str], directory: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        directory: Path,
+        environment: dict[str, str],
+        *,
+        name: str = "",
+        unread: bool = False,
+    ) -> None:
+        self.name = name
         self._log = StepLogReader(marks_directory(directory))
         self._output = directory / "output"
-        with self._output.open("wb") as output:
+        self._output.touch()
+        self._unread = -1
+        if unread:
+            self._unread, write = os.pipe()
+        else:
+            write = os.open(self._output, os.O_WRONLY)
+        with open(write, "wb") as output:
             self._process = subprocess.Popen(
                 [*_END_WITH_PARENT, *command],
                 cwd=ROOT,
@@ -45,6 +60,17 @@ class Job:
     def marks(self) -> list[Mark]:
         """What the workers have written so far, oldest first."""
         return self._log.marks()
+
+    @property
+    def pid(self) -> int:
+        """Of the process that was started."""
+        return self._process.pid
+
+    def members(self) -> list[int]:
+        """Pids of the newest group's workers."""
+        marks = self.marks()
+        newest = max(mark.generation for mark in marks)
+        return sorted({mark.pid for mark in marks if mark.generation == newest})
 
     def wait_until(
         self, condition: Callable[[list[Mark]], bool], *, what: str, limit_s: float
@@ -81,6 +107,8 @@ class Job:
         for pid in family:
             _signal(pid, signal.SIGKILL)
         self._process.wait()
+        if self._unread >= 0:
+            os.close(self._unread)
 
     def __enter__(self) -> Job:
         return self
@@ -95,13 +123,15 @@ def elastic_job(
     workers: int,
     options: Sequence[str] = (),
     script: str = "elastic_train.py",
+    unread: bool = False,
 ) -> Job:
-    """`elastic run` of this checkout."""
+    """`elastic run` of this checkout. unread: what it says goes to a pipe that nobody reads."""
+    name = f"bench-{os.getpid()}-{next(_NUMBERS)}"
     command = [sys.executable, "-m", "elastic.cli", "run", "--output", "json"]
-    command += ["--job", f"bench-{os.getpid()}-{next(_NUMBERS)}", "--nproc-per-node", str(workers)]
+    command += ["--job", name, "--nproc-per-node", str(workers)]
     command += ["--log-dir", str(directory / "logs"), *options]
     command += [str(SCRIPTS / script), "--log-dir", str(marks_directory(directory))]
-    return Job([*command, *arguments], directory, {})
+    return Job([*command, *arguments], directory, {}, name=name, unread=unread)
 
 
 def torchrun_job(directory: Path, *arguments: str, workers: int) -> Job:

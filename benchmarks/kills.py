@@ -66,16 +66,16 @@ def kill_in_turns(
 
 def _kill_one(job: Job, chance: random.Random, workers: int, warm_s: float) -> KillFigures:
     """Kill a random worker at a random moment of steady training; wait until all is well again."""
-    job.wait_until(_settled(workers, 0.0), what="steady training", limit_s=_START_S)
+    job.wait_until(settled(workers, 0.0), what="steady training", limit_s=_START_S)
     time.sleep(warm_s + chance.uniform(0, 2))
-    victim = chance.choice(_members(job.marks()))
+    victim = chance.choice(job.members())
     killed_at_s = time.monotonic()
     os.kill(victim, signal.SIGKILL)
-    job.wait_until(_settled(workers, killed_at_s), what="recovery", limit_s=_RECOVER_S)
+    job.wait_until(settled(workers, killed_at_s), what="recovery", limit_s=_RECOVER_S)
     return kill_figures(job.marks(), killed_at_s=killed_at_s, workers=workers)
 
 
-def _settled(workers: int, since_s: float) -> Callable[[Sequence[Mark]], bool]:
+def settled(workers: int, since_s: float) -> Callable[[Sequence[Mark]], bool]:
     """A group of all workers has trained for a while, and began after `since_s`."""
 
     def condition(marks: Sequence[Mark]) -> bool:
@@ -88,12 +88,6 @@ def _settled(workers: int, since_s: float) -> Callable[[Sequence[Mark]], bool]:
         return len(own) >= _SETTLE_STEPS
 
     return condition
-
-
-def _members(marks: Sequence[Mark]) -> list[int]:
-    """Pids of the newest group."""
-    newest = max(mark.generation for mark in marks)
-    return sorted({mark.pid for mark in marks if mark.generation == newest})
 
 
 def _say(side: str, number: int, kills: int, figures: KillFigures) -> None:

@@ -17,6 +17,7 @@ from typing import IO, Any
 from elastic.agent.coordinator_link import CoordinatorLink, LeaderSource
 from elastic.agent.liveness import Liveness
 from elastic.agent.logs import LogFollower, last_lines
+from elastic.agent.out_of_memory import OutOfMemory
 from elastic.agent.worker_logs import WorkerLogs
 from elastic.agent.worker_server import WorkerServer
 from elastic.agent.zygote_process import ZygoteProcess
@@ -105,6 +106,7 @@ class AgentDaemon:
         self._compiling: set[str] = set()
         self._logs = LogFollower(self._output)
         self._log_files = WorkerLogs(options.log_directory)
+        self._out_of_memory = OutOfMemory()
         self._server = WorkerServer(
             options.run_directory / "agent.sock",
             expected=lambda worker: worker in self._log_files,
@@ -251,7 +253,13 @@ class AgentDaemon:
             self._exited(worker, 0, signal.SIGKILL)
 
     def _exited(self, worker: str, exit_code: int, number: int) -> None:
-        self._ended(ev.WorkerExited(worker=worker, exit_code=exit_code, signal=number))
+        exited = ev.WorkerExited(
+            worker=worker,
+            exit_code=exit_code,
+            signal=number,
+            out_of_memory=self._out_of_memory.has_killed(time.monotonic()),
+        )
+        self._ended(exited)
 
     def _ended(self, exited: ev.WorkerExited) -> None:
         worker = exited.worker
@@ -340,6 +348,7 @@ class AgentDaemon:
     async def _watch_liveness(self) -> None:
         while True:
             await asyncio.sleep(_LIVENESS_INTERVAL_S)
+            self._out_of_memory.look(time.monotonic())
             for worker, silent_s in self._liveness.silent(time.monotonic()):
                 self._liveness.forget(worker)
                 self._driver.post(ev.WorkerFrozen(worker=worker, silent_s=silent_s))

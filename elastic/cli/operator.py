@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -27,6 +28,7 @@ T = TypeVar("T")
 _LOCAL_TIMEOUT_S = 5.0
 _NEXT_LEADER_S = 0.25
 _STORE_SHARE = 0.8  # of the time for an answer
+_LEAST_S = 2.0  # for one coordinator's answer
 _LAST_EVENTS = ("job_finished", "job_ended")
 
 
@@ -43,16 +45,21 @@ class Target:
         """How long to wait for an answer."""
         return self.settings.timeout_s if self.settings is not None else _LOCAL_TIMEOUT_S
 
+    def share_of(self, left_s: float) -> float:
+        """How long one coordinator may take of the time that is left. A leader that is silent is
+        followed by another one."""
+        return left_s if self.settings is None else min(left_s, max(left_s / 4, _LEAST_S))
+
     @asynccontextmanager
-    async def client(self) -> AsyncIterator[ControlClient]:
-        """To the coordinator that leads. Raises ElasticError."""
-        client = await self._find()
+    async def client(self, timeout_s: float | None = None) -> AsyncIterator[ControlClient]:
+        """To the coordinator that leads. Raises ElasticError, TransientError after `timeout_s`."""
+        client = await self._find(self.timeout_s if timeout_s is None else timeout_s)
         try:
             yield client
         finally:
             await client.close()
 
-    async def _find(self) -> ControlClient:
+    async def _find(self, timeout_s: float) -> ControlClient:
         settings = self.settings
         if settings is None:
             if self.address is not None and not stays_here(self.address):
@@ -62,12 +69,10 @@ class Target:
                 )
             return ControlClient(self.address or find_job(self.job).address, report=_quiet)
         security = choose_security(settings.job, settings.security)
-        patience_s = _STORE_SHARE * settings.timeout_s  # so that it says who did not answer
+        patience_s = _STORE_SHARE * timeout_s  # so that it says who did not answer
         async with open_store(settings.store, total_timeout_s=patience_s) as store:
             try:
-                leader = await asyncio.wait_for(
-                    find_leader(store, job=settings.job), settings.timeout_s
-                )
+                leader = await asyncio.wait_for(find_leader(store, job=settings.job), timeout_s)
             except asyncio.TimeoutError:
                 raise TransientError(
                     f"etcd did not answer within {settings.timeout_s:g} s; have a majority of its "
@@ -81,7 +86,7 @@ class Target:
 def status(target: Target, *, output: str) -> None:
     """Print the job's status."""
     as_json = require_format(output)
-    reply = _run(target, lambda client: client.status(target.timeout_s))
+    reply = _run(target, lambda client, timeout_s: client.status(timeout_s))
     if as_json:
         print_json(to_document(reply))
     else:
@@ -91,7 +96,7 @@ def status(target: Target, *, output: str) -> None:
 def nodes(target: Target, *, output: str) -> None:
     """Print the nodes: who takes part, who is leaving, drained or in quarantine, and why."""
     as_json = require_format(output)
-    reply = _run(target, lambda client: client.status(target.timeout_s))
+    reply = _run(target, lambda client, timeout_s: client.status(timeout_s))
     if as_json:
         print_json(to_document(reply)["nodes"])
     else:
@@ -101,17 +106,18 @@ def nodes(target: Target, *, output: str) -> None:
 
 def clear(target: Target, node: str) -> None:
     """Let a drained or quarantined node take part again."""
-    print(_run(target, lambda client: client.clear(node, target.timeout_s)))
+    print(_run(target, lambda client, timeout_s: client.clear(node, timeout_s)))
 
 
 def drain(target: Target, node: str, *, reason: str) -> None:
     """Have a node's workers leave at a step boundary, and keep the node out."""
-    print(_run(target, lambda client: client.drain(node, reason, target.timeout_s)))
+    print(_run(target, lambda client, timeout_s: client.drain(node, reason, timeout_s)))
 
 
 def stop(target: Target, *, reason: str) -> None:
     """Have the job saved and left."""
-    _run(target, lambda client: client.stop(reason, int(ExitCode.TERMINATED), target.timeout_s))
+    code = int(ExitCode.TERMINATED)
+    _run(target, lambda client, timeout_s: client.stop(reason, code, timeout_s))
     print("the job saves at the next step boundary and ends")
 
 
@@ -169,10 +175,25 @@ def _row(node: pb.NodeStatus) -> tuple[object, ...]:
     )
 
 
-def _run(target: Target, ask: Callable[[ControlClient], Coroutine[Any, Any, T]]) -> T:
+def _run(target: Target, ask: Callable[[ControlClient, float], Coroutine[Any, Any, T]]) -> T:
+    """Ask the leader; while there is none, or it does not answer, the next one, until the time that
+    an answer may take is over. What is asked may be asked twice."""
+
     async def asked() -> T:
-        async with target.client() as client:
-            return await ask(client)
+        ends_at, told = time.monotonic() + target.timeout_s, False
+        while True:
+            left_s = ends_at - time.monotonic()
+            try:
+                async with target.client(left_s) as client:
+                    return await ask(client, target.share_of(left_s))
+            except TransientError as error:
+                left_s = ends_at - time.monotonic()
+                if target.settings is None or left_s <= _NEXT_LEADER_S:
+                    raise
+                if not told:
+                    told = True
+                    print(f"{error}; looking for a leader for {left_s:.0f} s", file=sys.stderr)
+            await asyncio.sleep(_NEXT_LEADER_S)
 
     return asyncio.run(asked())
 

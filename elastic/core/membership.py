@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -165,6 +167,13 @@ class Failure:
     retryable: bool = True
     """False: a fault of configuration that no restart can cure."""
     log: str = ""
+
+
+def signal_name(number: int) -> str:
+    """As in "SIGKILL (signal 9)"."""
+    with contextlib.suppress(ValueError):
+        return f"{signal.Signals(number).name} (signal {number})"
+    return f"signal {number}"
 
 
 def by_id(statuses: Iterable[WorkerStatus]) -> dict[WorkerId, WorkerStatus]:

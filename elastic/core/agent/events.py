@@ -69,6 +69,8 @@ class WorkerExited:
     signal: int = 0
     unseen: bool = False
     """The kernel says that it has ended; how, only its parent is told, who has not said it."""
+    out_of_memory: bool = False
+    """The kernel has just killed a process of the node's for want of memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 from elastic.core.agent import events as ev
-from elastic.core.membership import Failure, FailureKind, WorkerPhase, WorkerStatus
+from elastic.core.membership import (
+    Failure,
+    FailureKind,
+    WorkerPhase,
+    WorkerStatus,
+    signal_name,
+)
 
 _RUNNING = (WorkerPhase.JOINING, WorkerPhase.TRAINING)
 
@@ -74,13 +81,24 @@ def failure_of(process: Process, exited: ev.WorkerExited) -> Failure:
             signature="ended unseen",
             message="has ended; how is not known, as the zygote does not answer",
         )
+    if exited.signal == signal.SIGKILL and exited.out_of_memory:
+        return Failure(
+            worker=worker,
+            kind=FailureKind.SIGNAL,
+            code=exited.signal,
+            signature="out of memory",
+            message=(
+                f"was ended by {signal_name(exited.signal)}: the kernel had no memory left for the "
+                "processes of this node; raise its limit, or have the script use less"
+            ),
+        )
     if exited.signal:
         return Failure(
             worker=worker,
             kind=FailureKind.SIGNAL,
             code=exited.signal,
             signature=f"signal {exited.signal}",
-            message=f"was ended by signal {exited.signal}",
+            message=f"was ended by {signal_name(exited.signal)}",
         )
     return Failure(
         worker=worker,

@@ -31,6 +31,7 @@ def become_worker(request: pb.SpawnRequest, parent: int) -> int:
     _redirect_output(request.log_path)
     os.environ.update(request.environment)
     _reseed()
+    faulthandler.enable()  # a segmentation fault leaves its stacks in the log
     faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True)
     if request.classic:
         return run_classic(request)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from elastic.core.membership import Failure, FailureKind
+from elastic.core.membership import Failure, FailureKind, signal_name
 from elastic.errors import ElasticError, ExitCode
 from elastic.worker import session as sessions
 
@@ -111,7 +111,7 @@ def failure_of(worker: str, status: int, error_file: Path) -> Failure:
             kind=FailureKind.SIGNAL,
             code=-status,
             signature=f"signal {-status}",
-            message=f"was ended by signal {-status}",
+            message=f"was ended by {signal_name(-status)}",
         )
     recorded = _recorded(error_file)
     if recorded is None:

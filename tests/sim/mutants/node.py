@@ -66,9 +66,14 @@ AGENT = (
         "workers that were found are reported as starting",
     ),
     (
-        "        if not self._adopting():\n            effects +=",
-        "        if True:\n            effects +=",
+        "        if not self._adopting() and self._loss is None:\n",
+        "        if self._loss is None:\n",
         "others are started before it is known what found workers do",
+    ),
+    (
+        "        if self._loss is not None and now >= self._loss.until:\n            self._loss = None\n",
+        "",
+        "a lost worker is not replaced unless the survivors train on without it",
     ),
     (
         "        self._spawned += 1\n            start =",
@@ -82,8 +87,8 @@ AGENT = (
         "two workers have the same slot",
     ),
     (
-        "        self._generation = event.generation\n        return [\n",
-        "        return [\n",
+        "        self._generation = event.generation\n        loss =",
+        "        loss =",
         "an agent does not remember the newest generation",
     ),
     (

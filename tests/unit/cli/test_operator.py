@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import socket
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -302,3 +303,38 @@ def test_the_leader_is_found_in_the_store(
     slow = dataclasses.replace(FAR.settings, timeout_s=DEADLINE_S)  # type: ignore[type-var]
     operator.status(Target(settings=slow), output="json")
     assert json.loads(capsys.readouterr().out)["job"] == "digits"
+
+
+class Handover(Opened):
+    """At first nobody leads, then somebody who does not answer, then `address`."""
+
+    def __init__(self, address: str, silent: str) -> None:
+        super().__init__(Clock())
+        self._answers = [None, silent, address]
+
+    async def get(self, key: str) -> Any:
+        address = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if address is None:
+            return None
+        await self.put(key, to_json(LeaderDocument(candidate="c", address=address)))
+        return await super().get(key)
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["has ended", "is stopped"])
+def test_while_nobody_leads_the_next_leader_is_asked(
+    monkeypatch: pytest.MonkeyPatch, place: Place, capsys: Printed, hangs: bool
+) -> None:
+    monkeypatch.setattr(operator, "_LEAST_S", 0.1)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        if hangs:
+            silent.listen()
+        port = silent.getsockname()[1]
+        store = Handover(place.target.address or "", f"127.0.0.1:{port}")
+        monkeypatch.setattr(operator, "open_store", lambda _settings, **_: store)
+        settings = dataclasses.replace(FAR.settings, timeout_s=8.0)  # type: ignore[type-var]
+        operator.drain(Target(settings=settings), "n1", reason="a new disk")
+    printed = capsys.readouterr()
+    assert printed.out == "the workers of n1 leave\n"
+    assert printed.err.count("no coordinator leads the job 'digits' now; looking for a leader") == 1
+    assert ("drain", "n1") in [asked[:2] for asked in place.leader.asked]

@@ -175,6 +175,34 @@ def test_of_a_worker_that_ended_unseen_what_it_said_itself_counts() -> None:
     assert not of(fx.ReportFailure, agent.handle(unseen("a-1"), 3.0))
 
 
+@pytest.mark.parametrize(
+    ("number", "out_of_memory", "said"),
+    [
+        (9, False, "was ended by SIGKILL (signal 9)"),
+        (9, True, "was ended by SIGKILL (signal 9): the kernel had no memory left"),
+        (11, True, "was ended by SIGSEGV (signal 11)"),  # another process was killed
+        (99, False, "was ended by signal 99"),
+    ],
+)
+def test_a_signal_is_told_by_name_and_with_its_cause(
+    number: int, out_of_memory: bool, said: str
+) -> None:
+    exited = ev.WorkerExited(worker="a-2", exit_code=0, signal=number, out_of_memory=out_of_memory)
+    (failure,) = of(fx.ReportFailure, full().handle(exited, 3.0))
+    assert isinstance(failure, fx.ReportFailure)
+    assert failure.failure.message.startswith(said)
+    assert failure.failure.code == number
+
+
+def test_the_agents_own_kill_is_none_for_want_of_memory() -> None:
+    agent = full()
+    agent.handle(ev.WorkerFrozen(worker="a-2", silent_s=70.0), 3.0)
+    exited = ev.WorkerExited(worker="a-2", exit_code=0, signal=9, out_of_memory=True)
+    (failure,) = of(fx.ReportFailure, agent.handle(exited, 4.0))
+    assert isinstance(failure, fx.ReportFailure)
+    assert failure.failure.message == "was silent for 70.0 s"
+
+
 def test_starts_without_progress_are_spaced_out() -> None:
     agent, now, starts = serving(AgentSettings(node="a", slots=1)), 0.0, []
     for n in range(1, 4):

@@ -1,0 +1,69 @@
+"""Whether the kernel has just killed a process of this cgroup because its memory was used up.
+
+A process that it kills looks like any other that got SIGKILL. The cgroup counts such kills, its
+children's with its own: `memory.events` of cgroup v2, `memory.oom_control` of v1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+_RECENT_S = 2.0
+_ROOT = Path("/sys/fs/cgroup")
+_OWN = Path("/proc/self/cgroup")
+
+
+class OutOfMemory:
+    """Watches the count; knows nothing where there is none."""
+
+    def __init__(self, own: Path = _OWN, root: Path = _ROOT) -> None:
+        self._file = _counter(own, root)
+        self._count = self._read()
+        self._rose_at: float | None = None
+
+    def look(self, now: float) -> None:
+        """Read the count: to be done more often than every `_RECENT_S` seconds, or a kill of
+        another process long ago would be taken for a recent one."""
+        count = self._read()
+        if count > self._count:
+            self._rose_at = now
+        self._count = count
+
+    def has_killed(self, now: float) -> bool:
+        """A process was killed in the last seconds."""
+        self.look(now)
+        return self._rose_at is not None and now - self._rose_at < _RECENT_S
+
+    def _read(self) -> int:
+        if self._file is None:
+            return 0
+        with contextlib.suppress(OSError, ValueError):
+            for line in self._file.read_text().splitlines():
+                name, _, count = line.partition(" ")
+                if name == "oom_kill":
+                    return int(count)
+        return 0
+
+
+def _counter(own: Path, root: Path) -> Path | None:
+    """The file of the process's own cgroup. In a container its path may be that of the host, and
+    what is mounted its own cgroup alone."""
+    with contextlib.suppress(OSError):
+        for line in own.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "":
+                found = _first(root, path, "memory.events") or _first(
+                    root / "unified", path, "memory.events"
+                )
+            elif "memory" in controllers.split(","):
+                found = _first(root / "memory", path, "memory.oom_control")
+            else:
+                continue
+            if found is not None:
+                return found
+    return None
+
+
+def _first(mount: Path, path: str, name: str) -> Path | None:
+    return next((f for f in (mount / path.lstrip("/") / name, mount / name) if f.exists()), None)

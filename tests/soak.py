@@ -72,7 +72,8 @@ class Trend:
 
 def trend(series: Series) -> Trend:
     """Theil and Sen: the median of the slopes between all pairs of samples."""
-    half = [(t, v) for t, v in series if t >= series[-1][0] / 2]
+    middle_s = (series[0][0] + series[-1][0]) / 2
+    half = [(t, v) for t, v in series if t >= middle_s]
     slopes = [
         (later - earlier) / (t2 - t1)
         for i, (t1, earlier) in enumerate(half)
@@ -102,10 +103,12 @@ def of_process(pid: int) -> Iterator[tuple[str, float]]:
     yield "MiB", int(status["RssAnon"].split()[0]) / 1024
 
 
-def of_directory(path: Path) -> Iterator[tuple[str, float]]:
-    """(unit, value) of what lies below it."""
+def of_directory(path: Path, but: str = "") -> Iterator[tuple[str, float]]:
+    """(unit, value) of what lies below it, but for files of one name."""
     sizes = []
     for file in path.rglob("*"):
+        if file.name == but:
+            continue
         with contextlib.suppress(OSError):  # it is just being removed
             sizes.append(file.stat().st_size)
     yield "files", len(sizes)
@@ -249,6 +252,7 @@ class Soak:
         self._rng = random.Random(seed)
         self._job = Job(place)
         self.series: defaultdict[tuple[str, str], Series] = defaultdict(list)
+        self._worker: int | None = None
 
     def run(self, minutes: float) -> None:
         """Raises SystemExit if the job ends or does not come back."""
@@ -283,10 +287,16 @@ class Soak:
         return self._job.warnings
 
     def _sample(self, now: float) -> None:
-        for name, pid in self._job.processes().items():
+        processes = self._job.processes()
+        if processes.get("worker") != self._worker:  # the one before was lost after all
+            self._worker = processes.get("worker")
+            for key in [key for key in self.series if key[0] == "worker"]:
+                del self.series[key]
+        for name, pid in processes.items():
             self._note(now, name, of_process(pid))
+        printed = f"{self._job.survivor}.log"  # of each step a line, by its script
         for path in (self._place.runtime, self._place.logs, self._place.checkpoints):
-            self._note(now, f"{path.name}/", of_directory(path))
+            self._note(now, f"{path.name}/", of_directory(path, printed))
 
     def _note(self, now: float, what: str, figures: Iterable[tuple[str, float]]) -> None:
         with contextlib.suppress(OSError):  # the process has just ended

@@ -4,10 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 0:3000
 LONG_SEEDS ?= 0:500000
+MINUTES ?= 60
 SEED ?= 0
 TESTS_AT_ONCE ?= 2
 
-.PHONY: install demo test test-long sim-long soak lint proto sim mutants bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic bench-output clean
+.PHONY: install demo test test-long sim-long styles-long soak lint proto sim mutants bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic bench-output clean
 
 install: $(VENV)/.installed
 
@@ -43,8 +44,11 @@ sim: install
 sim-long: install
 	$(BIN)/python -m tests.sim --seeds $(LONG_SEEDS)
 
-soak: install
+styles-long: install
 	$(BIN)/python -m tests.chaos.styles --kills 50 --seed $(SEED)
+
+soak: install
+	$(BIN)/python -m tests.soak --minutes $(MINUTES)
 
 mutants: install
 	$(BIN)/python -m tests.sim --mutants

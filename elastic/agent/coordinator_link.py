@@ -17,6 +17,9 @@ _RETRY_REFUSED_S = 2.0
 _KEPT = ("failure", "notice", "stop", "leave")
 """What a coordinator must hear even if it was away; all else is sent anew on a new stream."""
 _MOST_KEPT = 1000
+_REPLACED = ("view", "progress")
+"""Of these the newest says it all."""
+_MOST_UNSENT = 10_000
 
 LeaderT = TypeVar("LeaderT", bound="Leader")
 
@@ -76,7 +79,7 @@ class CoordinatorLink:
         self._on_message = on_message
         self._on_lost = on_lost
         self._on_refused = on_refused
-        self._outgoing: asyncio.Queue[pb.AgentMessage | None] | None = None
+        self._outgoing: Outgoing | None = None
         self._kept: deque[pb.AgentMessage] = deque(maxlen=_MOST_KEPT)
         self._closed = False
         self._let_in = False
@@ -87,8 +90,8 @@ class CoordinatorLink:
     def send(self, **kind: Any) -> None:
         """Send `AgentMessage(**kind)`; never blocks."""
         message = pb.AgentMessage(**kind)
-        if self._outgoing is not None:
-            self._outgoing.put_nowait(message)
+        if self._outgoing is not None and self._outgoing.takes:
+            self._outgoing.put(message)
         elif message.WhichOneof("kind") in _KEPT:
             self._kept.append(message)
 
@@ -142,15 +145,15 @@ class CoordinatorLink:
             self._on_lost(reason)
 
     async def _attend(self, client: ControlClient) -> None:
-        outgoing: asyncio.Queue[pb.AgentMessage | None] = asyncio.Queue()
-        outgoing.put_nowait(pb.AgentMessage(hello=self._hello))
+        outgoing = Outgoing()
+        outgoing.put(pb.AgentMessage(hello=self._hello))
         self._outgoing = outgoing
         kept, self._kept = self._kept, deque(maxlen=_MOST_KEPT)
         try:
             self._on_connected()
             for message in kept:
-                outgoing.put_nowait(message)
-            async for answer in client.attend(_Drained(outgoing)):
+                outgoing.put(message)
+            async for answer in client.attend(outgoing):
                 if answer.HasField("refused"):
                     raise ConfigurationError(answer.refused.message)
                 self.connected = self._let_in = True
@@ -159,24 +162,57 @@ class CoordinatorLink:
         finally:
             self.connected = False
             self._outgoing = None
-            self._keep_unsent(outgoing)
-            outgoing.put_nowait(None)  # gRPC waits for more even after the call is over
-
-    def _keep_unsent(self, outgoing: asyncio.Queue[pb.AgentMessage | None]) -> None:
-        while not outgoing.empty():
-            message = outgoing.get_nowait()
-            if message is not None and message.WhichOneof("kind") in _KEPT:
-                self._kept.append(message)
+            earlier, self._kept = self._kept, deque(maxlen=_MOST_KEPT)
+            unsent = outgoing.end()  # gRPC waits for more even after the call is over
+            self._kept += [m for m in unsent if m.WhichOneof("kind") in _KEPT]
+            self._kept += earlier
 
 
-class _Drained(AsyncIterator[pb.AgentMessage]):
-    """What is put into a queue, until None is. No generator: gRPC may wait in it when let go."""
+class Outgoing(AsyncIterator[pb.AgentMessage]):
+    """Messages of one stream. No generator: gRPC may wait in it when let go.
 
-    def __init__(self, queue: asyncio.Queue[pb.AgentMessage | None]) -> None:
-        self._queue = queue
+    A coordinator that does not read costs no memory: of what the newest replaces only that waits,
+    and with more than `most` of the others the stream ends, to be begun anew when it reads again.
+    """
+
+    def __init__(self, most: int = _MOST_UNSENT) -> None:
+        self._most = most
+        self._waiting: dict[int, pb.AgentMessage] = {}  # by number, in their order
+        self._newest: dict[str, int] = {}  # of the kinds that are replaced
+        self._count = 0
+        self._changed = asyncio.Event()
+        self.takes = True
+        """It has not ended."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, message: pb.AgentMessage) -> None:
+        """Send it after those before."""
+        kind = message.WhichOneof("kind")
+        self._count += 1
+        if kind in _REPLACED and not message.progress.probed:
+            self._waiting.pop(self._newest.get(kind, 0), None)
+            self._newest[kind] = self._count
+        self._waiting[self._count] = message
+        if len(self._waiting) > self._most:
+            self.takes = False
+            self._waiting = {
+                n: m for n, m in self._waiting.items() if m.WhichOneof("kind") in _KEPT
+            }
+        self._changed.set()
+
+    def end(self) -> list[pb.AgentMessage]:
+        """Send nothing more; returns what was not sent."""
+        unsent, self._waiting = list(self._waiting.values()), {}
+        self.takes = False
+        self._changed.set()
+        return unsent
 
     async def __anext__(self) -> pb.AgentMessage:
-        message = await self._queue.get()
-        if message is None:
+        while not self._waiting and self.takes:
+            self._changed.clear()
+            await self._changed.wait()
+        if not self.takes:
             raise StopAsyncIteration
-        return message
+        return self._waiting.pop(next(iter(self._waiting)))

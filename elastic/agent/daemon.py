@@ -18,6 +18,7 @@ from elastic.agent.coordinator_link import CoordinatorLink, LeaderSource
 from elastic.agent.liveness import Liveness
 from elastic.agent.logs import LogFollower, last_lines
 from elastic.agent.out_of_memory import OutOfMemory
+from elastic.agent.worker_logs import WorkerLogs
 from elastic.agent.worker_server import WorkerServer
 from elastic.agent.zygote_process import ZygoteProcess
 from elastic.core.agent import effects as fx
@@ -35,6 +36,8 @@ from elastic.rpc.codec import (
 from elastic.rpc.control import ControlClient
 from elastic.runtime.driver import Driver
 from elastic.runtime.journal import Journal
+from elastic.runtime.loop_watch import LoopPauses
+from elastic.runtime.off_loop import off_loop
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.v1 import control_pb2, job_pb2
 from elastic.v1 import local_pb2 as pb
@@ -73,7 +76,10 @@ class NodeOptions:
 
 
 class AgentDaemon:
-    """One node's agent. on_output: takes (rank or None, worker, line) of the workers' logs."""
+    """One node's agent. on_output: takes (rank or None, worker, line) of the workers' logs.
+
+    pauses: those of its event loop, for the coordinator to show.
+    """
 
     def __init__(
         self,
@@ -82,8 +88,11 @@ class AgentDaemon:
         connect: Callable[[str], ControlClient],
         journal: Journal,
         on_output: Callable[[int | None, str, str], None],
+        pauses: LoopPauses | None = None,
     ) -> None:
         self._options = options
+        self._pauses = pauses if pauses is not None else LoopPauses()
+        self._told_pause_s = 0.0
         self._journal = journal
         self._on_output = on_output
         self._machine = Agent(options.machine)
@@ -96,15 +105,16 @@ class AgentDaemon:
         self._liveness = Liveness(options.silence_s, options.compiling_silence_s)
         self._compiling: set[str] = set()
         self._logs = LogFollower(self._output)
+        self._log_files = WorkerLogs(options.log_directory)
         self._out_of_memory = OutOfMemory()
         self._server = WorkerServer(
             options.run_directory / "agent.sock",
-            expected=lambda worker: worker in self._log_paths,
+            expected=lambda worker: worker in self._log_files,
             on_message=self._worker_said,
             report=journal.record,
             on_error=self.crashed,
         )
-        self._log_paths: dict[str, Path] = {}
+        self._removes_logs = False
         self._barren_zygotes = 0  # in a row
         self._zygote = self._new_zygote()
         self._link = CoordinatorLink(
@@ -148,8 +158,7 @@ class AgentDaemon:
         else:
             await self._zygote.close()
         self._logs.poll()
-        for worker in list(self._log_paths):
-            self._logs.forget(worker)
+        self._logs.forget_all()
         for worker in list(self._pidfds):
             self._unwatch(worker)
         await self._server.close()
@@ -218,12 +227,12 @@ class AgentDaemon:
         self._pids.pop(worker, None)
         self._journal.record("worker_not_started", worker=worker, reason=reason)
         self._driver.post(ev.WorkerNotSpawned(worker=worker))
-        self._logs.forget(worker)
+        self._forget_log(worker)
 
     def _adopt(self, found: pb.Spawned) -> None:
         """A worker of an earlier agent is alive."""
         log = Path(found.log_path)
-        self._log_paths[found.worker] = log
+        self._log_files.adopt(found.worker, log)
         self._pids[found.worker] = found.pid
         self._logs.follow(found.worker, log, from_end=True)
         self._watch(found.worker, found.pid)
@@ -260,7 +269,22 @@ class AgentDaemon:
         self._liveness.forget(worker)
         self._compiling.discard(worker)
         self._driver.post(exited)
+        self._forget_log(worker)
+
+    def _forget_log(self, worker: str) -> None:
         self._logs.forget(worker)
+        self._log_files.end(worker)
+        if not self._removes_logs:
+            self._removes_logs = True
+            self._tasks.start(self._remove_stale_logs(), "remove-logs")
+
+    async def _remove_stale_logs(self) -> None:
+        try:
+            while (stale := self._log_files.next_stale()) is not None:
+                with contextlib.suppress(OSError):
+                    await off_loop(stale.unlink)
+        finally:
+            self._removes_logs = False
 
     def _watch(self, worker: str, pid: int) -> None:
         """Also by pidfd: a zygote that is itself stopped would not report."""
@@ -299,7 +323,7 @@ class AgentDaemon:
             self._driver.post(ev.WorkerReported(status=status_from_pb(message.status)))
         elif kind == "failure":
             failure = failure_from_pb(message.failure)
-            failure = dataclasses.replace(failure, log=str(self._log_paths[worker]))
+            failure = dataclasses.replace(failure, log=str(self._log_files.path(worker)))
             self._driver.post(ev.WorkerReportedFailure(failure=failure))
         elif kind == "progress":
             if message.progress.probed or self._rank_of(worker) == 0:
@@ -328,6 +352,8 @@ class AgentDaemon:
             for worker, silent_s in self._liveness.silent(time.monotonic()):
                 self._liveness.forget(worker)
                 self._driver.post(ev.WorkerFrozen(worker=worker, silent_s=silent_s))
+            if self._pauses.longest_s > self._told_pause_s:
+                self._send_view()
 
     def _rank_of(self, worker: str) -> int | None:
         generation = self._machine.generation
@@ -376,7 +402,10 @@ class AgentDaemon:
         self._server.broadcast(report_again=pb.ReportAgain())
 
     def _send_view(self) -> None:
-        self._link.send(view=control_pb2.NodeView(workers=[status_to_pb(s) for s in self._view]))
+        self._told_pause_s = self._pauses.longest_s
+        workers = [status_to_pb(s) for s in self._view]
+        view = control_pb2.NodeView(workers=workers, longest_pause_s=self._told_pause_s)
+        self._link.send(view=view)
 
     # ---- what the machine wants
 
@@ -390,8 +419,7 @@ class AgentDaemon:
     @_carry_out.register
     def _(self, effect: fx.SpawnWorker) -> None:
         options = self._options
-        log = options.log_directory / f"{effect.worker}.log"
-        self._log_paths[effect.worker] = log
+        log = self._log_files.begin(effect.worker)
         self._pids[effect.worker] = 0
         self._logs.follow(effect.worker, log)
         self._zygote.spawn(
@@ -449,7 +477,7 @@ class AgentDaemon:
     @_carry_out.register
     def _(self, effect: fx.ReportFailure) -> None:
         failure = effect.failure
-        log = self._log_paths.get(failure.worker)
+        log = self._log_files.path(failure.worker)
         message = failure_to_pb(failure)
         message.log = str(log) if log is not None else ""
         if not message.traceback and log is not None:

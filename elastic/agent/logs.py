@@ -64,6 +64,11 @@ class LogFollower:
         if followed.rest:
             self._on_line(worker, _shown(followed.rest))
 
+    def forget_all(self) -> None:
+        """The same for every worker."""
+        for worker in list(self._followed):
+            self.forget(worker)
+
     async def run(self) -> None:
         """Look for new lines until cancelled."""
         while True:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from elastic.agent.coordinator_link import Leader
 from elastic.agent.registration import Registration
+from elastic.runtime.off_loop import off_loop
 from elastic.store.leader_watch import LeaderWatch
 from elastic.store.lease_keeper import boot_time_s
 
@@ -71,12 +73,17 @@ async def watch_isolation(
     """
     before = contact.last() if goes_on else None
     heard_at, told = boot_time_s() if before is None else before, False
+    noting: asyncio.Future[None] | None = None
     while True:
         await asyncio.sleep(_LOOK_S)
         now = boot_time_s()
         newest = max(heard_at, registration.renewed_at_s, now if in_contact() else 0.0)
-        if newest > heard_at or before is None:
-            contact.note(newest)
+        is_noted = noting is None or noting.done()
+        if is_noted and (newest > heard_at or before is None):
+            # Beside the loop, and waited for by nobody: a disk that hangs must not keep this node
+            # from being cut off. An older note only makes the next agent more careful.
+            note = functools.partial(contact.note, newest)
+            noting = asyncio.ensure_future(off_loop(note))
         heard_at = before = newest
         silent_s = now - heard_at
         if silent_s < timeout_s:

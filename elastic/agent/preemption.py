@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from elastic.runtime.off_loop import off_loop
+
 _COMMAND_TIMEOUT_S = 30.0
 
 
@@ -15,7 +17,7 @@ async def until_preempted(
 ) -> str:
     """Return the reason once `file` exists or `command` ends with exit code 0; else never."""
     while True:
-        if file is not None and file.exists():
+        if file is not None and await off_loop(file.exists):
             return f"preemption: {file} exists"
         if command is not None and await _succeeds(command):
             return f"preemption: {' '.join(command)} says so"

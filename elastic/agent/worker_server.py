@@ -15,6 +15,7 @@ from elastic.v1 import local_pb2 as pb
 
 _HELLO_TIMEOUT_S = 5.0
 _MOST_HELLO_BYTES = 4096
+_MOST_UNREAD_BYTES = 16 << 20  # by a worker: one that is so far behind does not follow any more
 
 
 class WorkerServer:
@@ -58,6 +59,11 @@ class WorkerServer:
         writer = self._writers.get(worker)
         if writer is not None and not writer.is_closing():
             writer.write(encode(pb.WorkerCommand(**kind)))
+            unread = writer.transport.get_write_buffer_size()
+            if unread > _MOST_UNREAD_BYTES:
+                reason = f"worker {worker}: it does not read; {unread} bytes wait for it"
+                self._report("connection_refused", path=str(self._path), reason=reason)
+                writer.transport.abort()  # it connects again, and is told everything anew
 
     def broadcast(self, **kind: Any) -> None:
         """Send to every worker."""

@@ -28,7 +28,7 @@ from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.control import ControlClient
 from elastic.rpc.security import Security, choose_security
 from elastic.runtime.journal import Journal
-from elastic.runtime.loop_watch import watched_loop
+from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.run_directory import NodeDirectory
 from elastic.runtime.tasks import TaskSupervisor
@@ -114,7 +114,7 @@ async def _attend(
     async with open_store(settings.store) as store:
         node = _Node(command, directory, logs, journal, display, store, security)
         try:
-            with watched_loop(journal):
+            with watched_loop(journal, node.pauses):
                 await node.start()
                 return await node.daemon.ended
         except ConfigurationError:
@@ -139,6 +139,7 @@ class _Node:
     ) -> None:
         settings = command.settings
         self._settings, self._journal = settings, journal
+        self.pauses = LoopPauses()
         token = start_token(directory.path)
         host = settings.node_host or address_towards(settings.store)
         self._watch = LeaderWatch(store, job=settings.job)
@@ -158,6 +159,7 @@ class _Node:
             lambda address: ControlClient(address, security=security, report=journal.record),
             journal,
             display.output,
+            self.pauses,
         )
         self.tasks = TaskSupervisor(self.daemon.crashed)
         self._ends = JobEnds(store, job=settings.job)

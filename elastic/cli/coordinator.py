@@ -19,7 +19,7 @@ from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.control import ControlServer
 from elastic.rpc.security import choose_security
 from elastic.runtime.journal import Journal, JsonLines, RecentEntries
-from elastic.runtime.loop_watch import watched_loop
+from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.output import Output, Stream
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.coordinator import CoordinatorSettings
@@ -42,7 +42,7 @@ def coordinate(settings: CoordinatorSettings) -> int:
 async def _coordinate(
     settings: CoordinatorSettings, checkpoints: CheckpointDirectory | None, stream: Stream
 ) -> int:
-    recent = RecentEntries()
+    recent, pauses = RecentEntries(), LoopPauses()
     journal = Journal(JsonLines(stream, quiet=frozenset({"progress"})), recent)
     warnings_to(journal)
     security = choose_security(settings.job, settings.security)
@@ -54,12 +54,13 @@ async def _coordinate(
             journal,
             recent,
             leader_ttl_s=settings.leader_ttl_s,
+            pauses=pauses,
         )
         server = ControlServer(office, settings.listen, security=security, report=journal.record)
         await server.start()
         journal.record("coordinator_started", job=settings.job, address=address)
         try:
-            with watched_loop(journal):
+            with watched_loop(journal, pauses):
                 return await _until_signalled(office, journal)
         finally:
             await server.stop(_STOP_GRACE_S)

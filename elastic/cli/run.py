@@ -29,7 +29,7 @@ from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.control import ControlClient, ControlServer
 from elastic.rpc.security import stays_here
 from elastic.runtime.journal import Journal, RecentEntries
-from elastic.runtime.loop_watch import watched_loop
+from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.network import interface_of
 from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.run_directory import RunDirectory
@@ -83,7 +83,7 @@ async def _run(
     display: Display,
 ) -> int:
     settings = command.settings
-    recent = RecentEntries()
+    recent, pauses = RecentEntries(), LoopPauses()
     journal = Journal(display.entry, recent)
     directory = RunDirectory(settings.job)
     adopt_orphans()
@@ -91,7 +91,12 @@ async def _run(
         store = MemoryStore()
         leadership = await lead(store, job=settings.job, candidate=uuid.uuid4().hex)
         coordinator = CoordinatorDaemon(
-            _job_options(settings, checkpoints), store, leadership, journal, recent=recent
+            _job_options(settings, checkpoints),
+            store,
+            leadership,
+            journal,
+            recent=recent,
+            pauses=pauses,
         )
         await coordinator.start()
         server = ControlServer(
@@ -106,11 +111,12 @@ async def _run(
             ControlClient,
             journal,
             display.output,
+            pauses,
         )
         _handle_signals(agent)
         await agent.start()
         try:
-            with watched_loop(journal):
+            with watched_loop(journal, pauses):
                 await _end_of(agent, coordinator)
             exit_code = _exit_code(agent, coordinator)
             if not coordinator.ended.done():

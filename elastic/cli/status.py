@@ -44,6 +44,8 @@ def print_status(reply: pb.JobStatus) -> None:
     if reply.coordinator:
         doubt = "" if reply.in_office else " (in doubt: the store does not answer)"
         print(f"coordinator {reply.coordinator}{doubt}")
+    for line in _pauses(reply):
+        print(printable(line))
     if reply.checkpoint_dir:
         print(f"last checkpoint: step {reply.checkpoint_step} in {reply.checkpoint_dir}")
     ranks = {member.worker: rank for rank, member in enumerate(generation.members)}
@@ -59,6 +61,17 @@ def print_status(reply: pb.JobStatus) -> None:
             f"recovery to generation {recovery['generation']} ({recovery['reason']}): "
             f"{recovery['total_s'] * 1000:.0f} ms"
         )
+
+
+def _pauses(reply: pb.JobStatus) -> list[str]:
+    """What has held up daemons so far, if anything has."""
+    nodes = [(f"the agent of {node.node}", node.longest_pause_s) for node in reply.nodes]
+    found = [("the coordinator", reply.longest_pause_s), *nodes]
+    return [
+        f"longest pause of {who}: {pause_s * 1000:.0f} ms (events loop_paused)"
+        for who, pause_s in found
+        if pause_s > 0.0
+    ]
 
 
 def _phase(number: int) -> str:

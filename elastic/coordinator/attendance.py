@@ -27,8 +27,11 @@ class AttendingNode:
     """Its name and, where several machines may come to bear that one after the other, a mark."""
     connected_unix_s: float = field(default_factory=time.time)
     statuses: tuple[WorkerStatus, ...] = ()
-    ledger_complete: bool = False
-    """Its reports for the ledger leave no gap: it has sent all that was not stored."""
+    longest_pause_s: float = 0.0
+    """Of its agent's event loop."""
+    ledger_round: int = 0
+    """The newest round of asking for the ledger in which it has sent all that was not stored, so
+    that its reports leave no gap; 0: none."""
 
 
 def node_id(name: str, start_token: str) -> NodeId:

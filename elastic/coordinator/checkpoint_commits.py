@@ -14,6 +14,8 @@ from elastic.checkpoint.manifest import Manifest
 from elastic.errors import CheckpointWriteError, ElasticError
 from elastic.v1 import job_pb2 as pb
 
+_MOST_UNCOMMITTED = 64  # saves whose reports are kept; one whose end was missed stays for good
+
 
 class CheckpointCommits:
     """Collects reports by (step, generation). `commit` and `prune` block on storage: call them off
@@ -35,6 +37,8 @@ class CheckpointCommits:
         """A member's share is on storage."""
         key = (report.step, report.generation)
         self._reports.setdefault(key, {})[report.index] = report
+        while len(self._reports) > _MOST_UNCOMMITTED:
+            self._reports.pop(next(iter(self._reports)), None)
 
     def forget(self, step: int, generation: int) -> None:
         """This checkpoint will not be committed."""

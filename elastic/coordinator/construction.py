@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from elastic.coordinator.checkpoint_commits import CheckpointCommits
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import Leadership
 from elastic.coordinator.ledger_file import LedgerFile
+from elastic.coordinator.ledger_recorder import LedgerRecorder
 from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
+from elastic.runtime.journal import Journal
 
 
 def make_machine(options: JobOptions, leadership: Leadership, now: float) -> Coordinator:
@@ -26,11 +30,19 @@ def make_machine(options: JobOptions, leadership: Leadership, now: float) -> Coo
     )
 
 
-def open_ledger(options: JobOptions, leadership: Leadership) -> LedgerFile | None:
-    """None for a job without. Raises ConfigurationError."""
+def make_ledger(
+    options: JobOptions,
+    leadership: Leadership,
+    journal: Journal,
+    *,
+    broadcast: Callable[..., None],
+    may_record: Callable[[], bool],
+) -> LedgerRecorder | None:
+    """None for a job without."""
     if options.ledger is None:
         return None
-    return LedgerFile(options.ledger, incarnation=leadership.incarnation)
+    file = LedgerFile(options.ledger, incarnation=leadership.incarnation)
+    return LedgerRecorder(file, journal, broadcast=broadcast, may_record=may_record)
 
 
 def make_commits(options: JobOptions) -> CheckpointCommits | None:

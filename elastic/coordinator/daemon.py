@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from elastic.coordinator.attendance import Attendance, name_of, node_id
-from elastic.coordinator.construction import make_commits, make_machine, open_ledger
+from elastic.coordinator.construction import make_commits, make_ledger, make_machine
 from elastic.coordinator.departing_nodes import DepartingNodes
 from elastic.coordinator.exclusions import Exclusions
 from elastic.coordinator.hearing import Hearing
@@ -28,6 +28,7 @@ from elastic.rpc.codec import generation_to_pb
 from elastic.rpc.control import AgentStream
 from elastic.runtime.driver import Driver
 from elastic.runtime.journal import Journal, RecentEntries
+from elastic.runtime.loop_watch import LoopPauses
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.store.interface import GuardFailed, Store
 from elastic.store.job_documents import NodeDocument
@@ -35,6 +36,7 @@ from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2
 
 _HELD = "another agent is registered under this name; give one of them another --node-name"
+_MOST_REFUSED = 1000  # names of which it is known what they were told
 _FAREWELL_S = 10.0  # for agents to end their workers after the job
 
 
@@ -42,7 +44,7 @@ class CoordinatorDaemon:
     """One job's coordinator; the handler of elastic.rpc.control.ControlServer.
 
     in_office: whether it is certain at this moment that nobody else leads. recent: the entries of
-    the journal that operators can ask for.
+    the journal that operators can ask for. pauses: those of its event loop.
     """
 
     def __init__(
@@ -54,11 +56,11 @@ class CoordinatorDaemon:
         *,
         in_office: Callable[[], bool] = lambda: True,
         recent: RecentEntries | None = None,
+        pauses: LoopPauses | None = None,
     ) -> None:
-        self._options = options
-        self._store = store
-        self._leadership = leadership
-        self._journal = journal
+        self._options, self._journal = options, journal
+        self._store, self._leadership = store, leadership
+        self._pauses = pauses if pauses is not None else LoopPauses()
         self._in_office = in_office
         self._recent = recent if recent is not None else RecentEntries()
         self._machine = make_machine(options, leadership, time.monotonic())
@@ -82,7 +84,9 @@ class CoordinatorDaemon:
         self._saves = Saves(
             make_commits(options), journal, post=self._views.post, broadcast=self._nodes.broadcast
         )
-        self._ledger = open_ledger(options, leadership)
+        self._ledger = make_ledger(
+            options, leadership, journal, broadcast=self._nodes.broadcast, may_record=in_office
+        )
         self._hearing = Hearing(
             journal,
             self._recoveries,
@@ -92,7 +96,6 @@ class CoordinatorDaemon:
             broadcast=self._nodes.broadcast,
             current=lambda: self._machine.current,
             generation=self._machine.generation,
-            may_record=in_office,
             on_failure=self._departing.worker_failed,
             on_leave=self._departing.wants_to_leave,
             on_stop=self.stop,
@@ -105,7 +108,12 @@ class CoordinatorDaemon:
         """Where it is known which nodes there are, besides those that connect."""
 
     async def start(self) -> None:
-        """Learn what earlier coordinators have kept; sits out outages."""
+        """Learn what earlier coordinators have kept; sits out outages.
+
+        Raises ConfigurationError.
+        """
+        if self._ledger is not None:
+            await self._ledger.start()
         await self._departing.load()
 
     async def close(self) -> None:
@@ -116,7 +124,7 @@ class CoordinatorDaemon:
             node.stream.close()
         await self._tasks.close()
         if self._ledger is not None:
-            self._ledger.close()
+            await self._ledger.close()
 
     async def flushed(self) -> None:
         """Return when every agent has been told what was said to it, and has gone."""
@@ -126,7 +134,8 @@ class CoordinatorDaemon:
 
     def leadership_confirmed(self) -> None:
         """The election is certain again: what waited for that can be done."""
-        self._hearing.record()
+        if self._ledger is not None:
+            self._ledger.record()
 
     # ---- ControlHandler
 
@@ -134,8 +143,7 @@ class CoordinatorDaemon:
         """An agent has said hello."""
         refused = self._nodes.refusal(stream.hello)
         if refused is not None:
-            if self._refused.get(stream.node) != refused.message:  # it comes again and again
-                self._refused[stream.node] = refused.message
+            if self._is_news(stream.node, refused.message):
                 self._journal.record("node_refused", node=stream.node, reason=refused.message)
             stream.send(refused=refused)
             stream.close()
@@ -169,9 +177,17 @@ class CoordinatorDaemon:
         token = present.stream.hello.start_token
         if token == stream.hello.start_token or self.registry.holder(stream.node) != token:
             return False
-        if self._refused.get(stream.node) != _HELD:
-            self._refused[stream.node] = _HELD
+        if self._is_news(stream.node, _HELD):
             self._journal.record("node_refused", node=stream.node, reason=_HELD)
+        return True
+
+    def _is_news(self, node: str, refusal: str) -> bool:
+        """The node has not been told so: one that is refused comes again and again."""
+        if self._refused.get(node) == refusal:
+            return False
+        if len(self._refused) >= _MOST_REFUSED:
+            del self._refused[next(iter(self._refused))]
+        self._refused[node] = refusal
         return True
 
     def agent_lost(self, stream: AgentStream) -> None:
@@ -228,6 +244,7 @@ class CoordinatorDaemon:
             checkpoint_dir=self._saves.url,
             coordinator=self._options.address,
             in_office=self._in_office(),
+            longest_pause_s=round(self._pauses.longest_s, 3),
         )
 
     # ---- NodeHandler: what the store says of nodes

@@ -155,6 +155,7 @@ class DepartingNodes:
             reason=excluded.reason if excluded else leaving or "",
             since_unix_s=excluded.since_unix_s if excluded else node.connected_unix_s,
             failures=self._failures.failures(name, time.monotonic()),
+            longest_pause_s=round(node.longest_pause_s, 3),
         )
 
     # ---- inside

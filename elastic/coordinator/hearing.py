@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from elastic.coordinator.attendance import AttendingNode, name_of
-from elastic.coordinator.ledger_file import LedgerFile
+from elastic.coordinator.ledger_recorder import LedgerRecorder
 from elastic.coordinator.recoveries import Recoveries
 from elastic.coordinator.saves import Saves
 from elastic.core.coordinator import events as ev
@@ -23,8 +23,8 @@ _NOTICES = {"state_differed", "step_copies_state", "checkpoint_damaged", "report
 class Hearing:
     """Understands every kind of AgentMessage but the hello.
 
-    current: the newest generation; generation: one that is not long past. may_record: whether the
-    ledger is ours to write now.
+    ledger: None for a job without. current: the newest generation; generation: one that is not long
+    past.
     on_failure: told of each worker that failed, on_leave of a node that asks to leave.
     """
 
@@ -33,13 +33,12 @@ class Hearing:
         journal: Journal,
         recoveries: Recoveries,
         saves: Saves,
-        ledger: LedgerFile | None,
+        ledger: LedgerRecorder | None,
         *,
         post: Callable[[ev.Event], None],
         broadcast: Callable[..., None],
         current: Callable[[], Generation | None],
         generation: Callable[[int], Generation | None],
-        may_record: Callable[[], bool],
         on_failure: Callable[[AttendingNode, Failure], None],
         on_leave: Callable[[AttendingNode, str], None],
         on_stop: Callable[[str, int], None],
@@ -52,9 +51,7 @@ class Hearing:
         self._broadcast = broadcast
         self._current = current
         self._generation = generation
-        self._may_record = may_record
         self._on_failure = on_failure
-        self._unrecorded: list[job_pb2.LedgerEntry] = []
         self.progress = job_pb2.Progress()
         """The newest of rank 0."""
         self._kinds: dict[str, Callable[[AttendingNode, Any], None]] = {
@@ -78,6 +75,7 @@ class Hearing:
 
     def _view(self, node: AttendingNode, view: pb.NodeView) -> None:
         node.statuses = statuses_from_pb(view.workers)
+        node.longest_pause_s = view.longest_pause_s
         current = self._current()
         if current is not None and any(
             s.broken and s.generation == current.number for s in node.statuses
@@ -149,24 +147,12 @@ class Hearing:
         if record is not None:
             self._journal.record("recovered", **record)
 
-    def record(self) -> None:
-        """Write to the ledger what may be written now."""
-        if self._ledger is not None and self._unrecorded and self._may_record():
-            entries, self._unrecorded = self._unrecorded, []
-            self._broadcast(ledger_stored=self._ledger.append(entries))
-
     def _steps_recorded(self, node: AttendingNode, entries: local_pb2.LedgerEntries) -> None:
-        """Members keep what they are not told is stored, for the next coordinator if need be.
-
-        What comes before they have heard that they are to send all of it must not be stored: they
-        would be told so, and forget the steps before. It comes again with the rest.
-        """
-        node.ledger_complete |= entries.whole
+        """Members keep what they are not told is stored, for the next coordinator if need be."""
         if self._ledger is None:
             self._nobody_stores(entries)
-        elif node.ledger_complete:
-            self._unrecorded += entries.entries
-            self.record()
+        else:
+            self._ledger.take(node, entries)
 
     def _nobody_stores(self, entries: local_pb2.LedgerEntries) -> None:
         """This job keeps no ledger, whatever its members were told: they need not keep any."""

@@ -16,6 +16,7 @@ from elastic.coordinator.node_registry import NodeRegistry
 from elastic.errors import TransientError
 from elastic.rpc.control import AgentStream
 from elastic.runtime.journal import Journal, RecentEntries
+from elastic.runtime.loop_watch import LoopPauses
 from elastic.store.interface import GuardFailed, Store
 from elastic.store.job_end import JobEnds, announce_end
 from elastic.store.lease_keeper import LeaseState
@@ -37,7 +38,9 @@ class Office:
         recent: RecentEntries,
         *,
         leader_ttl_s: float = LEADER_TTL_S,
+        pauses: LoopPauses | None = None,
     ) -> None:
+        self._pauses = pauses
         self._options = options
         self._store = store
         self._journal = journal
@@ -89,6 +92,7 @@ class Office:
             self._journal,
             in_office=self._election.held,
             recent=self._recent,
+            pauses=self._pauses,
         )
         last = leadership.last_generation
         self._journal.record(

@@ -32,9 +32,13 @@ class NodeFailures:
 
     def failures(self, node: str, now: float) -> int:
         """How many count now."""
-        times = self._failed_at[node]
+        times = self._failed_at.get(node)
+        if times is None:
+            return 0
         while times and times[0] <= now - self.window_s:
             times.popleft()
+        if not times:
+            del self._failed_at[node]  # nodes come and go
         return len(times)
 
     def forgive(self, node: str) -> None:
@@ -43,4 +47,6 @@ class NodeFailures:
 
     def _count(self, node: str, now: float) -> bool:
         self._failed_at[node].append(now)
+        for other in list(self._failed_at):
+            self.failures(other, now)
         return 0 < self.after <= self.failures(node, now)

@@ -96,6 +96,7 @@ class RestartPolicy:
         incident = self._incidents.get(failure.signature)
         if incident is not None and committed <= incident.committed:
             return failure.worker not in incident.cohort
+        self._incidents = {s: i for s, i in self._incidents.items() if committed <= i.committed}
         cohort = running | {failure.worker}
         self._incidents[failure.signature] = _Incident(committed, cohort)
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import grpc.aio
 from elastic.rpc.certificates import OwnCertificate, Role
 from elastic.rpc.identity import coordinator_identity
 from elastic.rpc.newest_certificate import NewestCertificate
-from elastic.rpc.security import Report, Security, Tls, require_protection
+from elastic.rpc.security import Report, Security, Tls, on_this_loop, require_protection
 
 Options = Sequence[tuple[str, Any]]
 
@@ -33,7 +34,7 @@ class Channels:
         self._channel: _Channel | None = None
         self._certificate: NewestCertificate | None = None
         if isinstance(security, Tls):
-            self._certificate = NewestCertificate(security, Role.CLIENT, report)
+            self._certificate = NewestCertificate(security, Role.CLIENT, on_this_loop(report))
             self._job = security.job
         self._shown: OwnCertificate | None = None
 
@@ -43,8 +44,9 @@ class Channels:
 
         Raises ConfigurationError if there is no certificate that can be used.
         """
+        newest = await self._look()
         replaced = self._channel
-        used = self._newest()
+        used = self._showing(newest)
         used.users += 1
         if replaced is not None and replaced is not used and replaced.users == 0:
             await replaced.grpc.close()
@@ -61,8 +63,13 @@ class Channels:
         if channel is not None:
             await channel.grpc.close()
 
-    def _newest(self) -> _Channel:
-        newest = self._certificate.get() if self._certificate is not None else None
+    async def _look(self) -> OwnCertificate | None:
+        """The newest certificate. Its files are read beside the loop."""
+        if self._certificate is None:
+            return None
+        return await asyncio.to_thread(self._certificate.get)
+
+    def _showing(self, newest: OwnCertificate | None) -> _Channel:
         if self._channel is None or newest is not self._shown:
             self._channel, self._shown = _Channel(self._open(newest)), newest
         return self._channel

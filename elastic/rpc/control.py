@@ -31,11 +31,16 @@ from elastic.v1 import control_pb2_grpc as pb_grpc
 __all__ = ["AgentStream", "ControlClient", "ControlHandler", "ControlServer", "CoordinatorLost"]
 
 _HELLO_TIMEOUT_S = 5.0
+_MOST_UNSENT = 10_000  # messages to an agent that does not read
 T = TypeVar("T")
 
 
 class AgentStream:
-    """The coordinator's end of one agent's stream."""
+    """The coordinator's end of one agent's stream.
+
+    An agent that does not read costs no memory: the stream ends, and when it reads again it comes
+    back and is told everything anew.
+    """
 
     def __init__(self, hello: pb.AgentHello) -> None:
         self.hello = hello
@@ -43,14 +48,15 @@ class AgentStream:
         self.host = hello.host
         self.slots = hello.slots
         self._outgoing: asyncio.Queue[pb.CoordinatorMessage | bytes | None] = asyncio.Queue()
+        self._gave_up = False
 
     def send(self, **kind: Any) -> None:
         """Send `CoordinatorMessage(**kind)`; never blocks."""
-        self._outgoing.put_nowait(pb.CoordinatorMessage(**kind))
+        self._put(pb.CoordinatorMessage(**kind))
 
     def send_serialized(self, message: bytes) -> None:
         """Send a CoordinatorMessage that is said to others too; never blocks."""
-        self._outgoing.put_nowait(message)
+        self._put(message)
 
     def close(self) -> None:
         """End the stream after what was sent."""
@@ -60,6 +66,17 @@ class AgentStream:
         """What is to be sent, until closed."""
         while (message := await self._outgoing.get()) is not None:
             yield message
+
+    def _put(self, message: pb.CoordinatorMessage | bytes) -> None:
+        if self._gave_up:
+            return
+        if self._outgoing.qsize() >= _MOST_UNSENT:
+            self._gave_up = True
+            while not self._outgoing.empty():
+                self._outgoing.get_nowait()
+            self._outgoing.put_nowait(None)
+            return
+        self._outgoing.put_nowait(message)
 
 
 class ControlHandler(Protocol):

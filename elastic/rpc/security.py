@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ipaddress
 import logging
 from dataclasses import dataclass
@@ -106,3 +108,14 @@ def log_report(name: str, /, **fields: Any) -> None:
     """For whoever has no journal."""
     text = ", ".join(f"{key}={value}" for key, value in fields.items())
     logging.getLogger("elastic").warning("%s: %s", name, text)
+
+
+def on_this_loop(report: Report) -> Report:
+    """The same from any thread; made on the loop that the report belongs to."""
+    loop = asyncio.get_running_loop()
+
+    def from_anywhere(name: str, /, **fields: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the server is going
+            loop.call_soon_threadsafe(lambda: report(name, **fields))
+
+    return from_anywhere

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from typing import Any
-
 import grpc
 
 from elastic.rpc.certificates import OwnCertificate, Role
 from elastic.rpc.newest_certificate import NewestCertificate
-from elastic.rpc.security import Report, Tls
+from elastic.rpc.security import Report, Tls, on_this_loop
 
 
 def server_credentials(tls: Tls, report: Report) -> grpc.ServerCredentials:
@@ -18,7 +14,7 @@ def server_credentials(tls: Tls, report: Report) -> grpc.ServerCredentials:
 
     To be called on the event loop, on which reports are made too. Raises ConfigurationError.
     """
-    newest = NewestCertificate(tls, Role.SERVER, _on_this_loop(report))
+    newest = NewestCertificate(tls, Role.SERVER, on_this_loop(report))
     used = newest.get()
 
     def newer() -> grpc.ServerCertificateConfiguration | None:
@@ -32,16 +28,6 @@ def server_credentials(tls: Tls, report: Report) -> grpc.ServerCredentials:
     return grpc.dynamic_ssl_server_credentials(
         _configuration(used), newer, require_client_authentication=True
     )
-
-
-def _on_this_loop(report: Report) -> Report:
-    loop = asyncio.get_running_loop()
-
-    def from_anywhere(name: str, /, **fields: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the server is going
-            loop.call_soon_threadsafe(lambda: report(name, **fields))
-
-    return from_anywhere
 
 
 def _configuration(certificate: OwnCertificate) -> grpc.ServerCertificateConfiguration:

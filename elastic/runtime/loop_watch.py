@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import FrameType
 
 from elastic.runtime.journal import Journal
@@ -24,10 +25,19 @@ _TOLD_EVERY_S = 10.0
 _FRAMES = 6
 
 
-class LoopWatch:
-    """Of the running loop; `longest_s` is its longest pause so far, in seconds."""
+@dataclass(slots=True)
+class LoopPauses:
+    """What is known of a loop's pauses."""
 
-    def __init__(self, journal: Journal) -> None:
+    longest_s: float = 0.0
+    """The longest so far, in seconds; 0 if none was worth telling."""
+
+
+class LoopWatch:
+    """Of the running loop; what it finds goes to the journal and into `pauses`."""
+
+    def __init__(self, journal: Journal, pauses: LoopPauses | None = None) -> None:
+        self.pauses = pauses if pauses is not None else LoopPauses()
         self._journal = journal
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
@@ -38,7 +48,6 @@ class LoopWatch:
         self._told_at = -_TOLD_EVERY_S
         self._untold = 0
         self._ends = threading.Event()
-        self.longest_s = 0.0
         self._timer = self._loop.call_later(_BEAT_S, self._beat)
         self._thread = threading.Thread(target=self._look, name="elastic-loop-watch", daemon=True)
         self._thread.start()
@@ -59,7 +68,7 @@ class LoopWatch:
         self._timer = self._loop.call_later(_BEAT_S, self._beat)
         # What was as late on the thread was the machine's, or somebody has stopped the process.
         if pause_s - late_s >= _LONG_S and where:
-            self.longest_s = max(self.longest_s, pause_s)
+            self.pauses.longest_s = max(self.pauses.longest_s, pause_s)
             self._tell(now, pause_s, where)
 
     def _tell(self, now: float, pause_s: float, where: str) -> None:
@@ -89,9 +98,9 @@ def _stack(frame: FrameType | None) -> str:
 
 
 @contextlib.contextmanager
-def watched_loop(journal: Journal) -> Iterator[LoopWatch]:
+def watched_loop(journal: Journal, pauses: LoopPauses | None = None) -> Iterator[LoopWatch]:
     """Within, the running loop is watched."""
-    watch = LoopWatch(journal)
+    watch = LoopWatch(journal, pauses)
     try:
         yield watch
     finally:

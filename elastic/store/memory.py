@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from elastic.store.interface import Change, Entry, Guard, GuardFailed, LeaseLost, WatchCompacted
 
+_MOST_CHANGES = 100  # that a watch may be behind
+
 
 @dataclass(slots=True)
 class _Lease:
@@ -164,5 +166,7 @@ class MemoryStore:
     def _publish(self, change: Change) -> None:
         self._revision = change.revision
         self._history.append(change)
+        if len(self._history) > 2 * _MOST_CHANGES:
+            self.compact(self._revision - _MOST_CHANGES + 1)
         self._changed.set()
         self._changed = asyncio.Event()

@@ -31,10 +31,12 @@ class AgentHello(_message.Message):
     def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[str] = ..., command: _Optional[str] = ..., command_digest: _Optional[str] = ..., start_token: _Optional[str] = ..., classic: bool = ..., isolation_timeout_s: _Optional[float] = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("workers",)
+    __slots__ = ("workers", "longest_pause_s")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_PAUSE_S_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[_job_pb2.WorkerStatus]
-    def __init__(self, workers: _Optional[_Iterable[_Union[_job_pb2.WorkerStatus, _Mapping]]] = ...) -> None: ...
+    longest_pause_s: float
+    def __init__(self, workers: _Optional[_Iterable[_Union[_job_pb2.WorkerStatus, _Mapping]]] = ..., longest_pause_s: _Optional[float] = ...) -> None: ...
 
 class AgentMessage(_message.Message):
     __slots__ = ("hello", "view", "failure", "progress", "reformed", "shard_saved", "save_failed", "ledger", "notice", "stop", "leave")
@@ -139,7 +141,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node", "host", "workers", "state", "slots", "version", "reason", "since_unix_s", "failures")
+    __slots__ = ("node", "host", "workers", "state", "slots", "version", "reason", "since_unix_s", "failures", "longest_pause_s")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +151,7 @@ class NodeStatus(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     SINCE_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_PAUSE_S_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     workers: _containers.RepeatedCompositeFieldContainer[_job_pb2.WorkerStatus]
@@ -158,10 +161,11 @@ class NodeStatus(_message.Message):
     reason: str
     since_unix_s: float
     failures: int
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[_job_pb2.WorkerStatus, _Mapping]]] = ..., state: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ..., failures: _Optional[int] = ...) -> None: ...
+    longest_pause_s: float
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[_job_pb2.WorkerStatus, _Mapping]]] = ..., state: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ..., failures: _Optional[int] = ..., longest_pause_s: _Optional[float] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "phase", "generation", "nodes", "progress", "started_unix_s", "restarts", "max_restarts", "recoveries_json", "checkpoint_step", "checkpoint_dir", "coordinator", "in_office")
+    __slots__ = ("job", "phase", "generation", "nodes", "progress", "started_unix_s", "restarts", "max_restarts", "recoveries_json", "checkpoint_step", "checkpoint_dir", "coordinator", "in_office", "longest_pause_s")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +179,7 @@ class JobStatus(_message.Message):
     CHECKPOINT_DIR_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     IN_OFFICE_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_PAUSE_S_FIELD_NUMBER: _ClassVar[int]
     job: str
     phase: str
     generation: _job_pb2.Generation
@@ -188,7 +193,8 @@ class JobStatus(_message.Message):
     checkpoint_dir: str
     coordinator: str
     in_office: bool
-    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., started_unix_s: _Optional[float] = ..., restarts: _Optional[int] = ..., max_restarts: _Optional[int] = ..., recoveries_json: _Optional[_Iterable[str]] = ..., checkpoint_step: _Optional[int] = ..., checkpoint_dir: _Optional[str] = ..., coordinator: _Optional[str] = ..., in_office: bool = ...) -> None: ...
+    longest_pause_s: float
+    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., started_unix_s: _Optional[float] = ..., restarts: _Optional[int] = ..., max_restarts: _Optional[int] = ..., recoveries_json: _Optional[_Iterable[str]] = ..., checkpoint_step: _Optional[int] = ..., checkpoint_dir: _Optional[str] = ..., coordinator: _Optional[str] = ..., in_office: bool = ..., longest_pause_s: _Optional[float] = ...) -> None: ...
 
 class StopRequest(_message.Message):
     __slots__ = ("reason", "exit_code")

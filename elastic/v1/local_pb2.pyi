@@ -89,14 +89,16 @@ class CheckpointCommitted(_message.Message):
     def __init__(self, step: _Optional[int] = ..., abandoned: bool = ...) -> None: ...
 
 class LedgerStored(_message.Message):
-    __slots__ = ("committed", "generation", "run")
+    __slots__ = ("committed", "generation", "run", "send_again")
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
+    SEND_AGAIN_FIELD_NUMBER: _ClassVar[int]
     committed: int
     generation: int
     run: str
-    def __init__(self, committed: _Optional[int] = ..., generation: _Optional[int] = ..., run: _Optional[str] = ...) -> None: ...
+    send_again: bool
+    def __init__(self, committed: _Optional[int] = ..., generation: _Optional[int] = ..., run: _Optional[str] = ..., send_again: bool = ...) -> None: ...
 
 class Dismiss(_message.Message):
     __slots__ = ()

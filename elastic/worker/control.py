@@ -225,6 +225,7 @@ class AgentControl:
         """Wait until every member's script has ended and what it saved is on storage."""
         self.checkpoints.wait_idle()
         self._pulse.flush()
+        self._pulse.wait_for_ledger()
         self.membership.finish()
         self._dismissed.wait()
 
@@ -243,6 +244,8 @@ class AgentControl:
         elif kind == "ledger_stored":
             stored = command.ledger_stored
             self._pulse.ledger_stored(stored.committed, stored.run, stored.generation)
+            if stored.send_again:
+                self._pulse.report_again()
         elif kind == "dismiss":
             self._dismissed.set()
         elif kind == "report_again":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -20,8 +21,8 @@ class Optimizers:
 
     def __init__(self, state: JobState) -> None:
         self._state = state
-        self._known: dict[int, int] = {}
-        """How many parameters each had when it was looked at, by its id."""
+        self._known: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
+        """How many parameters each had when it was looked at."""
         self._of_block: list[torch.Tensor] = []
         self._blocks = 0
 
@@ -55,11 +56,11 @@ class Optimizers:
         what it trains. Returns whether that had to be found out: it, or what it trains, is new."""
         optimizer._elastic_steps = getattr(optimizer, "_elastic_steps", 0) + 1  # type: ignore[attr-defined]
         count = sum(len(group["params"]) for group in optimizer.param_groups)
-        if self._known.get(id(optimizer)) == count:
+        if self._known.get(optimizer) == count:
             return False
         self._require_tracked(optimizer)
         self._require_parameters_tracked(optimizer)
-        self._known[id(optimizer)] = count
+        self._known[optimizer] = count
         return True
 
     def _require_tracked(self, optimizer: torch.optim.Optimizer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 INTERVAL_S = 0.2  # of rank 0, which reports for the group
 _MOST_FIGURES, _LONGEST_NAME = 100, 100
 _MOST_RECORDS = 10_000  # in one message
+_MOST_UNSTORED = 20_000  # records on their way: more would only wait in the coordinator's memory
+_POLL_S = 0.02
+_STORING_S = 2.0  # without any of them stored: nobody stores them
 _SIGN_OF_LIFE_S = 0.6  # of the others, well below the agent's patience with a silent process
 
 
@@ -106,12 +110,24 @@ class Pulse:
         """Send everything now."""
         self._send()
 
+    def wait_for_ledger(self) -> None:
+        """Return when the rest of the ledger is sent, or nobody stores it."""
+        ledger = self._state.ledger if self._state is not None else ()
+        unstored, since = len(ledger), time.monotonic()
+        while len(ledger) > _MOST_UNSTORED and time.monotonic() - since < _STORING_S:
+            time.sleep(_POLL_S)
+            self.flush()
+            if len(ledger) < unstored:
+                unstored, since = len(ledger), time.monotonic()
+
     # ---- on the link's thread
 
     def ledger_stored(self, committed: int, run: str, generation: int) -> None:
         """Entries of steps below `committed`, of no later generation of the run, are on storage."""
         if self._state is not None:
             self._state.ledger.stored(committed, run, generation)
+            if len(self._state.ledger) >= _MOST_UNSTORED:
+                self._wake.set()
 
     def answer_probe(self) -> None:
         """Send where this member is, at once and without the script's figures."""
@@ -186,7 +202,7 @@ class Pulse:
         if state is None:
             return
         whole, self._send_whole_ledger = self._send_whole_ledger, False
-        fresh = state.ledger.since(0 if whole else self._ledger_sent)
+        fresh = state.ledger.since(0 if whole else self._ledger_sent, of_oldest=_MOST_UNSTORED)
         if not fresh and not whole:
             return
         self._ledger_sent = fresh[-1].step + 1 if fresh else 0

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ class Session:
         self._in_loop = False
         self._calls_between = 0
         self._results_between: list[tuple[str, str, Any]] = []
-        self._finished_loops: dict[int, int] = {}
+        self._finished_loops: WeakKeyDictionary[DataLoader, int] = WeakKeyDictionary()
         self._last_results: dict[str, Any] = {}
 
     # ---- who and where
@@ -203,7 +204,7 @@ class Session:
         """
         if epochs < 0:
             raise ConfigurationError(f"session.steps: epochs={epochs} is negative")
-        if self._finished_loops.get(id(data), -1) >= epochs:
+        if self._finished_loops.get(data, -1) >= epochs:
             raise ConfigurationError(
                 f"session.steps(data, epochs={epochs}) was called again after its {epochs} epochs "
                 "were done; epochs counts those of the whole job: give the number to go on to, as "
@@ -220,7 +221,7 @@ class Session:
                 training.end_loop()
             finally:
                 self._in_loop = False
-        self._finished_loops[id(data)] = epochs
+        self._finished_loops[data] = epochs
 
     def run(self, function: Callable[..., T], *args: Any, **named: Any) -> T:
         """`function(*args, **named)`, for collectives outside of a step, as in an evaluation.

@@ -6,6 +6,7 @@ import contextlib
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -99,7 +100,8 @@ class Training:
             on_costly=self._tell_cost,
         )
         self._data: DataLoader | None = None
-        self._loaders: list[DataLoader] = []
+        self._loaders: weakref.WeakKeyDictionary[DataLoader, int] = weakref.WeakKeyDictionary()
+        self._loaders_seen = 0
         self._epochs = 0
         self._dealer: Dealer | None = None
         self._held: _Held | None = None
@@ -134,10 +136,10 @@ class Training:
         """The script begins a loop over `session.steps`."""
         self._require_trained_together()
         self.require_left_well()
-        known = next((n for n, loader in enumerate(self._loaders) if loader is data), None)
-        if known is None:
-            known = len(self._loaders)
-            self._loaders.append(data)
+        known = self._loaders.get(data)
+        if known is None:  # numbered as they come, also where each epoch has a new one
+            known = self._loaders[data] = self._loaders_seen
+            self._loaders_seen += 1
         self._data, self._epochs = data, epochs
         self.state.loader = known
         self._drive(self.part.begin_loop(known, data))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import signal
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from examples.ledger_check import Audit, audit
 from tests.chaos.problem import lineage
-from tests.integration.running import Place, eventually, steps_of, wait_for_step
+from tests.integration.running import Place, eventually, steps_of, tiny_disk, wait_for_step
 from tests.job_process import JobProcess
 
 SAMPLES = 48  # of steady.py
@@ -63,6 +64,38 @@ def test_a_run_that_begins_from_nothing_takes_the_place_of_the_one_before(
     assert not result.problems
     assert {step["run"] for step in lineage(files[1])} == {newest_run(files[1])}
     assert result.resumed == 1
+
+
+def test_a_full_disk_costs_the_job_nothing_and_the_ledger_no_step(
+    place: Place, tmp_path: Path
+) -> None:
+    with tiny_disk(tmp_path / "disk", size_kib=256) as disk:
+        ledger, filler = disk / "ledger.jsonl", disk / "filler"
+        script = ["steady.py", "--epochs", 100_000, "--pace-s", 0.02, "--samples", SAMPLES]
+        job = place.start(*script, options=["--ledger", ledger], nproc=2)
+        wait_for_step(job, 5)
+        fill(filler)
+        job.wait_for_event("ledger_failed")
+        wait_for_step(job, max(steps_of(job)) + 20)
+        job.kill_worker(job.members()[0])  # rank 0, which reports for the group
+        job.wait_for_event("recovered")
+        wait_for_step(job, max(steps_of(job)) + 20)
+        filler.unlink()
+        job.wait_for_event("ledger_continued")
+        job.process.send_signal(signal.SIGTERM)
+        job.wait()
+        assert [e["reason"] for e in job.named("ledger_failed")] == ["No space left on device"]
+        assert [e["kind"] for e in job.named("worker_failed")] == ["signal"]
+        result = audit(ledger.read_text().splitlines(), samples=SAMPLES)
+        assert not result.problems
+        assert result.steps == job.named("job_ended")[0]["committed"]
+
+
+def fill(path: Path) -> None:
+    """Leave no byte on its disk."""
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1 << 12))
 
 
 def start(place: Place, checkpoints: Path, ledger: Path, *, epochs: int, nproc: int) -> JobProcess:

@@ -20,6 +20,8 @@ from elastic.core.restarts import Backoff
 _NAMED_BY_SIGNATURE = (FailureKind.EXCEPTION, FailureKind.EXIT_CODE, FailureKind.SIGNAL)
 """Those of other kinds name instants and generations."""
 
+_MOST_KINDS = 1000  # of failures that are told apart: a message may differ every time
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewcomerPolicy:
@@ -112,6 +114,9 @@ class Newcomers:
             return 0.0
         by_signature = failure.kind in _NAMED_BY_SIGNATURE
         failed_as = failure.signature if by_signature else failure.kind.name
+        if failed_as not in self._failed_in and len(self._failed_in) >= _MOST_KINDS:
+            self._told.discard(oldest := next(iter(self._failed_in)))
+            del self._failed_in[oldest]
         failed_in = self._failed_in[failed_as]
         is_counted = generation in failed_in
         failed_in.add(generation)

@@ -117,10 +117,12 @@ class Connection:
     async def refresh(self) -> None:
         """After a failure, leave the channel for a new one if certificates were replaced."""
         failed, self._failed = self._failed, False
-        if not failed or self._files is None or self._fingerprint == fingerprint(self._files):
+        if not failed or self._files is None:
             return
         try:
-            credentials(self._files)
+            if self._fingerprint == await asyncio.to_thread(fingerprint, self._files):
+                return
+            await asyncio.to_thread(credentials, self._files)
         except ConfigurationError:
             return  # half replaced: after the next failure then
         channel, self._channel = self._channel, None

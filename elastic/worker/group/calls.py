@@ -49,6 +49,7 @@ def meet(group: Group, committed: int, number: int, call: Described) -> None:
     prefix = f"call/{committed}/{number}"
     mine = json.dumps([call.what, call.where])
     store.set(f"{prefix}/{group.rank}", mine)
+    before, group.met_at = group.met_at, f"{prefix}/{group.rank}"
     others = [rank for rank in range(group.world_size) if rank != group.rank]
     began, pause_s = time.monotonic(), _FIRST_LOOK_S
     asked = False
@@ -70,6 +71,8 @@ def meet(group: Group, committed: int, number: int, call: Described) -> None:
                 "make the same calls in the same order; what the decision to call depends on must "
                 "be the same everywhere, as step.ends_epoch and session.state are"
             )
+    if before:  # all have come to this call, so nobody looks at the one before any more
+        store.delete_key(before)
 
 
 def answer(group: Group, whereabouts: Whereabouts) -> None:

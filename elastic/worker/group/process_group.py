@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import inspect
 import os
 import re
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -122,6 +125,25 @@ class StoreHost:
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, multi_tenant=False)
         self.port: int = self._store.port
         self.endpoint = f"{host}:{self.port}"
+        self._served: list[str] = []
+
+    def serves(self, prefix: str) -> None:
+        """A group has met here, under this prefix: its members need none of the groups before.
+
+        Their keys are removed on another thread, in a worker that has rank 0 through thousands of
+        groups. Not where torch can not list them (before 2.13).
+        """
+        past, self._served = self._served, [prefix]
+        if past and hasattr(self._store, "list_keys"):
+            threading.Thread(
+                target=self._forget, args=(past,), name="elastic-store-sweep", daemon=True
+            ).start()
+
+    def _forget(self, prefixes: list[str]) -> None:
+        with contextlib.suppress(RuntimeError):  # the process ends
+            for key in self._store.list_keys():
+                if key.startswith(tuple(f"{prefix}/" for prefix in prefixes)):
+                    self._store.delete_key(key)
 
 
 class Group:
@@ -143,6 +165,10 @@ class Group:
         self._own_store_port = 0
         self.store: Store | None = None
         """Where the members have met, under the generation's own prefix."""
+        self._hook_before = sys.excepthook
+        self._hook: Callable[..., Any] | None = None
+        self.met_at = ""
+        """This member's key of the newest call in the store."""
         self._aborted = threading.Event()
         self._wake = threading.Event()  # connected to the store, or aborted
 
@@ -169,6 +195,8 @@ class Group:
                 self._discard()
             raise GroupLost(f"the group did not assemble: {first_line(error)}") from error
         self.check()
+        if self.rank == 0:
+            host.serves(self.generation.store_prefix)
 
     def check(self) -> None:
         """Raise GroupLost if it was aborted."""
@@ -265,6 +293,7 @@ class Group:
         # torch puts its count of groups into the store's keys; a group that did not come up, or
         # did so only here, must not leave this member's count different from its peers'.
         dist.distributed_c10d._world.group_count = 0
+        self._hook_before = sys.excepthook
         try:
             dist.init_process_group(
                 self.backend.name,
@@ -276,6 +305,7 @@ class Group:
         finally:
             with self._ending:
                 self._torch = dist.group.WORLD
+                self._hook = sys.excepthook
         self.check()  # an abort that came before found nothing to abort
         if self.backend.queues:
             self._connect_queue()
@@ -327,10 +357,17 @@ class Group:
                 dist.distributed_c10d._abort_process_group()
             else:
                 dist.destroy_process_group()
+            self._unhook()
         last, self._torch = [self._torch], None
         if self.aborted or self.backend.aborts:
             # It ends with its last reference, when its threads do: see worker/group/stuck.py.
             threading.Thread(target=last.clear, name="elastic-discard", daemon=True).start()
+
+    def _unhook(self) -> None:
+        """torch chains a hook for uncaught exceptions to the one before with every group: after a
+        thousand groups an exception would end in a RecursionError."""
+        if self._hook is not None and sys.excepthook is self._hook:
+            sys.excepthook = self._hook_before
 
 
 def _has_one_of(connection: Connection, ports: set[int]) -> bool:

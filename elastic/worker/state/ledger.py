@@ -48,7 +48,10 @@ class LedgerBacklog:
                 if r.step >= committed or (r.run == run and r.generation > generation)
             ]
 
-    def since(self, step: int) -> list[LedgerRecord]:
-        """The records of steps from `step` on."""
+    def since(self, step: int, *, of_oldest: int | None = None) -> list[LedgerRecord]:
+        """The records of steps from `step` on; if given, only those among the oldest so many."""
         with self._lock:
-            return [r for r in self._records if r.step >= step]
+            return [r for r in self._records[:of_oldest] if r.step >= step]
+
+    def __len__(self) -> int:
+        return len(self._records)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from elastic.agent.coordinator_link import CoordinatorLink, FixedLeader, Leader
+from elastic.agent.coordinator_link import CoordinatorLink, FixedLeader, Leader, Outgoing
 from elastic.errors import ConfigurationError
 from elastic.rpc.control import AgentStream, ControlClient, ControlServer
 from elastic.v1 import control_pb2 as pb
@@ -379,3 +379,48 @@ def test_a_fixed_leader_is_the_only_one(tmp_path: Path) -> None:
             await asyncio.wait_for(leader.newer(leader), 0.05)
 
     run(tmp_path, check)
+
+
+# ---- a coordinator that does not read
+
+
+def progress(committed: int, **fields: Any) -> pb.AgentMessage:
+    return pb.AgentMessage(progress=job_pb2.Progress(committed=committed, **fields))
+
+
+async def read(outgoing: Outgoing) -> list[str | None]:
+    kinds = []
+    while len(outgoing) and outgoing.takes:
+        kinds.append((await anext(outgoing)).WhichOneof("kind"))
+    return kinds
+
+
+def test_of_what_the_newest_replaces_only_that_waits() -> None:
+    async def main() -> None:
+        outgoing = Outgoing()
+        failure = pb.AgentMessage(failure=job_pb2.Failure(worker="w"))
+        outgoing.put(failure)
+        for committed in range(1000):
+            outgoing.put(pb.AgentMessage(view=pb.NodeView()))
+            outgoing.put(progress(committed))
+        outgoing.put(progress(3, probed=True))
+        outgoing.put(progress(1001))
+        assert await read(outgoing) == ["failure", "view", "progress", "progress"]
+
+    asyncio.run(main())
+
+
+def test_with_too_much_unsent_the_stream_ends_and_what_must_be_heard_is_kept() -> None:
+    async def main() -> None:
+        outgoing = Outgoing(most=100)
+        outgoing.put(pb.AgentMessage(stop=pb.StopRequest(reason="Ctrl-C")))
+        for step in range(100):
+            assert outgoing.takes
+            entries = [job_pb2.LedgerEntry(step=step)]
+            outgoing.put(pb.AgentMessage(ledger=local_pb2.LedgerEntries(entries=entries)))
+        assert not outgoing.takes
+        with pytest.raises(StopAsyncIteration):
+            await anext(outgoing)
+        assert [m.WhichOneof("kind") for m in outgoing.end()] == ["stop"]
+
+    asyncio.run(main())

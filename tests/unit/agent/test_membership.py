@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -188,3 +189,29 @@ def test_there_is_no_leader_for_a_node_without_its_name() -> None:
         watching.cancel()
 
     within_deadline(check())
+
+
+def test_a_disk_that_does_not_answer_does_not_keep_a_node_from_being_cut_off(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answers = threading.Event()
+
+    class Hangs(LastContact):
+        def note(self, at_s: float) -> None:
+            del at_s
+            assert answers.wait(60.0)
+
+    async def main() -> None:
+        clock = Clock()
+        monkeypatch.setattr(membership, "boot_time_s", lambda: clock.now)
+        monkeypatch.setattr(membership, "_LOOK_S", 0.001)
+        node = Node(clock, Hangs(tmp_path / "last-contact"), goes_on=False)
+        begun = clock.now
+        try:
+            assert await node.after(begun + 1.0) == []
+            assert await node.after(begun + TIMEOUT_S + 2.0) != []
+        finally:
+            answers.set()
+            node.watching.cancel()
+
+    within_deadline(main())

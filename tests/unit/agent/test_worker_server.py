@@ -274,3 +274,21 @@ def test_closing_ends_every_connection(tmp_path: Path) -> None:
             await place.connect()
 
     with_place(tmp_path, check)
+
+
+def test_a_worker_that_does_not_read_is_cut_off_before_it_costs_much_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_server, "_MOST_UNREAD_BYTES", 1 << 20)
+
+    async def check(place: Place) -> None:
+        peer = await place.connect(hello="a")
+        peer.send(status=STATUS)
+        await place.heard.get()
+        peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        assignment = pb.Assignment(job="x" * 100_000)
+        for _ in range(100):  # more than the kernel's own buffers and ours
+            place.server.send("a", assignment=assignment)
+        assert "does not read" in await place.reports.get()
+
+    with_place(tmp_path, check)

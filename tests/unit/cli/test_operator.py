@@ -38,7 +38,9 @@ STATUS = pb.JobStatus(
     generation=job_pb2.Generation(number=4, members=[job_pb2.Member(worker="n1-1", node="n1@01")]),
     nodes=[
         pb.NodeStatus(node="n1", host="h1", slots=2, workers=[WORKER], state="ready"),
-        pb.NodeStatus(node="n2", state="drained", reason="a new disk", failures=3),
+        pb.NodeStatus(
+            node="n2", state="drained", reason="a new disk", failures=3, longest_pause_s=0.061
+        ),
     ],
     progress=job_pb2.Progress(committed=2**33, epoch=1, step_s=0.1, samples_per_s=64.0),
     restarts=1,
@@ -46,6 +48,7 @@ STATUS = pb.JobStatus(
     recoveries_json=['{"generation": 4, "reason": "member_lost", "total_s": 0.05}'],
     checkpoint_step=7,
     checkpoint_dir="/checkpoints",
+    longest_pause_s=0.25,
 )
 EVENTS = [
     Entry(unix_s=1.0, name="node_lost", fields={"node": "n1", "reason": ""}),
@@ -144,6 +147,8 @@ def test_status_for_people(place: Place, capsys: Printed) -> None:
         "n1-1",
         "training",
         "recovery to generation 4 (member_lost): 50 ms",
+        "longest pause of the coordinator: 250 ms",
+        "longest pause of the agent of n2: 61 ms",
     ):
         assert part in shown
 

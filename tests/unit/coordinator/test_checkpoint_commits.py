@@ -183,3 +183,14 @@ def test_a_manifest_that_another_coordinator_writes_meanwhile_stands(
     monkeypatch.setattr(directory, "write", pause_and_write)
     assert commits.commit(5, 1) == 200
     assert catalog.read_manifest(directory, 5).generation == 2
+
+
+def test_saves_that_never_become_whole_are_not_kept_for_ever(
+    members: Members, commits: CheckpointCommits
+) -> None:
+    """As on a disk that is full for days: late shares of those that were given up."""
+    for step in range(1000):
+        members.report(step, 0, generation=1, size_bytes=1)
+    assert len(commits._reports) == 64
+    members.save(1000, 0, 1)
+    assert commits.commit(1000, 1) == 20

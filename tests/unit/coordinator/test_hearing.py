@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from elastic.coordinator.attendance import Attendance, AttendingNode
 from elastic.coordinator.hearing import Hearing
-from elastic.coordinator.ledger_file import LedgerFile
 from elastic.coordinator.recoveries import Recoveries
 from elastic.coordinator.saves import Saves
 from elastic.core.coordinator import effects as fx
@@ -39,13 +35,12 @@ KILLED = Failure(
 
 
 class Place:
-    def __init__(self, ledger: LedgerFile | None = None) -> None:
+    def __init__(self) -> None:
         self.events: list[ev.Event] = []
         self.told: list[dict[str, Any]] = []
         self.failed: list[tuple[str, str]] = []
         self.left: list[tuple[str, str]] = []
         self.stopped: list[tuple[str, int]] = []
-        self.in_office = True
         self.current: Generation | None = CURRENT
         self.generations = {3: CURRENT}
         self.diary, self.recoveries = Diary(), Recoveries()
@@ -54,29 +49,29 @@ class Place:
             journal,
             self.recoveries,
             Saves(None, journal, post=self.events.append, broadcast=self._broadcast),
-            ledger,
+            None,
             post=self.events.append,
             broadcast=self._broadcast,
             current=lambda: self.current,
             generation=lambda number: self.generations.get(number),
-            may_record=lambda: self.in_office,
             on_failure=lambda node, failure: self.failed.append((node.node, failure.worker)),
             on_leave=lambda node, reason: self.left.append((node.node, reason)),
             on_stop=lambda reason, code: self.stopped.append((reason, code)),
         )
-        self.node = self._arrived()
+        self.node = arrived()
 
     def hear(self, **kind: Any) -> None:
         self.hearing.hear(self.node, pb.AgentMessage(**kind))
 
-    def _arrived(self) -> AttendingNode:
-        nodes, stream = Attendance(), agent("n1", "0123")
-        nodes.arrive(stream)
-        (node,) = nodes
-        return node
-
     def _broadcast(self, **kind: Any) -> None:
         self.told.append(kind)
+
+
+def arrived() -> AttendingNode:
+    nodes, stream = Attendance(), agent("n1", "0123")
+    nodes.arrive(stream)
+    (node,) = nodes
+    return node
 
 
 def test_a_view_is_the_nodes_and_kept_for_the_status() -> None:
@@ -227,69 +222,17 @@ def test_what_is_not_understood_is_passed_over() -> None:
     assert place.events == []
 
 
-# ---- the ledger
-
-
-def entries(*steps: int, whole: bool = True) -> local_pb2.LedgerEntries:
-    made = [job_pb2.LedgerEntry(step=s, run="i", generation=3, start=s, stop=s + 1) for s in steps]
-    return local_pb2.LedgerEntries(entries=made, whole=whole)
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[LedgerFile]:
-    file = LedgerFile(tmp_path / "ledger", incarnation="i")
-    yield file
-    file.close()
-
-
-def steps_in(path: Path) -> list[int]:
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return [line["step"] for line in lines if "step" in line]
-
-
-def test_steps_are_written_and_acknowledged(tmp_path: Path, ledger: LedgerFile) -> None:
-    place = Place(ledger)
-    place.hear(ledger=entries(0, 1))
-    assert steps_in(tmp_path / "ledger") == [0, 1]
-    (told,) = place.told
-    assert told["ledger_stored"] == local_pb2.LedgerStored(committed=2, run="i", generation=3)
-
-
-def test_what_comes_before_all_was_asked_for_is_not_taken_for_all(
-    tmp_path: Path, ledger: LedgerFile
-) -> None:
-    """To be told that it is stored would make the member forget the steps before it."""
-    place = Place(ledger)
-    place.hear(ledger=entries(5, whole=False))
-    assert steps_in(tmp_path / "ledger") == []
-    assert place.told == []
-    place.hear(ledger=entries(3, 4, 5))
-    place.hear(ledger=entries(6, whole=False))
-    assert steps_in(tmp_path / "ledger") == [3, 4, 5, 6]
-
-
-def test_while_somebody_else_may_lead_nothing_is_written_and_nothing_is_lost(
-    tmp_path: Path, ledger: LedgerFile
-) -> None:
-    place = Place(ledger)
-    place.in_office = False
-    place.hear(ledger=entries(0))
-    place.hear(ledger=entries(1))
-    place.hearing.record()
-    assert steps_in(tmp_path / "ledger") == []
-    assert place.told == []
-    place.in_office = True
-    place.hearing.record()
-    place.hearing.record()
-    assert steps_in(tmp_path / "ledger") == [0, 1]
-    assert [t["ledger_stored"].committed for t in place.told] == [2]
-
-
 def test_a_job_without_a_ledger_has_its_members_forget_the_steps() -> None:
     """They may have been told to keep them, by agents that --record-samples was given to."""
     place = Place()
-    place.hear(ledger=entries(0, 1))
-    place.hear(ledger=entries())
-    place.hearing.record()
+    rows = [job_pb2.LedgerEntry(step=s, run="i", generation=3) for s in (0, 1)]
+    place.hear(ledger=local_pb2.LedgerEntries(entries=rows, whole=True))
+    place.hear(ledger=local_pb2.LedgerEntries(whole=True))
     (told,) = place.told
     assert told["ledger_stored"] == local_pb2.LedgerStored(committed=2, run="i", generation=3)
+
+
+def test_how_long_the_agents_loop_stood_still_is_kept_for_the_status() -> None:
+    place = Place()
+    place.hear(view=pb.NodeView(longest_pause_s=0.25))
+    assert place.node.longest_pause_s == 0.25

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from elastic.coordinator.ledger_file import LedgerFile
 from elastic.errors import ConfigurationError
 from elastic.v1 import job_pb2 as pb
+from examples.ledger_check import audit
 
 
 def entries(steps: Iterable[int], generation: int = 1, run: str = "first") -> list[pb.LedgerEntry]:
@@ -26,9 +28,15 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ledger(path: Path) -> Iterator[LedgerFile]:
-    ledger = LedgerFile(path, incarnation="first")
+    ledger = begun(path)
     yield ledger
     ledger.close()
+
+
+def begun(path: Path, run: str = "first") -> LedgerFile:
+    ledger = LedgerFile(path, incarnation=run)
+    ledger.open()
+    return ledger
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -88,10 +96,10 @@ def test_a_late_report_of_a_lineage_that_was_given_up_is_refused(
 
 def test_a_run_that_begins_from_a_checkpoint(path: Path) -> None:
     """The first run had changed its group, and had stored more than its last checkpoint has."""
-    ledger = LedgerFile(path, incarnation="first")
+    ledger = begun(path)
     ledger.append([*entries(range(2), generation=1), *entries([2, 3, 4], generation=5)])
     ledger.close()
-    ledger = LedgerFile(path, incarnation="second")
+    ledger = begun(path, "second")
     earlier = entries([1], generation=1) + entries([2], generation=5)  # not known to be stored
     stored = ledger.append(earlier)
     assert (stored.committed, stored.run, stored.generation) == (3, "second", 0)
@@ -115,7 +123,7 @@ def test_a_run_that_begins_from_a_checkpoint(path: Path) -> None:
 
 def test_a_run_that_begins_from_nothing_takes_back_all_that_is_there(path: Path) -> None:
     for run in ("first", "second"):
-        ledger = LedgerFile(path, incarnation=run)
+        ledger = begun(path, run)
         ledger.append(entries(range(2), run=run))
         ledger.close()
     assert story(path)[4:] == [("incarnation", "second"), ("resume", 0), (0, 1), (1, 1)]
@@ -123,7 +131,7 @@ def test_a_run_that_begins_from_nothing_takes_back_all_that_is_there(path: Path)
 
 def test_a_new_leader_of_the_same_run_repeats_what_it_hears_again(path: Path) -> None:
     for steps in ([0, 1, 2], [2, 3]):
-        ledger = LedgerFile(path, incarnation="first")
+        ledger = begun(path)
         ledger.append(entries(steps, generation=4))
         ledger.close()
     assert story(path)[5:] == [("incarnation", "first"), ("resume", 2), (2, 4), (3, 4)]
@@ -137,13 +145,116 @@ def test_what_append_has_counted_is_in_the_file(ledger: LedgerFile, path: Path) 
 
 def test_a_path_that_can_not_be_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"missing.*--ledger"):
-        LedgerFile(tmp_path / "missing" / "ledger", incarnation="first")
+        LedgerFile(tmp_path / "missing" / "ledger", incarnation="first").open()
     with pytest.raises(ConfigurationError, match="directory"):
-        LedgerFile(tmp_path, incarnation="first")
+        LedgerFile(tmp_path, incarnation="first").open()
 
 
 def test_a_line_cut_short_by_a_crash_does_not_swallow_the_next(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_text('{"incarnation": "a"}\n{"step": 0, "epo')
-    LedgerFile(path, incarnation="b").close()
+    begun(path, "b").close()
     assert path.read_text().splitlines()[2] == '{"incarnation": "b"}'
+
+
+# ---- writes that fail
+
+NO_SPACE = OSError(28, "No space left on device")
+
+
+def writes_of(most: int) -> Callable[[int, bytes], int]:
+    """`os.write` to a disk with room for so many bytes."""
+    left = [most]
+    write = os.write
+
+    def limited(descriptor: int, data: bytes) -> int:
+        if not left[0]:
+            raise NO_SPACE
+        written = write(descriptor, bytes(data)[: left[0]])
+        left[0] -= written
+        return written
+
+    return limited
+
+
+def test_a_full_disk_at_the_begin_is_no_error_of_configuration() -> None:
+    with pytest.raises(OSError, match="No space left"):
+        LedgerFile(Path("/dev/full"), incarnation="first").open()
+
+
+@pytest.mark.parametrize("room", [0, 1, 100, 150, 250])
+def test_what_does_not_fit_is_written_whole_when_there_is_room_again(
+    ledger: LedgerFile, path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    ledger.append(entries([0, 1]))
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", writes_of(room))
+        for _ in range(3):
+            with pytest.raises(OSError, match="No space left"):
+                ledger.append(entries([2, 3, 4]))
+    assert ledger.append([]).committed == 2
+    assert ledger.append(entries([2, 3, 4, 5])).committed == 6
+    result = audit(path.read_text().splitlines(), samples=100)
+    assert (result.steps, result.problems) == (6, ())
+
+
+def test_half_a_line_that_can_not_be_taken_back_is_passed_over(
+    ledger: LedgerFile, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_descriptor: int, _size: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    ledger.append(entries([0, 1]))
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", writes_of(150))
+        full.setattr(os, "ftruncate", refuse)
+        with pytest.raises(OSError, match="No space left"):
+            ledger.append(entries([2, 3, 4]))
+    assert not path.read_text().endswith("\n")
+    assert ledger.append(entries([2, 3, 4, 5])).committed == 6
+    result = audit(path.read_text().splitlines(), samples=100)
+    assert (result.steps, result.problems) == (6, ())
+
+
+def test_what_did_not_reach_the_disk_is_written_again(
+    ledger: LedgerFile, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    ledger.append(entries([0, 1]))
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fdatasync", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            ledger.append(entries([2, 3]))
+    assert [line["step"] for line in lines(path) if "step" in line] == [0, 1]
+    assert ledger.append(entries([0, 1, 2, 3])).committed == 4
+    result = audit(path.read_text().splitlines(), samples=100)
+    assert (result.steps, result.problems) == (4, ())
+
+
+def test_what_another_has_written_since_is_not_taken_back(
+    ledger: LedgerFile, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next leader may write already while the disk holds up the one before."""
+
+    def fail(_descriptor: int) -> None:
+        with path.open("a") as other:
+            other.write(json.dumps({"incarnation": "first"}) + "\n")
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        ledger.append(entries([0]))
+    assert story(path)[-3:] == [("resume", 0), (0, 1), ("incarnation", "first")]
+
+
+def test_a_ledger_may_be_a_pipe(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    ledger = begun(path)
+    assert ledger.append(entries([0])).committed == 1
+    ledger.close()
+    assert os.read(reader, 1 << 16).count(b"\n") == 3
+    os.close(reader)

@@ -181,3 +181,13 @@ def test_a_store_of_an_earlier_version_does_not_say_what_the_job_runs() -> None:
         assert None not in kinds(first)
 
     check(main, before=Command())
+
+
+def test_names_that_are_refused_are_not_remembered_for_ever() -> None:
+    async def main(place: Place) -> None:
+        for number in range(1100):
+            place.daemon.agent_connected(agent(f"n{number}", ONE, version="0.0.1"))
+        assert len(place.diary.of("node_refused")) == 1100
+        assert len(place.daemon._refused) == 1000
+
+    check(main)

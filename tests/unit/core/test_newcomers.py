@@ -318,3 +318,11 @@ def test_a_new_leader_takes_those_it_finds_for_trained() -> None:
     machine.handle(report("b", status("b0", TRAINING, 7)), 0.1)
     machine.handle(ev.WorkerFailed(node="b", failure=RAISED), 0.2)
     assert machine.restarts_spent(0.2) == 1
+
+
+def test_errors_with_a_message_that_is_always_another_are_not_kept_for_ever() -> None:
+    newcomers = trained("a0")
+    for number in range(2, 3000):
+        fail(newcomers, number, failure=replace(RAISED, signature=f"at {number}", retryable=False))
+    assert len(newcomers._failed_in) == 1000
+    assert len(newcomers._told) <= 1000

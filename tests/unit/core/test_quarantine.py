@@ -56,3 +56,11 @@ def test_forgiven_it_begins_anew() -> None:
     failures.forgive("never failed")
     assert failures.failures("n1", 1.0) == 0
     assert not failures.node_lost("n1", 1.0)
+
+
+def test_nodes_that_come_and_go_are_forgotten() -> None:
+    failures = NodeFailures(3, 60.0)
+    for number in range(1000):
+        failures.node_lost(f"n{number}", float(number))
+        assert failures.failures(f"asked-for-{number}", float(number)) == 0
+        assert len(failures._failed_at) <= 60

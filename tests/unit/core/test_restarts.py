@@ -58,3 +58,11 @@ def test_backoff_doubles_up_to_its_cap_after_an_immediate_start() -> None:
     assert all(low <= d < high for d, (low, high) in zip(delays[2:], bounds, strict=True))
     assert delays == [Backoff(base_s=1.0, cap_s=8.0, seed=3).delay_s(n) for n in range(8)]
     assert delays != [Backoff(base_s=1.0, cap_s=8.0, seed=4).delay_s(n) for n in range(8)]
+
+
+def test_errors_from_before_the_last_progress_are_forgotten() -> None:
+    policy = RestartPolicy(max_restarts=10**6, window_s=60.0)
+    for number in range(1000):
+        raised = failure(f"a-{number}", at=str(number))
+        policy.judge(raised, now=float(number), committed=number, running=frozenset())
+        assert len(policy._incidents) == 1

@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 
 from elastic.errors import ConfigurationError, TransientError
-from elastic.rpc.control import ControlClient, ControlServer, CoordinatorLost
+from elastic.rpc.control import AgentStream, ControlClient, ControlServer, CoordinatorLost
 from elastic.rpc.security import Plaintext
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import control_pb2_grpc as pb_grpc
@@ -154,3 +154,16 @@ def test_an_address_that_can_not_be_had(host: str) -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         asyncio.run(check(taken.getsockname()[1]))
+
+
+def test_an_agent_that_does_not_read_costs_no_memory_and_its_stream_ends() -> None:
+    async def main() -> None:
+        stream = AgentStream(HELLO.hello)
+        message = pb.CoordinatorMessage(probe=pb.Probe()).SerializeToString()
+        for _ in range(30_000):
+            stream.send_serialized(message)
+        stream.send(probe=pb.Probe())
+        assert stream._outgoing.qsize() <= 10_000
+        assert [m async for m in stream.outgoing()] == []
+
+    asyncio.run(main())

@@ -47,7 +47,7 @@ def test_a_long_pause_is_told_with_its_place() -> None:
         (event,) = told.events
         assert 0.2 < event["pause_s"] < 10.0
         assert "in hold_up" in event["where"]
-        assert watch.longest_s >= event["pause_s"] - 0.001
+        assert watch.pauses.longest_s >= event["pause_s"] - 0.001
 
     asyncio.run(main())
 
@@ -79,7 +79,7 @@ def test_what_stops_the_whole_process_is_not_the_loops() -> None:
             watch._beat_at, watch._late_s, watch._where = now - 5.0, 5.0, "somewhere"
             await beats(watch)
         assert told.events == []
-        assert watch.longest_s == 0.0
+        assert watch.pauses.longest_s == 0.0
 
     asyncio.run(main())
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from elastic.store.interface import WatchCompacted
 from elastic.store.memory import MemoryStore
 from tests.contract.conftest import within_deadline
 
@@ -31,3 +34,27 @@ def test_a_renewed_lease_ends_later() -> None:
         assert [(await anext(changes)).key for _ in range(2)] == ["node/left", "node/renewed"]
 
     within_deadline(check())
+
+
+def test_only_the_newest_changes_are_kept_and_a_watch_that_follows_misses_none() -> None:
+    async def check() -> None:
+        store = MemoryStore()
+        seen: list[int] = []
+
+        async def follow() -> None:
+            async for change in store.watch("k", after=0):
+                seen.append(change.revision)  # noqa: PERF401 - as they come
+
+        following = asyncio.ensure_future(follow())
+        for number in range(10_000):
+            await store.put("k", str(number).encode())
+            if number % 50 == 0:
+                await asyncio.sleep(0)
+            assert len(store._history) <= 200
+        await asyncio.sleep(0)
+        following.cancel()
+        assert seen == list(range(1, 10_001))
+        with pytest.raises(WatchCompacted):
+            await anext(store.watch("k", after=0))
+
+    asyncio.run(check())

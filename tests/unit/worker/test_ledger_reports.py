@@ -66,3 +66,45 @@ def test_asked_again_it_sends_all_that_is_not_stored() -> None:
     assert place.reported() == [(True, [])]  # whoever asked knows that nothing is missing
     place.commit(4)
     assert place.reported() == [(False, [4])]
+
+
+def test_no_more_is_on_its_way_than_a_coordinator_may_have_to_keep() -> None:
+    """A disk that is full for hours must not fill the memory of the one who would write to it."""
+    place = Place()
+    place.commit(*range(30_000))
+    assert [len(steps) for _, steps in place.reported()] == [10_000, 10_000]
+    place.commit(*range(30_000, 30_010))
+    assert place.reported() == []
+    place.pulse.ledger_stored(committed=15_000, run="", generation=1)
+    assert [(w, s[0], s[-1]) for w, s in place.reported()] == [
+        (False, 20_000, 29_999),
+        (False, 30_000, 30_009),
+    ]
+
+
+def test_a_coordinator_that_has_dropped_some_is_sent_the_oldest_that_are_not_stored() -> None:
+    place = Place()
+    place.commit(*range(25_000))
+    place.reported()
+    place.pulse.report_again()
+    assert [(w, s[0], len(s)) for w, s in place.reported()] == [
+        (True, 0, 10_000),
+        (False, 10_000, 10_000),
+    ]
+
+
+def test_a_worker_that_ends_has_the_rest_of_a_long_ledger_sent_first() -> None:
+    place = Place()
+    place.commit(*range(30_000))
+    stored: list[int] = []
+
+    def store(**kind: Any) -> None:
+        if "ledger" in kind and kind["ledger"].entries:
+            stored.extend(e.step for e in kind["ledger"].entries)
+            place.pulse.ledger_stored(committed=stored[-1] + 1, run="", generation=1)
+
+    cast(Any, place.pulse)._link.send = store
+    place.pulse.flush()
+    place.pulse.wait_for_ledger()
+    place.pulse.flush()
+    assert stored == list(range(30_000))

@@ -218,6 +218,9 @@ def test_a_long_ledger_comes_in_messages_that_can_be_sent(alone: Group) -> None:
     script.commit(*range(25_000))
     script.pulse.flush()
     messages = script.wire.taken("ledger")
+    script.pulse.ledger_stored(committed=20_000, run="", generation=1)
+    script.pulse.flush()
+    messages += script.wire.taken("ledger")
     assert [m.whole for m in messages] == [True, False, False]
     assert [e.step for m in messages for e in m.entries] == list(range(25_000))
     assert max(m.ByteSize() for m in messages) < 1 << 20

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -514,3 +516,33 @@ def test_a_script_that_never_trained_is_told_so(session: Session) -> None:
 def test_a_script_that_has_trained_ends_well(session: Session) -> None:
     list(map(train, session.steps(loader(), epochs=1)))
     session._training.finish()
+
+
+# ---- nothing of a loop is kept for ever
+
+
+def test_a_loader_for_each_epoch_is_not_kept_and_each_has_its_number(session: Session) -> None:
+    """Its dataset may be large. A new one at the address of an old one is not that one."""
+    alive: list[weakref.ref[DataLoader]] = []
+    for epoch in range(6):
+        data = loader()
+        for step in session.steps(data, epochs=epoch + 1):
+            with step:
+                backward(step)
+        alive.append(weakref.ref(data))
+        assert session._training.state.loader == epoch
+    del data
+    gc.collect()
+    assert sum(ref() is not None for ref in alive) <= 1  # the newest one's steps may go on
+    assert len(session._training._loaders) <= 1
+    assert len(session._finished_loops) <= 1
+
+
+def test_optimizers_that_are_gone_are_forgotten(session: Session) -> None:
+    optimizers = session._training.optimizers
+    for _ in range(100):
+        optimizer = torch.optim.SGD([torch.zeros(0, requires_grad=True)], lr=0.1)
+        optimizers._known[optimizer] = 1
+    del optimizer
+    gc.collect()
+    assert len(optimizers._known) == 0

@@ -187,3 +187,22 @@ def test_a_member_whose_peer_dies_does_not_wait_for_it() -> None:
         assert is_group_loss(caught.value, group)
 
     run_together(die_early, wait)
+
+
+def test_calls_that_are_over_leave_nothing_in_the_store() -> None:
+    """A script may evaluate a million times in one group."""
+
+    def go(seat: Seat) -> None:
+        group = seat.join()
+        for number in range(3):
+            meet(group, 3, number, EVALUATE)
+        seat.exchange("met")
+        before = group.store.num_keys() if group.store is not None else 0
+        for number in range(3, 53):
+            meet(group, 3, number, EVALUATE)
+        seat.exchange("met again")
+        assert group.store is not None
+        assert before - 1 <= group.store.num_keys() <= before + 1
+        seat.exchange("done")
+
+    run_together(go, go)

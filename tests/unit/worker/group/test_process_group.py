@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
 import time
 from typing import Any
@@ -549,3 +550,49 @@ def test_leaving_does_not_wait_long_for_a_member_that_is_gone(manners: Backend) 
         die()
 
     run_together(leave, be_killed)
+
+
+def test_groups_that_are_past_leave_nothing_in_the_store_of_rank_0() -> None:
+    """It may have rank 0 in thousands of groups."""
+
+    def go(seat: Seat) -> None:
+        counts = []
+        for number in range(1, 8):
+            group = seat.join(number)
+            seat.exchange("joined")
+            store = seat.host._store
+            deadline = time.monotonic() + 20.0
+            while seat.rank == 0 and any(
+                not key.startswith(f"i/{number}/") for key in store.list_keys() if "/" in key
+            ):
+                assert time.monotonic() < deadline, store.list_keys()
+                time.sleep(0.01)
+            counts.append(store.num_keys())
+            seat.exchange("swept")
+            group.close()
+        assert max(counts[1:]) <= counts[0] + 2, counts
+
+    run_together(go, go)
+
+
+def test_an_uncaught_exception_after_any_number_of_groups_meets_one_hook_of_torch() -> None:
+    """torch chains another one to it with each group, until they call each other too deep."""
+
+    def go(seat: Seat) -> None:
+        before = sys.excepthook
+        for number in range(1, 6):
+            group = seat.join(number)
+            seat.exchange("joined")
+            if number % 2:
+                group.abort()
+            group.close()
+            assert sys.excepthook is before
+        last = seat.join(6)
+        hook = sys.excepthook
+        seat.exchange("joined")
+        sys.excepthook = lambda *found: hook(*found)  # the script's own stays
+        mine = sys.excepthook
+        last.close()
+        assert sys.excepthook is mine
+
+    run_together(go, go)

@@ -1,0 +1,81 @@
+"""Work that may block, such as that of a file system, beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import queue
+import threading
+from collections.abc import Callable
+from typing import TypeAlias, TypeVar
+
+T = TypeVar("T")
+Work: TypeAlias = Callable[[], Callable[[], None]]
+"""Returns what is to be called when it is done."""
+
+
+class _Threads:
+    """As many as there has been work at once. They are kept: to start one holds up the loop.
+
+    They are daemons: unlike those of `asyncio.to_thread`, one that a file system holds for ever
+    does not keep the process from its end.
+    """
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Work] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+
+    def do(self, work: Work) -> None:
+        """Raises RuntimeError if no thread can be started."""
+        with self._lock:
+            starts = self._idle == 0
+            if not starts:
+                self._idle -= 1
+        if starts:
+            threading.Thread(target=self._run, name="elastic-off-loop", daemon=True).start()
+        self._work.put(work)
+
+    def _run(self) -> None:
+        while True:
+            tell = self._work.get()()
+            with self._lock:  # first: who is told may have more work at once
+                self._idle += 1
+            tell()
+
+
+_threads = _Threads()
+
+
+async def off_loop(work: Callable[[], T]) -> T:
+    """What `work` returns or raises, from another thread.
+
+    Cancelled, this returns while the work goes on.
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if outcome.done():
+            return
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> Callable[[], None]:
+        result: T | None = None
+        error: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as raised:  # noqa: BLE001 - it is raised again where it is awaited
+            error = raised
+        return functools.partial(tell, result, error)
+
+    def tell(result: T | None, error: BaseException | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, result, error)
+
+    _threads.do(run)
+    return await outcome

@@ -1,0 +1,43 @@
+"""The log of each worker is known while it lives; of those that have ended the newest are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from elastic.agent.worker_logs import WorkerLogs
+
+
+def test_a_worker_is_known_while_it_lives() -> None:
+    logs = WorkerLogs(Path("/logs"))
+    assert logs.begin("a") == Path("/logs/a.log")
+    logs.adopt("b", Path("/earlier/b.log"))
+    assert [logs.path(w) for w in "abc"] == [Path("/logs/a.log"), Path("/earlier/b.log"), None]
+    logs.end("a")
+    assert logs.next_stale() is None
+    assert ["a" in logs, "b" in logs] == [False, True]
+
+
+def test_after_any_number_of_workers_the_newest_logs_are_kept(tmp_path: Path) -> None:
+    logs = WorkerLogs(tmp_path, kept=10)
+    for number in range(1000):
+        logs.begin(f"w{number}").touch()
+        logs.end(f"w{number}")
+        while (stale := logs.next_stale()) is not None:
+            stale.unlink()
+    assert {log.stem for log in tmp_path.iterdir()} == {f"w{n}" for n in range(990, 1000)}
+    assert len(logs._ended) == 10
+    assert not logs._living
+
+
+def test_a_worker_that_was_not_known_has_no_log() -> None:
+    logs = WorkerLogs(Path("/logs"), kept=1)
+    logs.end("a")
+    assert not logs._ended
+
+
+def test_where_nothing_can_be_removed_what_is_remembered_is_bounded() -> None:
+    logs = WorkerLogs(Path("/logs"), kept=10)
+    for number in range(1000):
+        logs.begin(f"w{number}")
+        logs.end(f"w{number}")
+    assert len(logs._ended) == 100

@@ -1,0 +1,76 @@
+"""What blocks runs beside the loop, and nobody has to wait for its end."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from elastic.runtime.off_loop import off_loop
+
+HANGS = """
+import asyncio, threading
+from elastic.runtime.off_loop import off_loop
+
+async def main():
+    task = asyncio.ensure_future(off_loop(threading.Event().wait))
+    await asyncio.wait([task], timeout=0.01)
+    task.cancel()
+
+asyncio.run(main())
+print("ended")
+"""
+
+
+def test_the_result_comes_back_and_the_loop_goes_on_meanwhile() -> None:
+    async def main() -> tuple[str, str]:
+        asked = threading.Event()
+
+        def work() -> str:
+            assert asked.wait(10)
+            return threading.current_thread().name
+
+        task = asyncio.ensure_future(off_loop(work))
+        await asyncio.sleep(0)
+        assert not task.done()
+        asked.set()
+        return await task, threading.current_thread().name
+
+    there, here = asyncio.run(main())
+    assert there == "elastic-off-loop" != here
+
+
+def test_an_error_is_raised_where_it_is_awaited() -> None:
+    def work() -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        asyncio.run(off_loop(work))
+
+
+def test_work_that_never_ends_does_not_hold_up_the_end_of_the_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS], timeout=60, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "ended\n"
+
+
+def test_threads_are_used_again_and_work_at_once_has_one_each() -> None:
+    async def main() -> None:
+        for _ in range(100):
+            await off_loop(lambda: None)
+        before = threading.active_count()
+        for _ in range(100):
+            await off_loop(lambda: None)
+        assert threading.active_count() == before
+        together = threading.Barrier(5)
+        await asyncio.gather(*[off_loop(lambda: together.wait(10)) for _ in range(5)])
+        grown = threading.active_count()
+        for _ in range(20):
+            await asyncio.gather(*[off_loop(lambda: None) for _ in range(5)])
+        assert threading.active_count() == grown
+
+    asyncio.run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import traceback
@@ -250,6 +251,8 @@ def _errors() -> Iterator[None]:
     The traceback of any other is written here, where standard error may still be one that does not
     block.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # paths and names may have bytes that are no text
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         yield
     except typer.Exit:

@@ -24,6 +24,7 @@ from elastic.coordinator.leadership import lead
 from elastic.core.agent.machine import AgentSettings
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
+from elastic.core.legible import is_text
 from elastic.core.restarts import Backoff
 from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.control import ControlClient, ControlServer
@@ -65,7 +66,7 @@ class Command:
 def run(command: Command) -> int:
     """Run the job to its end; return the exit code. Raises ConfigurationError."""
     settings = command.settings
-    require_script(Path(command.argv[0]))
+    require_command(command.argv)
     _require_one_machine(settings)
     checkpoints = _checkpoints(settings)
     logs = log_directory(settings.job, settings.log_dir)
@@ -159,14 +160,25 @@ def _handle_signals(agent: AgentDaemon) -> None:
         loop.add_signal_handler(number, handle, number)
 
 
-def require_script(script: Path) -> None:
-    """Raises ConfigurationError unless it is a file."""
-    if not script.is_file():
+def require_command(argv: Sequence[str]) -> None:
+    """Raises ConfigurationError unless it is a file and arguments that workers can be told of."""
+    script = Path(argv[0])
+    try:
+        found = script.is_file()
         what = "is a directory" if script.is_dir() else "does not exist"
+    except OSError as error:
+        found, what = False, f"can not be looked at ({error.strerror})"
+    if not found:
         raise ConfigurationError(
             f"the script {str(script)!r} {what}; give the path of a Python file: "
             "elastic run [options] SCRIPT [arguments]"
         )
+    for argument in argv:
+        if not is_text(argument):
+            raise ConfigurationError(
+                f"the argument {argument!r} is not UTF-8, and the workers are told of it in UTF-8; "
+                "rename the file, or give the script what it needs in a file"
+            )
 
 
 def _require_one_machine(settings: RunSettings) -> None:

@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 SEEDS ?= 0:3000
 LONG_SEEDS ?= 0:500000
 SEED ?= 0
+POINTS ?= 2000
 TESTS_AT_ONCE ?= 2
 
-.PHONY: install demo test test-long sim-long soak lint proto sim mutants bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic clean
+.PHONY: install demo test test-long sim-long faults soak lint proto sim mutants bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic clean
 
 install: $(VENV)/.installed
 
@@ -42,6 +43,9 @@ sim: install
 
 sim-long: install
 	$(BIN)/python -m tests.sim --seeds $(LONG_SEEDS)
+
+faults: install
+	$(BIN)/python -m tests.faults --points $(POINTS) --seed $(SEED)
 
 soak: install
 	$(BIN)/python -m tests.chaos.styles --kills 50 --seed $(SEED)

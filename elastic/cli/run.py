@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import signal
@@ -34,6 +35,7 @@ from elastic.runtime.loop_watch import watched_loop
 from elastic.runtime.network import interface_of
 from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.run_directory import RunDirectory
+from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.fields import options_of
 from elastic.settings.node import NodeSettings
 from elastic.settings.run import OutputMode, RunSettings
@@ -86,18 +88,22 @@ async def _run(
     settings = command.settings
     recent = RecentEntries()
     journal = Journal(display.entry, recent)
+    warnings_to(journal)
     directory = RunDirectory(settings.job)
-    adopt_orphans()
-    try:
+    async with contextlib.AsyncExitStack() as ends:  # what was started, if the rest can not be
+        ends.callback(directory.remove)
+        adopt_orphans()
         store = MemoryStore()
         leadership = await lead(store, job=settings.job, candidate=uuid.uuid4().hex)
         coordinator = CoordinatorDaemon(
             _job_options(settings, checkpoints), store, leadership, journal, recent=recent
         )
+        ends.push_async_callback(coordinator.close)
         await coordinator.start()
         server = ControlServer(
             coordinator, settings.listen or f"unix:{directory.path / 'coordinator.sock'}"
         )
+        ends.push_async_callback(server.stop, 0.2)
         address = await server.start()
         directory.announce(address)
         journal.record("job_started", job=settings.job, pid=os.getpid(), log_dir=str(logs))
@@ -108,22 +114,16 @@ async def _run(
             journal,
             display.output,
         )
+        ends.push_async_callback(agent.close)
         _handle_signals(agent)
         await agent.start()
-        try:
-            with watched_loop(journal):
-                await _end_of(agent, coordinator)
-            exit_code = _exit_code(agent, coordinator)
-            if not coordinator.ended.done():
-                committed = coordinator.status().progress.committed
-                journal.record("job_ended", exit_code=exit_code, committed=committed)
-            return exit_code
-        finally:
-            await agent.close()
-            await server.stop(0.2)
-            await coordinator.close()
-    finally:
-        directory.remove()
+        with watched_loop(journal):
+            await _end_of(agent, coordinator)
+        exit_code = _exit_code(agent, coordinator)
+        if not coordinator.ended.done():
+            committed = coordinator.status().progress.committed
+            journal.record("job_ended", exit_code=exit_code, committed=committed)
+        return exit_code
 
 
 async def _end_of(agent: AgentDaemon, coordinator: CoordinatorDaemon) -> None:

@@ -124,8 +124,10 @@ static int fails(int function, const char *about, int starts) {
 }
 
 static int is_own(const char *path) {
-    return path && (!strncmp(path, under, strlen(under)) || !strncmp(path, "/proc/", 6) ||
-                    !strncmp(path, "/dev/", 5) || path[0] != '/');
+    /* Of /proc what is about processes: libraries choose their arithmetic by /proc/cpuinfo. */
+    return path && (!strncmp(path, under, strlen(under)) || !strncmp(path, "/dev/", 5) ||
+                    !strncmp(path, "/proc/self", 10) || path[0] != '/' ||
+                    (!strncmp(path, "/proc/", 6) && path[6] >= '0' && path[6] <= '9'));
 }
 static int starts_work(const char *path) {
     return (role == RUN || role == COORDINATOR || role == AGENT) &&
@@ -228,18 +230,21 @@ int pipe2(int v[2], int flags) {
     REAL(pipe2);
     return fails(PIPE, "", role == ZYGOTE && (flags & O_NONBLOCK)) ? -1 : real(v, flags);
 }
-int epoll_create1(int f) { REAL(epoll_create1); return fails(EPOLL, "", 0) ? -1 : real(f); }
-int eventfd(unsigned int n, int f) { REAL(eventfd); return fails(EPOLL, "eventfd", 0) ? -1 : real(n, f); }
-/* gRPC's allocator ends the process at once when it gets no memory, by its own decision. */
-static int fails_mapping(void *caller) {
+/* gRPC ends the process at once when it gets no memory or no way to be woken, by its own decision. */
+static int fails_called_by(int function, void *caller) {
     Dl_info found = {0};
     if (!role || (dladdr(caller, &found) && found.dli_fname && strstr(found.dli_fname, "grpc")))
         return 0;
-    return fails(MMAP, found.dli_fname ? found.dli_fname : "", 0);
+    return fails(function, found.dli_fname ? found.dli_fname : "", 0);
+}
+#define CALLER __builtin_return_address(0)
+int epoll_create1(int f) { REAL(epoll_create1); return fails_called_by(EPOLL, CALLER) ? -1 : real(f); }
+int eventfd(unsigned int n, int f) {
+    REAL(eventfd); return fails_called_by(EPOLL, CALLER) ? -1 : real(n, f);
 }
 void *mmap(void *a, size_t n, int p, int f, int d, off_t o) {
-    return fails_mapping(__builtin_return_address(0)) ? MAP_FAILED : (void *)syscall(SYS_mmap, a, n, p, f, d, o);
+    return fails_called_by(MMAP, CALLER) ? MAP_FAILED : (void *)syscall(SYS_mmap, a, n, p, f, d, o);
 }
 void *mmap64(void *a, size_t n, int p, int f, int d, off64_t o) {
-    return fails_mapping(__builtin_return_address(0)) ? MAP_FAILED : (void *)syscall(SYS_mmap, a, n, p, f, d, o);
+    return fails_called_by(MMAP, CALLER) ? MAP_FAILED : (void *)syscall(SYS_mmap, a, n, p, f, d, o);
 }

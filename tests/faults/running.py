@@ -129,7 +129,8 @@ def _wrong_end(place: Place, job: JobProcess, outcome: Outcome, weights: list[fl
     if outcome.exit_code is None:
         return [f"it hangs: still running after {_DEADLINE_S} s"]
     said = "\n".join([*job.messages, *(str(e.get("message", "")) for e in job.events)])
-    wrong = ["a bare traceback"] if "Traceback" in "\n".join(job.messages) else []
+    words = [line for line in job.messages if line.startswith("elastic: ")]
+    wrong = ["a bare traceback"] if "Traceback" in "\n".join(job.messages) and not words else []
     wrong += _damaged(place.files / "checkpoints")
     if outcome.exit_code != ExitCode.OK:
         if outcome.exit_code not in _CLEAN:

@@ -21,6 +21,8 @@ _FOUND = (
     "run:fork:1:ENOMEM",
     "run:pipe:1:EMFILE",
     "run:socket:8:ENFILE",
+    "run:accept:7:ENFILE",
+    "zygote:send:1:ECONNRESET",
 )
 
 

@@ -198,8 +198,8 @@ class _Zygote:
         return None
 
     def _send(self, event: pb.ZygoteEvent) -> None:
-        """What an agent that is gone misses is told the next one. One that lives but can not be told
-        is hung up on: it would wait for ever for what it does not hear."""
+        """What an agent that is gone misses is told the next one. One that lives but can not be
+        told is hung up on: it would wait for ever for what it does not hear."""
         try:
             if self._agent is None:
                 raise BrokenPipeError

@@ -6,9 +6,10 @@ SEEDS ?= 0:3000
 LONG_SEEDS ?= 0:500000
 MINUTES ?= 60
 SEED ?= 0
+POINTS ?= 2000
 TESTS_AT_ONCE ?= 2
 
-.PHONY: install demo test test-long sim-long styles-long soak lint proto sim mutants bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic bench-output clean
+.PHONY: install demo test test-long sim-long faults styles-long soak lint proto sim mutants bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic bench-output clean
 
 install: $(VENV)/.installed
 
@@ -43,6 +44,9 @@ sim: install
 
 sim-long: install
 	$(BIN)/python -m tests.sim --seeds $(LONG_SEEDS)
+
+faults: install
+	$(BIN)/python -m tests.faults --points $(POINTS) --seed $(SEED)
 
 styles-long: install
 	$(BIN)/python -m tests.chaos.styles --kills 50 --seed $(SEED)

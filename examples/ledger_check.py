@@ -55,7 +55,8 @@ def audit(lines: Iterable[str], *, samples: int, epochs: int | None = None) -> A
     newest = max(ranges, default=-1)
     expected = newest + 1 if epochs is None else max(epochs, newest + 1)
     complete = 0
-    for epoch in range(expected):
+    # Beyond as many as there are steps none is complete, and to say it of some is enough.
+    for epoch in sorted({*ranges, *range(min(expected, len(lineage) + _MOST_SHOWN))}):
         repeated, missing, outside = cover(ranges.get(epoch, []), samples)
         under_way = epochs is None and epoch == newest
         if repeated:
@@ -110,7 +111,7 @@ def _parsed(lines: Iterable[str], problems: list[str]) -> Iterator[Record]:
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             torn.append(f"line {number} is not JSON: {line.strip()[:60]!r}")
             continue
         if isinstance(record, dict) and "incarnation" in record:
@@ -120,11 +121,16 @@ def _parsed(lines: Iterable[str], problems: list[str]) -> Iterator[Record]:
         torn = []
         if not isinstance(record, dict):
             problems.append(f"line {number} is not an object")
-        elif _is_counts(record, ("resume", "generation")) or _is_counts(record, _FIELDS):
+        elif _is_record(record):
             yield {"run": incarnation, **record}  # ledgers of before had no "run" in each line
         elif "incarnation" not in record:
             problems.append(f"line {number} is no record of a step: {line.strip()[:60]!r}")
     problems += torn
+
+
+def _is_record(record: Record) -> bool:
+    counts = ("resume", "generation") if "resume" in record else _FIELDS
+    return _is_counts(record, counts) and isinstance(record.get("run", ""), str)
 
 
 def _is_counts(record: Record, fields: Iterable[str]) -> bool:
@@ -165,8 +171,9 @@ def main() -> int:
     parser.add_argument("--samples", type=int, required=True, help="length of the dataset")
     parser.add_argument("--epochs", type=int, help="epochs that must be complete")
     options = parser.parse_args()
+    sys.stdout.reconfigure(errors="backslashreplace")  # a damaged ledger may name what is no text
     try:
-        with open(options.ledger, encoding="utf-8") as lines:
+        with open(options.ledger, encoding="utf-8", errors="replace") as lines:
             result = audit(lines, samples=options.samples, epochs=options.epochs)
     except OSError as error:
         parser.error(f"can not read the ledger {options.ledger}: {error.strerror}")

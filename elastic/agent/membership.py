@@ -29,7 +29,8 @@ class LastContact:
         """None if it is not known, or of before the machine was started."""
         try:
             boot, at_s = self._path.read_text(encoding="ascii").split()
-            return float(at_s) if boot == _boot() else None
+            heard_at = float(at_s)
+            return heard_at if boot == _boot() and heard_at <= boot_time_s() else None
         except (OSError, ValueError):
             return None
 

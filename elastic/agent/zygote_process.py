@@ -72,7 +72,13 @@ class ZygoteProcess:
         except OSError:
             await asyncio.to_thread(self._end_left)
             self._keeper = self._start(path)
-            self._reader, self._writer = await asyncio.open_unix_connection(path)
+            try:
+                self._reader, self._writer = await asyncio.open_unix_connection(path)
+            except OSError as error:
+                raise TransientError(
+                    f"the zygote can not be reached as it starts: {error.strerror}; its log: "
+                    f"{self._log}; try again"
+                ) from error
             found = False
         self._writer.write(encode(pb.ZygoteRequest(attach=pb.AttachRequest())))
         return found
@@ -109,9 +115,10 @@ class ZygoteProcess:
         if self._writer is not None:
             with contextlib.suppress(ConnectionError):
                 await self._writer.drain()
-            if not self.was_ready:  # it has no worker yet, and does not listen
-                self._kill_group()
-            await self._reap()
+        if not self.was_ready:  # it has no worker yet, and does not listen
+            self._kill_group()
+        await self._reap()
+        if self._writer is not None:
             self._writer.close()
         self._forget_keeper()
 

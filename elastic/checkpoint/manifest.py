@@ -11,6 +11,7 @@ import xxhash
 from elastic.checkpoint import documents
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.documents import Json
+from elastic.core.legible import is_instant
 from elastic.errors import CheckpointDamaged
 
 FORMAT_VERSION = 2
@@ -82,7 +83,7 @@ def _manifest(body: Mapping[str, Json], where: str) -> Manifest:
         epoch=_count(body, "epoch", where),
         cursor=_count(body, "cursor", where),
         learning_rate=documents.field(body, "learning_rate", dict, where),
-        created_unix_s=documents.field(body, "created_unix_s", float, where),
+        created_unix_s=_instant(body, "created_unix_s", where),
         files=_files(documents.field(body, "files", list, where), where),
     )
 
@@ -112,6 +113,13 @@ def _count(document: Mapping[str, Json], key: str, where: str) -> int:
     value = documents.field(document, key, int, where)
     if value < 0:
         raise CheckpointDamaged(f"{key!r} in {where} is negative: {value}")
+    return value
+
+
+def _instant(document: Mapping[str, Json], key: str, where: str) -> float:
+    value = documents.field(document, key, float, where)
+    if not is_instant(value):
+        raise CheckpointDamaged(f"{key!r} in {where} is no time: {value}")
     return value
 
 

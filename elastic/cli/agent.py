@@ -21,7 +21,7 @@ from elastic.agent.start_token import next_start, start_token
 from elastic.cli.console import JsonDisplay
 from elastic.cli.etcd import address_towards, host_name, open_store
 from elastic.cli.launch import is_classic
-from elastic.cli.run import log_directory, require_script, worker_environment
+from elastic.cli.run import log_directory, require_command, worker_environment
 from elastic.core.agent.machine import AgentSettings
 from elastic.core.restarts import Backoff
 from elastic.errors import ConfigurationError, ExitCode
@@ -92,7 +92,7 @@ def attend(command: NodeCommand) -> int:
 
     Raises ConfigurationError.
     """
-    require_script(Path(command.argv[0]))
+    require_command(command.argv)
     logs = log_directory(command.settings.job, command.settings.log_dir)
     directory = NodeDirectory(command.settings.job, command.node, command.settings.state_dir)
     display = JsonDisplay(command.settings.console)

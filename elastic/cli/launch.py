@@ -25,7 +25,7 @@ def is_classic(script: Path, launch: Launch) -> bool:
         seen.add(path)
         try:
             tree = ast.parse(path.read_bytes())
-        except (OSError, SyntaxError, ValueError):
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
             if path is script:
                 return False
             continue

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import os
 import sys
 import traceback
@@ -13,7 +15,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from elastic.cli.options import SettingsCommand, with_options, with_run_options
-from elastic.errors import ElasticError
+from elastic.errors import ElasticError, ExitCode
 from elastic.runtime.output import never_blocking
 from elastic.settings.coordinator import CoordinatorSettings
 from elastic.settings.node import NodeSettings
@@ -250,6 +252,8 @@ def _errors() -> Iterator[None]:
     The traceback of any other is written here, where standard error may still be one that does not
     block.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # paths and names may have bytes that are no text
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         yield
     except typer.Exit:
@@ -258,9 +262,31 @@ def _errors() -> Iterator[None]:
         for line in str(error).splitlines():
             print(f"elastic: {line}", file=sys.stderr)
         raise typer.Exit(int(error.exit_code)) from None
-    except Exception:  # noqa: BLE001 - the last one who can say it
-        traceback.print_exc()
-        raise typer.Exit(1) from None
+    except Exception as error:  # noqa: BLE001 - the last one who can say it
+        refused = _refused_by_the_system(error)
+        if refused is None:
+            traceback.print_exc()
+            raise typer.Exit(1) from None
+        print(f"elastic: {refused}", file=sys.stderr)
+        raise typer.Exit(int(ExitCode.TEMPORARY)) from None
+
+
+def _refused_by_the_system(error: Exception) -> str | None:
+    """In words, if it is no fault of elastic: descriptors, threads, memory or storage are short, or
+    there is no permission. Names the line that asked, since there may have been no other word."""
+    if isinstance(error, OSError) and error.strerror:
+        about = f" ({error.filename})" if error.filename else ""
+        what = f"{error.strerror}{about}"
+    elif isinstance(error, MemoryError):
+        what = os.strerror(errno.ENOMEM)
+    elif isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        what = f"{os.strerror(errno.EAGAIN)} (a thread)"  # Python does not say why
+    else:
+        return None
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if f"{os.sep}elastic{os.sep}" in frame.filename] or frames
+    place = f"{Path(own[-1].filename).name}, line {own[-1].lineno}"
+    return f"the system refuses what is needed here: {what}, at {place}; try again when it can"
 
 
 def _target(address: str | None, config: Path | None, options: dict[str, Any]) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from elastic.cli.etcd import open_store
 from elastic.cli.formats import print_json, print_table, printable, require_format
 from elastic.cli.status import print_status, to_document
+from elastic.core.legible import is_instant
 from elastic.core.membership import WorkerPhase
 from elastic.errors import ConfigurationError, ExitCode, TransientError
 from elastic.rpc.control import ControlClient
@@ -137,12 +138,12 @@ async def _events(target: Target, *, follow: bool, show: Callable[[str], None]) 
         try:
             async with target.client() as client:
                 async for line in client.events(follow=follow):
-                    entry = json.loads(line)
-                    if float(entry["time"]) > newest:
+                    at, name, _ = event_from(line)
+                    if at > newest:
                         show(line)
-                        newest = float(entry["time"])
-                        ended = entry["event"] in _LAST_EVENTS
-                        if entry["event"] == "deposed":
+                        newest = at
+                        ended = name in _LAST_EVENTS
+                        if name == "deposed":
                             break
         except TransientError:
             if not ended and (not follow or not newest or target.settings is None):
@@ -152,17 +153,32 @@ async def _events(target: Target, *, follow: bool, show: Callable[[str], None]) 
         await asyncio.sleep(_NEXT_LEADER_S)
 
 
+def event_from(line: str) -> tuple[float, str, dict[str, Any]]:
+    """When, which event, and its fields. Raises ConfigurationError for what is no event."""
+    try:
+        fields = json.loads(line)
+        at, name = float(fields.pop("time")), fields.pop("event")
+        if isinstance(name, str) and is_instant(at):
+            return at, name, fields
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
+        pass
+    raise ConfigurationError(
+        f"the coordinator tells of something that is no event: {line[:80]!r}; ask it with the "
+        "version of elastic that it has"
+    )
+
+
 def _show_event(line: str) -> None:
-    entry = json.loads(line)
-    at, name = entry.pop("time"), entry.pop("event")
+    at, name, fields = event_from(line)
     clock = time.strftime("%H:%M:%S", time.localtime(at))
-    facts = " ".join(f"{key}={value}" for key, value in entry.items() if value not in ("", None))
+    facts = " ".join(f"{key}={value}" for key, value in fields.items() if value not in ("", None))
     print(printable(f"{clock} {name} {facts}".rstrip()), flush=True)
 
 
 def _row(node: pb.NodeStatus) -> tuple[object, ...]:
     training = sum(w.phase == WorkerPhase.TRAINING.value for w in node.workers)
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(node.since_unix_s))
+    known = is_instant(node.since_unix_s)
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(node.since_unix_s)) if known else "-"
     return (
         node.node,
         node.state,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import signal
@@ -24,6 +25,7 @@ from elastic.coordinator.leadership import lead
 from elastic.core.agent.machine import AgentSettings
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
+from elastic.core.legible import is_text
 from elastic.core.restarts import Backoff
 from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.control import ControlClient, ControlServer
@@ -33,6 +35,7 @@ from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.network import interface_of
 from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.run_directory import RunDirectory
+from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.fields import options_of
 from elastic.settings.node import NodeSettings
 from elastic.settings.run import OutputMode, RunSettings
@@ -65,7 +68,7 @@ class Command:
 def run(command: Command) -> int:
     """Run the job to its end; return the exit code. Raises ConfigurationError."""
     settings = command.settings
-    require_script(Path(command.argv[0]))
+    require_command(command.argv)
     _require_one_machine(settings)
     checkpoints = _checkpoints(settings)
     logs = log_directory(settings.job, settings.log_dir)
@@ -85,9 +88,11 @@ async def _run(
     settings = command.settings
     recent, pauses = RecentEntries(), LoopPauses()
     journal = Journal(display.entry, recent)
+    warnings_to(journal)
     directory = RunDirectory(settings.job)
-    adopt_orphans()
-    try:
+    async with contextlib.AsyncExitStack() as ends:  # what was started, if the rest can not be
+        ends.callback(directory.remove)
+        adopt_orphans()
         store = MemoryStore()
         leadership = await lead(store, job=settings.job, candidate=uuid.uuid4().hex)
         coordinator = CoordinatorDaemon(
@@ -98,10 +103,12 @@ async def _run(
             recent=recent,
             pauses=pauses,
         )
+        ends.push_async_callback(coordinator.close)
         await coordinator.start()
         server = ControlServer(
             coordinator, settings.listen or f"unix:{directory.path / 'coordinator.sock'}"
         )
+        ends.push_async_callback(server.stop, 0.2)
         address = await server.start()
         directory.announce(address)
         journal.record("job_started", job=settings.job, pid=os.getpid(), log_dir=str(logs))
@@ -113,22 +120,16 @@ async def _run(
             display.output,
             pauses,
         )
+        ends.push_async_callback(agent.close)
         _handle_signals(agent)
         await agent.start()
-        try:
-            with watched_loop(journal, pauses):
-                await _end_of(agent, coordinator)
-            exit_code = _exit_code(agent, coordinator)
-            if not coordinator.ended.done():
-                committed = coordinator.status().progress.committed
-                journal.record("job_ended", exit_code=exit_code, committed=committed)
-            return exit_code
-        finally:
-            await agent.close()
-            await server.stop(0.2)
-            await coordinator.close()
-    finally:
-        directory.remove()
+        with watched_loop(journal, pauses):
+            await _end_of(agent, coordinator)
+        exit_code = _exit_code(agent, coordinator)
+        if not coordinator.ended.done():
+            committed = coordinator.status().progress.committed
+            journal.record("job_ended", exit_code=exit_code, committed=committed)
+        return exit_code
 
 
 async def _end_of(agent: AgentDaemon, coordinator: CoordinatorDaemon) -> None:
@@ -165,14 +166,25 @@ def _handle_signals(agent: AgentDaemon) -> None:
         loop.add_signal_handler(number, handle, number)
 
 
-def require_script(script: Path) -> None:
-    """Raises ConfigurationError unless it is a file."""
-    if not script.is_file():
+def require_command(argv: Sequence[str]) -> None:
+    """Raises ConfigurationError unless it is a file and arguments that workers can be told of."""
+    script = Path(argv[0])
+    try:
+        found = script.is_file()
         what = "is a directory" if script.is_dir() else "does not exist"
+    except OSError as error:
+        found, what = False, f"can not be looked at ({error.strerror})"
+    if not found:
         raise ConfigurationError(
             f"the script {str(script)!r} {what}; give the path of a Python file: "
             "elastic run [options] SCRIPT [arguments]"
         )
+    for argument in argv:
+        if not is_text(argument):
+            raise ConfigurationError(
+                f"the argument {argument!r} is not UTF-8, and the workers are told of it in UTF-8; "
+                "rename the file, or give the script what it needs in a file"
+            )
 
 
 def _require_one_machine(settings: RunSettings) -> None:

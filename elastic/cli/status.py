@@ -18,7 +18,7 @@ def to_document(reply: pb.JobStatus) -> dict[str, Any]:
         reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
     )
     _restore_numbers(document, reply.DESCRIPTOR)
-    document["recoveries"] = [json.loads(r) for r in document.pop("recoveries_json")]
+    document["recoveries"] = [_recovery(r) for r in document.pop("recoveries_json")]
     return document
 
 
@@ -37,17 +37,18 @@ def print_status(reply: pb.JobStatus) -> None:
     """For people."""
     progress, generation = reply.progress, reply.generation
     figures = "".join(f", {name} {value:.4g}" for name, value in progress.reported.items())
-    print(f"job {reply.job}: {reply.phase}, {len(generation.members)} workers")
+    print(printable(f"job {reply.job}: {reply.phase}, {len(generation.members)} workers"))
     print(printable(f"step {progress.committed}, epoch {progress.epoch}{figures}"))
     print(f"{progress.samples_per_s:.0f} samples/s, {progress.step_s * 1000:.1f} ms a step")
     print(f"generation {generation.number}, restarts {reply.restarts} of {reply.max_restarts}")
     if reply.coordinator:
         doubt = "" if reply.in_office else " (in doubt: the store does not answer)"
-        print(f"coordinator {reply.coordinator}{doubt}")
+        print(printable(f"coordinator {reply.coordinator}{doubt}"))
     for line in _pauses(reply):
         print(printable(line))
     if reply.checkpoint_dir:
-        print(f"last checkpoint: step {reply.checkpoint_step} in {reply.checkpoint_dir}")
+        where = printable(reply.checkpoint_dir)
+        print(f"last checkpoint: step {reply.checkpoint_step} in {where}")
     ranks = {member.worker: rank for rank, member in enumerate(generation.members)}
     rows = [
         (w.worker, node.node, ranks.get(w.worker, "-"), _phase(w.phase), w.committed, w.pid)
@@ -56,11 +57,20 @@ def print_status(reply: pb.JobStatus) -> None:
     ]
     print_table(("worker", "node", "rank", "phase", "step", "pid"), rows)
     for text in reply.recoveries_json[-3:]:
+        recovery = _recovery(text)
+        number, reason = recovery.get("generation"), recovery.get("reason")
+        total_s = recovery.get("total_s")
+        took = f"{total_s * 1000:.0f} ms" if isinstance(total_s, float) else "unknown"
+        print(printable(f"recovery to generation {number} ({reason}): {took}"))
+
+
+def _recovery(text: str) -> dict[str, Any]:
+    """Empty if another version has written what this one can not read."""
+    try:
         recovery = json.loads(text)
-        print(
-            f"recovery to generation {recovery['generation']} ({recovery['reason']}): "
-            f"{recovery['total_s'] * 1000:.0f} ms"
-        )
+    except (ValueError, RecursionError):
+        return {}
+    return recovery if isinstance(recovery, dict) else {}
 
 
 def _pauses(reply: pb.JobStatus) -> list[str]:
@@ -75,4 +85,8 @@ def _pauses(reply: pb.JobStatus) -> list[str]:
 
 
 def _phase(number: int) -> str:
-    return WorkerPhase(number).name.lower()
+    """A newer version may have more of them."""
+    try:
+        return WorkerPhase(number).name.lower()
+    except ValueError:
+        return f"phase {number}"

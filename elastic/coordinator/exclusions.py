@@ -6,6 +6,7 @@ import json
 import time
 from dataclasses import dataclass
 
+from elastic.core.legible import is_instant, is_text
 from elastic.store.interface import Entry, Guard, Store
 from elastic.store.job_keys import JobKeys, node_of
 
@@ -70,11 +71,11 @@ def _exclusion(state: str, entry: Entry) -> Exclusion:
     """One that can not be read keeps its node out all the same, until it is cleared."""
     try:
         document = json.loads(entry.value)
-        return Exclusion(
-            state=state,
-            reason=str(document["reason"]),
-            since_unix_s=float(document["since_unix_s"]),
-        )
-    except (ValueError, TypeError, LookupError, RecursionError):
+        reason, since_unix_s = str(document["reason"]), float(document["since_unix_s"])
+        legible = is_text(reason) and is_instant(since_unix_s)
+    except (ValueError, TypeError, LookupError, RecursionError, OverflowError):
+        legible = False
+    if not legible:
         reason = f"the store's key {entry.key} says that it is {state}, and can not be read"
-        return Exclusion(state=state, reason=reason, since_unix_s=time.time())
+        since_unix_s = time.time()
+    return Exclusion(state=state, reason=reason, since_unix_s=since_unix_s)

@@ -195,8 +195,19 @@ def _is_private(found: os.stat_result) -> bool:
 def _running(base: Path) -> Iterator[RunningJob]:
     for directory in sorted(base.iterdir()):
         if _is_alive(directory):
-            with contextlib.suppress(OSError, ValueError, TypeError):
-                yield RunningJob(**json.loads((directory / _JOB_FILE).read_text()))
+            found = _job_in(directory / _JOB_FILE)
+            if found is not None:
+                yield found
+
+
+def _job_in(path: Path) -> RunningJob | None:
+    """None while it says nothing yet, or nothing that can be read."""
+    try:
+        found = RunningJob(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+    kinds = (type(found.job), type(found.pid), type(found.address))
+    return found if kinds == (str, int, str) else None
 
 
 def _sweep(base: Path) -> None:

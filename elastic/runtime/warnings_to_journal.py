@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
 from collections.abc import Callable
 
 from elastic.runtime.journal import Journal
@@ -13,7 +14,7 @@ _MOST_REMEMBERED = 1000
 
 
 class JournalHandler(logging.Handler):
-    """Takes what is logged below "elastic". What differs only in its last argument is the same."""
+    """Takes what is logged. What differs only in its last argument is the same."""
 
     def __init__(self, journal: Journal, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(logging.WARNING)
@@ -32,11 +33,18 @@ class JournalHandler(logging.Handler):
             self._told_at.clear()
         self._told_at[key] = now
         source = record.name.removeprefix("elastic.")
-        self._journal.record("warning", source=source, message=record.getMessage())
+        fields = {"message": record.getMessage()}
+        if record.exc_info is not None and (error := record.exc_info[1]) is not None:
+            fields["message"] += f": {type(error).__name__}: {error}"
+            fields["traceback"] = "".join(traceback.format_exception(error))
+        self._journal.record("warning", source=source, **fields)
 
 
 def warnings_to(journal: Journal) -> None:
-    """From now on, for this process."""
-    logger = logging.getLogger("elastic")
-    logger.handlers = [JournalHandler(journal)]
-    logger.propagate = False
+    """From now on, for this process; also what the event loop says, which else would be written in
+    between the events."""
+    handler = JournalHandler(journal)
+    for name in ("elastic", "asyncio"):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.propagate = False

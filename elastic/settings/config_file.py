@@ -43,7 +43,9 @@ def _parse(file: Given, problems: list[str]) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         problems.append(f"{file.value}, line {_line(error, text)}: not valid TOML: {error}")
-        return {}
+    except (ValueError, RecursionError) as error:  # too many digits, or brackets within brackets
+        problems.append(f"{file.value}: can not be taken for TOML: {error}")
+    return {}
 
 
 def _line(error: tomllib.TOMLDecodeError, text: str) -> int:

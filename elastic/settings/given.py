@@ -73,7 +73,10 @@ def shown(value: object) -> str:
     """A value, for a message."""
     if isinstance(value, enum.Enum):
         return repr(value.value)
-    return repr(str(value)) if isinstance(value, Path) else repr(value)
+    try:
+        return repr(str(value)) if isinstance(value, Path) else repr(value)
+    except ValueError:  # a number of more digits than Python shows
+        return f"a {type(value).__name__} that is too long to be shown"
 
 
 def _plain(name: str) -> str:

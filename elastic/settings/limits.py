@@ -15,9 +15,15 @@ from elastic.settings.fields import Limits
 
 JOB_NAME_MAX_LENGTH = 40
 NODE_NAME_MAX_LENGTH = 253
+MOST = 2**31 - 1
+"""Of what is counted: messages hold no more."""
+MOST_S = 1_000_000_000
+"""Thirty years: the clocks of threads and sockets can not wait for much longer than that."""
 SHORTEST_LEASE_S = 2
 """etcd grants none shorter with its default election timeout."""
 
+_AT_MOST, _AT_MOST_S = f", at most {MOST}", f", at most {MOST_S}"
+_FINITE_S = {"le": MOST_S, "allow_inf_nan": False}
 _HOST = r"(\[[^\s\[\]]+\]|[^\s:/\[\],@?#]+)"
 _HOST_AND_PORT = re.compile(rf"{_HOST}:([0-9]{{1,5}})")
 _ENDPOINT = re.compile(rf"(?:https?://)?{_HOST}(?::([0-9]{{1,5}}))?/?")
@@ -38,12 +44,15 @@ class NodeRange(NamedTuple):
 
 def whole(at_least: int) -> Limits:
     """A whole number."""
-    return Limits(f"a whole number, at least {at_least}", {"ge": at_least})
+    return Limits(f"a whole number, at least {at_least}{_AT_MOST}", {"ge": at_least, "le": MOST})
 
 
 def number(at_least: int) -> Limits:
     """A finite number."""
-    return Limits(f"a number, at least {at_least}", {"ge": at_least, "allow_inf_nan": False})
+    return Limits(
+        f"a number, at least {at_least}{_AT_MOST}",
+        {"ge": at_least, "le": MOST, "allow_inf_nan": False},
+    )
 
 
 def one_of(choices: type[enum.Enum]) -> Limits:
@@ -120,11 +129,11 @@ def _several(item: Any, split: Any) -> Any:
 
 _TEXT = Annotated[str, Field(min_length=1)]
 
-DURATION = Limits("a number of seconds above 0", {"gt": 0, "allow_inf_nan": False})
-DURATION_OR_ZERO = Limits("a number of seconds, at least 0", {"ge": 0, "allow_inf_nan": False})
+DURATION = Limits(f"a number of seconds above 0{_AT_MOST_S}", {"gt": 0, **_FINITE_S})
+DURATION_OR_ZERO = Limits(f"a number of seconds, at least 0{_AT_MOST_S}", {"ge": 0, **_FINITE_S})
 LEASE = Limits(
-    f"a number of seconds, at least {SHORTEST_LEASE_S}",
-    {"ge": SHORTEST_LEASE_S, "allow_inf_nan": False},
+    f"a number of seconds, at least {SHORTEST_LEASE_S}{_AT_MOST_S}",
+    {"ge": SHORTEST_LEASE_S, **_FINITE_S},
 )
 YES_OR_NO = Limits("true or false")
 FILE = Limits("a file")
@@ -136,8 +145,8 @@ NODES = Limits(
     accepts=Annotated[NodeRange, PlainValidator(_parse_node_range)],
 )
 PROCESSES = Limits(
-    "a whole number, at least 1, or one of auto, gpu, cpu",
-    accepts=Annotated[int, Field(ge=1)] | Literal["auto", "gpu", "cpu"],
+    f"a whole number, at least 1{_AT_MOST}, or one of auto, gpu, cpu",
+    accepts=Annotated[int, Field(ge=1, le=MOST)] | Literal["auto", "gpu", "cpu"],
 )
 ADDRESS = Limits(
     "HOST:PORT with a port of at most 65535, an IPv6 host in brackets",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, TypeAdapter
 
+from elastic.core.legible import is_text
 from elastic.settings.commands import SHARED_TABLE, Command, options_by_name
 from elastic.settings.fields import Option, defaults_of, relations_of
 from elastic.settings.given import Given, Givens, SpelledAsGiven, shown
@@ -60,11 +62,22 @@ def _adapter(option: Option) -> TypeAdapter[Any]:
 
 
 def _validate(option: Option, one: Given, values: dict[str, Any], problems: list[str]) -> None:
+    told = "the value (not shown)" if option.secret else shown(one.value)
+    if not _can_be_told(one.value):
+        problems.append(f"{one.label}: {told} is not allowed; expected UTF-8 without null bytes")
+        return
     try:
         values[option.name] = parse(option, one.value)
     except ValueError:
-        told = "the value (not shown)" if option.secret else shown(one.value)
         problems.append(f"{one.label}: {told} is not allowed; expected {option.limits.text}")
+
+
+def _can_be_told(value: object) -> bool:
+    """Workers, stores and messages are told of values in UTF-8, and no path has a null byte."""
+    if isinstance(value, list):
+        return all(map(_can_be_told, value))
+    text = str(value) if isinstance(value, (str, Path)) else ""
+    return is_text(text) and "\0" not in text
 
 
 def _resolve_processes(

@@ -7,7 +7,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-_END_OF_TIME_UNIX_S = 253402300800  # the year 10000, of which the calendar knows nothing
+from elastic.core.legible import is_instant, is_text
+
+_MOST_SLOTS = 2**32 - 1  # what a message holds
 
 
 class Unreadable(ValueError):
@@ -47,20 +49,18 @@ def to_json(document: LeaderDocument | NodeDocument) -> bytes:
 def leader_from_json(value: bytes) -> LeaderDocument:
     """Raises Unreadable."""
     fields = _fields(value)
-    return LeaderDocument(
-        candidate=_field(fields, "candidate", str), address=_field(fields, "address", str)
-    )
+    return LeaderDocument(candidate=_text(fields, "candidate"), address=_text(fields, "address"))
 
 
 def node_from_json(value: bytes) -> NodeDocument:
     """Raises Unreadable."""
     fields = _fields(value)
     return NodeDocument(
-        start_token=_field(fields, "start_token", str),
-        host=_field(fields, "host", str),
-        slots=_field(fields, "slots", int),
-        version=_field(fields, "version", str),
-        command_digest=_field(fields, "command_digest", str),
+        start_token=_text(fields, "start_token"),
+        host=_text(fields, "host"),
+        slots=_slots(fields),
+        version=_text(fields, "version"),
+        command_digest=_text(fields, "command_digest"),
         started_unix_s=_instant(fields, "started_unix_s"),
         left=_field(fields, "left", bool),
     )
@@ -84,8 +84,22 @@ def _field(fields: dict[str, Any], name: str, kind: type | tuple[type, ...]) -> 
     return found
 
 
+def _text(fields: dict[str, Any], name: str) -> str:
+    text: str = _field(fields, name, str)
+    if not is_text(text):
+        raise Unreadable(f"its {name} is {text!r}")
+    return text
+
+
+def _slots(fields: dict[str, Any]) -> int:
+    slots: int = _field(fields, "slots", int)
+    if not 0 <= slots <= _MOST_SLOTS:
+        raise Unreadable(f"its slots are {slots}")
+    return slots
+
+
 def _instant(fields: dict[str, Any], name: str) -> float:
     unix_s: float = _field(fields, name, (int, float))
-    if not 0 <= unix_s < _END_OF_TIME_UNIX_S:
+    if not is_instant(unix_s):
         raise Unreadable(f"its {name} is {unix_s}")
     return float(unix_s)

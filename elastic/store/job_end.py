@@ -6,10 +6,13 @@ import asyncio
 import json
 from contextlib import aclosing
 
+from elastic.errors import ExitCode
 from elastic.store.follow import follow_key
 from elastic.store.interface import Entry, Guard, Store
 from elastic.store.job_keys import JobKeys
 from elastic.store.retries import until_answered
+
+_MOST_EXIT_CODE = 255
 
 
 class JobEnds:
@@ -45,7 +48,11 @@ async def announce_end(store: Store, *, job: str, guard: Guard, exit_code: int) 
 
 
 def _exit_code(entry: Entry) -> int:
+    """Of what can not be read it is known that the job has ended, and no more."""
     try:
-        return int(json.loads(entry.value)["exit_code"])
-    except (ValueError, KeyError, TypeError):
-        return 1
+        code = json.loads(entry.value)["exit_code"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return int(ExitCode.SCRIPT_FAILED)
+    if type(code) is not int or not 0 <= code <= _MOST_EXIT_CODE:
+        return int(ExitCode.SCRIPT_FAILED)
+    return code

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from examples.ledger_check import Audit, audit, cover
+from tests.fuzzed_documents import documents, thoroughly
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -172,3 +175,27 @@ def test_generations_are_numbered_anew_when_the_job_is_started_again() -> None:
     lines = ['{"incarnation": "a"}', record(0, 1, 2), record(1, 4, 3)]
     lines += ['{"incarnation": "b"}', '{"resume": 2, "generation": 1}', record(2, 1, 3)]
     assert not audit(lines, samples=6, epochs=1).problems
+
+
+_LINES = st.one_of([documents(json.dumps(record).encode()) for record in GOOD[:4]])
+
+
+@thoroughly
+@given(place=st.integers(0, len(GOOD)), strange=_LINES)
+def test_whatever_a_line_holds_is_audited(place: int, strange: bytes) -> None:
+    lines = [json.dumps(record) for record in GOOD]
+    lines[place : place + 1] = strange.decode(errors="replace").splitlines()
+    assert audit(lines, samples=10).steps <= len(lines)
+
+
+def test_a_file_that_is_no_text_is_audited(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.jsonl"
+    no_text = [step(0, 0, 4, run="\ud800"), step(1, 4, 8, run="b"), step(2, 8, 10, run="\ud800")]
+    lines = [json.dumps(GOOD[0]).encode(), b"\xff\xfe", *(json.dumps(r).encode() for r in no_text)]
+    ledger.write_bytes(b"\n".join(lines))
+    command = [sys.executable, "-m", "examples.ledger_check", str(ledger), "--samples", "10"]
+    checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert checked.returncode == 1
+    assert "line 2 is not JSON" in checked.stdout
+    assert "again after run b" in checked.stdout
+    assert "Traceback" not in checked.stderr

@@ -43,7 +43,8 @@ class Keys:
         )
 
     def _decode(self, key: bytes) -> str:
-        return key[len(self._namespace) :].decode()
+        """Others may write keys below ours that are no text; they must not end who follows them."""
+        return key[len(self._namespace) :].decode(errors="backslashreplace")
 
 
 def _after_prefix(prefix: bytes) -> bytes:

@@ -145,5 +145,7 @@ def _recorded(path: Path) -> tuple[str, str, int] | None:
         first = str(message["message"]).strip().splitlines()
         stack = str(message.get("extraInfo", {}).get("py_callstack", ""))
         return first[-1] if first else "?", stack, int(message.get("errorCode", 0))
-    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    except (OverflowError, RecursionError):  # a number or a depth that no such file has
         return None

@@ -198,12 +198,16 @@ class _Zygote:
         return None
 
     def _send(self, event: pb.ZygoteEvent) -> None:
-        """What an agent that is gone misses is told the next one."""
+        """What an agent that is gone misses is told the next one. One that lives but can not be
+        told is hung up on: it would wait for ever for what it does not hear."""
         try:
             if self._agent is None:
                 raise BrokenPipeError
             self._agent.sendall(encode(event))
         except OSError:
+            if self._agent is not None:
+                with contextlib.suppress(OSError):
+                    self._agent.shutdown(socket.SHUT_RDWR)
             if event.HasField("exited") or event.HasField("not_spawned"):
                 self._untold.append(event)
 

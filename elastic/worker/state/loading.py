@@ -21,6 +21,18 @@ from elastic.worker.state.shards import SLICES
 from elastic.worker.state.structure import Structure
 from elastic.worker.state.tensor_specs import REAL_PART, TensorSpec
 
+_NO_SHARD = (
+    safetensors.SafetensorError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    MemoryError,
+    RuntimeError,
+)
+"""What readers raise of a file that was not written as `shards` writes it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:
@@ -110,7 +122,7 @@ class _Assembly:
             slices = _slices(content)
             for tensor_name, tensor in safetensors.torch.load(content).items():
                 self._place(self._specs[tensor_name], tensor, slices.get(tensor_name))
-        except (safetensors.SafetensorError, ValueError, LookupError, RuntimeError) as error:
+        except _NO_SHARD as error:
             raise CheckpointDamaged(f"{self._where}{name} does not fit: {error!r}") from error
 
     def finish(self) -> dict[str, torch.Tensor]:

@@ -28,6 +28,15 @@ from elastic.checkpoint.documents import Json
 from elastic.errors import CheckpointDamaged, ConfigurationError
 from elastic.worker.state.tensor_specs import REAL_PART, STORED_AS
 
+_NO_SKELETON = (
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+)
+"""What conversions raise of values that `flatten` does not write."""
 _MAX_DEPTH = 100  # far beyond any real state; what is deeper contains itself
 
 _FACTORIES: dict[str, type | None] = {
@@ -78,7 +87,7 @@ def unflatten(skeleton: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
     """
     try:
         return _decode(skeleton, tensors)
-    except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+    except _NO_SKELETON as error:
         raise CheckpointDamaged(f"the stored state can not be put together: {error!r}") from error
 
 

@@ -215,3 +215,13 @@ def test_a_disk_that_does_not_answer_does_not_keep_a_node_from_being_cut_off(
             node.watching.cancel()
 
     within_deadline(main())
+
+
+@pytest.mark.parametrize("at_s", ["nan", "inf", "1e300", "x", ""])
+def test_a_time_that_has_not_been_yet_is_not_known(tmp_path: Path, at_s: str) -> None:
+    """The node would never count as cut off."""
+    contact = LastContact(tmp_path / "last-contact")
+    contact.note(1.0)
+    boot = (tmp_path / "last-contact").read_text().split()[0]
+    (tmp_path / "last-contact").write_text(f"{boot} {at_s} ")
+    assert contact.last() is None

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import datetime
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elastic.checkpoint import manifest as manifests
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.manifest import Manifest, from_json, to_json
 from elastic.errors import CheckpointDamaged
+from tests.fuzzed_documents import documents, json_texts, may_be_refused, thoroughly
 
+_checksum = manifests._checksum
 MANIFEST = Manifest(
     job="digits",
     step=1200,
@@ -114,3 +119,44 @@ def test_what_is_not_strict_json_is_damage(content: bytes) -> None:
 def test_not_a_number_can_not_be_written() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         to_json(replace(MANIFEST, learning_rate={"factor": float("nan")}))
+
+
+class _AnyChecksum(str):
+    """Equal to every other."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str)
+
+    def __ne__(self, other: object) -> bool:
+        return not isinstance(other, str)
+
+
+def _any_checksum(document: Mapping[str, object]) -> str:
+    return _AnyChecksum(_checksum(document))
+
+
+def _with_learning_rate(text: str) -> bytes:
+    return to_json(MANIFEST).replace(b'"linear"', text.encode())
+
+
+@thoroughly
+@given(content=documents(to_json(MANIFEST)))
+def test_any_bytes_are_a_manifest_or_damage(content: bytes) -> None:
+    with may_be_refused(CheckpointDamaged, naming="root/manifest.json"):
+        found = from_json(content, "root/manifest.json")
+        assert to_json(from_json(to_json(found), "again")) == to_json(found)
+
+
+@thoroughly
+@given(content=documents(to_json(MANIFEST)) | json_texts().map(_with_learning_rate))
+def test_any_document_with_a_right_checksum_is_a_manifest_or_damage(content: bytes) -> None:
+    """The checksum is taken for right, so that what is behind it meets strange values too."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(manifests, "_checksum", _any_checksum)
+        with may_be_refused(CheckpointDamaged, naming="root/manifest.json"):
+            found = from_json(content, "root/manifest.json")
+            to_json(found)
+            datetime.datetime.fromtimestamp(found.created_unix_s, tz=datetime.timezone.utc)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
+from hypothesis import given
 
 from elastic.coordinator.exclusions import DRAINED, QUARANTINED, Exclusions
 from elastic.coordinator.leadership import lead
@@ -12,7 +14,9 @@ from elastic.errors import TransientError
 from elastic.store.interface import GuardFailed
 from elastic.store.job_keys import JobKeys
 from elastic.store.memory import MemoryStore
+from elastic.v1 import control_pb2 as pb
 from tests.contract.conftest import within_deadline
+from tests.fuzzed_documents import documents, thoroughly
 from tests.unit.store.failing_store import Clock, FailingStore
 
 KEYS = JobKeys("job")
@@ -145,5 +149,20 @@ def test_an_entry_that_can_not_be_read_keeps_its_node_out(value: bytes) -> None:
         assert KEYS.drain("n1") in found.reason
         assert await exclusions.clear("n1") is not None
         assert (await elected(store)).names() == []
+
+    within_deadline(check())
+
+
+@thoroughly
+@given(value=documents(json.dumps({"reason": "a new disk", "since_unix_s": 1.75e9}).encode()))
+def test_whatever_is_stored_keeps_the_node_out_and_can_be_told(value: bytes) -> None:
+    async def check() -> None:
+        store = MemoryStore()
+        await store.put(KEYS.drain("n1"), value)
+        found = (await elected(store)).get("n1")
+        assert found is not None
+        told = pb.NodeStatus(reason=found.reason, since_unix_s=found.since_unix_s)
+        told.SerializeToString()
+        time.localtime(found.since_unix_s)
 
     within_deadline(check())

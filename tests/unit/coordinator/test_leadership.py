@@ -7,6 +7,8 @@ import logging
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elastic.coordinator.leadership import (
     Command,
@@ -20,7 +22,10 @@ from elastic.errors import ConfigurationError, TransientError
 from elastic.store.interface import GuardFailed
 from elastic.store.job_keys import JobKeys
 from elastic.store.memory import MemoryStore
+from elastic.v1 import job_pb2 as pb
 from tests.contract.conftest import within_deadline
+from tests.fuzzed_documents import may_be_refused, spliced, thoroughly
+from tests.fuzzed_messages import messages
 from tests.unit.store.failing_store import Clock, FailingStore
 
 KEYS = JobKeys("job")
@@ -141,5 +146,23 @@ def test_what_can_not_be_read_must_be_mended(value: bytes) -> None:
         await store.put(KEYS.generation, value)
         with pytest.raises(ConfigurationError, match="'elastic/job/generation' holds no gener"):
             await lead(store, job="job", candidate="c")
+
+    within_deadline(check())
+
+
+_STORED = messages(pb.StoredGeneration).map(lambda document: document.SerializeToString())
+
+
+@thoroughly
+@given(value=st.binary(max_size=40) | _STORED | _STORED.flatmap(spliced))
+def test_any_stored_bytes_are_a_generation_or_are_refused(value: bytes) -> None:
+    async def check() -> None:
+        store = MemoryStore()
+        await store.put(KEYS.generation, value)
+        with may_be_refused(ConfigurationError, naming=KEYS.generation):
+            stored = await load_generation(store, "job")
+            assert stored is not None
+            leadership = await lead(store, job="job", candidate="c")
+            await save_generation(store, leadership, stored.generation, stored.may_train)
 
     within_deadline(check())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from elastic.rpc import framing
 from elastic.rpc.framing import BadFrame, FrameDecoder, encode, read_message
 from elastic.v1 import local_pb2 as pb
+from tests.fuzzed_documents import spliced
+from tests.fuzzed_messages import messages
 
 HELLO = pb.WorkerMessage(hello=pb.Hello(worker="local-1", pid=7))
 TOO_LONG = struct.pack("!I", framing.MAX_FRAME_BYTES + 1)
@@ -64,7 +67,9 @@ def test_the_longest_frame_passes_and_a_longer_one_is_not_sent(
         encode(HELLO)
 
 
-def read_all(stream: bytes) -> list[pb.WorkerMessage]:
+def read_all(
+    stream: bytes, kind: type[pb.WorkerMessage] = pb.WorkerMessage
+) -> list[pb.WorkerMessage]:
     """What an asyncio reader finds in the stream."""
 
     async def read() -> list[pb.WorkerMessage]:
@@ -72,7 +77,7 @@ def read_all(stream: bytes) -> list[pb.WorkerMessage]:
         reader.feed_data(stream)
         reader.feed_eof()
         found = []
-        while (message := await read_message(reader, pb.WorkerMessage)) is not None:
+        while (message := await read_message(reader, kind)) is not None:
             found.append(message)
         return found
 
@@ -100,3 +105,24 @@ def test_a_reset_connection_is_an_end() -> None:
         return await read_message(reader, pb.WorkerMessage)
 
     assert asyncio.run(read()) is None
+
+
+_KINDS = st.sampled_from([pb.WorkerMessage, pb.WorkerCommand, pb.ZygoteRequest, pb.ZygoteEvent])
+
+
+@given(kind=_KINDS, data=st.data())
+def test_any_bytes_are_messages_or_a_bad_frame(kind: type[pb.WorkerMessage], data: Any) -> None:
+    """Both readers agree on them: neither raises anything else, and neither waits for more."""
+    frame = encode(data.draw(messages(kind)))
+    content = data.draw(st.binary(max_size=40) | spliced(frame) | spliced(frame * 2))
+    by_decoder, refused = [], False
+    try:
+        by_decoder.extend(FrameDecoder(kind).feed(content))
+    except BadFrame:
+        refused = True
+    if refused:
+        with pytest.raises(BadFrame):
+            read_all(content, kind)
+    else:
+        serialized = [m.SerializeToString(deterministic=True) for m in read_all(content, kind)]
+        assert serialized == [m.SerializeToString(deterministic=True) for m in by_decoder]

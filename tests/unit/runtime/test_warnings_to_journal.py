@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Iterator
 
@@ -18,10 +19,11 @@ def entries() -> list[Entry]:
 
 @pytest.fixture
 def log() -> Iterator[logging.Logger]:
-    logger = logging.getLogger("elastic")
-    before = logger.handlers, logger.propagate
+    loggers = [logging.getLogger(name) for name in ("elastic", "asyncio")]
+    before = [(logger.handlers, logger.propagate) for logger in loggers]
     yield logging.getLogger("elastic.store.retries")
-    logger.handlers, logger.propagate = before
+    for logger, (handlers, propagate) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
 
 
 def test_a_warning_is_an_entry_with_its_source(entries: list[Entry], log: logging.Logger) -> None:
@@ -33,6 +35,22 @@ def test_a_warning_is_an_entry_with_its_source(entries: list[Entry], log: loggin
         "source": "store.retries",
         "message": "get 'a': trying again: etcd at x:1 refused",
     }
+
+
+def test_what_the_event_loop_says_is_an_entry_that_names_the_cause(
+    entries: list[Entry], log: logging.Logger
+) -> None:
+    """As that of a socket that can not be accepted, with a traceback that stays beside it."""
+    del log
+    warnings_to(Journal(entries.append))
+    error = OSError(errno.ENFILE, "Too many open files in system")
+    logging.getLogger("asyncio").error("accept() failed", exc_info=error)
+    (entry,) = entries
+    assert entry.fields["source"] == "asyncio"
+    assert entry.fields["message"].startswith("accept() failed: OSError: ")
+    assert entry.fields["message"].endswith("Too many open files in system")
+    assert "Traceback" not in entry.fields["message"]
+    assert "OSError" in entry.fields["traceback"]
 
 
 def test_the_same_again_is_told_every_ten_seconds(entries: list[Entry]) -> None:

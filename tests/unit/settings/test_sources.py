@@ -206,7 +206,7 @@ def test_toml_truth_values_are_not_numbers(toml: Path) -> None:
     toml.write_text("[run]\nkeep-checkpoints = true\n")
     assert problem(None, None, toml) == (
         f"keep-checkpoints ({toml}, [run]): True is not allowed; "
-        "expected a whole number, at least 1"
+        "expected a whole number, at least 1, at most 2147483647"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
 
 from elastic.store.job_documents import (
     LeaderDocument,
@@ -15,6 +16,8 @@ from elastic.store.job_documents import (
     to_json,
 )
 from elastic.store.job_keys import JobKeys, node_of
+from elastic.v1 import control_pb2 as pb
+from tests.fuzzed_documents import documents, thoroughly
 
 LEADER = LeaderDocument(candidate="c", address="host:1")
 NODE = NodeDocument(
@@ -68,3 +71,27 @@ def test_keys() -> None:
     assert keys.drain("n1") == "elastic/job/drain/n1"
     for key in (keys.node("n1"), keys.quarantine("n1"), keys.drain("n1")):
         assert node_of(key) == "n1"
+
+
+@thoroughly
+@given(value=documents(to_json(LEADER)))
+def test_any_bytes_are_a_leader_or_are_refused(value: bytes) -> None:
+    try:
+        leader = leader_from_json(value)
+    except Unreadable:
+        return
+    pb.JobStatus(coordinator=leader.address).SerializeToString()
+    assert leader_from_json(to_json(leader)) == leader
+
+
+@thoroughly
+@given(value=documents(to_json(NODE)))
+def test_any_bytes_are_a_node_or_are_refused(value: bytes) -> None:
+    """One that is read can be told to operators."""
+    try:
+        node = node_from_json(value)
+    except Unreadable:
+        return
+    told = pb.NodeStatus(host=node.host, version=node.version, slots=node.slots)
+    told.SerializeToString()
+    assert node_from_json(to_json(node)) == node

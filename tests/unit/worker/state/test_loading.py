@@ -15,8 +15,10 @@ from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.checkpoint.layout import MANIFEST, path_in_step, shard_name, structure_name
 from elastic.checkpoint.manifest import Manifest
 from elastic.errors import CheckpointDamaged, ElasticError, TransientError
-from elastic.worker.state.loading import load, load_latest
+from elastic.worker.state.loading import _Assembly, load, load_latest
+from elastic.worker.state.structure import from_json
 from elastic.worker.state.tree import unflatten
+from tests.fuzzed_documents import documents, may_be_refused, spliced, thoroughly
 from tests.unit.checkpoint.faults import (
     Countdown,
     DyingDirectory,
@@ -306,3 +308,23 @@ def _empty_memory() -> Iterator[None]:
     yield
     fsspec.filesystem("memory").store.clear()
     fsspec.filesystem("memory").pseudo_dirs[:] = [""]
+
+
+def _replaced_header(content: bytes, header: bytes) -> bytes:
+    length = int.from_bytes(content[:8], "little")
+    return len(header).to_bytes(8, "little") + header + content[8 + length :]
+
+
+@thoroughly
+@given(data=st.data())
+def test_any_shard_fits_or_is_damage(saved: Path, data: st.DataObject) -> None:
+    """With right digests: another program may have written it, and its manifest."""
+    described = (saved / path_in_step(2, structure_name(GROUP))).read_bytes()
+    assembly = _Assembly(from_json(described, "s").specs, "root/")
+    content = (saved / path_in_step(2, shard_name(0, 3, GROUP))).read_bytes()
+    header = content[8 : 8 + int.from_bytes(content[:8], "little")]
+    replaced = documents(header).map(lambda other: _replaced_header(content, other))
+    shard = data.draw(replaced | spliced(content))
+    with may_be_refused(CheckpointDamaged, naming="root/"):
+        assembly.add("shard", shard)
+        assembly.finish()

@@ -1,0 +1,1 @@
+"""System calls that fail once, below a job's processes."""

@@ -1,0 +1,250 @@
+/* Preloaded into every process of a job: counts calls by process and role, and has one of them fail.
+ *
+ * FAULTS_FOLDER   where each process keeps its counters, and the one that failed leaves `fired`
+ * FAULTS_UNDER    paths that begin with this are the job's own
+ * FAULTS_POINT    "ROLE FUNCTION N ERRNO"; without it calls are only counted
+ *
+ * A process counts from when its own work begins, not while Python starts and imports.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+enum { FORK, THREAD, OPEN, READ, WRITE, FSYNC, RENAME, MKDIR, SOCKET, CONNECT, ACCEPT, SEND, RECV,
+       PIPE, EPOLL, MMAP, FUNCTIONS };
+static const char *const names[FUNCTIONS] = {
+    "fork", "thread", "open", "read", "write", "fsync", "rename", "mkdir", "socket", "connect",
+    "accept", "send", "recv", "pipe", "epoll", "mmap"};
+enum { NOBODY, RUN, COORDINATOR, AGENT, KEEPER, ZYGOTE, WORKER };
+static const char *const roles[] = {"", "run", "coordinator", "agent", "keeper", "zygote",
+                                    "worker"};
+
+static int role, begun, of_pid, first_pid, aims = -1, aimed_at, aimed_errno;
+static long aimed_n;
+static char folder[512], under[512];
+static uint32_t none[FUNCTIONS], *counters = none;
+
+static int contains(const char *text, size_t length, const char *what) {
+    return memmem(text, length, what, strlen(what)) != NULL;
+}
+
+__attribute__((constructor)) static void begin(void) {
+    const char *at = getenv("FAULTS_FOLDER"), *own = getenv("FAULTS_UNDER");
+    const char *point = getenv("FAULTS_POINT");
+    if (!at || !own) return;
+    snprintf(folder, sizeof folder, "%s", at);
+    snprintf(under, sizeof under, "%s", own);
+    char line[4096];
+    int fd = syscall(SYS_openat, AT_FDCWD, "/proc/self/cmdline", O_RDONLY);
+    long length = syscall(SYS_read, fd, line, sizeof line - 1);
+    syscall(SYS_close, fd);
+    if (length <= 0) return;
+    if (contains(line, length, "elastic.runtime.keeper")) role = KEEPER;
+    else if (contains(line, length, "elastic.worker.process.zygote")) role = ZYGOTE;
+    else if (contains(line, length, "elastic.cli")) {
+        if (memmem(line, length, "\0run", 5)) role = RUN;
+        else if (memmem(line, length, "\0coordinator", 13)) role = COORDINATOR;
+        else if (memmem(line, length, "\0agent", 7)) role = AGENT;
+    }
+    first_pid = of_pid = getpid();
+    char who[32], function[32];
+    if (point && sscanf(point, "%31s %31s %ld %d", who, function, &aimed_n, &aimed_errno) == 4)
+        for (int r = 1; r <= WORKER; r++)
+            for (int f = 0; f < FUNCTIONS; f++)
+                if (!strcmp(who, roles[r]) && !strcmp(function, names[f])) aims = r, aimed_at = f;
+}
+
+static void keep_counters(void) {
+    char path[600];
+    snprintf(path, sizeof path, "%s/%s.%d", folder, roles[role], of_pid);
+    int fd = syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0) return;
+    syscall(SYS_ftruncate, fd, sizeof none);
+    void *kept = (void *)syscall(SYS_mmap, 0, sizeof none, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    syscall(SYS_close, fd);
+    if (kept != MAP_FAILED) counters = kept;
+}
+
+static void fire(int function, const char *about) {
+    char path[600], told[900], thread[20] = "";
+    snprintf(path, sizeof path, "%s/fired", folder);
+    int fd = syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0) return;
+    prctl(PR_GET_NAME, thread);
+    int length = snprintf(told, sizeof told, "%s %s %ld: %s, in pid %d, thread %s: %s\n",
+                          roles[role], names[function], aimed_n, strerror(aimed_errno), of_pid,
+                          thread, about);
+    syscall(SYS_write, fd, told, length);
+    syscall(SYS_close, fd);
+}
+
+static int fired_before(void) {
+    char path[600];
+    snprintf(path, sizeof path, "%s/fired", folder);
+    return syscall(SYS_faccessat, AT_FDCWD, path, F_OK) == 0;
+}
+
+/* Whether this call is the one that fails; errno is set then. */
+static int fails(int function, const char *about, int starts) {
+    if (!role) return 0;
+    int pid = syscall(SYS_getpid);
+    if (pid != of_pid) { /* forked */
+        if (role != ZYGOTE || of_pid != first_pid) { role = NOBODY; return 0; }
+        role = WORKER, of_pid = pid, begun = 0, starts = 1, counters = none;
+    }
+    int saved = errno;
+    if (!begun) {
+        if (!starts) return 0;
+        begun = 1, keep_counters();
+    }
+    long n = __atomic_add_fetch(&counters[function], 1, __ATOMIC_RELAXED);
+    errno = saved;
+    if (aims != role || aimed_at != function || n != aimed_n || fired_before()) return 0;
+    fire(function, about);
+    errno = aimed_errno;
+    return 1;
+}
+
+static int is_own(const char *path) {
+    /* Of /proc what is about processes: libraries choose their arithmetic by /proc/cpuinfo. */
+    return path && (!strncmp(path, under, strlen(under)) || !strncmp(path, "/dev/", 5) ||
+                    !strncmp(path, "/proc/self", 10) || path[0] != '/' ||
+                    (!strncmp(path, "/proc/", 6) && path[6] >= '0' && path[6] <= '9'));
+}
+static int starts_work(const char *path) {
+    return (role == RUN || role == COORDINATOR || role == AGENT) &&
+           !strncmp(path, under, strlen(under));
+}
+static int fails_path(int function, const char *path) {
+    return is_own(path) && fails(function, path, starts_work(path));
+}
+static int fails_descriptor(int function, int fd) {
+    struct stat found;
+    if (!role || fstat(fd, &found) || !(S_ISREG(found.st_mode) || S_ISSOCK(found.st_mode))) return 0;
+    char link[64], path[512] = "";
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    long length = syscall(SYS_readlinkat, AT_FDCWD, link, path, sizeof path - 1);
+    if (length < 0) length = 0;
+    path[length] = 0;
+    if (S_ISREG(found.st_mode) && !is_own(path)) return 0;
+    return fails(function, path, 0);
+}
+
+#define REAL(name) \
+    static __typeof__(name) *real; \
+    if (!real) real = (__typeof__(name) *)dlsym(RTLD_NEXT, #name)
+
+/* Python tries fork where vfork has failed; what refuses one refuses the other. */
+static __thread int vfork_failed;
+pid_t fork(void) {
+    REAL(fork);
+    if (vfork_failed) { vfork_failed = 0, errno = aimed_errno; return -1; }
+    return fails(FORK, "", role == KEEPER) ? -1 : real();
+}
+/* The caller's frame would be gone when a wrapper of vfork returned. As vfork this calls none of
+ * the handlers that libraries have for fork. */
+pid_t vfork(void) {
+    if (fails(FORK, "vfork", 0)) { vfork_failed = 1; return -1; }
+    return syscall(SYS_clone, SIGCHLD, 0, NULL, NULL, 0);
+}
+int pthread_create(pthread_t *t, const pthread_attr_t *a, void *(*f)(void *), void *x) {
+    REAL(pthread_create);
+    return fails(THREAD, "", 0) ? errno : real(t, a, f, x);
+}
+
+#define MODE va_list rest; va_start(rest, flags); \
+    mode_t mode = (flags & (O_CREAT | O_TMPFILE)) ? va_arg(rest, mode_t) : 0; va_end(rest)
+int open(const char *p, int flags, ...) {
+    REAL(open); MODE; return fails_path(OPEN, p) ? -1 : real(p, flags, mode);
+}
+int open64(const char *p, int flags, ...) {
+    REAL(open64); MODE; return fails_path(OPEN, p) ? -1 : real(p, flags, mode);
+}
+int openat(int d, const char *p, int flags, ...) {
+    REAL(openat); MODE; return fails_path(OPEN, p) ? -1 : real(d, p, flags, mode);
+}
+int openat64(int d, const char *p, int flags, ...) {
+    REAL(openat64); MODE; return fails_path(OPEN, p) ? -1 : real(d, p, flags, mode);
+}
+DIR *opendir(const char *p) { REAL(opendir); return fails_path(OPEN, p) ? NULL : real(p); }
+ssize_t read(int d, void *b, size_t n) {
+    REAL(read); return fails_descriptor(READ, d) ? -1 : real(d, b, n);
+}
+ssize_t write(int d, const void *b, size_t n) {
+    REAL(write); return fails_descriptor(WRITE, d) ? -1 : real(d, b, n);
+}
+ssize_t writev(int d, const struct iovec *v, int n) {
+    REAL(writev); return fails_descriptor(WRITE, d) ? -1 : real(d, v, n);
+}
+int fsync(int d) { REAL(fsync); return fails(FSYNC, "", 0) ? -1 : real(d); }
+int fdatasync(int d) { REAL(fdatasync); return fails(FSYNC, "", 0) ? -1 : real(d); }
+int rename(const char *a, const char *b) {
+    REAL(rename); return fails_path(RENAME, b) ? -1 : real(a, b);
+}
+int mkdir(const char *p, mode_t m) { REAL(mkdir); return fails_path(MKDIR, p) ? -1 : real(p, m); }
+int socket(int f, int t, int p) { REAL(socket); return fails(SOCKET, "", 0) ? -1 : real(f, t, p); }
+int socketpair(int f, int t, int p, int v[2]) {
+    REAL(socketpair); return fails(SOCKET, "pair", 0) ? -1 : real(f, t, p, v);
+}
+int connect(int d, const struct sockaddr *a, socklen_t n) {
+    REAL(connect); return fails(CONNECT, "", 0) ? -1 : real(d, a, n);
+}
+int accept(int d, struct sockaddr *a, socklen_t *n) {
+    REAL(accept); return fails(ACCEPT, "", 0) ? -1 : real(d, a, n);
+}
+int accept4(int d, struct sockaddr *a, socklen_t *n, int f) {
+    REAL(accept4); return fails(ACCEPT, "", 0) ? -1 : real(d, a, n, f);
+}
+ssize_t send(int d, const void *b, size_t n, int f) {
+    REAL(send); return fails(SEND, "", 0) ? -1 : real(d, b, n, f);
+}
+ssize_t sendmsg(int d, const struct msghdr *m, int f) {
+    REAL(sendmsg); return fails(SEND, "", 0) ? -1 : real(d, m, f);
+}
+ssize_t recv(int d, void *b, size_t n, int f) {
+    REAL(recv); return fails(RECV, "", 0) ? -1 : real(d, b, n, f);
+}
+ssize_t recvmsg(int d, struct msghdr *m, int f) {
+    REAL(recvmsg); return fails(RECV, "", 0) ? -1 : real(d, m, f);
+}
+int pipe(int v[2]) { REAL(pipe); return fails(PIPE, "", 0) ? -1 : real(v); }
+int pipe2(int v[2], int flags) {
+    REAL(pipe2);
+    return fails(PIPE, "", role == ZYGOTE && (flags & O_NONBLOCK)) ? -1 : real(v, flags);
+}
+/* gRPC ends the process at once when it gets no memory or no way to be woken, by its own decision. */
+static int fails_called_by(int function, void *caller) {
+    Dl_info found = {0};
+    if (!role || (dladdr(caller, &found) && found.dli_fname && strstr(found.dli_fname, "grpc")))
+        return 0;
+    return fails(function, found.dli_fname ? found.dli_fname : "", 0);
+}
+#define CALLER __builtin_return_address(0)
+int epoll_create1(int f) { REAL(epoll_create1); return fails_called_by(EPOLL, CALLER) ? -1 : real(f); }
+int eventfd(unsigned int n, int f) {
+    REAL(eventfd); return fails_called_by(EPOLL, CALLER) ? -1 : real(n, f);
+}
+void *mmap(void *a, size_t n, int p, int f, int d, off_t o) {
+    return fails_called_by(MMAP, CALLER) ? MAP_FAILED : (void *)syscall(SYS_mmap, a, n, p, f, d, o);
+}
+void *mmap64(void *a, size_t n, int p, int f, int d, off64_t o) {
+    return fails_called_by(MMAP, CALLER) ? MAP_FAILED : (void *)syscall(SYS_mmap, a, n, p, f, d, o);
+}

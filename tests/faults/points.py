@@ -1,0 +1,77 @@
+"""Which call fails, and which of all calls of a job are tried."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+FUNCTIONS = (
+    *("fork", "thread", "open", "read", "write", "fsync", "rename", "mkdir"),
+    *("socket", "connect", "accept", "send", "recv", "pipe", "epoll", "mmap"),
+)
+"""In the order of their counters in failing_calls.c."""
+ROLES = ("run", "keeper", "zygote", "worker")
+ERRORS = {
+    "fork": (errno.EAGAIN, errno.ENOMEM),
+    "thread": (errno.EAGAIN,),
+    "open": (errno.EMFILE, errno.ENOSPC, errno.EIO, errno.EACCES),
+    "read": (errno.EIO,),
+    "write": (errno.ENOSPC, errno.EIO),
+    "fsync": (errno.EIO, errno.ENOSPC),
+    "rename": (errno.ENOSPC, errno.EIO),
+    "mkdir": (errno.ENOSPC, errno.EACCES),
+    "socket": (errno.EMFILE, errno.ENFILE),
+    "connect": (errno.ECONNREFUSED, errno.ETIMEDOUT, errno.EADDRNOTAVAIL),
+    "accept": (errno.EMFILE, errno.ENFILE),
+    "send": (errno.ECONNRESET,),
+    "recv": (errno.ECONNRESET,),
+    "pipe": (errno.EMFILE, errno.ENFILE),
+    "epoll": (errno.EMFILE,),
+    "mmap": (errno.ENOMEM,),
+}
+_FIRST = 24  # calls of a kind, among which every second point is drawn: a start is all different
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """The `number`-th call (from 1) of `function` in the first process of `role` that gets there
+    fails with `error`."""
+
+    role: str
+    function: str
+    number: int
+    error: int
+
+    def __str__(self) -> str:
+        return f"{self.role}:{self.function}:{self.number}:{errno.errorcode[self.error]}"
+
+    @classmethod
+    def parse(cls, text: str) -> Point:
+        """What `str` has made."""
+        role, function, number, error = text.split(":")
+        assert role in ROLES, role
+        assert function in FUNCTIONS, function
+        return cls(role=role, function=function, number=int(number), error=getattr(errno, error))
+
+
+Counts = Mapping[tuple[str, str], int]
+"""How often a process of a role calls a function in the life of a job, at most."""
+
+
+def drawn(counts: Counts, seed: int) -> Iterator[Point]:
+    """Points without end: spread over roles and functions, then over the calls of each."""
+    source = random.Random(seed)
+    kinds = sorted(kind for kind, count in counts.items() if count)
+    while True:
+        source.shuffle(kinds)
+        for role, function in kinds:
+            count = counts[role, function]
+            most = min(count, _FIRST) if source.random() < 0.5 else count
+            yield Point(
+                role=role,
+                function=function,
+                number=source.randint(1, most),
+                error=source.choice(ERRORS[function]),
+            )

@@ -1,0 +1,85 @@
+"""A job in which a system call fails once goes on to its right end, or ends and names the cause."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.library import build, require_compiler
+from tests.faults.points import ERRORS, FUNCTIONS, ROLES, Point, drawn
+from tests.faults.running import Outcome, attempt, undisturbed
+
+_POINTS = 24
+_SEED = int(os.environ.get("SEED", "0"))
+# What was found once stays mended.
+_FOUND = (
+    "run:connect:2:EADDRNOTAVAIL",
+    "run:fork:1:ENOMEM",
+    "run:pipe:1:EMFILE",
+    "run:socket:8:ENFILE",
+    "run:accept:7:ENFILE",
+    "zygote:send:1:ECONNRESET",
+)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    require_compiler()
+    return build(tmp_path_factory.mktemp("faults"))
+
+
+@pytest.fixture(scope="module")
+def truth(library: Path) -> Outcome:
+    return undisturbed(library)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("index", range(_POINTS))
+def test_a_call_that_fails_once(library: Path, truth: Outcome, index: int) -> None:
+    point = next(itertools.islice(drawn(truth.counts, _SEED), index, None))
+    outcome = attempt(library, point, truth.weights)
+    assert not outcome.wrong, f"{outcome.line}\n{outcome.wrong}\n{outcome.story}"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("found", _FOUND)
+def test_a_call_whose_failure_was_once_told_badly(
+    library: Path, truth: Outcome, found: str
+) -> None:
+    outcome = attempt(library, Point.parse(found), truth.weights)
+    assert not outcome.wrong, f"{outcome.line}\n{outcome.wrong}\n{outcome.story}"
+
+
+@pytest.mark.long
+def test_every_role_calls_something_that_can_fail(truth: Outcome) -> None:
+    """Else the library counts nothing, and every point would pass."""
+    assert {role for (role, _), count in truth.counts.items() if count} == set(ROLES)
+    assert truth.counts["zygote", "fork"] >= 3
+    assert truth.counts["run", "fsync"] > 0
+    assert truth.counts["worker", "fsync"] > 0
+
+
+def test_points_are_spread_over_roles_functions_and_calls() -> None:
+    counts = {("run", "open"): 1000, ("zygote", "fork"): 3, ("keeper", "fork"): 0}
+    points = list(itertools.islice(drawn(counts, 1), 200))
+    assert points == list(itertools.islice(drawn(counts, 1), 200))
+    assert points != list(itertools.islice(drawn(counts, 2), 200))
+    by_role = {role: [p for p in points if p.role == role] for role in ROLES}
+    assert (len(by_role["run"]), len(by_role["zygote"]), len(by_role["keeper"])) == (100, 100, 0)
+    assert {p.number for p in by_role["zygote"]} == {1, 2, 3}
+    assert max(p.number for p in by_role["run"]) > 900
+    assert sum(p.number <= 24 for p in by_role["run"]) > 30
+    assert {p.error for p in by_role["run"]} == set(ERRORS["open"])
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_point_is_read_as_it_is_written(function: str) -> None:
+    for error in ERRORS[function]:
+        point = Point(role="worker", function=function, number=7, error=error)
+        assert Point.parse(str(point)) == point

@@ -1,0 +1,50 @@
+"""Whatever a coordinator answers, operators see it or are told that they cannot."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import time
+
+import pytest
+from hypothesis import given
+
+from elastic.cli import operator
+from elastic.cli.operator import event_from
+from elastic.cli.status import print_status, to_document
+from elastic.errors import ConfigurationError
+from elastic.v1 import control_pb2 as pb
+from tests.fuzzed_documents import documents, may_be_refused, thoroughly
+from tests.fuzzed_messages import messages
+
+EVENT = json.dumps({"time": 1.75e9, "event": "node_lost", "node": "n1"}).encode()
+RECOVERY = json.dumps({"generation": 4, "reason": "member_lost", "total_s": 0.05}).encode()
+
+
+@thoroughly
+@given(line=documents(EVENT))
+def test_any_line_is_an_event_or_is_refused(line: bytes) -> None:
+    with may_be_refused(ConfigurationError, naming="no event"):
+        at, name, _ = event_from(line.decode(errors="replace"))
+        time.localtime(at)
+        assert name is not None
+
+
+@given(reply=messages(pb.JobStatus), recovery=documents(RECOVERY))
+def test_any_status_is_shown(reply: pb.JobStatus, recovery: bytes) -> None:
+    reply.recoveries_json.append(recovery.decode(errors="replace"))
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        print_status(reply)
+    json.dumps(to_document(reply))
+    for node in reply.nodes:
+        operator._row(node)
+    assert "recovery to generation" in shown.getvalue()
+    assert "\x1b" not in shown.getvalue()
+
+
+@pytest.mark.parametrize("time_of_it", ["NaN", "1e300", "-1", "true", "null"])
+def test_an_event_of_no_time_is_refused(time_of_it: str) -> None:
+    with pytest.raises(ConfigurationError, match="no event"):
+        event_from(f'{{"time": {time_of_it}, "event": "x"}}' if time_of_it != "true" else "true")

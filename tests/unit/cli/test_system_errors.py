@@ -1,0 +1,49 @@
+"""What the system refuses is said in words; what is a fault of ours comes with its traceback."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from elastic.cli import checkpoints, main
+from elastic.errors import ExitCode
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "Too many open files"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/x"), "No space left on device (/x)"),
+        (MemoryError(), "Cannot allocate memory"),
+        (RuntimeError("can't start new thread"), "Resource temporarily unavailable (a thread)"),
+    ],
+    ids=["descriptors", "storage", "memory", "threads"],
+)
+def test_what_the_system_refuses_is_named(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, named: str
+) -> None:
+    result = _failing_with(monkeypatch, error)
+    assert result.exit_code == ExitCode.TEMPORARY
+    assert named in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), RuntimeError("y"), OSError("no number")])
+def test_a_fault_of_ours_comes_with_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    result = _failing_with(monkeypatch, error)
+    assert result.exit_code == ExitCode.SCRIPT_FAILED
+    assert "Traceback" in result.output
+
+
+def _failing_with(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Any:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(checkpoints, "list_them", fail)
+    return CliRunner().invoke(main.app, ["checkpoint", "ls", "x"])

@@ -1,0 +1,39 @@
+"""An agent that the zygote can not tell something is not left waiting for it."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from elastic.v1 import local_pb2 as pb
+from elastic.worker.process.zygote import _Zygote
+
+
+class _OutOfBuffers(socket.socket):
+    def sendall(self, *_: object) -> None:
+        raise OSError(errno.ENOBUFS, "No buffer space available")
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The zygote's, which can not send, and the agent's."""
+    ours, theirs = socket.socketpair()
+    with _OutOfBuffers(fileno=ours.detach()) as sending, theirs:
+        theirs.settimeout(30)
+        yield sending, theirs
+
+
+def test_it_is_hung_up_on_and_the_next_one_hears(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        zygote = _Zygote(listener, grace_s=1.0)
+        zygote._agent = ends[0]
+        zygote._send(pb.ZygoteEvent(spawned=pb.Spawned(worker="w", pid=1)))
+        assert ends[1].recv(1) == b""
+        exited = pb.ZygoteEvent(exited=pb.Exited(worker="w", pid=1))
+        zygote._send(exited)
+        assert zygote._untold == [exited]

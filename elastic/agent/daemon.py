@@ -43,7 +43,8 @@ from elastic.v1 import control_pb2, job_pb2
 from elastic.v1 import local_pb2 as pb
 
 _LIVENESS_INTERVAL_S = 0.5
-_DUMP_S = 0.3  # for a worker to write its stacks before it is killed
+_DUMP_LOOK_S = 0.1
+_MOST_DUMP_S = 1.0  # for a worker to write its stacks before it is killed
 _LOST_EXIT_S = 0.5  # for the zygote to report an exit that the pidfd has announced
 _MOST_BARREN_ZYGOTES = 3  # that end before they are ready: what they import fails
 
@@ -286,6 +287,20 @@ class AgentDaemon:
         finally:
             self._removes_logs = False
 
+    async def _dump_and_kill(self, worker: str) -> None:
+        """Have the worker write its stacks to its log, and kill it when it has, or cannot."""
+        path = self._log_files.path(worker)
+        before = size = _size(path)
+        self._zygote.kill(worker, signal.SIGUSR2)
+        ends_at = time.monotonic() + _MOST_DUMP_S
+        while worker in self._pids and time.monotonic() < ends_at:
+            await asyncio.sleep(_DUMP_LOOK_S)
+            last, size = size, _size(path)
+            if last > before and size == last:
+                break
+        if worker in self._pids:
+            self._zygote.kill(worker, signal.SIGKILL)
+
     def _watch(self, worker: str, pid: int) -> None:
         """Also by pidfd: a zygote that is itself stopped would not report."""
         with contextlib.suppress(ProcessLookupError):
@@ -456,9 +471,7 @@ class AgentDaemon:
     @_carry_out.register
     def _(self, effect: fx.EndWorker) -> None:
         if effect.how is fx.How.DUMP_AND_KILL:
-            self._zygote.kill(effect.worker, signal.SIGUSR2)
-            loop = asyncio.get_running_loop()
-            loop.call_later(_DUMP_S, self._zygote.kill, effect.worker, signal.SIGKILL)
+            self._tasks.start(self._dump_and_kill(effect.worker), "stacks")
         elif effect.how is fx.How.TERMINATE:
             self._server.send(effect.worker, terminate=pb.Terminate())
         else:
@@ -508,3 +521,10 @@ class AgentDaemon:
         """A bug here must not look like a hang."""
         if not self.ended.done():
             self.ended.set_exception(error)
+
+
+def _size(path: Path | None) -> int:
+    """Of a log, in bytes; 0 if there is none."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_size if path is not None else 0
+    return 0

@@ -177,6 +177,7 @@ _BAD = {
     "checkpoint_damaged",
     "state_differed",
     "report_failed",
+    "ledger_failed",
     "cut_off",
     "node_quarantined",
     "certificates_refused",
@@ -225,6 +226,11 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "report_failed": lambda f: f"a report of worker {f['worker']} failed: {f['message']}",
     "notice": lambda f: f"a worker of {f['node']} tells of {f['name']}, unknown here",
     "checkpoint_damaged": lambda f: f"checkpoint of step {f['step']} is damaged: {f['reason']}",
+    "ledger_failed": lambda f: (
+        f"the ledger {f['path']} cannot be written: {f['reason']}; the job goes on without, and it "
+        "is tried again"
+    ),
+    "ledger_continued": lambda f: f"the ledger {f['path']} is written again",
     "stop_requested": lambda f: f"leaving at the next step boundary: {f['reason']}",
     "zygote_lost": lambda f: f["reason"],
     "job_finished": lambda f: f"finished after {f['committed']} steps",

@@ -20,26 +20,28 @@ from torch.optim.optimizer import (
 import elastic
 
 _PART = 0.4  # of what is left of a step's time, at most, at each pause
-_SLOWER = 4.0
+_SLOWER = ((0.5, 4.0), (0.75, 16.0), (0.875, 64.0))
+"""From which share of the steps on pauses are so many times longer."""
 
 
 class Pauses:
     """Of this process.
 
     pace_s: most of what the pauses of one step add up to.
-    slower_after: steps, half of those there are, after which they last longer, and still longer
-    after three quarters, lest the job end before its last kill.
+    steps: how many there are. The more of them are done, the longer the pauses, lest the job end
+    before its last kill, or before a newcomer that takes long to come.
     """
 
-    def __init__(self, out: Path, pace_s: float, slower_after: int) -> None:
+    def __init__(self, out: Path, pace_s: float, steps: int) -> None:
         self._calm = str(out / "calm")
-        self._pace_s, self._slower_after = pace_s, slower_after
+        self._pace_s, self._steps = pace_s, max(1, steps)
         self._left_s = 0.0
         self._random = random.Random(os.getpid())
 
     def begin(self, step: elastic.Step) -> None:
         calm = os.path.exists(self._calm)
-        slower = _SLOWER ** max(0, 2 * step.index // max(1, self._slower_after) - 1)
+        done = step.index / self._steps
+        slower = max((times for share, times in _SLOWER if done >= share), default=1.0)
         self._left_s = 0.0 if calm else self._pace_s * slower
 
     def pause(self, *_: Any) -> None:

@@ -88,7 +88,7 @@ def as_job(style: Style, out: Path, *, kills: int, seed: int, epochs: int) -> Ru
     """With three workers and a spare, some of which are killed; none if kills=0."""
     out = out / style.name / f"job-{kills}-kills"
     out.mkdir(parents=True)
-    pace = ["--pace-s", str(PACE_S), "--slower-after", str(epochs * STEPS_PER_EPOCH // 2)]
+    pace = ["--pace-s", str(PACE_S), "--steps", str(epochs * STEPS_PER_EPOCH)]
     arguments = [style.name, str(out), "--epochs", str(epochs), *(pace if kills else [])]
     began = time.monotonic()
     deadline = 60.0 + 15.0 * kills

@@ -15,11 +15,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--pace-s", type=float, default=0.0)
-    parser.add_argument("--slower-after", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=0)
     options = parser.parse_args(arguments)
     recording.install(recording.Recorder(options.out))
     if options.pace_s:
-        pauses.install(pauses.Pauses(options.out, options.pace_s, options.slower_after))
+        pauses.install(pauses.Pauses(options.out, options.pace_s, options.steps))
     script = importlib.import_module(f"tests.chaos.styles.scripts.{options.style}")
     script.main(options.epochs)
 

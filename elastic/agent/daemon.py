@@ -44,7 +44,8 @@ from elastic.v1 import local_pb2 as pb
 
 _LIVENESS_INTERVAL_S = 0.5
 _DUMP_LOOK_S = 0.1
-_MOST_DUMP_S = 1.0  # for a worker to write its stacks before it is killed
+_LEAST_DUMP_S = 0.3  # for a worker to write its stacks before it is killed
+_MOST_DUMP_S = 1.0  # where nothing of them is to be seen yet
 _LOST_EXIT_S = 0.5  # for the zygote to report an exit that the pidfd has announced
 _MOST_BARREN_ZYGOTES = 3  # that end before they are ready: what they import fails
 
@@ -292,11 +293,12 @@ class AgentDaemon:
         path = self._log_files.path(worker)
         before = size = _size(path)
         self._zygote.kill(worker, signal.SIGUSR2)
-        ends_at = time.monotonic() + _MOST_DUMP_S
-        while worker in self._pids and time.monotonic() < ends_at:
+        began_at = time.monotonic()
+        while worker in self._pids and time.monotonic() - began_at < _MOST_DUMP_S:
             await asyncio.sleep(_DUMP_LOOK_S)
             last, size = size, _size(path)
-            if last > before and size == last:
+            written = last > before and size == last  # perhaps only a line of the script's
+            if written and time.monotonic() - began_at >= _LEAST_DUMP_S:
                 break
         if worker in self._pids:
             self._zygote.kill(worker, signal.SIGKILL)

@@ -74,18 +74,17 @@ async def watch_isolation(
     """
     before = contact.last() if goes_on else None
     heard_at, told = boot_time_s() if before is None else before, False
+    noted_at = before
     noting: asyncio.Future[None] | None = None
     while True:
         await asyncio.sleep(_LOOK_S)
         now = boot_time_s()
-        newest = max(heard_at, registration.renewed_at_s, now if in_contact() else 0.0)
-        is_noted = noting is None or noting.done()
-        if is_noted and (newest > heard_at or before is None):
+        heard_at = max(heard_at, registration.renewed_at_s, now if in_contact() else 0.0)
+        if noted_at != heard_at and (noting is None or noting.done()):
             # Beside the loop, and waited for by nobody: a disk that hangs must not keep this node
             # from being cut off. An older note only makes the next agent more careful.
-            note = functools.partial(contact.note, newest)
-            noting = asyncio.ensure_future(off_loop(note))
-        heard_at = before = newest
+            noted_at = heard_at
+            noting = asyncio.ensure_future(off_loop(functools.partial(contact.note, noted_at)))
         silent_s = now - heard_at
         if silent_s < timeout_s:
             told = False

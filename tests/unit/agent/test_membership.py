@@ -132,9 +132,10 @@ def test_the_time_counts_on_where_an_agent_goes_on_with_the_workers_of_another(
     async def first(node: Node) -> None:
         node.registration.at_s = 50.0
         assert await node.after(60.0) == []
+        while contact.last() != 50.0:  # noted by a thread
+            await asyncio.sleep(0.001)
 
     run(monkeypatch, first, contact=contact)
-    assert contact.last() == 50.0
 
     async def second(node: Node) -> None:
         now = 50.0 + TIMEOUT_S - 10.0
@@ -143,6 +144,29 @@ def test_the_time_counts_on_where_an_agent_goes_on_with_the_workers_of_another(
 
     begins_at = 50.0 + TIMEOUT_S - 10.0
     run(monkeypatch, second, contact=contact, goes_on=goes_on, begins_at=begins_at)
+
+
+def test_what_was_heard_of_while_a_note_was_written_is_noted_after_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Heard of once and never again, while the disk was slow: still the newest that is known."""
+    writes = threading.Event()
+
+    class Slow(LastContact):
+        def note(self, at_s: float) -> None:
+            writes.wait(10.0)
+            super().note(at_s)
+
+    contact = Slow(tmp_path / "last-contact")
+
+    async def check(node: Node) -> None:
+        node.registration.at_s = 50.0
+        await node.after(60.0)
+        writes.set()
+        while contact.last() != 50.0:
+            await asyncio.sleep(0.001)
+
+    run(monkeypatch, check, contact=contact)
 
 
 @pytest.mark.parametrize("kept", ["", "another-boot 50.0 ", "x y z", "\xff"])

@@ -4,6 +4,7 @@ ElasticError
 ├── ConfigurationError      mend the configuration, the script or the data; retrying can not help
 │   ├── CheckpointMismatch  the checkpoint belongs to another model
 │   ├── ModelMismatch       the members of the group track different things
+│   ├── NodeRefused         this node differs from the others in what must be the same
 │   └── StepMisused         the script uses a step so that its gradient would be wrong
 ├── TransientError          the same call may succeed later
 │   └── CheckpointWriteError  the storage refused a write; the checkpoints before it are intact
@@ -20,13 +21,24 @@ import enum
 
 
 class ExitCode(enum.IntEnum):
-    """How `elastic` ends, after sysexits(3) where it has a fitting number."""
+    """How `elastic` ends, after sysexits(3) where it has a fitting number; those from 80 on are
+    its own. docs/EVENTS.md says what a controller should do with each."""
 
     OK = 0
     SCRIPT_FAILED = 1
     USAGE = 2
     TEMPORARY = 75
     CONFIGURATION = 78
+    DRAINED = 80
+    """A node: an operator has had it left, and keeps it out."""
+    QUARANTINED = 81
+    """A node: it failed too often, and ends where it would wait (--on-quarantine exit)."""
+    STOPPED = 82
+    """An operator has ended the job before it was finished."""
+    REFUSED = 83
+    """A node: the coordinator does not let it take part as it is."""
+    NOT_SAVED = 84
+    """The job was to be saved and left, and could not be saved."""
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -53,6 +65,12 @@ class ModelMismatch(ConfigurationError):
 
 class StepMisused(ConfigurationError):
     """The script does not use a step as it must for its gradient to be right."""
+
+
+class NodeRefused(ConfigurationError):
+    """The coordinator does not let this node take part beside the others."""
+
+    exit_code = ExitCode.REFUSED
 
 
 class TransientError(ElasticError):

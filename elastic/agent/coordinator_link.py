@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol, TypeVar
 
-from elastic.errors import ConfigurationError, TransientError
+from elastic.errors import ConfigurationError, NodeRefused, TransientError
 from elastic.rpc.control import ControlClient, CoordinatorLost
 from elastic.v1 import control_pb2 as pb
 
@@ -155,7 +155,7 @@ class CoordinatorLink:
                 outgoing.put(message)
             async for answer in client.attend(outgoing):
                 if answer.HasField("refused"):
-                    raise ConfigurationError(answer.refused.message)
+                    raise NodeRefused(answer.refused.message)
                 self.connected = self._let_in = True
                 self._told_lost = ""
                 self._on_message(answer)

@@ -409,7 +409,7 @@ class AgentDaemon:
             self._driver.post(ev.DrainRequested(called_off=message.drain.called_off))
         elif kind == "drained":
             self._journal.record("released", reason=message.drained.reason)
-            self._driver.post(ev.Drained())
+            self._driver.post(ev.Drained(exit_code=message.drained.exit_code))
 
     def _report_again(self) -> None:
         """Whoever coordinates now may know nothing of this node."""

@@ -34,10 +34,10 @@ from elastic.runtime.run_directory import NodeDirectory
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.masking import masked_arguments, masked_url
-from elastic.settings.node import NodeSettings
+from elastic.settings.node import NodeSettings, OnQuarantine
 from elastic.store.interface import Store
 from elastic.store.job_documents import NodeDocument
-from elastic.store.job_end import JobEnds
+from elastic.store.job_runs import AlreadyEnded, RunEnds
 from elastic.store.leader_watch import LeaderWatch
 from elastic.store.lease_keeper import LeaseState
 from elastic.v1.control_pb2 import AgentHello
@@ -162,11 +162,16 @@ class _Node:
             self.pauses,
         )
         self.tasks = TaskSupervisor(self.daemon.crashed)
-        self._ends = JobEnds(store, job=settings.job)
+        self._store = store
         self._let_go = False
         self._contact = LastContact(directory.path / "last-contact")
         journal.record(
-            "agent_started", job=settings.job, node=command.node, host=host, log_dir=str(logs)
+            "agent_started",
+            job=settings.job,
+            run_id=settings.run_id,
+            node=command.node,
+            host=host,
+            log_dir=str(logs),
         )
 
     async def start(self) -> None:
@@ -201,15 +206,22 @@ class _Node:
             await self._registration.close()
 
     async def _register(self) -> None:
-        await self._ends.start()  # an end from here on is that of the job which it takes part in
-        self.tasks.start(self._hear_of_end(), "job-end")
+        ends = RunEnds(self._store, job=self._settings.job, run_id=self._settings.run_id)
+        try:
+            await ends.start()
+        except AlreadyEnded as ended:
+            code = ended.end.exit_code
+            self._journal.record("already_ended", exit_code=code, message=str(ended))
+            self.daemon.job_ended(code)
+            return
+        self.tasks.start(self._hear_of_end(ends), "run-end")
         await self._registration.register()
         self._leaders.registered.set()
         await self._registration.keep()
 
-    async def _hear_of_end(self) -> None:
+    async def _hear_of_end(self, ends: RunEnds) -> None:
         """The leader tells; but this node may have been cut off then."""
-        self.daemon.job_ended(await self._ends.next_end())
+        self.daemon.job_ended((await ends.next_end()).exit_code)
 
     async def _leave_when_preempted(self) -> None:
         settings = self._settings
@@ -298,6 +310,8 @@ def _options(
             isolation_timeout_s=settings.isolation_timeout_s,
             command_digest=command.digest,
             start_token=token,
+            run_id=settings.run_id,
+            ends_in_quarantine=settings.on_quarantine is OnQuarantine.EXIT,
         ),
         grace_s=settings.grace_s,
         hold=directory.hold,

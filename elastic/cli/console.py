@@ -236,6 +236,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "job_finished": lambda f: f"finished after {f['committed']} steps",
     "job_ended": lambda f: f"ended after {f['committed']} steps: {f.get('message', '')}",
     # ---- of many nodes
+    "already_ended": lambda f: f["message"],
     "agent_started": lambda f: f"node {f['node']} of job {f['job']}: logs in {f['log_dir']}",
     "worker_not_started": lambda f: f"worker {f['worker']} could not be started: {f['reason']}",
     "worker_adopted": lambda f: f"worker {f['worker']} found alive",

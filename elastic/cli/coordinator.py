@@ -58,7 +58,9 @@ async def _coordinate(
         )
         server = ControlServer(office, settings.listen, security=security, report=journal.record)
         await server.start()
-        journal.record("coordinator_started", job=settings.job, address=address)
+        journal.record(
+            "coordinator_started", job=settings.job, run_id=settings.run_id, address=address
+        )
         try:
             with watched_loop(journal, pauses):
                 return await _until_signalled(office, journal)
@@ -127,6 +129,7 @@ def _job_options(
 ) -> JobOptions:
     return JobOptions(
         job=settings.job,
+        run_id=settings.run_id,
         formation=FormationPolicy(
             min_workers=settings.min_workers,
             max_workers=settings.max_workers or _NO_LIMIT,

@@ -32,7 +32,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Keeps one data-parallel PyTorch job training while machines come and go.",
     epilog="Exit codes: 0 finished, 1 the script failed, 2 usage, 75 try again later, "
-    "78 mend the configuration, 130 and 143 left after Ctrl-C and SIGTERM.",
+    "78 mend the configuration, 80 to 84 drained, in quarantine, stopped, refused, not saved, "
+    "130 and 143 left after Ctrl-C and SIGTERM. docs/EVENTS.md has what to do about each.",
 )
 checkpoint_app = typer.Typer(no_args_is_help=True, help="Look at checkpoints.")
 app.add_typer(checkpoint_app, name="checkpoint")
@@ -185,7 +186,7 @@ def stop(
     config: _Config = None,
     **options: Any,
 ) -> None:
-    """Have a job saved at a step boundary and ended, with exit code 143."""
+    """Have a job saved at a step boundary and ended, with exit code 82."""
     from elastic.cli import operator
 
     with _errors():
@@ -208,6 +209,42 @@ def events(
     with _errors():
         target = _target(address, config, options)
         raise typer.Exit(operator.events(target, follow=follow, output=output))
+
+
+@app.command(cls=SettingsCommand)
+@with_options(OperatorSettings)
+def jobs(
+    *,
+    output: _Output = "table",
+    config: _Config = None,
+    **options: Any,
+) -> None:
+    """Show the runs of --job, or of all jobs in etcd: who leads them, or how they ended."""
+    from elastic.cli import operator
+
+    with _errors():
+        settings = load_settings(OperatorSettings, options, os.environ, config)
+        is_one = is_given("job", OperatorSettings, options, os.environ, config)
+        operator.jobs(settings, only=settings.job if is_one else None, output=output)
+
+
+@app.command(cls=SettingsCommand)
+@with_options(OperatorSettings)
+def forget(
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="The run's --run-id.")] = "default",
+    *,
+    config: _Config = None,
+    **options: Any,
+) -> None:
+    """Remove all that etcd knows of a run of --job, so that it can be trained again.
+
+    Checkpoints stay: the next training goes on from the newest one.
+    """
+    from elastic.cli import operator
+
+    with _errors():
+        settings = load_settings(OperatorSettings, options, os.environ, config)
+        raise typer.Exit(operator.forget(settings, run_id))
 
 
 @checkpoint_app.command("ls")

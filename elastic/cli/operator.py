@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import signal
 import sys
@@ -22,6 +23,8 @@ from elastic.rpc.control import ControlClient
 from elastic.rpc.security import choose_security, stays_here
 from elastic.runtime.run_directory import find_job
 from elastic.settings.operator import OperatorSettings
+from elastic.store.interface import Store
+from elastic.store.job_runs import JobRun, forget_run, list_runs
 from elastic.store.leader_watch import find_leader
 from elastic.v1 import control_pb2 as pb
 
@@ -75,10 +78,7 @@ class Target:
             try:
                 leader = await asyncio.wait_for(find_leader(store, job=settings.job), timeout_s)
             except asyncio.TimeoutError:
-                raise TransientError(
-                    f"etcd did not answer within {settings.timeout_s:g} s; have a majority of its "
-                    "members run, or give it longer with --timeout-s"
-                ) from None
+                raise TransientError(_silent_etcd(settings)) from None
         if leader is None:
             raise TransientError(f"no coordinator leads the job {settings.job!r} now")
         return ControlClient(leader.address, security=security, report=_quiet)
@@ -117,9 +117,32 @@ def drain(target: Target, node: str, *, reason: str) -> None:
 
 def stop(target: Target, *, reason: str) -> None:
     """Have the job saved and left."""
-    code = int(ExitCode.TERMINATED)
+    code = int(ExitCode.STOPPED)
     _run(target, lambda client, timeout_s: client.stop(reason, code, timeout_s))
     print("the job saves at the next step boundary and ends")
+
+
+def jobs(settings: OperatorSettings, *, only: str | None, output: str) -> None:
+    """Print the runs that the store knows of, under way and ended; `only`: of this job."""
+    as_json = require_format(output)
+    runs = [run for run in _ask_store(settings, list_runs) if only in (None, run.job)]
+    if as_json:
+        print_json([dataclasses.asdict(run) | {"state": _state(run)} for run in runs])
+    else:
+        columns = ("job", "run", "state", "exit", "steps", "ended", "nodes", "coordinator")
+        print_table(columns, [_run_row(run) for run in runs])
+
+
+def forget(settings: OperatorSettings, run_id: str) -> int:
+    """Remove what the store knows of a run that nobody works on; the exit code."""
+    job = settings.job
+    found = _ask_store(settings, lambda store: forget_run(store, job=job, run_id=run_id))
+    print(
+        f"run {run_id!r} of job {job!r} is forgotten"
+        if found
+        else f"the store knows of no run {run_id!r} of job {job!r}; `elastic jobs` lists them"
+    )
+    return ExitCode.OK if found else ExitCode.SCRIPT_FAILED
 
 
 def events(target: Target, *, follow: bool, output: str) -> int:
@@ -212,6 +235,39 @@ def _run(target: Target, ask: Callable[[ControlClient, float], Coroutine[Any, An
             await asyncio.sleep(_NEXT_LEADER_S)
 
     return asyncio.run(asked())
+
+
+def _ask_store(settings: OperatorSettings, ask: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
+    async def asked() -> T:
+        patience_s = _STORE_SHARE * settings.timeout_s
+        async with open_store(settings.store, total_timeout_s=patience_s) as store:
+            try:
+                return await asyncio.wait_for(ask(store), settings.timeout_s)
+            except asyncio.TimeoutError:
+                raise TransientError(_silent_etcd(settings)) from None
+
+    return asyncio.run(asked())
+
+
+def _silent_etcd(settings: OperatorSettings) -> str:
+    return (
+        f"etcd did not answer within {settings.timeout_s:g} s; have a majority of its members run, "
+        "or give it longer with --timeout-s"
+    )
+
+
+def _state(run: JobRun) -> str:
+    if run.end is not None:
+        return "left" if run.end.left else "ended"
+    return "running" if run.coordinator else "without a coordinator"
+
+
+def _run_row(run: JobRun) -> tuple[object, ...]:
+    state, coordinator = _state(run), run.coordinator or "-"
+    if run.end is None:
+        return (run.job, run.run_id, state, "-", "-", "-", run.nodes, coordinator)
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.end.ended_unix_s))
+    return (run.job, run.run_id, state, run.end.exit_code, run.end.committed, since, "-", "-")
 
 
 def _quiet(name: str, /, **fields: Any) -> None:

@@ -146,7 +146,9 @@ def _exit_code(agent: AgentDaemon, coordinator: CoordinatorDaemon) -> int:
     for ended in (coordinator.ended, agent.ended):
         if ended.done() and (error := ended.exception()) is not None:
             raise error
-    return coordinator.ended.result() if coordinator.ended.done() else agent.ended.result()
+    if coordinator.ended.done():
+        return coordinator.ended.result().exit_code
+    return agent.ended.result()
 
 
 def _handle_signals(agent: AgentDaemon) -> None:

@@ -12,6 +12,7 @@ from elastic.core.membership import NodeId, WorkerStatus
 from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.control import AgentStream
 from elastic.settings.limits import require_node_name
+from elastic.store.job_runs import DEFAULT_RUN
 from elastic.v1 import control_pb2 as pb
 from elastic.version import __version__, release_of
 
@@ -52,12 +53,14 @@ class Attendance:
         isolation_timeout_s: float = 0.0,
         command: Command = UNKNOWN_COMMAND,
         may_train: Callable[[], bool] = lambda: False,
+        run_id: str = DEFAULT_RUN,
     ) -> None:
         """isolation_timeout_s: after which all agents that are cut off must end their workers.
         command: what the newest group runs; binding for as long as somebody `may_train`."""
         self._isolation_timeout_s = isolation_timeout_s
         self._command = command
         self._may_train = may_train
+        self._run_id = run_id
         self._nodes: dict[str, AttendingNode] = {}
 
     def __iter__(self) -> Iterator[AttendingNode]:
@@ -87,6 +90,11 @@ class Attendance:
                 f"{hello.isolation_timeout_s:g}, this coordinator {self._isolation_timeout_s:g}: "
                 "a node that is cut off could train on after others were told that it has ended; "
                 "give both the same"
+            )
+        if (hello.run_id or DEFAULT_RUN) != self._run_id:
+            return _refused(
+                f"the agent of node {hello.node!r} comes to run {hello.run_id!r} of the job, this "
+                f"coordinator leads run {self._run_id!r}; give both the same --run-id"
             )
         digest = self._command.digest
         if digest and digest != hello.command_digest and self._may_train():
@@ -149,4 +157,4 @@ def _other_command(hello: pb.AgentHello, others: str, command: str) -> pb.Refuse
 
 
 def _refused(message: str) -> pb.Refused:
-    return pb.Refused(message=message, exit_code=ExitCode.CONFIGURATION)
+    return pb.Refused(message=message, exit_code=ExitCode.REFUSED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import time
@@ -15,7 +16,13 @@ from elastic.coordinator.departing_nodes import DepartingNodes
 from elastic.coordinator.exclusions import Exclusions
 from elastic.coordinator.hearing import Hearing
 from elastic.coordinator.job_options import JobOptions
-from elastic.coordinator.leadership import Leadership, save_generation
+from elastic.coordinator.leadership import (
+    Leadership,
+    StopOrder,
+    load_stop,
+    save_generation,
+    save_stop,
+)
 from elastic.coordinator.node_registry import NodeRegistry
 from elastic.coordinator.recoveries import Recoveries
 from elastic.coordinator.saves import Saves
@@ -24,6 +31,7 @@ from elastic.coordinator.wording import ending, refusal
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.quarantine import NodeFailures
+from elastic.errors import ExitCode
 from elastic.rpc.codec import generation_to_pb
 from elastic.rpc.control import AgentStream
 from elastic.runtime.driver import Driver
@@ -32,6 +40,8 @@ from elastic.runtime.loop_watch import LoopPauses
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.store.interface import GuardFailed, Store
 from elastic.store.job_documents import NodeDocument
+from elastic.store.job_runs import RunEnd
+from elastic.store.retries import until_answered
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2
 
@@ -68,7 +78,12 @@ class CoordinatorDaemon:
             self._machine, self._execute, ev.TimerFired(), on_error=self._crashed
         )
         self._tasks = TaskSupervisor(self._crashed)
-        self._nodes = Attendance(options.isolation_timeout_s, leadership.command, self._may_train)
+        self._nodes = Attendance(
+            options.isolation_timeout_s,
+            leadership.command,
+            self._may_train,
+            run_id=options.run_id,
+        )
         self._views = ViewBatches(self._driver.post, self._nodes.count)
         self._departing = DepartingNodes(
             self._nodes,
@@ -100,8 +115,8 @@ class CoordinatorDaemon:
             on_leave=self._departing.wants_to_leave,
             on_stop=self.stop,
         )
-        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        """The job's exit code, once it has one."""
+        self.ended: asyncio.Future[RunEnd] = asyncio.get_running_loop().create_future()
+        """How the run ended, once it has."""
         self.deposed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Why somebody else leads, once somebody does."""
         self.registry: NodeRegistry | None = None
@@ -115,6 +130,11 @@ class CoordinatorDaemon:
         if self._ledger is not None:
             await self._ledger.start()
         await self._departing.load()
+        order = await until_answered(
+            lambda: load_stop(self._store, self._options.job), "look for an order to stop"
+        )
+        if order is not None:
+            self._stop(order)
 
     async def close(self) -> None:
         """End what still runs here, and every stream."""
@@ -212,8 +232,9 @@ class CoordinatorDaemon:
 
     def stop(self, reason: str, exit_code: int) -> None:
         """Have the job saved and left."""
-        self._journal.record("stop_requested", reason=reason)
-        self._views.post(ev.StopRequested(exit_code=exit_code, reason=reason))
+        order = StopOrder(reason=reason, exit_code=exit_code)
+        self._stop(order)
+        self._tasks.start(self._keep_stop(order), "keep-stop")
 
     async def drain(self, name: str, reason: str) -> str:
         """Have a node left and kept out; say what follows. Raises TransientError."""
@@ -389,6 +410,14 @@ class CoordinatorDaemon:
             return
         self._views.post(ev.GenerationPersisted(number=generation.number))
 
+    def _stop(self, order: StopOrder) -> None:
+        self._journal.record("stop_requested", reason=order.reason)
+        self._views.post(ev.StopRequested(exit_code=order.exit_code, reason=order.reason))
+
+    async def _keep_stop(self, order: StopOrder) -> None:
+        with contextlib.suppress(GuardFailed):  # the next leader may be asked again
+            await save_stop(self._store, self._leadership, order)
+
     def _end(self, exit_code: int, message: str) -> None:
         if self.ended.done():
             return
@@ -399,7 +428,15 @@ class CoordinatorDaemon:
             **({"message": message} if message else {}),
         )
         self._nodes.broadcast(job_ended=pb.JobEnded(exit_code=exit_code, message=message))
-        self.ended.set_result(exit_code)
+        end = RunEnd(
+            run_id=self._options.run_id,
+            exit_code=exit_code,
+            message=message,
+            committed=self._machine.committed,
+            ended_unix_s=time.time(),
+            left=exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED),
+        )
+        self.ended.set_result(end)
 
     def _crashed(self, error: BaseException) -> None:
         """A bug here must not look like a hang."""

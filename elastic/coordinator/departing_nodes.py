@@ -11,6 +11,7 @@ from elastic.coordinator.exclusions import DRAINED, QUARANTINED, Exclusions
 from elastic.core.coordinator import events as ev
 from elastic.core.membership import Failure, NodeId
 from elastic.core.quarantine import NodeFailures
+from elastic.errors import ExitCode
 from elastic.rpc.codec import status_to_pb
 from elastic.runtime.journal import Journal
 from elastic.settings.limits import require_node_name
@@ -87,9 +88,14 @@ class DepartingNodes:
         excluded = self._exclusions.get(name)
         if excluded is None:
             node.stream.send(drained=pb.Drained(reason=self._leaving.get(node.node, "")))
-        elif excluded.state == DRAINED:
+            return
+        is_drained = excluded.state == DRAINED
+        if is_drained or node.stream.hello.ends_in_quarantine:
             back = f"`elastic nodes --clear {name}` lets it come back"
-            node.stream.send(drained=pb.Drained(reason=f"{excluded.reason}; {back}"))
+            exit_code = ExitCode.DRAINED if is_drained else ExitCode.QUARANTINED
+            node.stream.send(
+                drained=pb.Drained(reason=f"{excluded.reason}; {back}", exit_code=exit_code)
+            )
 
     def gone(self, node: NodeId) -> None:
         """Nothing of it runs any more."""

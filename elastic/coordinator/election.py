@@ -10,9 +10,10 @@ from contextlib import aclosing
 from elastic.coordinator.leadership import Leadership, take_office
 from elastic.store.claim import Claim
 from elastic.store.follow import follow_key
-from elastic.store.interface import Entry, Store
+from elastic.store.interface import Entry, GuardFailed, Store
 from elastic.store.job_documents import LeaderDocument, to_json
 from elastic.store.job_keys import JobKeys
+from elastic.store.job_runs import DEFAULT_RUN
 from elastic.store.lease_keeper import LeaseState, boot_time_s
 
 LEADER_TTL_S = 3.0
@@ -33,12 +34,13 @@ class Election:
         job: str,
         address: str,
         on_change: Callable[[LeaseState], None],
+        run_id: str = DEFAULT_RUN,
         ttl_s: float = LEADER_TTL_S,
         clock: Callable[[], float] = boot_time_s,
     ) -> None:
         """`address`: host:port where agents and operators find this candidate."""
         self._store = store
-        self._job = job
+        self._job, self._run_id = job, run_id
         self._key = JobKeys(job).leader
         self._candidate = uuid.uuid4().hex
         self._value = to_json(LeaderDocument(candidate=self._candidate, address=address))
@@ -53,7 +55,10 @@ class Election:
         return self._in_office and self._claim.held()
 
     async def campaign(self) -> Leadership:
-        """Wait until nobody leads, and lead. Sits out outages; raises ConfigurationError."""
+        """Wait until nobody leads, and lead. Sits out outages.
+
+        Raises AlreadyEnded and ConfigurationError.
+        """
         while True:
             await self._until_vacant()
             elected = await self._claim.take(self._value)
@@ -84,7 +89,13 @@ class Election:
         """None if deposed meanwhile."""
         deposed = asyncio.ensure_future(self._claim.hold())
         reading = asyncio.ensure_future(
-            take_office(self._store, job=self._job, candidate=self._candidate, elected=elected)
+            take_office(
+                self._store,
+                job=self._job,
+                candidate=self._candidate,
+                elected=elected,
+                run_id=self._run_id,
+            )
         )
         try:
             await asyncio.wait({deposed, reading}, return_when=asyncio.FIRST_COMPLETED)
@@ -95,7 +106,10 @@ class Election:
         if reading.cancelled():
             deposed.result()
             return None
-        return self._in_office_with(reading.result())
+        try:
+            return self._in_office_with(reading.result())
+        except GuardFailed:
+            return None
 
     def _in_office_with(self, leadership: Leadership) -> Leadership | None:
         if self._claim.entry is None:

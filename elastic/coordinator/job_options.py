@@ -8,6 +8,7 @@ from pathlib import Path
 from elastic.checkpoint.directory import CheckpointDirectory
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
+from elastic.store.job_runs import DEFAULT_RUN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,6 +16,7 @@ class JobOptions:
     """One job, as the operator wants it."""
 
     job: str
+    run_id: str = DEFAULT_RUN
     formation: FormationPolicy
     stall: StallPolicy
     max_restarts: int

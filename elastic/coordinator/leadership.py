@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
+from elastic.core.legible import is_text
 from elastic.core.membership import Generation
-from elastic.errors import ConfigurationError, TransientError
+from elastic.errors import ConfigurationError, ExitCode, TransientError
 from elastic.rpc.codec import generation_from_pb, generation_to_pb
 from elastic.store.interface import Entry, Guard, Store
 from elastic.store.job_documents import LeaderDocument, to_json
 from elastic.store.job_keys import JobKeys
+from elastic.store.job_runs import DEFAULT_RUN, MOST_EXIT_CODE, claim_run
 from elastic.store.retries import until_answered
 from elastic.v1 import job_pb2 as pb
 
@@ -28,6 +32,14 @@ class Command:
 
 
 UNKNOWN_COMMAND = Command()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopOrder:
+    """The run is to be saved and left, whoever leads."""
+
+    reason: str
+    exit_code: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +62,7 @@ class Leadership:
     job: str
     guard: Guard
     incarnation: str
-    """The job's, the same under all its leaders: the running group was formed under it."""
+    """The run's, the same under all its leaders: the running group was formed under it."""
     last: Stored | None = None
     """The newest generation of the leaders before; none of them can write another."""
 
@@ -70,24 +82,28 @@ class Leadership:
         return self.last.generation.number if self.last is not None else 0
 
 
-async def lead(store: Store, *, job: str, candidate: str) -> Leadership:
+async def lead(store: Store, *, job: str, candidate: str, run_id: str = DEFAULT_RUN) -> Leadership:
     """Take the election key of `job` for ever; raises TransientError if somebody else holds it."""
     document = LeaderDocument(candidate=candidate, address="")
     entry = await store.create(JobKeys(job).leader, to_json(document))
     if entry is None:
         raise TransientError(f"another coordinator leads the job {job!r}")
-    return await take_office(store, job=job, candidate=candidate, elected=entry)
+    return await take_office(store, job=job, candidate=candidate, run_id=run_id, elected=entry)
 
 
-async def take_office(store: Store, *, job: str, candidate: str, elected: Entry) -> Leadership:
+async def take_office(
+    store: Store, *, job: str, candidate: str, elected: Entry, run_id: str = DEFAULT_RUN
+) -> Leadership:
     """What the leader whose election key is `elected` must know; sits out outages.
 
-    The first leader's `candidate` becomes the job's incarnation. Raises ConfigurationError if what
-    is stored can not be read.
+    The first leader's `candidate` becomes the run's incarnation. Raises AlreadyEnded,
+    ConfigurationError if what is stored can not be read or is of another run, and GuardFailed.
     """
+    guard = Guard(key=elected.key, created=elected.created)
+    await claim_run(store, job=job, run_id=run_id, guard=guard)
     return Leadership(
         job=job,
-        guard=Guard(key=elected.key, created=elected.created),
+        guard=guard,
         incarnation=await _incarnation(store, job, candidate),
         last=await until_answered(lambda: load_generation(store, job), "load the generation"),
     )
@@ -142,6 +158,32 @@ async def load_generation(store: Store, job: str) -> Stored | None:
         may_train=may_train,
         revision=entry.modified,
         command=Command(text=document.command, digest=document.command_digest),
+    )
+
+
+async def save_stop(store: Store, leadership: Leadership, order: StopOrder) -> None:
+    """Keep it for the leaders after; sits out outages. Raises GuardFailed when others lead."""
+    key, value = JobKeys(leadership.job).stop, json.dumps(dataclasses.asdict(order)).encode()
+    await until_answered(
+        lambda: store.put(key, value, guard=leadership.guard), "save the order to stop"
+    )
+
+
+async def load_stop(store: Store, job: str) -> StopOrder | None:
+    """What a leader before was asked for; None if nothing. Raises TransientError."""
+    entry = await store.get(JobKeys(job).stop)
+    if entry is None:
+        return None
+    try:
+        document = json.loads(entry.value)
+        reason, exit_code = document["reason"], document["exit_code"]
+        if type(exit_code) is int and 0 < exit_code <= MOST_EXIT_CODE and is_text(reason):
+            return StopOrder(reason=reason, exit_code=exit_code)
+    except (ValueError, LookupError, TypeError, RecursionError):
+        pass
+    return StopOrder(
+        reason=f"the store's key {entry.key} says so, and can not be read",
+        exit_code=ExitCode.STOPPED,
     )
 
 

@@ -18,7 +18,7 @@ from elastic.rpc.control import AgentStream
 from elastic.runtime.journal import Journal, RecentEntries
 from elastic.runtime.loop_watch import LoopPauses
 from elastic.store.interface import GuardFailed, Store
-from elastic.store.job_end import JobEnds, announce_end
+from elastic.store.job_runs import AlreadyEnded, RunEnd, RunEnds, announce_end
 from elastic.store.lease_keeper import LeaseState
 from elastic.v1 import control_pb2 as pb
 
@@ -47,37 +47,46 @@ class Office:
         self._recent = recent
         self._daemon: CoordinatorDaemon | None = None
         self._suspect = False
+        self._concluding = False
         self._election = Election(
             store,
             job=options.job,
             address=options.address,
+            run_id=options.run_id,
             on_change=self._leadership_changed,
             ttl_s=leader_ttl_s,
         )
 
     async def run(self) -> int:
-        """Campaign and lead until the job ends, under whichever coordinator; its exit code.
+        """Campaign and lead until the run ends, under whichever coordinator; its exit code.
 
         Cancelled, it makes way for another one at once.
         """
-        ends = JobEnds(self._store, job=self._options.job)
-        await ends.start()
-        elsewhere = asyncio.ensure_future(ends.next_end())
+        ends = RunEnds(self._store, job=self._options.job, run_id=self._options.run_id)
+        elsewhere: asyncio.Future[RunEnd] | None = None
         try:
+            await ends.start()
+            elsewhere = asyncio.ensure_future(ends.next_end())
             while True:
                 here = asyncio.ensure_future(self._lead_once())
                 try:
                     await asyncio.wait({here, elsewhere}, return_when=asyncio.FIRST_COMPLETED)
+                    if self._concluding:  # the end that was heard of is its own
+                        await asyncio.wait({here})
                     if here.done() and (exit_code := here.result()) is not None:
                         return exit_code
                     if elsewhere.done():
-                        return elsewhere.result()
+                        return elsewhere.result().exit_code
                 finally:
                     here.cancel()
                     await asyncio.gather(here, return_exceptions=True)
+        except AlreadyEnded as ended:
+            self._journal.record("already_ended", exit_code=ended.end.exit_code, message=str(ended))
+            return ended.end.exit_code
         finally:
-            elsewhere.cancel()
-            await asyncio.gather(elsewhere, return_exceptions=True)
+            if elsewhere is not None:
+                elsewhere.cancel()
+                await asyncio.gather(elsewhere, return_exceptions=True)
             await self._election.resign()
 
     async def _lead_once(self) -> int | None:
@@ -124,14 +133,13 @@ class Office:
             await self._election.resign()
 
     async def _conclude(self, leadership: Leadership, daemon: CoordinatorDaemon) -> int:
-        """The job has ended: tell whoever is not connected, and forget what it was."""
-        exit_code = daemon.ended.result()
+        """The run has ended: tell whoever is not connected, and whoever comes to it again."""
+        end = daemon.ended.result()
+        self._concluding = True
         with contextlib.suppress(GuardFailed, TransientError):
-            await announce_end(
-                self._store, job=self._options.job, guard=leadership.guard, exit_code=exit_code
-            )
+            await announce_end(self._store, job=self._options.job, guard=leadership.guard, end=end)
         await daemon.flushed()
-        return exit_code
+        return end.exit_code
 
     def _registry(self, leadership: Leadership, daemon: CoordinatorDaemon) -> NodeRegistry:
         last = leadership.last

@@ -43,6 +43,7 @@ class CoordinatorSettings:
     )
 
     job: str = field(default="job", metadata=shared.JOB)
+    run_id: str = field(default="default", metadata=shared.RUN_ID)
     listen: str = field(
         default=DEFAULT_LISTEN,
         metadata=about("HOST:PORT on which agents and operators are answered.", ADDRESS),

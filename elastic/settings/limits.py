@@ -15,6 +15,7 @@ from elastic.settings.fields import Limits
 
 JOB_NAME_MAX_LENGTH = 40
 NODE_NAME_MAX_LENGTH = 253
+RUN_NAME_MAX_LENGTH = 200
 MOST = 2**31 - 1
 """Of what is counted: messages hold no more."""
 MOST_S = 1_000_000_000
@@ -176,6 +177,10 @@ JOB_NAME = Limits(
 NODE_NAME = Limits(
     f"at most {NODE_NAME_MAX_LENGTH} letters, digits and inner hyphens, dots and underscores",
     {"pattern": rf"^{_NAME}$", "max_length": NODE_NAME_MAX_LENGTH},
+)
+RUN_NAME = Limits(
+    f"at most {RUN_NAME_MAX_LENGTH} letters, digits and inner hyphens, dots and underscores",
+    {"pattern": rf"^{_NAME}$", "max_length": RUN_NAME_MAX_LENGTH},
 )
 
 

@@ -19,12 +19,13 @@ from elastic.settings.limits import (
     LEASE,
     NODE_NAME,
     YES_OR_NO,
+    one_of,
 )
 from elastic.settings.security import SecuritySettings
-from elastic.settings.shared import Console, Launch
+from elastic.settings.shared import Console, Launch, OnQuarantine
 from elastic.settings.store import StoreSettings
 
-__all__ = ["Console", "Launch", "NodeSettings"]
+__all__ = ["Console", "Launch", "NodeSettings", "OnQuarantine"]
 
 
 def _renewed_in_time(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
@@ -45,6 +46,7 @@ class NodeSettings:
     )
 
     job: str = field(default="job", metadata=shared.JOB)
+    run_id: str = field(default="default", metadata=shared.RUN_ID)
     node_name: str | None = field(
         default=None,
         metadata=about("Name of this node, its own in the job; unset: the host name.", NODE_NAME),
@@ -106,6 +108,14 @@ class NodeSettings:
     preemption_interval_s: float = field(
         default=5.0,
         metadata=about("Seconds between two looks for a notice of preemption.", DURATION),
+    )
+    on_quarantine: OnQuarantine = field(
+        default=OnQuarantine.WAIT,
+        metadata=about(
+            "What the agent does when its node is put in quarantine: wait for being cleared, or "
+            "exit, so that another machine can take its place.",
+            one_of(OnQuarantine),
+        ),
     )
     node_ttl_s: float = field(
         default=10.0,

@@ -12,6 +12,7 @@ from elastic.settings.limits import (
     FILE,
     JOB_NAME,
     PROCESSES,
+    RUN_NAME,
     number,
     one_of,
     whole,
@@ -37,7 +38,19 @@ class Launch(enum.Enum):
     TORCHRUN = "torchrun"
 
 
+class OnQuarantine(enum.Enum):
+    """What an agent does that is kept out for having failed too often."""
+
+    WAIT = "wait"
+    EXIT = "exit"
+
+
 JOB = about("Name of the job.", JOB_NAME)
+RUN_ID = about(
+    "Which run of the job this is. One that has ended is not trained again: whoever comes to it "
+    "ends with its exit code.",
+    RUN_NAME,
+)
 LAUNCH = about(
     "How the script is started: elastic (it calls elastic.init), torchrun, or auto: elastic if it "
     "or a module beside it imports elastic.",

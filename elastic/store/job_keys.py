@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+JOBS = "elastic/"
+"""The folder of all jobs."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobKeys:
@@ -27,9 +30,24 @@ class JobKeys:
         return self._below("incarnation")
 
     @property
-    def ended(self) -> str:
-        """How the job ended, for whoever was not connected then."""
-        return self._below("ended")
+    def run(self) -> str:
+        """The id of the run that the job is at."""
+        return self._below("run")
+
+    @property
+    def stop(self) -> str:
+        """Why the run is to be stopped, once somebody wants that."""
+        return self._below("stop")
+
+    @property
+    def folder(self) -> str:
+        """Of all that the store knows of the job."""
+        return self._below("")
+
+    @property
+    def ends(self) -> str:
+        """The folder of the runs that have ended."""
+        return self._below("ended/")
 
     @property
     def nodes(self) -> str:
@@ -46,6 +64,10 @@ class JobKeys:
         """The folder of the nodes that are to be left."""
         return self._below("drain/")
 
+    def end(self, run_id: str) -> str:
+        """How a run ended, for whoever comes to it again."""
+        return self.ends + run_id
+
     def node(self, node: str) -> str:
         """A node's registration."""
         return self.nodes + node
@@ -59,9 +81,19 @@ class JobKeys:
         return self.draining + node
 
     def _below(self, name: str) -> str:
-        return f"elastic/{self.job}/{name}"
+        return f"{JOBS}{self.job}/{name}"
 
 
 def node_of(key: str) -> str:
     """The node that a key of `nodes/`, `quarantine/` or `drain/` is about."""
     return key.rpartition("/")[2]
+
+
+def run_of(key: str) -> str:
+    """The run that a key of `ended/` is about."""
+    return key.rpartition("/")[2]
+
+
+def job_of(key: str) -> str:
+    """The job that a key is about."""
+    return key.removeprefix(JOBS).partition("/")[0]

@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AgentHello(_message.Message):
-    __slots__ = ("node", "host", "slots", "version", "command", "command_digest", "start_token", "classic", "isolation_timeout_s")
+    __slots__ = ("node", "host", "slots", "version", "command", "command_digest", "start_token", "classic", "isolation_timeout_s", "run_id", "ends_in_quarantine")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,8 @@ class AgentHello(_message.Message):
     START_TOKEN_FIELD_NUMBER: _ClassVar[int]
     CLASSIC_FIELD_NUMBER: _ClassVar[int]
     ISOLATION_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ENDS_IN_QUARANTINE_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     slots: int
@@ -28,7 +30,9 @@ class AgentHello(_message.Message):
     start_token: str
     classic: bool
     isolation_timeout_s: float
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[str] = ..., command: _Optional[str] = ..., command_digest: _Optional[str] = ..., start_token: _Optional[str] = ..., classic: bool = ..., isolation_timeout_s: _Optional[float] = ...) -> None: ...
+    run_id: str
+    ends_in_quarantine: bool
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[str] = ..., command: _Optional[str] = ..., command_digest: _Optional[str] = ..., start_token: _Optional[str] = ..., classic: bool = ..., isolation_timeout_s: _Optional[float] = ..., run_id: _Optional[str] = ..., ends_in_quarantine: bool = ...) -> None: ...
 
 class NodeView(_message.Message):
     __slots__ = ("workers", "longest_pause_s")
@@ -131,10 +135,12 @@ class Drain(_message.Message):
     def __init__(self, called_off: bool = ...) -> None: ...
 
 class Drained(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "exit_code")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    exit_code: int
+    def __init__(self, reason: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

@@ -21,6 +21,7 @@ from elastic.core.membership import (
     WorkerStatus,
 )
 from elastic.core.restarts import Backoff
+from elastic.errors import ExitCode
 
 _ADOPTION_S = 2.0  # in which a worker that has called elastic.init() reports to a new agent
 # After a loss a new worker builds its model and reads its data, on the cores on which the survivors
@@ -277,7 +278,8 @@ class Agent:
 
     @_apply.register
     def _(self, event: ev.Drained, now: float) -> list[fx.Effect]:
-        del event
+        if self._exit_code is None:
+            self._exit_code = event.exit_code
         return self._end_all(now)
 
     @_apply.register
@@ -307,6 +309,8 @@ class Agent:
     def _tend(self, now: float) -> list[fx.Effect]:
         """Level-triggered: whatever happened, bring the node to where it should be."""
         if any(now >= by for by in self._ends_by()):
+            if self._exit_code is None:
+                self._exit_code = ExitCode.DRAINED
             self._end_all(now)
         if self.phase is AgentPhase.ENDING:
             return [*self._let_go_of_finished(), *self._wind_up(now)]

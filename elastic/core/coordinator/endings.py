@@ -11,7 +11,9 @@ from elastic.core.restarts import Verdict
 
 def complete(stop: Stop | None) -> fx.EndJob:
     """Every script has ended, perhaps because the job was asked to stop."""
-    return fx.EndJob(exit_code=stop.exit_code if stop is not None else 0)
+    if stop is None:
+        return fx.EndJob(exit_code=0)
+    return fx.EndJob(exit_code=stop.exit_code, message=stop.reason)
 
 
 def failed(verdict: Verdict, failure: Failure) -> fx.EndJob:

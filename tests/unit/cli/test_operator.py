@@ -202,7 +202,7 @@ def test_what_is_asked_for_is_done_and_said(place: Place, capsys: Printed) -> No
     assert place.leader.asked == [
         ("drain", "n1", "a new disk"),
         ("clear", "n1", ""),
-        ("stop", "the budget is spent", "143"),
+        ("stop", "the budget is spent", "82"),
     ]
     assert capsys.readouterr().out.splitlines() == [
         "the workers of n1 leave",

@@ -40,6 +40,7 @@ def test_a_node_is_told_from_another_one_of_its_name() -> None:
             {"node": "n2", "isolation_timeout_s": 60.0},
             r"isolation-timeout-s 60, this coordinator 0:",
         ),
+        ({"node": "n2", "run_id": "2"}, r"comes to run '2' .* leads run 'default'; give both"),
         ({"node": "n1", "command_digest": "e"}, ""),  # in the place of the only other one
     ],
 )
@@ -49,7 +50,7 @@ def test_who_is_refused(fields: dict[str, str], refused: str) -> None:
     answer = nodes.refusal(hello(**fields))
     if refused:
         assert answer is not None
-        assert answer.exit_code == ExitCode.CONFIGURATION
+        assert answer.exit_code == ExitCode.REFUSED
         with pytest.raises(AssertionError, match=refused):
             raise AssertionError(answer.message)
     else:

@@ -186,7 +186,6 @@ def test_deposed_before_the_office_is_taken_means_another_campaign() -> None:
         campaigning = contest.one.campaign()
         await until(lambda: KEYS.leader in contest.store._entries)
         first = contest.store._entries[KEYS.leader]
-        await until(lambda: KEYS.incarnation in contest.store._entries)
         await contest.store.delete(KEYS.leader)
         await until(lambda: contest.store._entries.get(KEYS.leader, first).created > first.created)
         contest.store.hangs["get"].set()
@@ -204,11 +203,11 @@ def test_deposed_in_the_moment_in_which_the_office_is_taken(
     moments = 0
 
     async def taken_in_that_moment(
-        store: FailingStore, *, elected: Entry, job: str, candidate: str
+        store: FailingStore, *, elected: Entry, **named: str
     ) -> Leadership:
         nonlocal moments
         moments += 1
-        leadership = await take_office(store, job=job, candidate=candidate, elected=elected)
+        leadership = await take_office(store, elected=elected, **named)
         if moments == 1:
             await store.revoke(elected.lease)
             contest.one.election._claim._lease_changed(GONE)
@@ -236,7 +235,7 @@ def test_in_doubt_from_the_first_moment() -> None:
         contest = Contest()
         contest.store.hangs["get"] = asyncio.Event()
         campaigning = contest.one.campaign()
-        await until(lambda: KEYS.incarnation in contest.store._entries)
+        await until(lambda: KEYS.leader in contest.store._entries)
         contest.store.refuses["renew"] = 10**9
         for lease in contest.store._leases.values():
             lease.deadline += 100

@@ -242,18 +242,34 @@ def test_the_end_of_the_job_ends_both() -> None:
     run(check)
 
 
-def test_an_end_of_long_ago_ends_nobody() -> None:
+def test_who_comes_to_a_run_that_has_ended_ends_as_it_did() -> None:
     async def main() -> None:
         store = FailingStore(Clock())
-        await store.put(KEYS.ended, b'{"exit_code": 3}')
+        await store.put(KEYS.end("default"), b"not legible")
         candidate = Candidate(store, "one:1")
         candidate.start()
-        await until(candidate.leads)
         assert candidate.running is not None
-        assert not candidate.running.done()
-        await candidate.end()
+        assert await candidate.running == 1
+        assert candidate.diary.names() == ["already_ended"]
+        assert [e.key for e in await store.list(KEYS.folder)] == [KEYS.end("default")]
 
     within_deadline(main(), DEADLINE_S)
+
+
+def test_the_next_leader_knows_of_the_order_to_stop() -> None:
+    async def check(contest: Contest) -> None:
+        await group_of_one(contest.one)
+        contest.one.office.stop("maintenance", 82)
+        while await contest.store.get(KEYS.stop) is None:
+            await asyncio.sleep(0.01)
+        await contest.one.end()
+        await until(contest.two.leads)
+        assert contest.two.diary.of("stop_requested") == [{"reason": "maintenance"}]
+        assert contest.two.running is not None
+        assert await contest.two.running == 82  # after the grace: nobody has come
+        assert [e.key for e in await contest.store.list(KEYS.folder)] == [KEYS.end("default")]
+
+    run(check)
 
 
 def test_a_job_that_failed_ends_with_its_exit_code_everywhere() -> None:

@@ -237,7 +237,7 @@ def test_a_node_that_an_operator_drains_has_the_same_time() -> None:
     assert len(of(fx.EndWorker, agent.handle(ev.TimerFired(), 70.0))) == 3
     for n in (1, 2, 3):
         effects = agent.handle(killed(f"a-s2-{n}"), 71.0)
-    assert of(fx.ExitAgent, effects) == [fx.ExitAgent(exit_code=0)]
+    assert of(fx.ExitAgent, effects) == [fx.ExitAgent(exit_code=80)]
 
 
 def test_a_drain_that_is_called_off_ends_nobody() -> None:
@@ -254,12 +254,15 @@ def test_on_one_machine_a_drain_ends_nobody() -> None:
     assert not of(fx.EndWorker, agent.handle(ev.TimerFired(), 1000.0))
 
 
-def test_a_node_drained_by_an_operator_ends_well() -> None:
-    agent = serving(replace(SETTINGS, leave_timeout_s=60.0))
-    agent.handle(ev.Drained(), 10.0)
-    for n in (1, 2, 3):
-        effects = agent.handle(killed(f"a-s2-{n}"), 10.1)
-    assert of(fx.ExitAgent, effects) == [fx.ExitAgent(exit_code=0)]
+def test_a_node_that_has_left_ends_with_the_code_of_who_wanted_that() -> None:
+    for own, code in ((None, 81), (143, 143)):
+        agent = serving(replace(SETTINGS, leave_timeout_s=60.0))
+        if own is not None:
+            agent.handle(ev.LeaveRequested(exit_code=own, reason="SIGTERM"), 9.0)
+        agent.handle(ev.Drained(exit_code=81), 10.0)
+        for n in (1, 2, 3):
+            effects = agent.handle(killed(f"a-s2-{n}"), 10.1)
+        assert of(fx.ExitAgent, effects) == [fx.ExitAgent(exit_code=code)]
 
 
 @pytest.mark.parametrize("started", [False, True])

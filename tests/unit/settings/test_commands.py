@@ -129,6 +129,7 @@ def test_the_sets_of_options_are_frozen() -> None:
     """Before adding to these lists, look for an option that can be derived or dropped instead."""
     assert only(CoordinatorSettings) == [
         "job",
+        "run_id",
         "listen",
         "advertise",
         "min_workers",
@@ -155,6 +156,7 @@ def test_the_sets_of_options_are_frozen() -> None:
     ]
     assert only(NodeSettings) == [
         "job",
+        "run_id",
         "node_name",
         "node_host",
         "nproc_per_node",
@@ -175,6 +177,7 @@ def test_the_sets_of_options_are_frozen() -> None:
         "preemption_file",
         "preemption_command",
         "preemption_interval_s",
+        "on_quarantine",
         "node_ttl_s",
         "isolation_timeout_s",
         "launch",

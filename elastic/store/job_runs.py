@@ -1,0 +1,262 @@
+"""The runs of a job: one at a time, each with an end that stays until it is forgotten.
+
+A run is one training from its first step to its end, through any number of restarts of agents and
+coordinators. Whoever comes to a run that has ended ends as it did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import time
+import uuid
+from collections.abc import Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from elastic.core.legible import is_instant, is_text
+from elastic.errors import ConfigurationError, ElasticError, ExitCode, TransientError
+from elastic.store.follow import follow_key
+from elastic.store.interface import Entry, Guard, Store
+from elastic.store.job_documents import LeaderDocument, Unreadable, node_from_json, to_json
+from elastic.store.job_keys import JOBS, JobKeys, job_of, node_of, run_of
+from elastic.store.leader_watch import leader_from
+from elastic.store.retries import until_answered
+
+DEFAULT_RUN = "default"
+MOST_EXIT_CODE = 255
+_FORGETTING_S = 10.0  # for which nobody else may lead, if who forgets a run is killed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunEnd:
+    """How a run ended."""
+
+    run_id: str
+    exit_code: int
+    message: str = ""
+    committed: int = 0
+    """Steps."""
+    ended_unix_s: float = 0.0
+    left: bool = False
+    """Every node has left it: who comes to it again goes on, from its newest checkpoint."""
+
+    def told(self, job: str) -> str:
+        """For whoever comes to the run again."""
+        instant = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.ended_unix_s))
+        why = f": {self.message}" if self.message else ""
+        return (
+            f"run {self.run_id!r} of job {job!r} ended at {instant} after {self.committed} steps "
+            f"with exit code {self.exit_code}{why}; train again with another --run-id, or after "
+            f"`elastic forget {self.run_id} --job {job}`"
+        )
+
+
+class AlreadyEnded(ElasticError):
+    """The run has ended before."""
+
+    def __init__(self, job: str, end: RunEnd) -> None:
+        super().__init__(end.told(job))
+        self.end = end
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobRun:
+    """A run that the store knows of."""
+
+    job: str
+    run_id: str
+    coordinator: str = ""
+    """Address of its leader; empty if it has none."""
+    nodes: int = 0
+    """Registered."""
+    end: RunEnd | None = None
+    """None: it is under way, or was when its last leader and agents were lost."""
+
+
+# ---- how a run goes
+
+
+class RunEnds:
+    """`start`, then wait for `next_end`."""
+
+    def __init__(self, store: Store, *, job: str, run_id: str) -> None:
+        self._store, self._job, self._run_id = store, job, run_id
+        self._key = JobKeys(job).end(run_id)
+        self._past = 0
+
+    async def start(self) -> None:
+        """Sits out outages. Raises AlreadyEnded, and ConfigurationError if the store does."""
+        entry = await until_answered(lambda: self._store.get(self._key), f"get {self._key!r}")
+        if entry is not None:
+            self._past = entry.modified
+            _require_going_on(self._job, _end(entry))
+
+    async def next_end(self) -> RunEnd:
+        """The end, of whichever kind; waits for it."""
+        async with aclosing(follow_key(self._store, self._key)) as entries:
+            async for entry in entries:
+                if entry is not None and entry.modified > self._past:
+                    return _end(entry)
+        return await asyncio.Future()
+
+
+async def claim_run(store: Store, *, job: str, run_id: str, guard: Guard) -> None:
+    """Have the job be at this run, newly or still; sits out outages.
+
+    Raises AlreadyEnded, ConfigurationError if the job is at another run, and GuardFailed.
+    """
+    keys = JobKeys(job)
+
+    async def claim() -> None:
+        end = await store.get(keys.end(run_id))
+        if end is not None:
+            _require_going_on(job, _end(end))
+        entry = await store.get(keys.run)
+        under_way = _run_id(entry) if entry is not None else None
+        if under_way not in (None, run_id):
+            if await store.get(keys.end(under_way)) is None:
+                raise ConfigurationError(
+                    f"the job {job!r} is at run {under_way!r}, which has not ended, and not at "
+                    f"{run_id!r}; give --run-id {under_way}, or give it up with "
+                    f"`elastic forget {under_way} --job {job}`"
+                )
+            await _remove_all_but_ends(store, keys, guard)  # its last leader did not come to that
+        await store.put(keys.run, run_id.encode(), guard=guard)
+        if end is not None:
+            await store.delete(keys.end(run_id), guard=guard)
+
+    await until_answered(claim, f"claim run {run_id!r}")
+
+
+async def announce_end(store: Store, *, job: str, guard: Guard, end: RunEnd) -> None:
+    """Keep the end, and nothing else of the run. Raises GuardFailed and TransientError."""
+    keys = JobKeys(job)
+    document = dataclasses.asdict(end)
+    await store.put(keys.end(end.run_id), json.dumps(document).encode(), guard=guard)
+    await _remove_all_but_ends(store, keys, guard)
+
+
+# ---- for operators
+
+
+async def list_runs(store: Store) -> list[JobRun]:
+    """Of all jobs, by name; of each, those that have ended by their time, then the one it is at.
+
+    Raises TransientError.
+    """
+    by_job: dict[str, list[Entry]] = {}
+    for entry in await store.list(JOBS):
+        by_job.setdefault(job_of(entry.key), []).append(entry)
+    return [run for job in sorted(by_job) for run in _runs(job, by_job[job])]
+
+
+async def forget_run(store: Store, *, job: str, run_id: str) -> bool:
+    """Remove all that the store knows of a run; False if that was nothing.
+
+    Raises ConfigurationError if somebody works on it, and TransientError.
+    """
+    keys = JobKeys(job)
+    lease = await store.grant(_FORGETTING_S)
+    try:
+        # In office nobody else can begin it meanwhile.
+        document = LeaderDocument(candidate=uuid.uuid4().hex, address="")
+        leading = await store.create(keys.leader, to_json(document), lease=lease)
+        entries = await store.list(keys.folder)
+        run = next((run for run in _runs(job, entries) if run.run_id == run_id), None)
+        if run is None:
+            return False
+        if run.end is None and (run.coordinator or run.nodes):
+            who = f"coordinator {run.coordinator}" if run.coordinator else f"{run.nodes} agents"
+            raise ConfigurationError(
+                f"run {run_id!r} of job {job!r} is under way ({who}); stop it first, with "
+                f"`elastic stop --job {job}`"
+            )
+        if leading is not None and (run.end is None or _run_under_way(entries, keys) == run_id):
+            guard = Guard(key=leading.key, created=leading.created)
+            await _remove_all_but_ends(store, keys, guard)
+        elif run.end is None:
+            raise TransientError(f"somebody else takes the lead of job {job!r} now; try again")
+        if run.end is not None:
+            await store.delete(keys.end(run_id))
+        return True
+    finally:
+        await store.revoke(lease)
+
+
+# ---- inside
+
+
+def _require_going_on(job: str, end: RunEnd) -> None:
+    if not end.left:
+        raise AlreadyEnded(job, end)
+
+
+def _run_id(entry: Entry) -> str:
+    return entry.value.decode(errors="backslashreplace")
+
+
+async def _remove_all_but_ends(store: Store, keys: JobKeys, guard: Guard) -> None:
+    """The election key and the nodes' registrations go with who holds them."""
+    for entry in await store.list(keys.folder):
+        kept = (keys.leader, keys.nodes, keys.ends)
+        if not entry.key.startswith(kept):
+            await store.delete(entry.key, guard=guard)
+
+
+def _runs(job: str, entries: Iterable[Entry]) -> list[JobRun]:
+    keys, by_key = JobKeys(job), {entry.key: entry for entry in entries}
+    ends = [_end(entry) for key, entry in by_key.items() if key.startswith(keys.ends)]
+    runs = [
+        JobRun(job=job, run_id=end.run_id, end=end)
+        for end in sorted(ends, key=lambda end: (end.ended_unix_s, end.run_id))
+    ]
+    leader = leader_from(by_key.get(keys.leader))
+    nodes = sum(_is_there(entry) for key, entry in by_key.items() if key.startswith(keys.nodes))
+    run_id = _run_under_way(by_key.values(), keys) or DEFAULT_RUN
+    left = any(key in by_key for key in (keys.run, keys.generation, keys.incarnation))
+    under_way = left or (leader is not None and bool(leader.address)) or nodes > 0
+    if under_way and all(end.run_id != run_id for end in ends):
+        address = leader.address if leader is not None else ""
+        runs.append(JobRun(job=job, run_id=run_id, coordinator=address, nodes=nodes))
+    return runs
+
+
+def _run_under_way(entries: Iterable[Entry], keys: JobKeys) -> str | None:
+    found = next((entry for entry in entries if entry.key == keys.run), None)
+    return _run_id(found) if found is not None else None
+
+
+def _is_there(entry: Entry) -> bool:
+    try:
+        return not node_from_json(entry.value).left
+    except Unreadable:
+        return bool(node_of(entry.key))
+
+
+def _end(entry: Entry) -> RunEnd:
+    """Of what can not be read it is known that the run has ended, and no more."""
+    run_id = run_of(entry.key)
+    try:
+        document = json.loads(entry.value)
+        code, committed = document["exit_code"], document["committed"]
+        message, ended_unix_s = document["message"], document["ended_unix_s"]
+        left = document["left"]
+        legible = (
+            (type(code), type(committed), type(left)) == (int, int, bool)
+            and (0 <= code <= MOST_EXIT_CODE and committed >= 0)
+            and (is_text(message) and is_instant(ended_unix_s))
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        legible = False
+    if not legible:
+        return RunEnd(run_id=run_id, exit_code=int(ExitCode.SCRIPT_FAILED))
+    return RunEnd(
+        run_id=run_id,
+        exit_code=code,
+        message=message,
+        committed=committed,
+        ended_unix_s=float(ended_unix_s),
+        left=left,
+    )

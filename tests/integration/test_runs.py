@@ -1,0 +1,152 @@
+"""A run that has ended stays ended, whoever is started again; one that was left goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.chaos.kills import ENVIRONMENT
+from tests.cluster import TRAINER
+from tests.cluster_steps import StepRecords
+from tests.etcd_cluster import EtcdCluster, etcd_cluster
+from tests.integration.loopback_job import NODES, LoopbackJob
+from tests.integration.running import Place
+from tests.job_process import CommandProcess
+
+pytestmark = pytest.mark.timeout(240)
+
+STOPPED, LEFT, CONFIGURATION = 82, 143, 78
+JOB = "loopback"
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EtcdCluster]:
+    with etcd_cluster(size=1) as cluster:
+        yield cluster
+
+
+class Runs(LoopbackJob):
+    """Two nodes that train some epochs and save; everything can be started again."""
+
+    def __init__(self, place: Place, etcd: EtcdCluster, *script: str) -> None:
+        out = place.files / "out"
+        out.mkdir()
+        super().__init__(
+            place,
+            (TRAINER, out, *script),
+            etcd=etcd.endpoints(),
+            job=JOB,
+            ELASTIC_CHECKPOINT_DIR=str(place.files / "checkpoints"),
+            **ENVIRONMENT,
+        )
+        self.etcd = etcd
+        self.steps = StepRecords(out)
+
+    def start_all(self, *options: str) -> list[CommandProcess]:
+        coordinator = self.start_coordinator(*options)
+        return [coordinator, *(self.start_agent(node, *options) for node in NODES)]
+
+    def ended(self, processes: list[CommandProcess]) -> list[int]:
+        return [process.wait() for process in processes]
+
+    def keys(self) -> list[str]:
+        listed = self.etcd.ctl("get", "--prefix", "--keys-only", "elastic/")
+        return listed.split()
+
+    def ask(self, *command: str) -> CommandProcess:
+        process = self.start(*command)
+        process.wait()
+        return process
+
+    def runs(self) -> list[tuple[str, str, int]]:
+        """Id, state and exit code of each, as operators see them."""
+        listed = json.loads("\n".join(self.ask("jobs", "--output", "json").output))
+        return [(r["run_id"], r["state"], (r["end"] or {}).get("exit_code", -1)) for r in listed]
+
+
+@pytest.fixture
+def finished(place: Place, etcd: EtcdCluster) -> Iterator[Runs]:
+    """A job that is done."""
+    job = Runs(place, etcd, "--epochs", "2")
+    try:
+        assert job.ended(job.start_all()) == [0, 0, 0], job.story()
+        yield job
+        job.ask("forget")
+        assert job.keys() == []
+    finally:
+        job.close()
+
+
+def job_agents(job: Runs) -> list[CommandProcess]:
+    return [agents[-1] for agents in job.agents.values()]
+
+
+@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.long)])
+def test_a_finished_job_is_not_trained_again(finished: Runs, times: int) -> None:
+    trained = finished.steps.newest()
+    assert finished.keys() == [f"elastic/{JOB}/ended/default"]
+    for _ in range(times):
+        processes = finished.start_all()
+        assert finished.ended(processes) == [0, 0, 0], finished.story()
+        for process in processes:
+            (said,) = process.named("already_ended")
+            assert "elastic forget default" in said["message"]
+            assert not process.named("worker_started")
+    assert finished.steps.newest() == trained
+    assert finished.runs() == [("default", "ended", 0)]
+    assert finished.keys() == [f"elastic/{JOB}/ended/default"]
+    assert finished.ended(finished.start_all("--run-id", "again")) == [0, 0, 0], finished.story()
+    assert finished.runs() == [("default", "ended", 0), ("again", "ended", 0)]
+    assert finished.ask("forget", "again").process.returncode == 0
+    assert finished.ask("forget", "again").process.returncode == 1
+
+
+@pytest.fixture
+def running(place: Place, etcd: EtcdCluster) -> Iterator[Runs]:
+    """A job that trains for as long as the test lasts."""
+    job = Runs(place, etcd, "--epochs", "100000", "--step-s", "0.02")
+    try:
+        job.start_all()
+        job.wait(lambda: job.steps.newest() >= 10, "ten steps")
+        yield job
+        job.ask("forget")
+        assert job.keys() == []
+    finally:
+        job.close()
+
+
+def test_a_stopped_job_stays_so_until_its_end_is_forgotten(running: Runs) -> None:
+    refused = running.ask("forget")
+    assert refused.process.returncode == CONFIGURATION
+    assert "under way (coordinator 127.0.0.1" in refused.story()
+    assert running.ask("stop", "--reason", "maintenance").process.returncode == 0
+    assert running.ended([running.coordinators[-1], *job_agents(running)]) == [STOPPED] * 3
+    assert running.keys() == [f"elastic/{JOB}/ended/default"]
+    trained = running.steps.newest()
+    again = running.start_all()
+    assert running.ended(again) == [STOPPED] * 3, running.story()
+    assert "exit code 82: maintenance; train again" in again[0].named("already_ended")[0]["message"]
+    assert running.steps.newest() == trained
+    assert running.ask("forget").process.returncode == 0
+    running.start_all()
+    running.wait(lambda: running.steps.newest() > trained + 10, "steps beyond those before")
+    assert running.events("state_restored")[-1]["source"].startswith("checkpoint of step")
+    running.ask("stop")
+    running.ended([running.coordinators[-1], *job_agents(running)])
+
+
+def test_a_job_that_all_nodes_have_left_goes_on_when_they_are_back(running: Runs) -> None:
+    for agent in job_agents(running):
+        agent.process.send_signal(signal.SIGTERM)
+    assert running.ended([*job_agents(running), running.coordinators[-1]]) == [LEFT] * 3
+    assert running.runs() == [("default", "left", LEFT)]
+    trained = running.steps.newest()
+    running.start_all()
+    running.wait(lambda: running.steps.newest() > trained + 10, "steps beyond those before")
+    assert running.events("state_restored")[-1]["source"].startswith("checkpoint of step")
+    assert running.runs() == [("default", "running", -1)]
+    running.ask("stop")
+    running.ended([running.coordinators[-1], *job_agents(running)])

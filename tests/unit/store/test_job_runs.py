@@ -1,0 +1,61 @@
+"""Listening for a run's end goes on through outages. What else it does: tests/contract."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+
+from elastic.store.job_keys import JobKeys
+from elastic.store.job_runs import AlreadyEnded, RunEnd, RunEnds, list_runs
+from tests.contract.conftest import within_deadline
+from tests.fuzzed_documents import documents, thoroughly
+from tests.unit.store.failing_store import Clock, FailingStore
+
+KEY = JobKeys("job").end("default")
+LEFT = RunEnd(run_id="default", exit_code=143, ended_unix_s=1.0, left=True)
+ENDED = dataclasses.replace(LEFT, exit_code=82, left=False)
+
+
+def to_json(end: RunEnd) -> bytes:
+    return json.dumps(dataclasses.asdict(end)).encode()
+
+
+def test_an_outage_is_sat_out() -> None:
+    async def check() -> None:
+        store = FailingStore(Clock())
+        await store.put(KEY, to_json(LEFT))
+        ends = RunEnds(store, job="job", run_id="default")
+        store.refuses["get"] = 2
+        await ends.start()
+        assert store.refuses["get"] == 0
+        store.refuses["list"] = 2
+        waiting = asyncio.create_task(ends.next_end())
+        while store.refuses["list"]:
+            await asyncio.sleep(0.01)
+        await store.put(KEY, to_json(ENDED))
+        assert await waiting == ENDED
+
+    within_deadline(check())
+
+
+@thoroughly
+@given(value=documents(to_json(ENDED)))
+def test_whatever_is_said_of_an_end_it_is_one(value: bytes) -> None:
+    async def check() -> None:
+        store = FailingStore(Clock())
+        ends = RunEnds(store, job="job", run_id="default")
+        await ends.start()
+        await store.put(KEY, value)
+        end = await ends.next_end()
+        assert 0 <= end.exit_code <= 255
+        (run,) = await list_runs(store)
+        assert run.end == end
+        if not end.left:
+            with pytest.raises(AlreadyEnded, match="default"):
+                await ends.start()
+
+    within_deadline(check())

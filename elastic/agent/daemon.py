@@ -412,7 +412,13 @@ class AgentDaemon:
             self._driver.post(ev.Drained(exit_code=message.drained.exit_code))
 
     def _report_again(self) -> None:
-        """Whoever coordinates now may know nothing of this node."""
+        """Whoever coordinates now may know nothing of this node, nor of the group."""
+        newest, before = self._machine.generation, self._machine.before
+        if newest is not None:
+            known = control_pb2.Known(newest=generation_to_pb(newest))
+            if before is not None:
+                known.before.CopyFrom(generation_to_pb(before))
+            self._link.send(known=known)
         self._send_view()
         if self._leaves_because:
             self._link.send(leave=control_pb2.LeaveRequest(reason=self._leaves_because))

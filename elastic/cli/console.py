@@ -252,6 +252,10 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "coordinator_started": lambda f: f"coordinator of job {f['job']} at {f['address']}",
     "campaigning": lambda f: f"{f['address']} waits to lead",
     "elected": lambda f: f"{f['address']} leads, from generation {f['generation']} on",
+    "store_rolled_back": lambda f: (
+        f"the store has lost generations {f['stored'] + 1} to {f['generation']}, of which the "
+        "agents know: it was emptied, or restored from a backup"
+    ),
     "deposed": lambda f: f"leads no more: {f['reason']}",
     "leadership_in_doubt": lambda f: f"another one may lead soon: {f['reason']}",
     "leadership_confirmed": lambda _: "leads still",

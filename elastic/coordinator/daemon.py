@@ -10,15 +10,17 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from elastic.coordinator.attendance import Attendance, name_of, node_id
+from elastic.coordinator.attendance import Attendance, AttendingNode, name_of, node_id
 from elastic.coordinator.construction import make_commits, make_ledger, make_machine
 from elastic.coordinator.departing_nodes import DepartingNodes
 from elastic.coordinator.exclusions import Exclusions
 from elastic.coordinator.hearing import Hearing
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import (
+    Command,
     Leadership,
     StopOrder,
+    Stored,
     load_stop,
     save_generation,
     save_stop,
@@ -30,6 +32,7 @@ from elastic.coordinator.view_batches import ViewBatches
 from elastic.coordinator.wording import ending, refusal
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
+from elastic.core.membership import Generation
 from elastic.core.quarantine import NodeFailures
 from elastic.errors import ExitCode
 from elastic.rpc.codec import generation_to_pb
@@ -114,11 +117,15 @@ class CoordinatorDaemon:
             on_failure=self._departing.worker_failed,
             on_leave=self._departing.wants_to_leave,
             on_stop=self.stop,
+            on_known=self._agent_knows,
         )
         self.ended: asyncio.Future[RunEnd] = asyncio.get_running_loop().create_future()
         """How the run ended, once it has."""
         self.deposed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Why somebody else leads, once somebody does."""
+        self.outdated: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
+        """What the store has lost, once an agent has told of it."""
+        self._lost: Stored | None = None
         self.registry: NodeRegistry | None = None
         """Where it is known which nodes there are, besides those that connect."""
 
@@ -227,7 +234,7 @@ class CoordinatorDaemon:
     def agent_said(self, stream: AgentStream, message: pb.AgentMessage) -> None:
         """A message of one of the nodes."""
         node = self._nodes.of(stream)
-        if node is not None:
+        if node is not None and self._lost is None:
             self._hearing.hear(node, message)
 
     def stop(self, reason: str, exit_code: int) -> None:
@@ -295,6 +302,29 @@ class CoordinatorDaemon:
         return sorted(
             {m.node for m in members if name_of(m.node) == name and not self._nodes.find(m.node)}
         )
+
+    # ---- what the store has lost
+
+    def _agent_knows(
+        self, node: AttendingNode, newest: Generation, before: Generation | None
+    ) -> None:
+        """The store was emptied, or restored from a backup, if this is newer than what it has."""
+        leads_from, current = self._leadership, self._machine.current
+        if current is not None and current.incarnation == newest.incarnation:
+            is_lost = newest.number > current.number
+        else:
+            is_lost = current is None and leads_from.last is None
+        if not is_lost:
+            return
+        hello = node.stream.hello
+        self._lost = Stored(
+            generation=newest,
+            may_train=(before,) if before is not None else (),
+            revision=0,
+            command=Command(text=hello.command, digest=hello.command_digest),
+        )
+        if not self._machine.writes:  # else when it is known what became of that
+            self.outdated.set_result(self._lost)
 
     # ---- what the machine wants
 
@@ -408,7 +438,10 @@ class CoordinatorDaemon:
         except GuardFailed as error:
             self._views.post(ev.PersistRefused(number=generation.number, detail=str(error)))
             return
-        self._views.post(ev.GenerationPersisted(number=generation.number))
+        if self._lost is not None:
+            self.outdated.set_result(self._lost)
+        else:
+            self._views.post(ev.GenerationPersisted(number=generation.number))
 
     def _stop(self, order: StopOrder) -> None:
         self._journal.record("stop_requested", reason=order.reason)

@@ -12,7 +12,7 @@ from elastic.coordinator.recoveries import Recoveries
 from elastic.coordinator.saves import Saves
 from elastic.core.coordinator import events as ev
 from elastic.core.membership import Failure, Generation
-from elastic.rpc.codec import failure_from_pb, statuses_from_pb
+from elastic.rpc.codec import failure_from_pb, generation_from_pb, statuses_from_pb
 from elastic.runtime.journal import Journal
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2
@@ -25,7 +25,8 @@ class Hearing:
 
     ledger: None for a job without. current: the newest generation; generation: one that is not long
     past.
-    on_failure: told of each worker that failed, on_leave of a node that asks to leave.
+    on_failure: told of each worker that failed, on_leave of a node that asks to leave, on_known of
+    the generations that an agent has heard of.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Hearing:
         on_failure: Callable[[AttendingNode, Failure], None],
         on_leave: Callable[[AttendingNode, str], None],
         on_stop: Callable[[str, int], None],
+        on_known: Callable[[AttendingNode, Generation, Generation | None], None],
     ) -> None:
         self._journal = journal
         self._recoveries = recoveries
@@ -52,6 +54,7 @@ class Hearing:
         self._current = current
         self._generation = generation
         self._on_failure = on_failure
+        self._on_known = on_known
         self.progress = job_pb2.Progress()
         """The newest of rank 0."""
         self._kinds: dict[str, Callable[[AttendingNode, Any], None]] = {
@@ -63,6 +66,7 @@ class Hearing:
             "save_failed": lambda node, report: saves.failed(node.stream, report),
             "ledger": self._steps_recorded,
             "notice": self._notice,
+            "known": self._known,
             "leave": lambda node, leave: on_leave(node, leave.reason),
             "stop": lambda _node, stop: on_stop(stop.reason, stop.exit_code),
         }
@@ -72,6 +76,10 @@ class Hearing:
         kind = message.WhichOneof("kind")
         if kind is not None and (heard := self._kinds.get(kind)) is not None:
             heard(node, getattr(message, kind))
+
+    def _known(self, node: AttendingNode, known: pb.Known) -> None:
+        before = generation_from_pb(known.before) if known.HasField("before") else None
+        self._on_known(node, generation_from_pb(known.newest), before)
 
     def _view(self, node: AttendingNode, view: pb.NodeView) -> None:
         node.statuses = statuses_from_pb(view.workers)

@@ -99,7 +99,7 @@ async def take_office(
     The first leader's `candidate` becomes the run's incarnation. Raises AlreadyEnded,
     ConfigurationError if what is stored can not be read or is of another run, and GuardFailed.
     """
-    guard = Guard(key=elected.key, created=elected.created)
+    guard = Guard.of(elected)
     await claim_run(store, job=job, run_id=run_id, guard=guard)
     return Leadership(
         job=job,
@@ -133,6 +133,18 @@ async def save_generation(
         lambda: store.put(key, value, guard=leadership.guard),
         f"save generation {generation.number}",
     )
+
+
+async def restore_generation(store: Store, leadership: Leadership, lost: Stored) -> Leadership:
+    """Have the store know again what it has lost; sits out outages. Raises GuardFailed."""
+    await save_generation(store, leadership, lost.generation, lost.may_train, lost.command)
+    key, incarnation = JobKeys(leadership.job).incarnation, lost.generation.incarnation
+    await until_answered(
+        lambda: store.put(key, incarnation.encode(), guard=leadership.guard),
+        "restore the run's incarnation",
+    )
+    last = await until_answered(lambda: load_generation(store, leadership.job), "load it again")
+    return dataclasses.replace(leadership, incarnation=incarnation, last=last)
 
 
 async def load_generation(store: Store, job: str) -> Stored | None:

@@ -11,7 +11,7 @@ from elastic.coordinator.attendance import name_of
 from elastic.coordinator.daemon import CoordinatorDaemon
 from elastic.coordinator.election import LEADER_TTL_S, Election
 from elastic.coordinator.job_options import JobOptions
-from elastic.coordinator.leadership import Leadership
+from elastic.coordinator.leadership import Leadership, Stored, restore_generation
 from elastic.coordinator.node_registry import NodeRegistry
 from elastic.errors import TransientError
 from elastic.rpc.control import AgentStream
@@ -90,10 +90,23 @@ class Office:
             await self._election.resign()
 
     async def _lead_once(self) -> int | None:
-        """One term of office; the job's exit code if it ended with it."""
+        """One term of office; the run's exit code if it ended with it. Raises AlreadyEnded."""
         self._journal.record("campaigning", address=self._options.address)
-        leadership = await self._election.campaign()
+        leadership: Leadership | None = await self._election.campaign()
         self._suspect = False
+        try:
+            while leadership is not None:
+                end = await self._lead(leadership)
+                if not isinstance(end, Stored):
+                    return end
+                leadership = await self._restored(leadership, end)
+            return None
+        finally:
+            await self._election.resign()
+
+    async def _lead(self, leadership: Leadership) -> int | Stored | None:
+        """Until the run has ended, its exit code; or this term of office, None; or it turns out
+        that the store has lost something."""
         daemon = CoordinatorDaemon(
             self._options,
             self._store,
@@ -115,12 +128,17 @@ class Office:
         try:
             await daemon.start()
             self._daemon = daemon
-            ends: set[asyncio.Future[Any]] = {daemon.ended, daemon.deposed, registry, holding}
+            ends: set[asyncio.Future[Any]] = {
+                *(daemon.ended, daemon.deposed, daemon.outdated),
+                *(registry, holding),
+            }
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if daemon.ended.done():
                 return await self._conclude(leadership, daemon)
             if registry.done():
                 registry.result()
+            if daemon.outdated.done() and not holding.done():
+                return daemon.outdated.result()
             reason = daemon.deposed.result() if daemon.deposed.done() else "the lease was lost"
             self._journal.record("deposed", reason=reason)
             return None
@@ -130,7 +148,19 @@ class Office:
                 task.cancel()
             await asyncio.gather(registry, holding, return_exceptions=True)
             await daemon.close()
-            await self._election.resign()
+
+    async def _restored(self, leadership: Leadership, lost: Stored) -> Leadership | None:
+        """With what the store has lost written anew; None if somebody else leads."""
+        self._journal.record(
+            "store_rolled_back",
+            generation=lost.generation.number,
+            stored=leadership.last_number,
+        )
+        try:
+            return await restore_generation(self._store, leadership, lost)
+        except GuardFailed as error:
+            self._journal.record("deposed", reason=str(error))
+            return None
 
     async def _conclude(self, leadership: Leadership, daemon: CoordinatorDaemon) -> int:
         """The run has ended: tell whoever is not connected, and whoever comes to it again."""

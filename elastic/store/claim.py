@@ -104,7 +104,7 @@ class Claim:
         self._releases += 1
         entry, self._entry = self._entry, None
         if entry is not None and last_words is not None:
-            guard = Guard(key=entry.key, created=entry.created)
+            guard = Guard.of(entry)
             put = self._store.put(entry.key, last_words, guard=guard, lease=entry.lease)
             await self._politely(put)
         await self._let_go()
@@ -113,7 +113,7 @@ class Claim:
         while True:
             try:
                 if over is not None:
-                    guard = Guard(key=self._key, created=over.created)
+                    guard = Guard.of(over)
                     return await self._store.put(self._key, value, guard=guard, lease=lease)
                 entry = await self._store.create(self._key, value, lease=lease)
                 entry = entry or await self._store.get(self._key)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from elastic.store.interface import Change, Entry, Store, WatchCompacted
+from elastic.store.interface import Change, Entry, Store, StoreWentBack, WatchCompacted
 from elastic.store.retries import until_answered
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,9 @@ async def follow(store: Store, prefix: str) -> AsyncGenerator[Listing | Change, 
                         yield change
         except WatchCompacted as compacted:
             after = max(after, compacted.revision)
+        except StoreWentBack as error:
+            _LOG.warning("%s: %s", prefix, error)
+            after = 0
 
 
 async def follow_key(store: Store, key: str) -> AsyncGenerator[Entry | None, None]:

@@ -33,6 +33,13 @@ class WatchCompacted(TransientError):
         self.revision = revision
 
 
+class StoreWentBack(TransientError):
+    """The store is at an earlier revision than it was: it was emptied, or restored from a backup.
+
+    List the keys: nothing that was known of them holds.
+    """
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
     """A key's value. Revisions count all writes to the store."""
@@ -56,10 +63,23 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guard:
-    """Write only while `key` exists and is still the one created at revision `created`."""
+    """Write only while `key` exists and is still the one created at revision `created`.
+
+    And under the same lease: revisions begin again in a store that was emptied or restored.
+    """
 
     key: str
     created: int
+    lease: int = 0
+
+    @classmethod
+    def of(cls, entry: Entry) -> Guard:
+        """That the key is still this entry's."""
+        return cls(key=entry.key, created=entry.created, lease=entry.lease)
+
+    def holds(self, entry: Entry | None) -> bool:
+        """Whether it does while `entry` is what the store has of the key."""
+        return entry is not None and (entry.created, entry.lease) == (self.created, self.lease)
 
 
 class Store(Protocol):
@@ -99,7 +119,8 @@ class Store(Protocol):
         """Every change of keys under `prefix` after revision `after`, in order, none twice.
 
         Several keys may change at one revision, such as those of a lease. Outages are sat out;
-        raises WatchCompacted, and ConfigurationError if the store has never answered.
+        raises WatchCompacted, StoreWentBack, and ConfigurationError if the store has never
+        answered.
         """
         ...
 

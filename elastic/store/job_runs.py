@@ -97,7 +97,7 @@ class RunEnds:
         """The end, of whichever kind; waits for it."""
         async with aclosing(follow_key(self._store, self._key)) as entries:
             async for entry in entries:
-                if entry is not None and entry.modified > self._past:
+                if entry is not None and entry.modified != self._past:
                     return _end(entry)
         return await asyncio.Future()
 
@@ -174,7 +174,7 @@ async def forget_run(store: Store, *, job: str, run_id: str) -> bool:
                 f"`elastic stop --job {job}`"
             )
         if leading is not None and (run.end is None or _run_under_way(entries, keys) == run_id):
-            guard = Guard(key=leading.key, created=leading.created)
+            guard = Guard.of(leading)
             await _remove_all_but_ends(store, keys, guard)
         elif run.end is None:
             raise TransientError(f"somebody else takes the lead of job {job!r} now; try again")

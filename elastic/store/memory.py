@@ -132,7 +132,7 @@ class MemoryStore:
         if guard is None:
             return
         entry = self._entries.get(guard.key)
-        if entry is None or entry.created != guard.created:
+        if not guard.holds(entry):
             raise GuardFailed(f"{guard.key} is not the one created at revision {guard.created}")
 
     def _lease(self, lease: int) -> _Lease:

@@ -42,8 +42,16 @@ class NodeView(_message.Message):
     longest_pause_s: float
     def __init__(self, workers: _Optional[_Iterable[_Union[_job_pb2.WorkerStatus, _Mapping]]] = ..., longest_pause_s: _Optional[float] = ...) -> None: ...
 
+class Known(_message.Message):
+    __slots__ = ("newest", "before")
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    newest: _job_pb2.Generation
+    before: _job_pb2.Generation
+    def __init__(self, newest: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., before: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ...) -> None: ...
+
 class AgentMessage(_message.Message):
-    __slots__ = ("hello", "view", "failure", "progress", "reformed", "shard_saved", "save_failed", "ledger", "notice", "stop", "leave")
+    __slots__ = ("hello", "view", "failure", "progress", "reformed", "shard_saved", "save_failed", "ledger", "notice", "stop", "leave", "known")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +63,7 @@ class AgentMessage(_message.Message):
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     hello: AgentHello
     view: NodeView
     failure: _job_pb2.Failure
@@ -66,7 +75,8 @@ class AgentMessage(_message.Message):
     notice: _local_pb2.Notice
     stop: StopRequest
     leave: LeaveRequest
-    def __init__(self, hello: _Optional[_Union[AgentHello, _Mapping]] = ..., view: _Optional[_Union[NodeView, _Mapping]] = ..., failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., reformed: _Optional[_Union[_job_pb2.Reformed, _Mapping]] = ..., shard_saved: _Optional[_Union[_job_pb2.ShardSaved, _Mapping]] = ..., save_failed: _Optional[_Union[_job_pb2.SaveFailed, _Mapping]] = ..., ledger: _Optional[_Union[_local_pb2.LedgerEntries, _Mapping]] = ..., notice: _Optional[_Union[_local_pb2.Notice, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ..., leave: _Optional[_Union[LeaveRequest, _Mapping]] = ...) -> None: ...
+    known: Known
+    def __init__(self, hello: _Optional[_Union[AgentHello, _Mapping]] = ..., view: _Optional[_Union[NodeView, _Mapping]] = ..., failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., reformed: _Optional[_Union[_job_pb2.Reformed, _Mapping]] = ..., shard_saved: _Optional[_Union[_job_pb2.ShardSaved, _Mapping]] = ..., save_failed: _Optional[_Union[_job_pb2.SaveFailed, _Mapping]] = ..., ledger: _Optional[_Union[_local_pb2.LedgerEntries, _Mapping]] = ..., notice: _Optional[_Union[_local_pb2.Notice, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ..., leave: _Optional[_Union[LeaveRequest, _Mapping]] = ..., known: _Optional[_Union[Known, _Mapping]] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("reason",)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 
 import pytest
 
@@ -17,10 +19,11 @@ from elastic.store.etcd.methods import LEASE_GRANT, TXN, Method, RequestT, Respo
 from elastic.store.etcd.options import etcd_options
 from elastic.store.etcd.refusals import NO_ANSWER, Refused
 from elastic.store.etcd.store import EtcdStore
-from elastic.store.interface import Change, Entry, Guard, GuardFailed
+from elastic.store.follow import Listing, follow
+from elastic.store.interface import Change, Entry, Guard, GuardFailed, StoreWentBack
 from elastic.store.lease_keeper import LeaseKeeper, LeaseState
 from tests.contract.conftest import take, within_deadline
-from tests.etcd_cluster import EtcdCluster, Member, free_ports
+from tests.etcd_cluster import EtcdCluster, Member, etcd_cluster, free_ports
 
 DEADLINE_S = 60.0
 
@@ -57,6 +60,34 @@ def test_a_watch_loses_and_repeats_nothing_while_each_member_is_killed(
         assert values == list(range(count))
 
     within_deadline(check(), DEADLINE_S)
+
+
+def test_whoever_follows_an_etcd_that_begins_anew_sees_what_is_there_now() -> None:
+    """Its revisions begin at 1 again: a watch for what comes after an old one would see nothing."""
+
+    async def check(cluster: EtcdCluster) -> None:
+        (member,) = cluster.members
+        async with EtcdStore(cluster.options()) as store:
+            for i in range(20):
+                kept = await store.put("job/a", b"%d" % i)
+            changes = store.watch("job/", after=kept.modified)
+            waiting = asyncio.ensure_future(take(changes, 1))
+            async with aclosing(follow(store, "job/")) as news:
+                assert await anext(news) == Listing((kept,))
+                member.kill()
+                shutil.rmtree(cluster.directory / member.name)
+                await asyncio.to_thread(cluster.launch, member)
+                await asyncio.to_thread(cluster.wait_healthy, member)
+                with pytest.raises(StoreWentBack):
+                    await waiting
+                assert await anext(news) == Listing(())
+                now = await store.put("job/b", b"1")
+                told = await anext(news)
+                assert isinstance(told, Change)
+                assert told.entry == now
+
+    with etcd_cluster(size=1) as cluster:
+        within_deadline(check(cluster), DEADLINE_S)
 
 
 @pytest.mark.parametrize("leader", [True, False], ids=["leader", "follower"])

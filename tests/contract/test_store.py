@@ -109,6 +109,24 @@ def test_the_right_guard_lets_writes_through(adapter: Adapter) -> None:
     within_deadline(check())
 
 
+def test_a_guard_under_another_lease_stops_writes(adapter: Adapter) -> None:
+    """A store that was emptied counts revisions anew: two leaders can be created at the same."""
+
+    async def check() -> None:
+        store = adapter.make()
+        lease, other = await store.grant(60.0), await store.grant(60.0)
+        leader = await store.put("leader", b"me", lease=lease)
+        await store.put("generation", b"1", guard=Guard.of(leader))
+        for wrong in (other, 0):
+            guard = Guard(key="leader", created=leader.created, lease=wrong)
+            with pytest.raises(GuardFailed):
+                await store.put("generation", b"2", guard=guard)
+            with pytest.raises(GuardFailed):
+                await store.delete("generation", guard=guard)
+
+    within_deadline(check())
+
+
 @pytest.mark.parametrize("again", [False, True], ids=["gone", "created again"])
 def test_the_wrong_guard_stops_writes(adapter: Adapter, again: bool) -> None:
     async def check() -> None:

@@ -87,6 +87,7 @@ class Agent:
         self._spawn_not_before = 0.0
         self._most_committed = 0
         self._generation: Generation | None = None
+        self._before: Generation | None = None
         self._script_is_elastic = False
         self._dismissed = False
         self._exit_code: int | None = None
@@ -102,6 +103,11 @@ class Agent:
     def generation(self) -> Generation | None:
         """The newest generation announced, in its newest form."""
         return self._generation
+
+    @property
+    def before(self) -> Generation | None:
+        """The one before, if its group trains until the newest takes effect."""
+        return self._before
 
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
         """Take one event; return what is to be done, in order. `now`: monotonic seconds."""
@@ -221,7 +227,12 @@ class Agent:
         del now
         if not event.generation.is_news_after(self._generation):
             return []
-        self._generation = event.generation
+        newest, known = event.generation, self._generation
+        if newest.leave_after is None:
+            self._before = None
+        elif known is None or newest.number > known.number:
+            self._before = known
+        self._generation = newest
         loss = self._loss
         if loss is not None and event.generation.number > loss.generation:
             goes_on = any(name in event.generation.worker_ids for name in self._survivors())

@@ -131,6 +131,11 @@ class Coordinator:
         """Steps committed, as far as reported."""
         return self._progress.committed
 
+    @property
+    def writes(self) -> bool:
+        """A generation is being written, and does not exist yet."""
+        return self._persisting is not None
+
     def restarts_spent(self, now: float) -> int:
         """Restarts counted against the budget at `now`."""
         return self._restarts.spent(now)

@@ -32,9 +32,10 @@ def request(
     compare, look = [unchanged], [_range(name)]
     if guard is not None:
         guard_name = keys.encode(guard.key)
-        compare.append(
-            pb.Compare(target=pb.Compare.CREATE, key=guard_name, create_revision=guard.created)
-        )
+        compare += [
+            pb.Compare(target=pb.Compare.CREATE, key=guard_name, create_revision=guard.created),
+            pb.Compare(target=pb.Compare.LEASE, key=guard_name, lease=guard.lease),
+        ]
         look.append(_range(guard_name))
     return pb.TxnRequest(compare=compare, success=[*writes, _range(name)], failure=look)
 
@@ -54,7 +55,7 @@ def outcome(keys: Keys, guard: Guard | None, response: pb.TxnResponse) -> Outcom
     if response.succeeded:
         return Outcome(done=True, entry=_entry(keys, response.responses[-1]), guarded=True)
     entry, *guards = (_entry(keys, found) for found in response.responses)
-    return Outcome(done=False, entry=entry, guarded=guard is None or _holds(guard, guards[0]))
+    return Outcome(done=False, entry=entry, guarded=guard is None or guard.holds(guards[0]))
 
 
 def _range(key: bytes) -> pb.RequestOp:
@@ -64,7 +65,3 @@ def _range(key: bytes) -> pb.RequestOp:
 def _entry(keys: Keys, found: pb.ResponseOp) -> Entry | None:
     kvs = found.response_range.kvs
     return keys.entry(kvs[0]) if kvs else None
-
-
-def _holds(guard: Guard, entry: Entry | None) -> bool:
-    return entry is not None and entry.created == guard.created

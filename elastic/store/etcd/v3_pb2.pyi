@@ -94,24 +94,28 @@ class ResponseOp(_message.Message):
     def __init__(self, response_range: _Optional[_Union[RangeResponse, _Mapping]] = ..., response_put: _Optional[_Union[PutResponse, _Mapping]] = ..., response_delete_range: _Optional[_Union[DeleteRangeResponse, _Mapping]] = ...) -> None: ...
 
 class Compare(_message.Message):
-    __slots__ = ("target", "key", "create_revision", "mod_revision")
+    __slots__ = ("target", "key", "create_revision", "mod_revision", "lease")
     class Target(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         VERSION: _ClassVar[Compare.Target]
         CREATE: _ClassVar[Compare.Target]
         MOD: _ClassVar[Compare.Target]
+        LEASE: _ClassVar[Compare.Target]
     VERSION: Compare.Target
     CREATE: Compare.Target
     MOD: Compare.Target
+    LEASE: Compare.Target
     TARGET_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     CREATE_REVISION_FIELD_NUMBER: _ClassVar[int]
     MOD_REVISION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
     target: Compare.Target
     key: bytes
     create_revision: int
     mod_revision: int
-    def __init__(self, target: _Optional[_Union[Compare.Target, str]] = ..., key: _Optional[bytes] = ..., create_revision: _Optional[int] = ..., mod_revision: _Optional[int] = ...) -> None: ...
+    lease: int
+    def __init__(self, target: _Optional[_Union[Compare.Target, str]] = ..., key: _Optional[bytes] = ..., create_revision: _Optional[int] = ..., mod_revision: _Optional[int] = ..., lease: _Optional[int] = ...) -> None: ...
 
 class TxnRequest(_message.Message):
     __slots__ = ("compare", "success", "failure")

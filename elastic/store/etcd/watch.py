@@ -16,7 +16,7 @@ from elastic.store.etcd.keys import Keys
 from elastic.store.etcd.methods import RANGE
 from elastic.store.etcd.options import EtcdOptions
 from elastic.store.etcd.refusals import NO_ANSWER, Refused, status_said
-from elastic.store.interface import Change, WatchCompacted
+from elastic.store.interface import Change, StoreWentBack, WatchCompacted
 
 _LOG = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.02
@@ -30,7 +30,7 @@ async def watch(
     start, end = keys.below(prefix)
     pause_s = _FIRST_PAUSE_S
     while True:
-        connection, token, stream = await _open(client, start)
+        connection, token, stream = await _open(client, start, after)
         listener = _Listener(stream, options)
         try:
             await listener.start(start, end, after + 1)
@@ -49,12 +49,20 @@ async def watch(
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-async def _open(client: EtcdClient, key: bytes) -> tuple[Connection, str | None, WatchStream]:
+async def _open(
+    client: EtcdClient, key: bytes, after: int
+) -> tuple[Connection, str | None, WatchStream]:
     """A stream from a member that answers a read, for which a quorum is needed as well."""
     while True:
         try:
-            await client.call(RANGE, pb.RangeRequest(key=key))
+            answer = await client.call(RANGE, pb.RangeRequest(key=key))
+            if answer.value.header.revision < after:
+                raise StoreWentBack(
+                    f"etcd was at revision {after} and is at {answer.value.header.revision}"
+                )
             return await client.watch_stream()
+        except StoreWentBack:
+            raise
         except TransientError as error:
             _LOG.warning("watching nothing for now: %s", error)
         await asyncio.sleep(_LONGEST_PAUSE_S)

@@ -58,6 +58,7 @@ FIELDS = {
     "silent_s": 31.5,
     "source": "initial",
     "step": 12,
+    "stored": 2,
     "sync_s": 0.5,
     "total_s": 0.25,
     "worker": "local-1",

@@ -22,10 +22,11 @@ from elastic.core.membership import (
     Member,
     WorkerPhase,
 )
-from elastic.rpc.codec import failure_to_pb
+from elastic.rpc.codec import failure_to_pb, generation_to_pb
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2
 from tests.unit.coordinator.agents import Diary, agent, view, worker
+from tests.unit.core.cluster_views import generation
 
 MEMBER = Member(worker="w", node="n1@0123", slot=0, endpoint="w:1")
 CURRENT = Generation(number=3, incarnation="i", members=(MEMBER,), reason=ChangeReason.STARTED)
@@ -41,6 +42,7 @@ class Place:
         self.failed: list[tuple[str, str]] = []
         self.left: list[tuple[str, str]] = []
         self.stopped: list[tuple[str, int]] = []
+        self.known: list[tuple[str, Generation, Generation | None]] = []
         self.current: Generation | None = CURRENT
         self.generations = {3: CURRENT}
         self.diary, self.recoveries = Diary(), Recoveries()
@@ -57,6 +59,7 @@ class Place:
             on_failure=lambda node, failure: self.failed.append((node.node, failure.worker)),
             on_leave=lambda node, reason: self.left.append((node.node, reason)),
             on_stop=lambda reason, code: self.stopped.append((reason, code)),
+            on_known=lambda node, newest, before: self.known.append((node.node, newest, before)),
         )
         self.node = arrived()
 
@@ -197,6 +200,11 @@ def test_saves_notices_and_wishes_reach_those_they_are_for() -> None:
     place.hear(stop=pb.StopRequest(reason="Ctrl-C", exit_code=130))
     assert place.left == [("n1@0123", "SIGTERM")]
     assert place.stopped == [("Ctrl-C", 130)]
+    before = generation(3, "w")
+    newest = replace(generation(4, "w", "x"), leave_after=9, provisional=True)
+    place.hear(known=pb.Known(newest=generation_to_pb(newest)))
+    place.hear(known=pb.Known(newest=generation_to_pb(newest), before=generation_to_pb(before)))
+    assert place.known == [("n1@0123", newest, None), ("n1@0123", newest, before)]
 
 
 def test_what_a_script_or_a_worker_names_takes_the_place_of_nothing() -> None:

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from elastic.coordinator.job_options import JobOptions
+from elastic.coordinator.leadership import lead, save_generation
 from elastic.coordinator.office import NotLeading, Office
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
-from elastic.core.membership import WorkerPhase
+from elastic.core.membership import ChangeReason, Generation, Member, WorkerPhase
+from elastic.rpc.codec import generation_to_pb
 from elastic.rpc.control import AgentStream
 from elastic.runtime.journal import Journal, RecentEntries
 from elastic.store.job_keys import JobKeys
@@ -203,6 +205,74 @@ def test_a_deposed_leader_steps_down_and_waits_its_turn() -> None:
         await contest.two.end()
         await until(contest.one.leads)
         assert len(contest.one.diary.of("elected")) == 2
+
+    run(check)
+
+
+def known(number: int, incarnation: str) -> pb.AgentMessage:
+    """An agent has heard of this generation, of which "w" is the only member."""
+    newest = Generation(
+        number=number,
+        incarnation=incarnation,
+        members=(Member(worker="w", node="n1@0123", slot=0, endpoint="w:1"),),
+        reason=ChangeReason.MEMBER_LOST,
+    )
+    return pb.AgentMessage(known=pb.Known(newest=generation_to_pb(newest)))
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["of the run", "of nothing known"])
+@pytest.mark.parametrize("writes", [False, True])
+def test_what_the_store_has_lost_is_written_again(own: bool, writes: bool) -> None:
+    async def main() -> None:
+        store = FailingStore(Clock())
+        if own:
+            leadership = await lead(store, job="job", candidate="earlier")
+            stale = Generation(
+                number=3, incarnation="earlier", members=(), reason=ChangeReason.STARTED
+            )
+            await save_generation(store, leadership, stale)
+            await store.delete(KEYS.leader)
+        one = Candidate(store, "one:1")
+        one.start()
+        await until(one.leads)
+        if writes:  # a generation of its own, which nobody has heard of yet
+            store.hangs["put"] = asyncio.Event()
+            await one.attended_by(agent("n2", "4567", slots=1), view(worker("x", READY)))
+        first = agent("n1", "0123", slots=1)
+        await one.attended_by(first, known(57, "earlier"), view(worker("w", TRAINING, 57)))
+        if writes:
+            store.hangs.pop("put").set()
+        await until(lambda: "store_rolled_back" in one.diary.names())
+        await until(one.leads)
+        (told,) = one.diary.of("store_rolled_back")
+        assert told == {"generation": 57, "stored": 3 if own else 0}
+        assert closed(first)
+        await until(lambda: one.leads() and one.office.status().generation.number == 57)
+        entry = await store.get(KEYS.incarnation)
+        assert entry is not None
+        assert entry.value == b"earlier"
+        again = agent("n1", "0123", slots=1)
+        await one.attended_by(again, known(57, "earlier"), view(worker("w", TRAINING, 57)))
+        await one.attended_by(agent("n2", "4567", slots=1), view(worker("x", READY)))
+        await until(lambda: "generation_formed" in one.diary.names())
+        assert one.diary.of("generation_formed")[0]["generation"] == 58
+        assert one.diary.names().count("store_rolled_back") == 1
+        await one.end()
+
+    within_deadline(main(), DEADLINE_S)
+
+
+def test_what_the_store_knows_or_another_run_has_is_not_written_again() -> None:
+    async def check(contest: Contest) -> None:
+        _, number = await group_of_one(contest.one)
+        other = agent("n2", "4567", slots=1)
+        incarnation = contest.one.office.status().generation.incarnation
+        await contest.one.attended_by(
+            other, known(number, incarnation), known(number - 1, incarnation), known(99, "other")
+        )
+        assert contest.one.leads()
+        assert not closed(other)
+        assert "store_rolled_back" not in contest.one.diary.names()
 
     run(check)
 

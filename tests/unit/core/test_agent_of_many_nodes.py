@@ -312,3 +312,18 @@ def test_a_worker_that_reports_late_keeps_a_slot_that_is_still_free() -> None:
     effects = agent.handle(TRAINS, 3.0)
     assert not of(fx.EndWorker, effects)
     assert {s.worker: s.slot for s in view(effects)}["a-s1-1"] == 1
+
+
+def test_the_group_that_trains_until_a_planned_one_takes_effect_is_known_too() -> None:
+    agent = serving()
+    first, later = generation(1, "b1"), generation(3, "b1")
+    planned = replace(generation(2, "b1"), leave_after=9, provisional=True)
+    settled = replace(planned, provisional=False)
+    for announced, before in (
+        (first, None),
+        (planned, first),
+        (settled, first),
+        (later, None),
+    ):
+        agent.handle(ev.GenerationAnnounced(generation=announced), 9.0)
+        assert (agent.generation, agent.before) == (announced, before)

@@ -1,0 +1,180 @@
+"""etcd loses what it knew under a running job: emptied, begun anew, restored from a backup."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from examples.ledger_check import audit
+from tests.chaos import problem
+from tests.cluster_audit import check_nothing_lost, check_one_lineage
+from tests.etcd_cluster import BINARIES, EtcdCluster, etcd_cluster
+from tests.integration.loopback_job import NODES, TrainingJob
+from tests.integration.running import Place
+
+_STANDSTILL_S = 5.0
+pytestmark = pytest.mark.timeout(600)
+
+
+class Backed:
+    """An etcd of one member, with a backup."""
+
+    def __init__(self, etcd: EtcdCluster) -> None:
+        self.etcd = etcd
+        self._backup = etcd.directory / "backup"
+
+    def back_up(self) -> None:
+        self.etcd.ctl("snapshot", "save", str(self._backup))
+
+    def delete_all(self) -> None:
+        self.etcd.ctl("del", "--prefix", "")
+
+    def begin_anew(self) -> None:
+        self._replace(lambda _: None)
+
+    def restore(self) -> None:
+        self._replace(
+            lambda data: subprocess.run(
+                [
+                    *(BINARIES / "etcdutl", "snapshot", "restore", self._backup),
+                    *("--data-dir", data, "--name", self.etcd.members[0].name),
+                    f"--initial-cluster={self.etcd.members[0].name}={self.etcd.members[0].peer_url}",
+                    f"--initial-advertise-peer-urls={self.etcd.members[0].peer_url}",
+                ],
+                check=True,
+                capture_output=True,
+            )
+        )
+
+    def _replace(self, fill: Callable[[Path], object]) -> None:
+        (member,) = self.etcd.members
+        member.kill()
+        data = self.etcd.directory / member.name
+        shutil.rmtree(data)
+        fill(data)
+        self.etcd.launch(member)
+        self.etcd.wait_healthy(member)
+
+
+@pytest.fixture(scope="module")
+def backed() -> Iterator[Backed]:
+    with etcd_cluster(size=1) as etcd:
+        yield Backed(etcd)
+
+
+class Job(TrainingJob):
+    """Two nodes, and a ledger of each coordinator's time."""
+
+    def start_coordinator_with_ledger(self) -> None:
+        ledger = self.files / f"ledger-{len(self.coordinators)}.jsonl"
+        self.start_coordinator("--ledger", ledger, "--leader-ttl-s", "2", "--agent-grace-s", "20")
+
+    def kill_leader(self) -> None:
+        self.coordinators[-1].process.send_signal(signal.SIGKILL)
+        self.coordinators[-1].process.wait()
+        self.start_coordinator_with_ledger()
+
+    def lose_worker(self, node: str) -> None:
+        """And the group is whole again."""
+        generation = self.generation()
+        os.kill(self.worker_pid(node), signal.SIGKILL)
+        self.wait(
+            lambda: self.generation() > generation + 1 and self.world() == len(NODES),
+            "a whole group again",
+        )
+        self.trains_on()
+
+    def numbers(self) -> list[int]:
+        return [e["generation"] for e in self.events("generation_formed")]
+
+    def check(self) -> None:
+        """P1 to P3, from outside."""
+        ledgers = sorted(self.files.glob("ledger-*.jsonl"))
+        lines = [line for path in ledgers for line in path.read_text().splitlines()]
+        assert not audit(lines, samples=problem.SAMPLES).problems
+        steps = check_nothing_lost(lines)
+        check_one_lineage(self.steps.by_process(), {s["step"]: s["generation"] for s in steps})
+
+
+@pytest.fixture
+def job(place: Place, backed: Backed) -> Iterator[Job]:
+    """It trains, has changed its group since the backup, and will again."""
+    job = Job(place, etcd=backed.etcd.endpoints(), ELASTIC_RECORD_SAMPLES="1")
+    try:
+        job.start_coordinator_with_ledger()
+        for node in NODES:
+            job.start_agent(node)
+        job.wait(lambda: job.world() == len(NODES), "a group of all")
+        job.trains_on()
+        yield job
+        numbers = job.numbers()
+        assert numbers == sorted(set(numbers)), numbers
+        assert job.start("stop").wait() == 0
+        for process in (job.coordinators[-1], *(agents[-1] for agents in job.agents.values())):
+            assert process.wait() == 82, job.story()
+        job.check()
+        assert backed.etcd.ctl("get", "--prefix", "--keys-only", "elastic/").split() == [
+            "elastic/loopback/ended/default"
+        ]
+        assert job.start("forget").wait() == 0
+    finally:
+        job.close()
+        backed.delete_all()
+
+
+def commits_go_on(job: Job, since_s: float) -> None:
+    """Nobody stopped training for the store's sake."""
+    instants = [row["at"] for row in job.steps.commits(since_s=since_s)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(instants)]
+    print(f"longest gap between commits: {max(gaps):.2f} s")
+    assert max(gaps) < _STANDSTILL_S
+
+
+def lose(job: Job, backed: Backed, how: str, leader: str, changes: int) -> None:
+    """The store, after some changes of the group since its backup."""
+    backed.back_up()
+    for _ in range(changes):
+        job.lose_worker("a")
+    lost_s, generation, office = time.monotonic(), job.generation(), len(job.events("elected"))
+    told = len(job.events("store_rolled_back"))
+    getattr(backed, how)()
+    if leader == "changes":
+        job.kill_leader()
+        job.wait(lambda: len(job.events("elected")) > office, "another office")
+    if leader == "changes" or how != "restore":
+        job.wait(lambda: len(job.events("store_rolled_back")) > told, "the loss to be noticed")
+        rolled_back = job.events("store_rolled_back")[told]
+        assert rolled_back["generation"] == generation > rolled_back["stored"]
+        elected = [e["time"] for e in job.events("elected") if e["time"] <= rolled_back["time"]]
+        print(f"{how}, leader {leader}: adopted in {rolled_back['time'] - elected[-1]:.2f} s")
+    job.trains_on(20)
+    assert job.generation() == generation
+    commits_go_on(job, lost_s)
+    job.lose_worker("b")
+    assert job.numbers()[-1] > generation
+
+
+def test_the_job_goes_on_when_etcd_loses_what_it_knew(job: Job, backed: Backed) -> None:
+    lose(job, backed, "begin_anew", "changes", changes=1)
+    lose(job, backed, "restore", "changes", changes=1)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("leader", ["stays", "changes"])
+@pytest.mark.parametrize(
+    ("how", "changes"),
+    [("delete_all", 1), ("begin_anew", 1), ("restore", 1), ("restore", 5), ("restore", 50)],
+)
+def test_again_and_again(job: Job, backed: Backed, how: str, leader: str, changes: int) -> None:
+    """Each change of the group is two generations: without the lost member, and with a new one."""
+    for _ in range(20 if changes == 1 else 1):
+        lose(job, backed, how, leader, changes)

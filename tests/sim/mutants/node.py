@@ -87,7 +87,7 @@ AGENT = (
         "two workers have the same slot",
     ),
     (
-        "        self._generation = event.generation\n        loss =",
+        "        self._generation = newest\n        loss =",
         "        loss =",
         "an agent does not remember the newest generation",
     ),

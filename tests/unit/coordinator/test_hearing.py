@@ -200,8 +200,8 @@ def test_saves_notices_and_wishes_reach_those_they_are_for() -> None:
     place.hear(stop=pb.StopRequest(reason="Ctrl-C", exit_code=130))
     assert place.left == [("n1@0123", "SIGTERM")]
     assert place.stopped == [("Ctrl-C", 130)]
-    before = generation(3, "w")
-    newest = replace(generation(4, "w", "x"), leave_after=9, provisional=True)
+    before = generation(3, "w1")
+    newest = replace(generation(4, "w1", "x2"), leave_after=9, provisional=True)
     place.hear(known=pb.Known(newest=generation_to_pb(newest)))
     place.hear(known=pb.Known(newest=generation_to_pb(newest), before=generation_to_pb(before)))
     assert place.known == [("n1@0123", newest, None), ("n1@0123", newest, before)]

@@ -209,6 +209,9 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "worker_failed": lambda f: f"worker {f['worker']} {f['message']}",
     "newcomers_refused": lambda f: f["message"],
     "recovered": lambda f: f"recovered in {f['total_s'] * 1000:.0f} ms at step {f['committed']}",
+    "step_was_slow": lambda f: (
+        f"step {f['step']} lasted {f['lasted_s']:.1f} s, usually {f['usual_s'] * 1000:.0f} ms"
+    ),
     "state_restored": lambda f: f"state from {f['source']}, step {f['committed']}",
     "state_received": lambda f: (
         f"worker {f['worker']} received the state: {f['bytes'] / 1e6:.1f} MB in {f['sync_s']:.2f} s"

@@ -144,6 +144,7 @@ def _job_options(
             floor_s=settings.hang_timeout_s,
             factor=settings.hang_factor,
             first_step_s=settings.first_step_timeout_s,
+            pause_s=settings.pause_timeout_s,
         ),
         max_restarts=settings.max_restarts,
         restart_window_s=settings.restart_window_s,

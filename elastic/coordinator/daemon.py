@@ -395,6 +395,15 @@ class CoordinatorDaemon:
         self._driver.set_timer(effect.at)
 
     @_carry_out.register
+    def _(self, effect: fx.StepWasSlow) -> None:
+        self._journal.record(
+            "step_was_slow",
+            step=effect.step,
+            lasted_s=round(effect.lasted_s, 3),
+            usual_s=round(effect.usual_s, 6),
+        )
+
+    @_carry_out.register
     def _(self, effect: fx.Lost) -> None:
         self._recoveries.lost(effect)
         members = self._machine.members_that_may_train()

@@ -124,6 +124,10 @@ class Hearing:
                 in_step_s=progress.in_step_s,
                 probed=progress.probed,
                 first_step=progress.first_step,
+                worker=progress.worker,
+                waiting_s=progress.waiting_s,
+                collectives=progress.collectives,
+                quiet_s=progress.quiet_s,
             )
         )
 

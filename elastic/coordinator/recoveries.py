@@ -27,7 +27,8 @@ class _Recovery:
 class Recoveries:
     """Follows a loss until the new group has committed its first step. Instants: the loop's clock.
 
-    detect: first sign to decision. persist: the generation written. join, sync, first step: as
+    detect: first sign to decision; of a hang, from the begin of the step in which the group stood
+    still. persist: the generation written. join, sync, first step: as
     measured by the member that was first to commit. notify: the rest, messages and waiting for the
     last member. These add up to the total; abort overlaps them, as members free themselves.
     """
@@ -46,6 +47,8 @@ class Recoveries:
         """The coordinator has decided to go on without these workers."""
         earlier = self._under_way
         sign_at = self._sign_at if self._sign_at is not None else effect.at
+        if effect.standing_since is not None:
+            sign_at = min(sign_at, effect.standing_since)
         if earlier is not None:  # struck again before the first step: one recovery
             sign_at = min(sign_at, earlier.sign_at)
         lost = (*(earlier.lost if earlier else ()), *effect.workers)

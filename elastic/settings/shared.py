@@ -95,6 +95,11 @@ FIRST_STEP_TIMEOUT_S = about(
     "also adds to --start-timeout-s; 0: no limit.",
     DURATION_OR_ZERO,
 )
+PAUSE_TIMEOUT_S = about(
+    "Seconds for which the others may wait for a worker that is between two steps or inside "
+    "session.run, until that counts as a hang; 0: for ever.",
+    DURATION_OR_ZERO,
+)
 HANG_FACTOR = about("A step this many times longer than usual counts as a hang.", number(1))
 STOP_GRACE_S = about("Seconds for saving after the first signal to stop.", DURATION_OR_ZERO)
 ISOLATION_TIMEOUT_S = about(

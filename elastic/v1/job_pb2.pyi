@@ -216,7 +216,7 @@ class SaveFailed(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., step: _Optional[int] = ..., generation: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("worker", "generation", "committed", "epoch", "step_s", "samples_per_s", "in_step_s", "reported", "probed", "first_step", "compiling")
+    __slots__ = ("worker", "generation", "committed", "epoch", "step_s", "samples_per_s", "in_step_s", "reported", "probed", "first_step", "compiling", "waiting_s", "collectives", "quiet_s")
     class ReportedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +235,9 @@ class Progress(_message.Message):
     PROBED_FIELD_NUMBER: _ClassVar[int]
     FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
     COMPILING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_S_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
+    QUIET_S_FIELD_NUMBER: _ClassVar[int]
     worker: str
     generation: int
     committed: int
@@ -246,7 +249,10 @@ class Progress(_message.Message):
     probed: bool
     first_step: bool
     compiling: bool
-    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., epoch: _Optional[int] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., in_step_s: _Optional[float] = ..., reported: _Optional[_Mapping[str, float]] = ..., probed: bool = ..., first_step: bool = ..., compiling: bool = ...) -> None: ...
+    waiting_s: float
+    collectives: int
+    quiet_s: float
+    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., epoch: _Optional[int] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., in_step_s: _Optional[float] = ..., reported: _Optional[_Mapping[str, float]] = ..., probed: bool = ..., first_step: bool = ..., compiling: bool = ..., waiting_s: _Optional[float] = ..., collectives: _Optional[int] = ..., quiet_s: _Optional[float] = ...) -> None: ...
 
 class Reformed(_message.Message):
     __slots__ = ("worker", "generation", "committed", "abort_s", "join_s", "sync_s", "first_step_s", "bytes_received", "recomputed", "source")

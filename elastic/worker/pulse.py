@@ -56,6 +56,7 @@ class Pulse:
         self._ledger_sent = 0
         self._send_whole_ledger = True
         self._told = False
+        self._newest_collective = (0, 0.0)  # how many there were, and since when
 
     def start(self) -> None:
         """Begin."""
@@ -185,6 +186,7 @@ class Pulse:
 
     def _progress(self, group: Group | None) -> pb.Progress:
         state = self._state
+        collectives, quiet_s = self._collectives(group)
         return pb.Progress(
             worker=self._link.worker,
             generation=group.generation.number if group is not None else 0,
@@ -195,7 +197,20 @@ class Pulse:
             in_step_s=self._clock.under_way_s(),
             first_step=self._clock.first_step,
             compiling=self._compilations.under_way,
+            waiting_s=self._clock.waiting_s(),
+            collectives=collectives,
+            quiet_s=quiet_s,
         )
+
+    def _collectives(self, group: Group | None) -> tuple[int, float]:
+        """How many there were, and how long ago the last one was, inside of a call."""
+        if group is None or not self._clock.in_call:
+            self._newest_collective = (0, 0.0)
+            return 0, 0.0
+        count, now = group.collectives(), time.monotonic()
+        if count != self._newest_collective[0]:
+            self._newest_collective = (count, now)
+        return count, now - self._newest_collective[1]
 
     def _send_ledger(self) -> None:
         state = self._state

@@ -23,6 +23,9 @@ class StepsClock:
         self._began: float | None = None
         self._last_commit: float | None = None
         self._sets_up_since: float | None = None
+        self._waits_since: float | None = None
+        self.in_call = False
+        """The script is inside a call that it makes together with the others."""
         self.step_s = 0.0
         """Usual time from one commit to the next, exponentially averaged; 0 while unknown."""
         self.samples_per_s = 0.0
@@ -48,6 +51,19 @@ class StepsClock:
     def is_set_up(self) -> None:
         """Now a script may do as it likes until it begins a step."""
         self._sets_up_since = None
+
+    def waits(self) -> None:
+        """For the others to come to a call of the script."""
+        self._waits_since = time.monotonic()
+
+    def is_met(self) -> None:
+        """They have come, or the group is lost."""
+        self._waits_since = None
+
+    def waiting_s(self) -> float:
+        """How long it has waited for them; 0 if it does not."""
+        since = self._waits_since
+        return time.monotonic() - since if since is not None else 0.0
 
     def interrupt(self) -> None:
         """The group was lost or changes: the time until the next commit is no usual step."""

@@ -596,7 +596,11 @@ class Training:
     # ---- calls
 
     def _meet_for_call(self, meeting: act.MeetForCall) -> None:
-        calls.meet(self._joining(), meeting.committed, meeting.number, meeting.call)
+        self.clock.waits()
+        try:
+            calls.meet(self._joining(), meeting.committed, meeting.number, meeting.call)
+        finally:
+            self.clock.is_met()
 
     def _perform_call(self, perform: act.Perform) -> Any:
         self._call_together(True)
@@ -608,6 +612,7 @@ class Training:
         return result
 
     def _call_together(self, together: bool) -> None:
+        self.clock.in_call = together
         for model in self.models:
             model.passes.together = together
 

@@ -24,7 +24,7 @@ from tests.hosts import require_hosts
 pytestmark = pytest.mark.timeout(240)
 
 LEFT = 128 + signal.SIGTERM
-CONFIGURATION = 78
+CONFIGURATION, DRAINED, STOPPED, REFUSED = 78, 80, 82, 83
 
 
 class Ground:
@@ -251,7 +251,7 @@ def test_a_fourth_node_joins_and_leaves_and_none_that_does_not_belong(cluster: C
     other = cluster.start_stranger(JOINER, "other", arguments=("--batch-size", "5"))
     began_at_s = time.monotonic()
     cluster.settle(*NODES, JOINER)
-    assert other.wait() == CONFIGURATION
+    assert other.wait() == REFUSED
     assert "--batch-size 5" in other.messages[-1]
     assert twin.wait() == CONFIGURATION
     assert f"taken by an agent on host '{cluster.net.host('a').address}'" in twin.messages[-1]
@@ -284,10 +284,10 @@ def test_a_flapping_node_does_not_keep_the_others_from_training(cluster: Cluster
 def test_a_drained_node_stays_away_until_it_is_cleared(cluster: Cluster) -> None:
     drained_at_s = time.monotonic()
     cluster.ask("drain", "c")
-    assert cluster.agent("c").wait() == 0
+    assert cluster.agent("c").wait() == DRAINED
     cluster.wait_trained(10, "a", "b")
     assert not cluster.steps.repeated(drained_at_s)
-    assert cluster.start_agent("c").wait() == 0  # told at once
+    assert cluster.start_agent("c").wait() == DRAINED  # told at once
     (released,) = cluster.agent("c").named("released")
     assert released["reason"].endswith("`elastic nodes --clear c` lets it come back")
     assert cluster.node_states() == {"a": "ready", "b": "ready", "c": "drained"}
@@ -314,11 +314,11 @@ def test_a_node_that_fails_repeatedly_is_quarantined_until_it_is_cleared(cluster
 # ---- the end
 
 
-def check_saved_and_left(cluster: Cluster) -> None:
+def check_saved_and_left(cluster: Cluster, code: int) -> None:
     """The job has ended everywhere, at a step that is saved."""
     agents = {name: cluster.agent(name).wait() for name in NODES}
     coordinators = {name: p[-1].wait() for name, p in cluster.coordinators.items()}
-    assert {*agents.values(), *coordinators.values()} == {LEFT}, (agents, coordinators)
+    assert {*agents.values(), *coordinators.values()} == {code}, (agents, coordinators)
     assert not cluster.processes()
     committed = cluster.events("job_ended")[-1]["committed"]
     assert cluster.events("checkpoint_committed")[-1]["step"] == committed
@@ -327,11 +327,11 @@ def check_saved_and_left(cluster: Cluster) -> None:
 
 def test_a_stopped_job_is_saved_and_leaves_no_process(cluster: Cluster) -> None:
     cluster.ask("stop")
-    check_saved_and_left(cluster)
+    check_saved_and_left(cluster, STOPPED)
 
 
 def test_a_job_whose_agents_are_all_told_to_end_is_saved(ground: Ground) -> None:
     cluster = ground.next_job()
     for name in NODES:
         cluster.agent(name).process.terminate()
-    check_saved_and_left(cluster)
+    check_saved_and_left(cluster, LEFT)

@@ -97,12 +97,23 @@ class SetTimer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StepWasSlow:
+    """For the record: a step has lasted suspiciously long, and is committed after all."""
+
+    step: int
+    lasted_s: float
+    usual_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Lost:
     """For the record: members that the last generation lost, noticed at `at`."""
 
     workers: tuple[WorkerId, ...]
     reason: ChangeReason
     at: float
+    standing_since: float | None = None
+    """Since when no step can have been committed, if that is long before `at`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,6 +148,7 @@ Effect = (
     | NodeDrained
     | StepDown
     | SetTimer
+    | StepWasSlow
     | Lost
     | RefuseNewcomers
     | EndJob

@@ -77,6 +77,13 @@ class ProgressReported:
     probed: bool = False
     first_step: bool = False
     """The step under way is the first of its group."""
+    worker: WorkerId = ""
+    waiting_s: float = 0.0
+    """How long it has waited for others to come to a call of the script."""
+    collectives: int = 0
+    """Inside a call of the script: those of its group so far."""
+    quiet_s: float = 0.0
+    """And for how long there was no other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -244,19 +244,21 @@ class Coordinator:
     def _(self, event: ev.ProgressReported, now: float) -> list[fx.Effect]:
         if event.probed:
             if self._current is not None and event.generation == self._current.number:
-                self._progress.probed(
-                    event.committed, step_s=event.step_s, in_step_s=event.in_step_s
-                )
+                self._progress.answered(event, now)
         elif counts_steps(event.generation, self._current, leaving=self._since.assembling is None):
             self._newcomers.committed(event.generation, event.committed)
             self._trained_in = max(self._trained_in, event.generation)
-            self._progress.observe(
+            slow_s = self._progress.observe(
                 event.committed,
                 now,
                 step_s=event.step_s,
                 in_step_s=event.in_step_s,
                 first_step=event.first_step,
+                waiting_s=event.waiting_s,
             )
+            if slow_s > 0.0:
+                step, usual_s = event.committed - 1, event.step_s
+                return [fx.StepWasSlow(step=step, lasted_s=slow_s, usual_s=usual_s)]
         return []
 
     @_apply.register
@@ -410,7 +412,8 @@ class Coordinator:
 
     def _probe(self, decision: Wait, now: float) -> list[fx.Effect]:
         due = now >= self._probed_at + self._policy.probe_interval_s
-        if decision.reason is not WaitReason.OUT_OF_CONTACT or not due:
+        wanted = decision.reason is WaitReason.OUT_OF_CONTACT or self._progress.asks(now)
+        if not wanted or not due:
             return []
         self._probed_at = now
         return [fx.ProbeGroup()]
@@ -473,8 +476,11 @@ class Coordinator:
         if self._stop is None:
             self._enter(JobPhase.FORMING if generation.members else JobPhase.WAITING)
         effects = [*abandoned, *self._replace(decision.left_out & alive.keys(), now)]
-        if lost or decision.reason is ChangeReason.GROUP_BROKEN:
-            effects.append(fx.Lost(workers=lost, reason=decision.reason, at=now))
+        if lost or decision.reason in (ChangeReason.GROUP_BROKEN, ChangeReason.STALLED):
+            since = self._progress.quiet_since(now)
+            effects.append(
+                fx.Lost(workers=lost, reason=decision.reason, at=now, standing_since=since)
+            )
         may_train = self._lineage.may_train
         return [*effects, fx.PersistGeneration(generation=generation, may_train=may_train)]
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from elastic.core.coordinator.events import ProgressReported
+from elastic.core.membership import WorkerId
+
 _STUCK_FLOOR_S, _STUCK_FACTOR, _STUCK_MARGIN_S = 0.5, 1.25, 0.3
+_SLOW_FLOOR_S = 1.0  # shorter ones are the scheduler's noise
+_ANSWER_HOLDS_S = 3.0
 _MOST_STEPS_AHEAD = 20  # more would only wait: steps this short cost little if news comes late
 
 
@@ -19,6 +24,18 @@ class StallPolicy:
     first_step_s: float = 600.0
     """The floor for the first step of a group, and for one in which a member compiles. 0: these
     are never stalled."""
+    pause_s: float = 600.0
+    """For which members wait for one that is between two steps, or in a call of the script. 0:
+    for ever."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _InCall:
+    """What a member inside a call of the script has answered."""
+
+    at: float
+    collectives: int
+    quiet_s: float
 
 
 class ProgressWatch:
@@ -28,16 +45,23 @@ class ProgressWatch:
         self._policy = policy
         self._step_s = 0.0
         self._in_step_s = 0.0
+        self._observed_at = self._stuck_since = 0.0
         self._under_way = 0
         """The step to which `_in_step_s` belongs: steps committed before it."""
         self._first_step = False
         self._compiles_in = -1
         """The last step in which a member was known to compile."""
+        self._idle_since: float | None = None
+        """Rank 0 neither is in a step nor waits for others; it may be in a call of the script."""
+        self._waiting_s = 0.0
+        self._in_calls: dict[WorkerId, _InCall] = {}
         self._advanced_at: float | None = None
         self._breaks_at_step: tuple[int, int] = (0, -1)
         self.committed = 0
         self.stuck = False
         """The last member that was asked waits in its step for longer than usual."""
+        self.awaited = False
+        """Members that were asked have waited for another one for longer than it may pause."""
 
     def observe(
         self,
@@ -47,18 +71,30 @@ class ProgressWatch:
         step_s: float = 0.0,
         in_step_s: float = 0.0,
         first_step: bool = False,
-    ) -> None:
+        waiting_s: float = 0.0,
+    ) -> float:
         """Take the report of rank 0 of the present group, whose count is right also if it is
         lower than before: the job may have had to go back to a checkpoint.
 
         step_s: usual duration of a step. in_step_s: how long the step under way has lasted; 0
         between steps, where a script may evaluate for as long as it likes. first_step: it is the
-        first one of the group.
+        first one of the group. waiting_s: how long it has waited for others to come to a call.
+
+        Returns how long the step has lasted that was under way before, if that was suspiciously
+        long and it is over now; else 0.
         """
+        if in_step_s > 0.0 or waiting_s > 0.0:
+            self._idle_since = None
+        elif self._idle_since is None or committed != self._under_way:
+            self._idle_since = now
+        self._waiting_s = waiting_s
+        slow_s = self._slow_step_s(committed, now - in_step_s)
         self._in_step_s, self._under_way, self._first_step = in_step_s, committed, first_step
+        self._observed_at = now
         self._note_usual(step_s)
         self.goes_on_from(committed)
         self.advance(committed, now)
+        return slow_s
 
     def goes_on_from(self, committed: int) -> None:
         """A new group has come to one state: the job may have had to go back for it."""
@@ -77,18 +113,75 @@ class ProgressWatch:
         """
         self._compiles_in = max(committed, self._compiles_in)
 
-    def probed(self, committed: int, *, step_s: float, in_step_s: float) -> None:
+    def asks(self, now: float) -> bool:
+        """Rank 0 does nothing that is known to need the others: do they wait for it?"""
+        patience_s = self._policy.pause_s
+        return (
+            patience_s > 0.0
+            and self._idle_since is not None
+            and (now - self._idle_since > patience_s)
+        )
+
+    def answered(self, answer: ProgressReported, now: float) -> None:
+        """What a member of the present group says of itself when it is asked.
+
+        It waits in a step, or for others to come to a call, or in a collective of a call in which
+        others have not come as far.
+        """
+        self.probed(answer.committed, now, step_s=answer.step_s, in_step_s=answer.in_step_s)
+        patience_s = self._policy.pause_s
+        if not self.asks(now) or answer.committed <= self._compiles_in:
+            return
+        if max(answer.in_step_s, answer.waiting_s) > patience_s:
+            self.awaited = True
+        if answer.collectives:
+            self._in_calls[answer.worker] = _InCall(
+                at=now, collectives=answer.collectives, quiet_s=answer.quiet_s
+            )
+        known = [c for c in self._in_calls.values() if now - c.at < _ANSWER_HOLDS_S]
+        furthest = max((c.collectives for c in known), default=0)
+        waiting = [c.quiet_s for c in known if c.collectives == furthest]
+        if len(waiting) < len(known) and min(waiting) > patience_s:
+            self.awaited = True
+
+    def probed(self, committed: int, now: float, *, step_s: float, in_step_s: float) -> None:
         """A member was asked, since another may be lost. One that waits for it waits inside a
         step for longer than steps usually last, unless a member was known to compile in it."""
         self._note_usual(step_s)
-        patience_s = max(_STUCK_FLOOR_S, _STUCK_FACTOR * self._step_s + _STUCK_MARGIN_S)
-        self.stuck = in_step_s > patience_s and committed > self._compiles_in
+        is_long = in_step_s > self._usual_patience_s()
+        self.stuck = is_long and committed > self._compiles_in
+        self._stuck_since = now - in_step_s
 
     def regroup(self) -> None:
         """A new group has not begun a step."""
-        self._in_step_s = 0.0
+        self._in_step_s = self._waiting_s = 0.0
+        self._idle_since = None
+        self._in_calls.clear()
+        self.awaited = False
         self._compiles_in = -1
         self.stuck = False
+
+    def quiet_since(self, now: float) -> float | None:
+        """Since when the group has been standing still, if that is longer than steps usually last:
+        since the begin of a step, or since a member waits for others."""
+        begins = [self._stuck_since] if self.stuck else []
+        if self.awaited and self._idle_since is not None:
+            begins.append(self._idle_since)
+        if (standing_s := max(self._in_step_s, self._waiting_s)) > 0.0:
+            begins.append(self._observed_at - standing_s)
+        since = min(begins, default=now)
+        return since if now - since > self._usual_patience_s() else None
+
+    def _slow_step_s(self, committed: int, over_at: float) -> float:
+        excused = self._first_step or self._under_way <= self._compiles_in
+        if committed <= self._under_way or self._in_step_s == 0.0 or excused:
+            return 0.0
+        lasted_s = self._in_step_s + over_at - self._observed_at
+        is_slow = lasted_s > max(_SLOW_FLOOR_S, self._policy.factor * self._step_s) > 0.0
+        return lasted_s if is_slow else 0.0
+
+    def _usual_patience_s(self) -> float:
+        return max(_STUCK_FLOOR_S, _STUCK_FACTOR * self._step_s + _STUCK_MARGIN_S)
 
     def _note_usual(self, step_s: float) -> None:
         if step_s > 0.0:
@@ -122,7 +215,9 @@ class ProgressWatch:
 
     @property
     def stalled(self) -> bool:
-        """The step under way lasts suspiciously long."""
+        """The step under way lasts suspiciously long, or others wait for a member outside of it."""
+        if self.awaited or 0.0 < self._policy.pause_s < self._waiting_s:
+            return True
         if self._policy.floor_s <= 0.0:
             return False
         usual_s = max(self._policy.floor_s, self._policy.factor * self._step_s)

@@ -217,10 +217,11 @@ class Group:
 
         Where torch does not count them it seems as if there were one between any two calls.
         """
-        if self._torch is None:
+        group = self._torch  # the reporting thread asks too
+        if group is None:
             return 0
         try:
-            return int(self._torch._get_sequence_number_for_group())  # type: ignore[attr-defined]
+            return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
         except RuntimeError:
             self._uncounted += 1
             return self._uncounted

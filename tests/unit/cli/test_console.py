@@ -46,6 +46,7 @@ FIELDS = {
     "grace_s": 60.0,
     "job": "digits",
     "kind": "signal",
+    "lasted_s": 5.2,
     "log_dir": "/logs",
     "message": "was killed",
     "name": "something_new",
@@ -61,6 +62,7 @@ FIELDS = {
     "stored": 2,
     "sync_s": 0.5,
     "total_s": 0.25,
+    "usual_s": 0.05,
     "worker": "local-1",
     "world_size": 4,
 }

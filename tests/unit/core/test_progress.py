@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from elastic.core.coordinator.events import ProgressReported
 from elastic.core.coordinator.progress import ProgressWatch, StallPolicy
 
 
 def watch(
-    floor_s: float = 60.0, factor: float = 10.0, first_step_s: float = 600.0
+    floor_s: float = 60.0,
+    factor: float = 10.0,
+    first_step_s: float = 600.0,
+    pause_s: float = 600.0,
 ) -> ProgressWatch:
-    policy = StallPolicy(floor_s=floor_s, factor=factor, first_step_s=first_step_s)
+    policy = StallPolicy(floor_s=floor_s, factor=factor, first_step_s=first_step_s, pause_s=pause_s)
     return ProgressWatch(policy)
 
 
@@ -41,16 +47,16 @@ def test_a_member_that_waits_for_longer_than_usual_is_stuck(
     step_s: float, in_step_s: float, stuck: bool
 ) -> None:
     progress = watch()
-    progress.probed(1, step_s=step_s, in_step_s=in_step_s)
+    progress.probed(1, 50.0, step_s=step_s, in_step_s=in_step_s)
     assert progress.stuck is stuck
 
 
 def test_the_last_answer_counts_and_a_new_group_begins_anew() -> None:
     progress = watch()
-    progress.probed(1, step_s=0.1, in_step_s=9.0)
-    progress.probed(1, step_s=0.1, in_step_s=0.1)
+    progress.probed(1, 50.0, step_s=0.1, in_step_s=9.0)
+    progress.probed(1, 50.0, step_s=0.1, in_step_s=0.1)
     assert not progress.stuck
-    progress.probed(1, step_s=0.1, in_step_s=9.0)
+    progress.probed(1, 50.0, step_s=0.1, in_step_s=9.0)
     progress.regroup()
     assert not progress.stuck
 
@@ -58,14 +64,14 @@ def test_the_last_answer_counts_and_a_new_group_begins_anew() -> None:
 def test_an_answer_that_knows_no_usual_step_keeps_the_one_known() -> None:
     progress = watch()
     progress.observe(5, 0.0, step_s=4.0)
-    progress.probed(1, step_s=0.0, in_step_s=5.0)
+    progress.probed(1, 50.0, step_s=0.0, in_step_s=5.0)
     assert not progress.stuck
 
 
 def test_a_probe_is_no_report_of_rank_0() -> None:
     progress = watch(floor_s=1.0)
     progress.observe(5, 0.0, step_s=0.1, in_step_s=0.0)
-    progress.probed(1, step_s=0.1, in_step_s=50.0)
+    progress.probed(1, 50.0, step_s=0.1, in_step_s=50.0)
     assert not progress.stalled
     assert progress.committed == 5
 
@@ -161,7 +167,112 @@ def test_a_new_group_does_not_inherit_the_excuse() -> None:
 def test_a_member_that_waits_for_one_that_compiles_is_not_stuck() -> None:
     progress = watch()
     progress.compiles(7)
-    progress.probed(7, step_s=0.1, in_step_s=60.0)
+    progress.probed(7, 50.0, step_s=0.1, in_step_s=60.0)
     assert not progress.stuck
-    progress.probed(8, step_s=0.1, in_step_s=60.0)
+    progress.probed(8, 50.0, step_s=0.1, in_step_s=60.0)
     assert progress.stuck
+
+
+def answer(**said: Any) -> ProgressReported:
+    base = {"generation": 1, "committed": 7, "step_s": 0.1, "in_step_s": 0.0, "probed": True}
+    return ProgressReported(**(base | {"worker": "b"} | said))
+
+
+def paused(pause_s: float = 20.0) -> ProgressWatch:
+    """Rank 0 is between two steps since 10.0."""
+    progress = watch(pause_s=pause_s)
+    progress.observe(7, 10.0, step_s=0.1)
+    progress.observe(7, 30.5, step_s=0.1)
+    return progress
+
+
+def test_the_others_are_asked_when_rank_0_has_been_between_steps_for_long() -> None:
+    progress = watch(pause_s=20.0)
+    progress.observe(6, 5.0, step_s=0.1, in_step_s=0.1)
+    assert not progress.asks(100.0)
+    progress.observe(7, 10.0, step_s=0.1)
+    progress.observe(7, 20.0, step_s=0.1)
+    assert [progress.asks(at) for at in (30.0, 30.1)] == [False, True]
+    progress.observe(7, 31.0, step_s=0.1, waiting_s=0.5)
+    assert not progress.asks(100.0)
+    progress.observe(7, 40.0, step_s=0.1)
+    progress.observe(8, 59.0, step_s=0.1)
+    assert [progress.asks(at) for at in (79.0, 79.1)] == [False, True]
+    assert not paused(pause_s=0.0).asks(1e6)
+
+
+@pytest.mark.parametrize("waits", ["in_step_s", "waiting_s"])
+def test_a_member_that_has_waited_for_rank_0_for_long_shows_that_it_hangs(waits: str) -> None:
+    progress = paused()
+    progress.answered(answer(**{waits: 20.0}), 30.6)
+    assert not progress.stalled
+    progress.answered(answer(**{waits: 20.1}), 30.7)
+    assert progress.stalled
+    assert progress.quiet_since(31.0) == 10.0
+    progress.regroup()
+    assert not progress.stalled
+    assert not progress.asks(100.0)
+
+
+def test_nobody_waits_for_rank_0_while_all_are_between_steps() -> None:
+    progress = paused()
+    progress.answered(answer(), 30.6)
+    assert not progress.stalled
+    assert progress.quiet_since(1000.0) is None
+
+
+def test_a_member_that_waits_while_another_compiles_shows_nothing() -> None:
+    progress = paused()
+    progress.compiles(7)
+    progress.answered(answer(in_step_s=100.0), 110.0)
+    assert not progress.stalled
+
+
+@pytest.mark.parametrize(
+    ("quiet_s", "behind", "hangs"),
+    [(20.1, 1, True), (19.9, 1, False), (20.1, 0, False)],
+)
+def test_inside_a_call_members_that_are_ahead_wait_for_those_behind(
+    quiet_s: float, behind: int, hangs: bool
+) -> None:
+    progress = paused()
+    progress.answered(answer(worker="a", collectives=40 - behind, quiet_s=0.1), 31.0)
+    progress.answered(answer(worker="b", collectives=40, quiet_s=quiet_s), 31.1)
+    assert progress.stalled is hangs
+    progress = paused()
+    progress.answered(answer(worker="a", collectives=40 - behind, quiet_s=0.1), 31.0)
+    progress.answered(answer(worker="b", collectives=40, quiet_s=quiet_s), 36.0)
+    assert not progress.stalled, "the first answer is past"
+
+
+def test_rank_0_that_waits_for_others_to_come_to_a_call_shows_that_one_hangs() -> None:
+    progress = watch(pause_s=20.0)
+    progress.observe(7, 30.0, step_s=0.1, waiting_s=20.0)
+    assert not progress.stalled
+    progress.observe(7, 31.0, step_s=0.1, waiting_s=21.0)
+    assert progress.stalled
+    assert progress.quiet_since(31.5) == 10.0
+
+
+def test_since_when_the_group_stands_still() -> None:
+    progress = watch()
+    progress.observe(7, 10.0, step_s=0.1, in_step_s=0.3)
+    assert progress.quiet_since(10.1) is None, "an ordinary step"
+    assert progress.quiet_since(11.0) == 9.7
+    progress.probed(7, 12.0, step_s=0.1, in_step_s=2.5)
+    assert progress.quiet_since(12.0) == 9.5
+    progress.observe(8, 13.0, step_s=0.1)
+    progress.probed(8, 13.0, step_s=0.1, in_step_s=0.0)
+    assert progress.quiet_since(100.0) is None, "between steps a script may take its time"
+
+
+def test_a_step_that_heals_is_told_with_its_duration() -> None:
+    progress = watch()
+    assert progress.observe(6, 9.0, step_s=0.1, in_step_s=0.1) == 0.0
+    assert progress.observe(7, 10.0, step_s=0.1, in_step_s=0.2) == 0.0
+    assert progress.observe(7, 14.0, step_s=0.1, in_step_s=4.2) == 0.0
+    assert progress.observe(8, 15.0, step_s=0.2, in_step_s=0.3) == pytest.approx(4.9)
+    assert progress.observe(9, 16.0, step_s=0.2) == 0.0
+    first = watch()
+    first.observe(7, 10.0, step_s=0.1, in_step_s=5.0, first_step=True)
+    assert first.observe(8, 11.0, step_s=0.1) == 0.0, "the first of its group"

@@ -143,6 +143,7 @@ def test_the_sets_of_options_are_frozen() -> None:
         "join_timeout_s",
         "hang_timeout_s",
         "first_step_timeout_s",
+        "pause_timeout_s",
         "hang_factor",
         "stop_grace_s",
         "leader_ttl_s",

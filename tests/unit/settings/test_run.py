@@ -37,6 +37,7 @@ def test_the_set_of_options_is_frozen() -> None:
         "gather_timeout_s",
         "hang_timeout_s",
         "first_step_timeout_s",
+        "pause_timeout_s",
         "hang_factor",
         "stop_grace_s",
     ]

@@ -23,7 +23,12 @@ class Place:
         position = SimpleNamespace(epoch=0)
         state = SimpleNamespace(ledger=self.ledger, committed=0, position=position)
         clock = SimpleNamespace(
-            step_s=0.0, samples_per_s=0.0, under_way_s=lambda: 0.0, first_step=False
+            in_call=False,
+            waiting_s=lambda: 0.0,
+            step_s=0.0,
+            samples_per_s=0.0,
+            under_way_s=lambda: 0.0,
+            first_step=False,
         )
         self.pulse.publish(cast(Any, state), cast(Any, clock), lambda: None)
 

@@ -1,0 +1,53 @@
+"""One worker of a group hangs once, at the place that is asked for.
+
+ARGUMENTS: PLACE (block, between, call, before) RANK FLAG [SECONDS]; FLAG is made when it begins.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import elastic
+
+place, rank, flag = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+seconds = float(sys.argv[4]) if len(sys.argv) > 4 else 3600.0
+
+
+def hang_at(where: str, step: int) -> None:
+    at = 0 if place == "before" else 20
+    if where == place and session.rank == rank and step >= at and not flag.exists():
+        flag.write_text(str(time.time()))
+        time.sleep(seconds)
+
+
+def evaluate(step: int) -> float:
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    hang_at("call", step)
+    dist.all_reduce(total)
+    return float(total)
+
+
+session = elastic.init()
+model = session.distribute(nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+session.track(model=model, optimizer=optimizer)
+samples = torch.arange(4096 * 4, dtype=torch.float32).reshape(4096, 4) / 4096
+data = elastic.DataLoader(torch.utils.data.TensorDataset(samples), batch_size=2, seed=0)
+
+for step in session.steps(data, epochs=100):
+    hang_at("before", step.index)
+    with step:
+        for (x,) in step.batches():
+            hang_at("block", step.index)
+            step.backward(model(x).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.01)
+    hang_at("between", step.index)
+    if step.index % 10 == 9:
+        session.run(evaluate, step.index)

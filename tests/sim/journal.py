@@ -141,6 +141,8 @@ class Journal:
         """The least and the most members that a group may have."""
         self.finished_at: dict[str, float] = {}
         """Workers whose scripts have ended well."""
+        self.done_then: dict[int, int] = {}
+        """By generation, the steps of a member that had finished, which was known."""
         self.declared: set[tuple[int, str]] = set()
         """(generation, member) of those that brought the state to their group."""
         self.saves: list[tuple[float, bool]] = []

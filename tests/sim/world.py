@@ -239,6 +239,14 @@ class World:
         leaving = {n.name for n, has_left in zip(self.nodes, leaves, strict=True) if has_left}
         if generation.members and all(m.node in leaving for m in generation.members):
             journal.all_leave.add(generation.number)
+        done = [
+            p.committed
+            for n in self.nodes
+            if n.alive and n.connected and n.connected_at < now - known_s
+            for p in n.processes.values()
+            if p.responsive and journal.finished_at.get(p.name, math.inf) < now - known_s
+        ]
+        journal.done_then[generation.number] = max(done, default=0)
         patience_s = self._settings.formation.agent_grace_s - LATEST_NOTICE_S - known_s
         sought = self._who_may_come(known_s)
         journal.away[generation.number] = _best(

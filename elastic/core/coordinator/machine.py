@@ -518,6 +518,7 @@ class Coordinator:
             stalled=self._progress.stalled,
             stuck=self._progress.stuck,
             held_back=self._newcomers.held_back(self._nodes.workers().values()),
+            let_go=self._departures.told,
             spent=self._past.spent() if self._policy.restart_all else frozenset(),
         )
 

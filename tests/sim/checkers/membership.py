@@ -90,7 +90,9 @@ def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
     below = generation.reason in (ChangeReason.BELOW_MINIMUM, ChangeReason.MEMBER_LEAVING)
     if number in journal.in_run:
         stayed = ()  # they complete a call first, without newcomers
-    if below and stayed and len(stayed) + finished >= journal.sizes[0]:
+    # Any number of survivors can save.
+    least = 1 if generation.purpose is Purpose.SAVE_AND_LEAVE else journal.sizes[0]
+    if below and stayed and len(stayed) + finished >= least:
         yield f"{number} has no members although {stayed} stay"
     before = max((g.number for g in journal.generations if g.number < number), default=0)
     if generation.reason is ChangeReason.GROUP_BROKEN and before not in journal.broke:
@@ -121,7 +123,9 @@ def _rank_zero_holds(journal: Journal, generation: Generation) -> Iterator[str]:
     """Rank 0 hosts the store and restores: not a task for a newcomer."""
     known_at = journal.formed_at[generation.number] - _REPORT_S - 2 * journal.news_s
     first = {a.worker: a.at for a in reversed(journal.agreed)}
-    if not generation.members or generation.members[0].worker in first:
+    if not generation.members:
+        return
+    if first.get(generation.members[0].worker, math.inf) < journal.formed_at[generation.number]:
         return
     for member in generation.members:
         held = (generation.number, member.worker) in journal.declared

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from elastic.core.membership import ChangeReason
+from elastic.core.membership import ChangeReason, Purpose
 from tests.sim.journal import Agreed, Journal
 from tests.sim.replica import Replica
 
@@ -21,6 +21,9 @@ def no_step_lost(journal: Journal) -> Iterator[str]:
         if agreed.generation in seen:
             continue  # the first member to agree speaks for all: others may have trained on
         seen.add(agreed.generation)
+        done = journal.done_then[agreed.generation]
+        if agreed.replica.committed < done - 1 and _purpose(journal, agreed) is Purpose.TRAIN:
+            yield f"generation {agreed.generation} begins {agreed.replica}, {done} steps are done"
         best = agreed.best_survivor
         if best is not None and best.age > agreed.replica.age:
             yield f"generation {agreed.generation} starts from {agreed.replica}, {best} survived"
@@ -53,6 +56,10 @@ def _is_ahead(held: Replica, start: Replica, *, restored: bool) -> bool:
 
 def _reason(journal: Journal, agreed: Agreed) -> ChangeReason:
     return next(g.reason for g in journal.generations if g.number == agreed.generation)
+
+
+def _purpose(journal: Journal, agreed: Agreed) -> Purpose:
+    return next(g.purpose for g in journal.generations if g.number == agreed.generation)
 
 
 def _members(journal: Journal, agreed: Agreed) -> frozenset[str]:

@@ -173,6 +173,10 @@ class Journal:
         """By generation without members, those that could have gone on."""
         self.away: dict[int, Replica | None] = {}
         """By generation, the most advanced replica out of contact that was worth waiting for."""
+        self.orphaned: dict[int, list[str]] = {}
+        """By generation, saves that wait for a member whose process has ended."""
+        self.awaited: dict[int, Replica | None] = {}
+        """The same of members of a group that was dissolved, where it is the one before."""
         self.passed_over: dict[int, Replica | None] = {}
         """By generation, the most advanced replica in contact that is not in its group, though it
         was in one before."""
@@ -195,6 +199,8 @@ class Journal:
         self.isolation_s = 0.0
         self.return_s = 0.0
         """In which nodes find a new leader."""
+        self.found_s = 0.0
+        """In which workers find a new agent."""
         self.outages: set[float] = set()
         """Instants from which on no node was in contact."""
         self.hopeless = False

@@ -80,6 +80,14 @@ class Leader:
         for effect in effects:
             self._do(effect)
 
+    def unsettled_saves(self) -> list[tuple[int, int, set[int]]]:
+        """Generation, step and parts written so far of those that are neither whole nor given up."""
+        return [
+            (number, step, parts)
+            for (number, step), parts in self._written.items()
+            if step > self._newest_whole and (number, step) not in self._given_up
+        ]
+
     def shard_saved(self, node: Node, event: ev.ShardReported) -> None:
         """A member that has missed what became of its save reports it again."""
         self._written[event.generation, event.step].add(event.index)

@@ -267,7 +267,8 @@ class Coordinator:
         if self._has_missed_the_news(event):
             return [_abandoned(event, _TOLD_BEFORE)]
         alive = self._nodes.workers()
-        dead = [m.worker for m in generation.members if m.worker not in alive]
+        writers = [m.worker for m in generation.members]
+        dead = [name for name in writers if name not in alive or alive[name].left_behind]
         return self._checkpoints.abandon([*dead, *self._told_before()])
 
     @_apply.register

@@ -11,6 +11,8 @@ from tests.sim.journal import Journal
 
 # From a member's report until the coordinator has heard it, beside the ways of the news.
 _REPORT_S = 0.1
+# Who takes longer to find a new agent is as good as stuck.
+_FOUND_S = 2.0
 # Faults that make nobody wait for a member that is in contact.
 _AT_ONCE = (
     "RESTART_AGENT",
@@ -100,6 +102,7 @@ def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
     stuck = generation.reason in (ChangeReason.STALLED, ChangeReason.JOIN_TIMED_OUT)
     if (
         stuck
+        and journal.found_s <= _FOUND_S
         and not journal.evaluates
         and all(action in _AT_ONCE for at, action, _ in journal.struck if at <= formed_at)
     ):

@@ -39,6 +39,13 @@ def no_step_lost(journal: Journal) -> Iterator[str]:
             yield f"generation {agreed.generation} begins without waiting for {away}"
         if not held and away is not None and away.age > agreed.replica.age:
             yield f"generation {agreed.generation} does not wait for {away}"
+        awaited = journal.awaited[agreed.generation]
+        if (
+            _reason(journal, agreed) is ChangeReason.STARTED
+            and awaited is not None
+            and awaited.age > agreed.replica.age
+        ):
+            yield f"generation {agreed.generation} begins {agreed.replica} without {awaited}"
         passed_over = journal.passed_over[agreed.generation]
         if (
             _reason(journal, agreed) in _WITH_ALL_THAT_LIVE

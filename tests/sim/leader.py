@@ -81,7 +81,7 @@ class Leader:
             self._do(effect)
 
     def unsettled_saves(self) -> list[tuple[int, int, set[int]]]:
-        """Generation, step and parts written so far of those that are neither whole nor given up."""
+        """Generation, step and parts written of those that are neither whole nor given up."""
         return [
             (number, step, parts)
             for (number, step), parts in self._written.items()

@@ -405,6 +405,8 @@ _CHAINS = (
     "aloof",
     "handover",
     "laggard",
+    "outsider",
+    "unhurried",
 )
 KINDS = ("", *sorted({*STRESS, *_ALONE, *_CHAINS}))
 
@@ -958,8 +960,23 @@ def _chain(rng: random.Random, kind: str) -> Iterator[Fault]:
                 action=Action.KILL_WORKER, point="reduced", since_s=at_s + rng.uniform(0.1, 0.5)
             )
         case "laggard":  # the job stops without a group, and who is ahead is in a step
+            at_s += 1.0  # when all have started
             yield Fault(action=Action.KILL_WORKER, point="reduced", since_s=at_s)
-            yield Fault(action=Action.STOP, at_s=at_s + rng.uniform(0.4, 0.8))
+            yield Fault(action=Action.STOP, at_s=at_s + rng.uniform(0.4, 0.9))
+        case "outsider":  # who holds the state comes back while others are stuck on their way in
+            lost_at_s = at_s + rng.uniform(1.2, 1.6)
+            back_s = lost_at_s - at_s + rng.uniform(0.5, 2.0)
+            cut = Fault(action=Action.CUT_OFF_NODE, at_s=at_s, worker="a-1", returns_after_s=back_s)
+            yield cut
+            for worker in ("b-1", "c-1"):
+                yield Fault(action=Action.KILL_WORKER, at_s=lost_at_s, worker=worker, only=True)
+            yield Fault(
+                action=rng.choice((Action.FREEZE_SCRIPT, Action.FREEZE_PROCESS)),
+                point=rng.choice(("join", "agree")),
+                since_s=lost_at_s,
+            )
+        case "unhurried":  # the step before a planned change lasts longer than members may be late
+            yield Fault(action=Action.DRAIN_NODE, at_s=at_s + rng.uniform(5.0, 15.0), worker="b-1")
         case "numb":  # one after the other freezes before the first step is done
             point = rng.choice(("join", "agree", "joined", "step"))
             for nth in range(1, rng.randint(3, 5)):
@@ -1015,11 +1032,22 @@ def _chained(whole: Plan, kind: str) -> Plan:
             pace = replace(pace, step_s=(0.4, 0.8), reported_step_s=0.8)
             policy = replace(policy, min_workers=1, max_workers=3)
         case "laggard":
-            nodes = [(1, few), (1, few), (1, few)]
+            nodes = [(2, few), (2, few), (1, few)]
             job = job._replace(epochs=min(2, job.epochs), saves=False)
             style = style._replace(logs=False)
             pace = replace(pace, step_s=(0.4, 0.8), reported_step_s=0.8)
-            policy = replace(policy, min_workers=3, max_workers=3)
+            policy = replace(policy, min_workers=5, max_workers=5)
+        case "outsider":
+            nodes = [(1, 0), (1, 1), (1, 1)]
+            job = job._replace(epochs=3 * job.epochs, saves=False)
+            policy = replace(policy, min_workers=1, max_workers=3, agent_grace_s=0.0)
+            isolation_s = 12.0
+        case "unhurried":
+            nodes = [(rng.randint(1, 2), few), (1, few)]
+            job = job._replace(length=12 * job.batch_size, epochs=1)
+            pace = replace(pace, step_s=(4.5, 6.0), reported_step_s=6.0)
+            policy = replace(policy, min_workers=1, max_workers=3, busy_timeout_s=3.0)
+            policy = replace(policy, gather_timeout_s=6.0)  # nobody joins later
         case _:
             nodes = [(1, few)]
             pace = replace(pace, silence_s=(2.0, 2.01))

@@ -281,10 +281,10 @@ class World:
         alive = {name for n in in_contact for name in n.processes}
         for number, step, written in self.leader.unsettled_saves():
             for rank, member in enumerate(generations[number].members):
-                ended = member.node in names and member.worker not in alive
-                if ended and rank not in written:
-                    if self.journal.gone_at[member.worker] < known_by:
-                        yield f"the save of step {step} waits for {member.worker}"
+                if rank in written or member.node not in names or member.worker in alive:
+                    continue
+                if self.journal.gone_at[member.worker] < known_by:
+                    yield f"the save of step {step} waits for {member.worker}"
 
     def _best_awaited(self, now: float, patience_s: float) -> Replica | None:
         """The most advanced replica of members of a group that was dissolved whose nodes have been

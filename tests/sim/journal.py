@@ -175,6 +175,8 @@ class Journal:
         """By generation, the most advanced replica out of contact that was worth waiting for."""
         self.orphaned: dict[int, list[str]] = {}
         """By generation, saves that wait for a member whose process has ended."""
+        self.has_holder: set[int] = set()
+        """Generations of which a member held the state whole when they were formed."""
         self.awaited: dict[int, Replica | None] = {}
         """The same of members of a group that was dissolved, where it is the one before."""
         self.passed_over: dict[int, Replica | None] = {}

@@ -38,6 +38,7 @@ class Leader:
         # A member may have missed what an earlier leader committed: the manifests tell.
         self._committed = {replica.committed for replica in world.storage.committed}
         self._newest_whole = -1
+        self._first = last.number if last is not None else 0
         self._given_up: set[tuple[int, int]] = set()
         self._written: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
         # Manifests and generations go through one ordered queue: a generation that is known to
@@ -81,11 +82,13 @@ class Leader:
             self._do(effect)
 
     def unsettled_saves(self) -> list[tuple[int, int, set[int]]]:
-        """Generation, step and parts written of those that are neither whole nor given up."""
+        """Generation, step and parts written of those that are neither whole nor given up, as far
+        as it knows of their generations."""
         return [
             (number, step, parts)
             for (number, step), parts in self._written.items()
-            if step > self._newest_whole and (number, step) not in self._given_up
+            if number >= self._first and step > self._newest_whole
+            if (number, step) not in self._given_up
         ]
 
     def shard_saved(self, node: Node, event: ev.ShardReported) -> None:

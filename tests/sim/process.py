@@ -39,7 +39,7 @@ class Process:
         self.endpoint = f"{node.name}:{pid}"
         self.up = Link(self.clock, 0.0001, 0.002)
         self.down = Link(self.clock, 0.0001, 0.002)
-        self.alive = True
+        self.alive, self.ended_at = True, math.inf
         self.frozen = False
         self.deaf = False
         self.attached_at = self.assigned_at = math.inf
@@ -258,7 +258,7 @@ class Process:
         """The process is gone; the agent learns of it unless the whole node is."""
         if not self.alive:
             return
-        self.alive = False
+        self.alive, self.ended_at = False, self.clock.now
         self.thread.stop()
         self.down.open = False
         if self._group is not None:

@@ -260,6 +260,12 @@ class World:
                 if p.responsive and not p.done
             )
         )
+        if any(
+            p.responsive and p.replica is not None and p.name in chosen
+            for n in self.nodes
+            for p in n.processes.values()
+        ):
+            journal.has_holder.add(generation.number)
         journal.orphaned[generation.number] = list(self._orphaned_saves(now - known_s - _LOSS_S))
         journal.awaited[generation.number] = self._best_awaited(now, patience_s)
         journal.passed_over[generation.number] = self._best_passed_over(generation, now - known_s)
@@ -276,14 +282,17 @@ class World:
     def _orphaned_saves(self, known_by: float) -> Iterator[str]:
         """Those that wait for a writer that has ended, which its node has had the time to tell."""
         generations = {g.number: g for g in self.journal.generations}
-        in_contact = [n for n in self.nodes if n.connected and n.connected_at < known_by]
+        in_contact = [
+            n for n in self.nodes if n.alive and n.connected and n.connected_at < known_by
+        ]
         names = {n.name for n in in_contact}
         alive = {name for n in in_contact for name in n.processes}
         for number, step, written in self.leader.unsettled_saves():
             for rank, member in enumerate(generations[number].members):
                 if rank in written or member.node not in names or member.worker in alive:
                     continue
-                if self.journal.gone_at[member.worker] < known_by:
+                process = next(p for p in self.processes if p.name == member.worker)
+                if process.ended_at < known_by:
                     yield f"the save of step {step} waits for {member.worker}"
 
     def _best_awaited(self, now: float, patience_s: float) -> Replica | None:

@@ -35,7 +35,9 @@ def no_step_lost(journal: Journal) -> Iterator[str]:
             yield f"generation {agreed.generation} begins anew with what is left of a torn state"
         held = any((agreed.generation, w) in journal.declared for w in _members(journal, agreed))
         away = journal.away[agreed.generation]
-        if restored and away is not None and away.origin > agreed.replica.origin:
+        # What an undo has missed can cost a member its state after others were left behind.
+        torn = journal.undo_missed and agreed.generation in journal.has_holder
+        if restored and away is not None and away.origin > agreed.replica.origin and not torn:
             yield f"generation {agreed.generation} begins without waiting for {away}"
         if not held and away is not None and away.age > agreed.replica.age:
             yield f"generation {agreed.generation} does not wait for {away}"

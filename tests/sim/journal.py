@@ -175,6 +175,8 @@ class Journal:
         """By generation, the most advanced replica out of contact that was worth waiting for."""
         self.orphaned: dict[int, list[str]] = {}
         """By generation, saves that wait for a member whose process has ended."""
+        self.in_contact_until: dict[int, dict[str, float]] = {}
+        """By generation and member, until when its node was in contact before that was formed."""
         self.has_holder: set[int] = set()
         """Generations of which a member held the state whole when they were formed."""
         self.awaited: dict[int, Replica | None] = {}

@@ -124,7 +124,7 @@ def _ranks_kept(before: Generation, after: Generation) -> Iterator[str]:
 
 def _rank_zero_holds(journal: Journal, generation: Generation) -> Iterator[str]:
     """Rank 0 hosts the store and restores: not a task for a newcomer."""
-    known_at = journal.formed_at[generation.number] - _REPORT_S - 2 * journal.news_s
+    contact = journal.in_contact_until[generation.number]
     first = {a.worker: a.at for a in reversed(journal.agreed)}
     if not generation.members:
         return
@@ -132,5 +132,6 @@ def _rank_zero_holds(journal: Journal, generation: Generation) -> Iterator[str]:
         return
     for member in generation.members:
         held = (generation.number, member.worker) in journal.declared
+        known_at = contact.get(member.worker, -math.inf) - _REPORT_S - 2 * journal.news_s
         if held and first.get(member.worker, known_at) < known_at:
             yield f"{member.worker} holds the state, rank 0 of {generation.number} does not"

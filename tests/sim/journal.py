@@ -141,6 +141,8 @@ class Journal:
         """The least and the most members that a group may have."""
         self.finished_at: dict[str, float] = {}
         """Workers whose scripts have ended well."""
+        self.done_then: dict[int, int] = {}
+        """By generation, the steps of a member that had finished, which was known."""
         self.declared: set[tuple[int, str]] = set()
         """(generation, member) of those that brought the state to their group."""
         self.saves: list[tuple[float, bool]] = []
@@ -171,6 +173,14 @@ class Journal:
         """By generation without members, those that could have gone on."""
         self.away: dict[int, Replica | None] = {}
         """By generation, the most advanced replica out of contact that was worth waiting for."""
+        self.orphaned: dict[int, list[str]] = {}
+        """By generation, saves that wait for a member whose process has ended."""
+        self.in_contact_until: dict[int, dict[str, float]] = {}
+        """By generation and member, until when its node was in contact before that was formed."""
+        self.has_holder: set[int] = set()
+        """Generations of which a member held the state whole when they were formed."""
+        self.awaited: dict[int, Replica | None] = {}
+        """The same of members of a group that was dissolved, where it is the one before."""
         self.passed_over: dict[int, Replica | None] = {}
         """By generation, the most advanced replica in contact that is not in its group, though it
         was in one before."""
@@ -193,6 +203,8 @@ class Journal:
         self.isolation_s = 0.0
         self.return_s = 0.0
         """In which nodes find a new leader."""
+        self.found_s = 0.0
+        """In which workers find a new agent."""
         self.outages: set[float] = set()
         """Instants from which on no node was in contact."""
         self.hopeless = False

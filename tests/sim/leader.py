@@ -38,6 +38,7 @@ class Leader:
         # A member may have missed what an earlier leader committed: the manifests tell.
         self._committed = {replica.committed for replica in world.storage.committed}
         self._newest_whole = -1
+        self._first = last.number if last is not None else 0
         self._given_up: set[tuple[int, int]] = set()
         self._written: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
         # Manifests and generations go through one ordered queue: a generation that is known to
@@ -79,6 +80,16 @@ class Leader:
         self.world.observe("coordinator", event, effects)
         for effect in effects:
             self._do(effect)
+
+    def unsettled_saves(self) -> list[tuple[int, int, set[int]]]:
+        """Generation, step and parts written of those that are neither whole nor given up, as far
+        as it knows of their generations."""
+        return [
+            (number, step, parts)
+            for (number, step), parts in self._written.items()
+            if number >= self._first and step > self._newest_whole
+            if (number, step) not in self._given_up
+        ]
 
     def shard_saved(self, node: Node, event: ev.ShardReported) -> None:
         """A member that has missed what became of its save reports it again."""

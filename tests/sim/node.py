@@ -22,6 +22,7 @@ SIGKILL = 9
 LATEST_NOTICE_S = 1.0
 HEARD_WITHIN_S = 0.5
 ENDED_WITHIN_S = 0.5
+ADOPTED_WITHIN_S = 2.0  # workers that its agent has found come to it, or count as new
 LATEST_LOSS_S = 1.5  # in which it is noticed that a node has lost its power
 
 
@@ -39,6 +40,7 @@ class Node:
         self.drains = False
         self.connected, self.connected_at, self.hung_up_at = False, 0.0, -math.inf
         self._agents = 1
+        self._agent_since = self.clock.now
         self._agent_runs = True
         self._knows_its_workers = True
         self._cuts = 0
@@ -96,6 +98,8 @@ class Node:
         if not self._agent_runs or self.exit_code is not None:
             return
         self._agent_runs = False
+        for process in self.processes.values():
+            process.has_agent = False
         self._timer.set(None)
         self._hang_up((0.0, 0.1))
         self.clock.after(after_s, self._return_agent)
@@ -104,6 +108,7 @@ class Node:
         if not self.alive:
             return
         self._agents += 1
+        self._agent_since = self.clock.now
         start = f"{self.settings.start}r{self._agents}"
         self.agent = self.world.parts.agent(replace(self.settings, start=start))
         self._agent_runs, self._knows_its_workers = True, False
@@ -111,7 +116,12 @@ class Node:
         found = tuple((p.name, p.pid) for p in self.processes.values() if p.alive)
         self.tell(ev.Started(workers=found))
         for process in self.processes.values():  # once they have found its socket
-            self.clock.after(self.clock.between(0.0, 0.3), process.report_again)
+            found_s = self.clock.between(*self.world.pace.found_s)
+            self.clock.after(found_s, process.find_agent, self._agents)
+
+    def is_agent(self, agents: int) -> bool:
+        """The one with this number runs, counted from the first."""
+        return self._agent_runs and agents == self._agents
 
     def _hang_up(self, notice_s: tuple[float, float]) -> None:
         if self.connected:
@@ -162,6 +172,8 @@ class Node:
             return
         if isinstance(event, ev.Drained):
             self.world.journal.heard_of_drain.add(self.name)
+        if isinstance(event, ev.WorkerReported):
+            self._note_first_report(event.status.worker)
         if isinstance(event, ev.GenerationAnnounced):
             self._newest = max(self._newest, event.generation.number)
             self._look_who_has_heard()
@@ -241,6 +253,18 @@ class Node:
     def _look_who_has_heard(self) -> None:
         self.clock.after(HEARD_WITHIN_S, self._must_have_heard, self._newest, self._agents)
 
+    def _note_first_report(self, worker: WorkerId) -> None:
+        """It may have been late in finding this agent, which has news for it."""
+        process = self.processes.get(worker)
+        if process is not None and process.known_to != self._agents:
+            process.known_to, process.known_since = self._agents, self.clock.now
+            self._look_who_has_heard()
+
+    def _knows(self, process: Process) -> bool:
+        """For a while now."""
+        since = self.clock.now - HEARD_WITHIN_S
+        return process.known_to == self._agents and process.known_since <= since
+
     def _must_have_heard(self, number: int, agents: int) -> None:
         """Whoever has a slot, and so may become a member, knows of this generation or a later."""
         if agents != self._agents or not self._agent_runs or not self.alive:
@@ -250,7 +274,7 @@ class Node:
             known = announced.number if announced is not None else 0
             hears = process.responsive and not process.deaf and not process.to_end
             had_time = process.assigned_at <= self.clock.now - HEARD_WITHIN_S
-            if hears and had_time and known < number:
+            if hears and had_time and known < number and self._knows(process):
                 self.world.journal.unheard.append(f"{process.name} of {number}")
 
     def _must_have_ended(self, doomed: tuple[Process, ...], agents: int) -> None:
@@ -259,10 +283,14 @@ class Node:
             self.world.journal.outlived += [p.name for p in doomed if p.alive]
 
     def _must_be_true(self, view: fx.ReportNode) -> None:
-        """A worker that has long called elastic.init() is not reported as starting."""
+        """A worker that has long called elastic.init() is not reported as starting, unless it has
+        been late in finding this agent."""
+        new = self.clock.now < self._agent_since + ADOPTED_WITHIN_S
         for status in view.workers:
             process = self.processes.get(status.worker)
             if status.phase is not WorkerPhase.STARTING or process is None:
+                continue
+            if not (new or self._knows(process)):
                 continue
             if process.responsive and process.attached_at <= self.clock.now - HEARD_WITHIN_S:
                 self.world.journal.misreported.append(f"{process.name} at {self.clock.now:.4f}")

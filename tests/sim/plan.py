@@ -104,6 +104,8 @@ class Pace:
     """After which a node finds a new leader."""
     transfer_s: float = 0.05
     """How long it takes at most to send the state to another member."""
+    found_s: tuple[float, float] = (0.0, 0.3)
+    """In which workers find the next agent of their node."""
     silence_s: tuple[float, float] = (0.5, 6.0)
     """After which an agent misses a frozen worker."""
 
@@ -223,6 +225,9 @@ def _arranged(whole: Plan, stress: str) -> Plan:
             coordinator.formation, min_workers=least, max_workers=most, agent_grace_s=grace_s
         )
         coordinator = replace(coordinator, formation=policy)
+    if stress == "late":
+        pace = replace(pace, found_s=(0.0, 6.0))
+        job = job._replace(epochs=3 * job.epochs)
     if stress == "absent":
         pace = replace(pace, return_s=(0.05, 1.6))
     if stress == "overdue":
@@ -386,10 +391,23 @@ _ALONE = (
     "detour",
     "strangers",
     "unheard",
+    "late",
     *_AWAY,
 )
 # Chains of faults, on clusters made for them: what they lead to takes more than one coincidence.
-_CHAINS = ("pretender", "curtain", "overtaken", "disowned", "numb")
+_CHAINS = (
+    "pretender",
+    "curtain",
+    "overtaken",
+    "disowned",
+    "numb",
+    "bereft",
+    "aloof",
+    "handover",
+    "laggard",
+    "outsider",
+    "unhurried",
+)
 KINDS = ("", *sorted({*STRESS, *_ALONE, *_CHAINS}))
 
 
@@ -855,6 +873,18 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                 returns_after_s=rng.uniform(0.5, 2.3),
             )
             yield Fault(action=Action.FREEZE_SCRIPT, point="finished", nth=nth)
+        case "late":  # workers that hold on to their interpreters do not find a new agent for long
+            for _ in range(rng.randint(1, 2)):
+                away_s = rng.uniform(0.1, 1.0)
+                yield Fault(action=Action.RESTART_AGENT, at_s=at_s, returns_after_s=away_s)
+                for _ in range(rng.randint(0, 2)):
+                    yield Fault(
+                        action=rng.choice(
+                            (Action.KILL_WORKER, Action.BREAK_LINK, Action.ADD_NODE, Action.STOP)
+                        ),
+                        at_s=at_s + away_s + rng.uniform(-0.5, 4.0),
+                    )
+                at_s += rng.uniform(0.5, 8.0)
         case "breaks":  # again and again, with steps in between
             for _ in range(8):
                 yield Fault(action=Action.BREAK_LINK, point="committed", nth=nth)
@@ -911,6 +941,42 @@ def _chain(rng: random.Random, kind: str) -> Iterator[Fault]:
                 since_s=at_s,
                 returns_after_s=rng.uniform(1.0, 3.0),
             )
+        case "bereft":  # who saves dies while its agent is away, and is not there when that is back
+            nth, away_s = rng.randint(1, 6), rng.uniform(0.05, 0.4)
+            for action in (Action.RESTART_AGENT, Action.KILL_WORKER):
+                yield Fault(action=action, point="saving", nth=nth, returns_after_s=away_s)
+        case "aloof":  # who has the last step loses contact, and the others are enough
+            yield Fault(action=Action.KILL_WORKER, point="reduced", since_s=at_s)
+            yield Fault(
+                action=Action.CUT_OFF_NODE,
+                point="committed",
+                since_s=at_s,
+                returns_after_s=rng.uniform(1.0, 2.5),
+            )
+            yield Fault(action=Action.ADD_NODE, at_s=at_s - rng.uniform(0.0, 1.0))
+        case "handover":  # a member is lost right before another one leaves with the last step
+            yield Fault(action=Action.DRAIN_NODE, at_s=at_s, worker="c-1", returns_after_s=3.0)
+            yield Fault(
+                action=Action.KILL_WORKER, point="reduced", since_s=at_s + rng.uniform(0.1, 0.5)
+            )
+        case "laggard":  # the job stops without a group, and who is ahead is in a step
+            at_s += 1.0  # when all have started
+            yield Fault(action=Action.KILL_WORKER, point="reduced", since_s=at_s)
+            yield Fault(action=Action.STOP, at_s=at_s + rng.uniform(0.4, 0.9))
+        case "outsider":  # who holds the state comes back while others are stuck on their way in
+            lost_at_s = at_s + rng.uniform(1.2, 1.6)
+            back_s = lost_at_s - at_s + rng.uniform(0.5, 2.0)
+            cut = Fault(action=Action.CUT_OFF_NODE, at_s=at_s, worker="a-1", returns_after_s=back_s)
+            yield cut
+            for worker in ("b-1", "c-1"):
+                yield Fault(action=Action.KILL_WORKER, at_s=lost_at_s, worker=worker, only=True)
+            yield Fault(
+                action=rng.choice((Action.FREEZE_SCRIPT, Action.FREEZE_PROCESS)),
+                point=rng.choice(("join", "agree")),
+                since_s=lost_at_s,
+            )
+        case "unhurried":  # the step before a planned change lasts longer than members may be late
+            yield Fault(action=Action.DRAIN_NODE, at_s=at_s + rng.uniform(5.0, 15.0), worker="b-1")
         case "numb":  # one after the other freezes before the first step is done
             point = rng.choice(("join", "agree", "joined", "step"))
             for nth in range(1, rng.randint(3, 5)):
@@ -921,7 +987,7 @@ def _chained(whole: Plan, kind: str) -> Plan:
     """The cluster and the job for these."""
     rng = random.Random(f"{kind} {whole.seed}")
     job, pace, policy = whole.job, whole.pace, whole.coordinator.formation
-    style, isolation_s = job.style, whole.isolation_s
+    style, isolation_s, news_s = job.style, whole.isolation_s, whole.news_s
     few = rng.randint(0, 1)
     match kind:
         case "pretender":
@@ -946,12 +1012,48 @@ def _chained(whole: Plan, kind: str) -> Plan:
             job = job._replace(in_place=rng.random() < 0.3, epochs=3 * job.epochs)
             style = style._replace(loops=rng.choice(("one", "per epoch")), logs=False)
             policy = replace(policy, min_workers=2, max_workers=4, agent_grace_s=0.0)
+        case "bereft":
+            nodes = [(1, 0) for _ in range(rng.randint(2, 4))]
+            job = job._replace(epochs=1, saves=True, save_every=3)
+            pace = replace(pace, step_s=(0.4, 0.8), reported_step_s=0.8)
+            policy = replace(
+                policy, min_workers=1, max_workers=4, agent_grace_s=3.0, broken_grace_s=0.25
+            )
+        case "aloof":
+            nodes = [(1, few), (1, 1), (1, 1)]
+            job = job._replace(epochs=3 * job.epochs, saves=False)
+            style = style._replace(logs=False)
+            policy = replace(policy, min_workers=3, max_workers=3, agent_grace_s=3.0)
+            isolation_s = 12.0
+        case "handover":
+            nodes = [(1, 1), (1, 1), (1, few)]
+            job = job._replace(epochs=min(2, job.epochs), saves=False)
+            style = style._replace(logs=False)
+            pace = replace(pace, step_s=(0.4, 0.8), reported_step_s=0.8)
+            policy = replace(policy, min_workers=1, max_workers=3)
+        case "laggard":
+            nodes = [(2, few), (2, few), (1, few)]
+            job = job._replace(epochs=min(2, job.epochs), saves=False)
+            style = style._replace(logs=False)
+            pace = replace(pace, step_s=(0.4, 0.8), reported_step_s=0.8)
+            policy = replace(policy, min_workers=5, max_workers=5)
+        case "outsider":
+            nodes = [(1, 0), (1, 1), (1, 1)]
+            job = job._replace(epochs=3 * job.epochs, saves=False)
+            policy = replace(policy, min_workers=1, max_workers=3, agent_grace_s=0.0)
+            isolation_s = 12.0
+        case "unhurried":
+            nodes = [(rng.randint(1, 2), few), (1, few)]
+            job = job._replace(length=12 * job.batch_size, epochs=1)
+            pace = replace(pace, step_s=(4.5, 6.0), reported_step_s=6.0)
+            policy = replace(policy, min_workers=1, max_workers=3, busy_timeout_s=3.0)
+            policy = replace(policy, gather_timeout_s=6.0)  # nobody joins later
         case _:
             nodes = [(1, few)]
             pace = replace(pace, silence_s=(2.0, 2.01))
             policy = replace(policy, min_workers=1, max_workers=1)
     settings = tuple(
-        agent_settings("abc"[index], slots=slots, spares=spares)
+        agent_settings("abcd"[index], slots=slots, spares=spares)
         for index, (slots, spares) in enumerate(nodes)
     )
     return replace(
@@ -960,6 +1062,7 @@ def _chained(whole: Plan, kind: str) -> Plan:
         coordinator=replace(whole.coordinator, formation=policy),
         job=job._replace(style=style),
         pace=pace,
+        news_s=news_s,
         isolation_s=isolation_s,
     )
 

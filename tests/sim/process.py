@@ -39,10 +39,13 @@ class Process:
         self.endpoint = f"{node.name}:{pid}"
         self.up = Link(self.clock, 0.0001, 0.002)
         self.down = Link(self.clock, 0.0001, 0.002)
-        self.alive = True
+        self.alive, self.ended_at = True, math.inf
         self.frozen = False
         self.deaf = False
         self.attached_at = self.assigned_at = math.inf
+        self.has_agent = True
+        self.known_to, self.known_since = 0, math.inf
+        """The agent that it reported to, counted from the node's first, and since when."""
         self.to_end = False
         """Its agent ends it."""
         self.told_in_run = False
@@ -95,7 +98,8 @@ class Process:
                 else:
                     self.ready_since = min(self.ready_since, self.clock.now)
                     self.world.journal.ready_at.setdefault(self.name, self.clock.now)
-                self.up.send(self.node.tell, ev.WorkerReported(status=effect.status))
+                if self.has_agent:
+                    self.up.send(self.node.tell, ev.WorkerReported(status=effect.status))
 
     def _take_back(self, in_run: bool) -> None:
         """The end of a call is not reported by itself: until the next report others believe it."""
@@ -222,9 +226,15 @@ class Process:
         self._settled[step] = not abandoned
         self.thread.nudge()
 
+    def find_agent(self, agents: int) -> None:
+        """The socket of the agent that is the node's by now, if no other one is."""
+        if self.node.is_agent(agents):
+            self.has_agent = True
+            self.report_again()
+
     def report_again(self) -> None:
         """The agent or the coordinator is new."""
-        if self.deaf or not self.alive:
+        if self.deaf or not self.alive or not self.has_agent:
             return
         if self.worker.status.phase is not WorkerPhase.STARTING:
             self.up.send(self.node.tell, ev.WorkerReported(status=self.worker.status))
@@ -248,7 +258,7 @@ class Process:
         """The process is gone; the agent learns of it unless the whole node is."""
         if not self.alive:
             return
-        self.alive = False
+        self.alive, self.ended_at = False, self.clock.now
         self.thread.stop()
         self.down.open = False
         if self._group is not None:

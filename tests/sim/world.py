@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,6 +68,7 @@ class World:
         self.journal.gather_timeout_s = formation.gather_timeout_s
         self.journal.isolation_s = plan.isolation_s
         self.journal.return_s = plan.pace.return_s[1]
+        self.journal.found_s = plan.pace.found_s[1]
         self.journal.hopeless = any(f.lasting for f in plan.faults)
         self.journal.newcomers_fail = any(f.newcomers for f in plan.faults)
         self.journal.failures_differ = any(f.newcomers and not f.signature for f in plan.faults)
@@ -226,6 +227,11 @@ class World:
         now, journal, chosen = self.clock.now, self.journal, generation.worker_ids
         node_of = {name: n for n in self.nodes for name in n.processes}
         known_s = 2 * self.news_s + _DECIDED_S
+        journal.in_contact_until[generation.number] = {
+            name: now if node_of[name].connected else node_of[name].hung_up_at
+            for name in chosen
+            if name in node_of
+        }
         journal.unreachable[generation.number] = [
             name
             for name in chosen
@@ -239,6 +245,14 @@ class World:
         leaving = {n.name for n, has_left in zip(self.nodes, leaves, strict=True) if has_left}
         if generation.members and all(m.node in leaving for m in generation.members):
             journal.all_leave.add(generation.number)
+        done = [
+            p.committed
+            for n in self.nodes
+            if n.alive and n.connected and n.connected_at < now - known_s
+            for p in n.processes.values()
+            if p.responsive and journal.finished_at.get(p.name, math.inf) < now - known_s
+        ]
+        journal.done_then[generation.number] = max(done, default=0)
         patience_s = self._settings.formation.agent_grace_s - LATEST_NOTICE_S - known_s
         sought = self._who_may_come(known_s)
         journal.away[generation.number] = _best(
@@ -251,6 +265,14 @@ class World:
                 if p.responsive and not p.done
             )
         )
+        if any(
+            p.responsive and p.replica is not None and p.name in chosen
+            for n in self.nodes
+            for p in n.processes.values()
+        ):
+            journal.has_holder.add(generation.number)
+        journal.orphaned[generation.number] = list(self._orphaned_saves(now - known_s - _LOSS_S))
+        journal.awaited[generation.number] = self._best_awaited(now, patience_s)
         journal.passed_over[generation.number] = self._best_passed_over(generation, now - known_s)
         roll_call_s = self._settings.formation.roll_call_s - _DECIDED_S
         if self.journal.elected_at and now < self.journal.elected_at[-1] + roll_call_s:
@@ -261,6 +283,39 @@ class World:
                 if p.responsive and not p.done and p.name not in chosen
                 if p.name in journal.generations[-2].worker_ids
             ]
+
+    def _orphaned_saves(self, known_by: float) -> Iterator[str]:
+        """Those that wait for a writer that has ended, which its node has had the time to tell."""
+        generations = {g.number: g for g in self.journal.generations}
+        in_contact = [
+            n for n in self.nodes if n.alive and n.connected and n.connected_at < known_by
+        ]
+        names = {n.name for n in in_contact}
+        alive = {name for n in in_contact for name in n.processes}
+        for number, step, written in self.leader.unsettled_saves():
+            for rank, member in enumerate(generations[number].members):
+                if rank in written or member.node not in names or member.worker in alive:
+                    continue
+                process = next(p for p in self.processes if p.name == member.worker)
+                if process.ended_at < known_by:
+                    yield f"the save of step {step} waits for {member.worker}"
+
+    def _best_awaited(self, now: float, patience_s: float) -> Replica | None:
+        """The most advanced replica of members of a group that was dissolved whose nodes have been
+        out of contact for so short a time that others wait for them."""
+        earlier = self.journal.generations[:-1]
+        if not earlier or earlier[-1].members:
+            return None
+        last = next((g.worker_ids for g in reversed(earlier) if g.members), frozenset())
+        return _best(
+            *(
+                p.replica
+                for n in self.nodes
+                if n.alive and not n.connected and now < n.hung_up_at + patience_s
+                for p in n.processes.values()
+                if p.responsive and not p.done and p.name in last
+            )
+        )
 
     def _best_passed_over(self, generation: Generation, since: float) -> Replica | None:
         """The most advanced replica of members of the groups before that are well, in contact, and
@@ -274,8 +329,9 @@ class World:
                 for n in self.nodes
                 if n.alive and n.connected and n.connected_at < since
                 for p in n.processes.values()
-                if p.responsive and not p.done and p.name not in generation.worker_ids
-                if p.name not in to_end and any(p.name in workers for workers in groups)
+                if p.responsive and p.has_agent and not p.done
+                if p.name not in generation.worker_ids and p.name not in to_end
+                if any(p.name in workers for workers in groups)
                 if p.ready_since < since or not dissolved
             )
         )
@@ -310,7 +366,7 @@ class World:
             for n in self.nodes
             if n.connected and n.connected_at < since and not n.drains
             for p in n.processes.values()
-            if p.responsive and not p.done and p.name not in replaced
+            if p.responsive and p.has_agent and not p.done and p.name not in replaced
             if p.name in groups[-1].worker_ids and p.replica is not None
         ]
 
@@ -441,7 +497,8 @@ class World:
     def best_survivor(
         self, *, finished: bool = False, known_at: float = math.inf
     ) -> Replica | None:
-        """The most advanced replica that can be had, of nodes known to the coordinator then.
+        """The most advanced replica that can be had, of nodes known to the coordinator then, whose
+        agents know of it.
 
         Members at the end of the job are not asked for their state any more, nor are workers of
         nodes that leave once they are in no group, nor those that are being ended.
@@ -453,7 +510,7 @@ class World:
             for node in self.nodes
             if node.alive and node.connected and node.connected_at + 2 * self.news_s < known_at
             for p in node.processes.values()
-            if p.responsive and p.replica is not None and p.name not in to_end
+            if p.responsive and p.has_agent and p.replica is not None and p.name not in to_end
             if finished or not (p.done or p.replica.complete(self.job))
             if not node.drains or any(p.name in workers for workers in groups)
         ]

@@ -17,6 +17,11 @@ class Departures:
     def __init__(self) -> None:
         self._told: set[NodeId] = set()
 
+    @property
+    def told(self) -> frozenset[NodeId]:
+        """Nodes that know by now, or soon, that they are not needed."""
+        return frozenset(self._told)
+
     def forget(self, node: NodeId) -> None:
         """The node may not have been told."""
         self._told.discard(node)
@@ -25,7 +30,7 @@ class Departures:
         self, nodes: Nodes, current: Generation | None, before: Generation | None = None
     ) -> list[NodeId]:
         """Leaving nodes of which no worker is in the group, on its way out of the last one, or
-        holds the state while there is no group to go on from it.
+        holds the state while there is no group to go on from it, or none that is known to have it.
 
         before: the group that `current`, not in place yet, is to follow.
         """
@@ -34,12 +39,13 @@ class Departures:
             return []
         self._told &= nodes.leaving
         heirs = [s for n in nodes.staying for s in nodes.workers_of(n)]
+        has_state = current is not None and _has_state(nodes, current)
         ready = [
             node
             for node in sorted(nodes.leaving - self._told)
             if not nodes.is_silent(node)
             and not any(
-                _is_needed(s, current, heirs)
+                _is_needed(s, current, heirs, has_state=has_state)
                 or (before is not None and s.worker in before.worker_ids)
                 for s in nodes.workers_of(node)
             )
@@ -48,8 +54,22 @@ class Departures:
         return ready
 
 
-def _is_needed(s: WorkerStatus, current: Generation | None, heirs: Iterable[WorkerStatus]) -> bool:
+def _has_state(nodes: Nodes, group: Generation) -> bool:
+    """A member that is in contact has it: of the others it is not certain that they still live."""
+    members = [w for name, w in nodes.workers().items() if name in group.worker_ids]
+    return any(w.status.took_part and w.silent_since is None for w in members)
+
+
+def _is_needed(
+    s: WorkerStatus,
+    current: Generation | None,
+    heirs: Iterable[WorkerStatus],
+    *,
+    has_state: bool,
+) -> bool:
     if current is None or not current.members:
         return may_hold_state(s, current) and not has_heir(s, heirs)
+    if s.took_part and s.phase is WorkerPhase.READY and not (has_state or has_heir(s, heirs)):
+        return True
     has_heard = s.phase is not WorkerPhase.READY or s.heard >= current.number
     return s.worker in current.worker_ids or s.phase in _IN_GROUP or not has_heard

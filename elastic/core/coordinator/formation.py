@@ -222,6 +222,16 @@ class _Formed:
             and w.silent_since is None
             and not w.leaving
         ]
+        self._bequeathing = [
+            w
+            for w in view.workers.values()
+            if w.leaving
+            and w.node not in view.let_go
+            and w.silent_since is None
+            and w.status.worker not in members
+            and _takes_part(w, self._newcomers)
+        ]
+        """Who leaves, and has the state that no newcomer has."""
         self._admissible = [w for w in self._newcomers if now >= self._held_back_until(w)]
 
     def _held_back_until(self, w: Sighting) -> float:
@@ -321,8 +331,9 @@ class _Formed:
         probe_at = self._now + self._policy.probe_interval_s
         return Wait(reason=WaitReason.OUT_OF_CONTACT, until=min(until, probe_at))
 
-    def _form(self, workers: list[Sighting], reason: ChangeReason) -> Form:
-        """An unplanned change, now; or nobody trains, while too few are left.
+    def _form(self, workers: list[Sighting], reason: ChangeReason) -> Form | Complete:
+        """An unplanned change, now; or nobody trains, while too few are left. Where members have
+        come to the end, and those that it would take along have not got near it, the job is done.
 
         Members out of contact can not be told, nor those that a new agent has not heard of. Those
         that leave take part once more: only they may have got to the end of the last step.
@@ -336,10 +347,12 @@ class _Formed:
         workers = self._with_last_step([w for w in workers if is_in_sight(w)])
         workers = _at_one_place(workers)
         if not any(w.status.took_part for w in workers):
-            workers = sorted(workers + self._newcomers, key=_seniority)
+            workers = sorted(workers + self._newcomers + self._bequeathing, key=_seniority)
         finished = [
             w for w in self._view.workers.values() if w.status.phase is WorkerPhase.FINISHED
         ]
+        if _nothing_left_to_do(finished, workers):
+            return Complete()
         if not workers or len(workers) + len(finished) < self._policy.min_workers:
             return Form(members=(), reason=ChangeReason.BELOW_MINIMUM)
         if len(workers) > self._policy.max_workers:  # newcomers can come later
@@ -418,6 +431,8 @@ class _Formed:
         names = frozenset(w.status.worker for w in missing)
         rest = [w for w in self._active if w.status.worker not in names]
         decision = self._form(rest, ChangeReason.JOIN_TIMED_OUT)
+        if isinstance(decision, Complete):
+            return decision
         return replace(decision, left_out=names)
 
     def _has_started_to_join(self, w: Sighting) -> bool:

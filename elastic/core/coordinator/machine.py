@@ -274,7 +274,8 @@ class Coordinator:
         if self._has_missed_the_news(event):
             return [_abandoned(event, _TOLD_BEFORE)]
         alive = self._nodes.workers()
-        dead = [m.worker for m in generation.members if m.worker not in alive]
+        writers = [m.worker for m in generation.members]
+        dead = [name for name in writers if name not in alive or alive[name].left_behind]
         return self._checkpoints.abandon([*dead, *self._told_before()])
 
     @_apply.register
@@ -529,6 +530,7 @@ class Coordinator:
             stalled=self._progress.stalled,
             stuck=self._progress.stuck,
             held_back=self._newcomers.held_back(self._nodes.workers().values()),
+            let_go=self._departures.told,
             spent=self._past.spent() if self._policy.restart_all else frozenset(),
         )
 

@@ -113,6 +113,8 @@ class GroupView:
     """Asked since a node fell silent, a member said that its step lasts longer than usual."""
     held_back: Mapping[WorkerId, float] = field(default_factory=dict)
     """Newcomers that are not to be let in before these instants, since others have failed."""
+    let_go: frozenset[NodeId] = frozenset()
+    """Nodes that were told that they are not needed: their workers end."""
     spent: frozenset[WorkerId] = frozenset()
     """Members of earlier generations, as far back as remembered."""
 

@@ -34,7 +34,7 @@ def control_plane(journal: Journal) -> Iterator[str]:
 def _is_harmless(journal: Journal, at: float, action: str, lasts_s: float) -> bool:
     if action == "KILL_LEADER":
         return True
-    back_s = lasts_s + _RETURN_S + 4 * journal.news_s
+    back_s = lasts_s + max(_RETURN_S, journal.found_s) + 4 * journal.news_s
     if action == "CUT_OFF_NODE" and lasts_s + _RETURN_S < journal.isolation_s:
         back_s += _NOTICE_S
     elif action != "RESTART_AGENT":

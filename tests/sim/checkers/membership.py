@@ -11,6 +11,8 @@ from tests.sim.journal import Journal
 
 # From a member's report until the coordinator has heard it, beside the ways of the news.
 _REPORT_S = 0.1
+# Who takes longer to find a new agent is as good as stuck.
+_FOUND_S = 2.0
 # Faults that make nobody wait for a member that is in contact.
 _AT_ONCE = (
     "RESTART_AGENT",
@@ -90,7 +92,9 @@ def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
     below = generation.reason in (ChangeReason.BELOW_MINIMUM, ChangeReason.MEMBER_LEAVING)
     if number in journal.in_run:
         stayed = ()  # they complete a call first, without newcomers
-    if below and stayed and len(stayed) + finished >= journal.sizes[0]:
+    # Any number of survivors can save.
+    least = 1 if generation.purpose is Purpose.SAVE_AND_LEAVE else journal.sizes[0]
+    if below and stayed and len(stayed) + finished >= least:
         yield f"{number} has no members although {stayed} stay"
     before = max((g.number for g in journal.generations if g.number < number), default=0)
     if generation.reason is ChangeReason.GROUP_BROKEN and before not in journal.broke:
@@ -98,6 +102,7 @@ def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
     stuck = generation.reason in (ChangeReason.STALLED, ChangeReason.JOIN_TIMED_OUT)
     if (
         stuck
+        and journal.found_s <= _FOUND_S
         and not journal.evaluates
         and all(action in _AT_ONCE for at, action, _ in journal.struck if at <= formed_at)
     ):
@@ -119,11 +124,14 @@ def _ranks_kept(before: Generation, after: Generation) -> Iterator[str]:
 
 def _rank_zero_holds(journal: Journal, generation: Generation) -> Iterator[str]:
     """Rank 0 hosts the store and restores: not a task for a newcomer."""
-    known_at = journal.formed_at[generation.number] - _REPORT_S - 2 * journal.news_s
+    contact = journal.in_contact_until[generation.number]
     first = {a.worker: a.at for a in reversed(journal.agreed)}
-    if not generation.members or generation.members[0].worker in first:
+    if not generation.members:
+        return
+    if first.get(generation.members[0].worker, math.inf) < journal.formed_at[generation.number]:
         return
     for member in generation.members:
         held = (generation.number, member.worker) in journal.declared
+        known_at = contact.get(member.worker, -math.inf) - _REPORT_S - 2 * journal.news_s
         if held and first.get(member.worker, known_at) < known_at:
             yield f"{member.worker} holds the state, rank 0 of {generation.number} does not"

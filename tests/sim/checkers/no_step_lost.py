@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from elastic.core.membership import ChangeReason
+from elastic.core.membership import ChangeReason, Purpose
 from tests.sim.journal import Agreed, Journal
 from tests.sim.replica import Replica
 
@@ -21,6 +21,9 @@ def no_step_lost(journal: Journal) -> Iterator[str]:
         if agreed.generation in seen:
             continue  # the first member to agree speaks for all: others may have trained on
         seen.add(agreed.generation)
+        done = journal.done_then[agreed.generation]
+        if agreed.replica.committed < done - 1 and _purpose(journal, agreed) is Purpose.TRAIN:
+            yield f"generation {agreed.generation} begins {agreed.replica}, {done} steps are done"
         best = agreed.best_survivor
         if best is not None and best.age > agreed.replica.age:
             yield f"generation {agreed.generation} starts from {agreed.replica}, {best} survived"
@@ -32,10 +35,19 @@ def no_step_lost(journal: Journal) -> Iterator[str]:
             yield f"generation {agreed.generation} begins anew with what is left of a torn state"
         held = any((agreed.generation, w) in journal.declared for w in _members(journal, agreed))
         away = journal.away[agreed.generation]
-        if restored and away is not None and away.origin > agreed.replica.origin:
+        # What an undo has missed can cost a member its state after others were left behind.
+        torn = journal.undo_missed and agreed.generation in journal.has_holder
+        if restored and away is not None and away.origin > agreed.replica.origin and not torn:
             yield f"generation {agreed.generation} begins without waiting for {away}"
         if not held and away is not None and away.age > agreed.replica.age:
             yield f"generation {agreed.generation} does not wait for {away}"
+        awaited = journal.awaited[agreed.generation]
+        if (
+            _reason(journal, agreed) is ChangeReason.STARTED
+            and awaited is not None
+            and awaited.age > agreed.replica.age
+        ):
+            yield f"generation {agreed.generation} begins {agreed.replica} without {awaited}"
         passed_over = journal.passed_over[agreed.generation]
         if (
             _reason(journal, agreed) in _WITH_ALL_THAT_LIVE
@@ -53,6 +65,10 @@ def _is_ahead(held: Replica, start: Replica, *, restored: bool) -> bool:
 
 def _reason(journal: Journal, agreed: Agreed) -> ChangeReason:
     return next(g.reason for g in journal.generations if g.number == agreed.generation)
+
+
+def _purpose(journal: Journal, agreed: Agreed) -> Purpose:
+    return next(g.purpose for g in journal.generations if g.number == agreed.generation)
 
 
 def _members(journal: Journal, agreed: Agreed) -> frozenset[str]:

@@ -14,6 +14,10 @@ _DECIDED_S = 0.05
 def saves(journal: Journal) -> Iterator[str]:
     for save in journal.given_up:
         yield f"{save} was given up although nobody is missing"
+    for generation in journal.generations:
+        if generation.members and generation.purpose is Purpose.TRAIN:
+            for save in journal.orphaned[generation.number]:
+                yield f"{save}, which has ended, in {generation.number}"
     yield from _left_out(journal)
     for at, whole in journal.saves:
         if whole:

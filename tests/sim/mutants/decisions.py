@@ -117,7 +117,7 @@ FORMATION = (
     ),
     (
         "        if not any(w.status.took_part for w in workers):\n"
-        "            workers = sorted(workers + self._newcomers, key=_seniority)\n",
+        "            workers = sorted(workers + self._newcomers + self._bequeathing, key=_seniority)\n",
         "",
         "members without the state train without the newcomer that holds it",
     ),

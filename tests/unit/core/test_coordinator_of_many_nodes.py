@@ -555,3 +555,13 @@ def test_who_comes_back_with_more_steps_than_the_group_has_does_not_put_off_its_
     assert job.report(returned) == ["a0", "b0", "c0"]
     assert job.formed[-1].leave_after == 8
     assert job.machine.committed == 7
+
+
+def test_a_save_does_not_wait_for_who_was_left_behind_before_a_part_of_it_came() -> None:
+    job = running("a0", "b0", "c0")
+    job.tell(ev.NodeLost(node="c"))
+    assert job.report(status("a0", READY, 1, committed=9, **BREAKS)) == ["a0", "b0"]
+    part = ev.ShardReported(worker="a0", generation=1, step=9, index=0, count=3)
+    job.tell(part)
+    (abandoned,) = job.told(fx.AbandonCheckpoint)
+    assert abandoned.step == 9  # type: ignore[attr-defined]

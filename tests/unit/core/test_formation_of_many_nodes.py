@@ -219,6 +219,40 @@ def test_silent_members_that_have_finished_are_not_all_who_are_left() -> None:
     assert decision.reason is ChangeReason.MEMBER_LOST
 
 
+@pytest.mark.parametrize(
+    ("newcomer", "expected"),
+    [(NEW, "MEMBER_LOST [e0 d0]"), (status("d0", READY, 3, heard=4), "MEMBER_LOST [d0]")],
+)
+def test_who_leaves_hands_over_the_state_that_only_it_has(
+    newcomer: WorkerStatus, expected: object
+) -> None:
+    """All members of the group that went on without it have been given up."""
+    behind = status("e0", READY, 3, heard=4)
+    situation = view(generation(4, "b0", "c0"), status("b0", TRAINING, 4), newcomer, behind)
+    situation = silent(leaving(situation, "e"), 90.0, "b")
+    assert short(decide(situation, POLICY, NOW)) == expected
+    let_go = replace(situation, let_go=frozenset("e"))
+    assert short(decide(let_go, POLICY, NOW)) == "MEMBER_LOST [d0]"
+
+
+@pytest.mark.parametrize(
+    ("others", "since", "expected"),
+    [
+        ((NEW,), 90.0, Complete),  # it would begin the whole job again
+        ((NEW,), 95.0, WaitReason.OUT_OF_CONTACT),  # the last step may be done yet
+        ((NEW, status("c0", JOINING, 3, committed=8)), 90.0, "MEMBER_LOST [c0]"),
+        ((NEW, status("c0", JOINING, 3, committed=2)), 90.0, Complete),
+    ],
+)
+def test_a_job_is_done_once_those_on_their_last_step_are_given_up(
+    others: tuple[WorkerStatus, ...], since: float, expected: object
+) -> None:
+    done = status("a0", FINISHED, 3, committed=9)
+    situation = silent(view(TRIO, done, B, *others, slots=4), since, "b")
+    decision = decide(situation, POLICY, NOW)
+    assert short(decision) == expected
+
+
 def test_who_comes_back_on_its_way_in_gets_the_time_to_arrive() -> None:
     alone = generation(4, "a0")
     back = status("a0", JOINING, 4, took_part=False)

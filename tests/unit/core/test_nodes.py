@@ -182,6 +182,18 @@ def test_a_node_that_holds_the_state_stays_while_nobody_else_does() -> None:
     assert departures.completed(nodes, nobody) == ["a"]
 
 
+def test_a_node_that_holds_the_state_stays_while_its_heirs_are_out_of_contact() -> None:
+    nodes, departures, others = Nodes(), Departures(), generation(4, "b0")
+    nodes.presumed(others, TRAINING, 0.0)
+    nodes.left("a")
+    nodes.reported("a", 2, [status("a0", READY, 3, heard=4, committed=8)])
+    assert departures.completed(nodes, others) == []
+    nodes.reported("b", 2, [status("b0", JOINING, 4, took_part=False)])
+    assert departures.completed(nodes, others) == []
+    nodes.reported("b", 2, [status("b0", TRAINING, 4)])
+    assert departures.completed(nodes, others) == ["a"]
+
+
 def test_who_holds_the_state_is_needed_without_a_group() -> None:
     nodes, nobody = trained_by("a0", "b0"), generation(4)
     nodes.reported("a", 2, [status("a0", READY, 3)])

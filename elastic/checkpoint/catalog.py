@@ -11,6 +11,7 @@ from elastic.checkpoint.digest import Digester, FileDigest, difference
 from elastic.checkpoint.directory import CheckpointDirectory
 from elastic.checkpoint.layout import (
     MANIFEST,
+    is_of_generation,
     is_structure_name,
     parse_shard_name,
     parse_step_directory_name,
@@ -149,6 +150,20 @@ def sweep(directory: CheckpointDirectory, manifest: Manifest) -> list[str]:
     for name in left:
         directory.remove(path_in_step(manifest.step, name))
     return left
+
+
+def discard(directory: CheckpointDirectory, step: int, generation: int) -> None:
+    """Remove what a group has written of a save that can not be completed any more.
+
+    Only for one of which a part was refused: any other may be committed by somebody else.
+    """
+    name = step_directory_name(step)
+    names = directory.list(name)
+    left = [n for n in names if is_of_generation(n, generation)]
+    for file in left:
+        directory.remove(path_in_step(step, file))
+    if left and len(left) == len(names):
+        directory.remove_tree(name)
 
 
 def prune(directory: CheckpointDirectory, keep_last: int) -> list[int]:

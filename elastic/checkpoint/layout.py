@@ -59,6 +59,12 @@ def structure_name(group: str) -> str:
     return f"structure-{group}.json"
 
 
+def is_of_generation(name: str, generation: int) -> bool:
+    """Is it the name of a file that a group of this generation saved, in whatever run?"""
+    is_own = parse_shard_name(name) is not None or is_structure_name(name)
+    return is_own and f"-g{generation}-" in name
+
+
 def parse_shard_name(name: str) -> tuple[int, int] | None:
     """Return (index, count) of the name of a shard, of whatever group; None for any other name."""
     match = _SHARD.fullmatch(name)

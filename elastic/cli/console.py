@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TextIO
 
 from rich.console import Console as RichConsole
@@ -198,6 +198,11 @@ def describe(entry: Entry) -> str | None:
     return form({**entry.fields, **entry.fields.get("details", {})}) if form is not None else None
 
 
+def _because(fields: Mapping[str, Any]) -> str:
+    message = fields.get("message")
+    return f": {message}" if message else ""
+
+
 _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "job_started": lambda f: f"job {f['job']}: logs in {f['log_dir']}",
     "generation_formed": lambda f: (
@@ -236,8 +241,8 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "ledger_continued": lambda f: f"the ledger {f['path']} is written again",
     "stop_requested": lambda f: f"leaving at the next step boundary: {f['reason']}",
     "zygote_lost": lambda f: f["reason"],
-    "job_finished": lambda f: f"finished after {f['committed']} steps",
-    "job_ended": lambda f: f"ended after {f['committed']} steps: {f.get('message', '')}",
+    "job_finished": lambda f: f"finished after {f['committed']} steps{_because(f)}",
+    "job_ended": lambda f: f"ended after {f['committed']} steps{_because(f)}",
     # ---- of many nodes
     "already_ended": lambda f: f["message"],
     "agent_started": lambda f: f"node {f['node']} of job {f['job']}: logs in {f['log_dir']}",

@@ -19,7 +19,7 @@ _MOST_UNCOMMITTED = 64  # saves whose reports are kept; one whose end was missed
 
 class CheckpointCommits:
     """Collects reports by (step, generation). `commit` and `prune` block on storage: call them off
-    the loop."""
+    the loop, like `newest` and `discard`."""
 
     def __init__(self, directory: CheckpointDirectory, *, job: str, keep_last: int) -> None:
         self._directory = directory
@@ -43,6 +43,17 @@ class CheckpointCommits:
     def forget(self, step: int, generation: int) -> None:
         """This checkpoint will not be committed."""
         self._reports.pop((step, generation), None)
+
+    def newest(self) -> int:
+        """The step of the newest checkpoint; 0 if there is none, or storage does not say."""
+        with contextlib.suppress(ElasticError):
+            return max(catalog.list_checkpoints(self._directory), default=0)
+        return 0
+
+    def discard(self, step: int, generation: int) -> None:
+        """Remove what there is of a save of which a part was refused, if storage does that."""
+        with contextlib.suppress(ElasticError):
+            catalog.discard(self._directory, step, generation)
 
     def commit(self, step: int, generation: int) -> int:
         """Write the manifest; return the checkpoint's bytes.

@@ -23,6 +23,7 @@ def make_machine(options: JobOptions, leadership: Leadership, now: float) -> Coo
             max_restarts=options.max_restarts,
             restart_window_s=options.restart_window_s,
             stop_grace_s=options.stop_grace_s,
+            saves=options.checkpoints is not None,
         ),
         last=leadership.last_generation,
         may_train=leadership.last.may_train if leadership.last is not None else (),

@@ -100,7 +100,11 @@ class CoordinatorDaemon:
         self._recoveries = Recoveries()
         self._started_unix_s = time.time()
         self._saves = Saves(
-            make_commits(options), journal, post=self._views.post, broadcast=self._nodes.broadcast
+            make_commits(options),
+            journal,
+            post=self._views.post,
+            broadcast=self._nodes.broadcast,
+            start=self._tasks.start,
         )
         self._ledger = make_ledger(
             options, leadership, journal, broadcast=self._nodes.broadcast, may_record=in_office
@@ -137,6 +141,7 @@ class CoordinatorDaemon:
         if self._ledger is not None:
             await self._ledger.start()
         await self._departing.load()
+        await self._saves.load()
         order = await until_answered(
             lambda: load_stop(self._store, self._options.job), "look for an order to stop"
         )
@@ -463,6 +468,12 @@ class CoordinatorDaemon:
     def _end(self, exit_code: int, message: str) -> None:
         if self.ended.done():
             return
+        left = exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+        lost = self._machine.committed - self._saves.newest_step
+        was_to_save = left or exit_code in (ExitCode.STOPPED, ExitCode.OK)
+        if was_to_save and self._saves.url and lost > 0:
+            message = self._not_saved(message, lost)
+            exit_code = int(ExitCode.NOT_SAVED) if exit_code else exit_code
         self._journal.record(
             "job_finished" if exit_code == 0 else "job_ended",
             exit_code=exit_code,
@@ -476,9 +487,16 @@ class CoordinatorDaemon:
             message=message,
             committed=self._machine.committed,
             ended_unix_s=time.time(),
-            left=exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED),
+            left=left,
         )
         self.ended.set_result(end)
+
+    def _not_saved(self, message: str, lost: int) -> str:
+        why = f" ({self._saves.last_failure})" if self._saves.last_failure else ""
+        newest = self._saves.newest_step
+        since = f"since the checkpoint of step {newest}" if newest else "from the first on"
+        begin = f"{message}; " if message else ""
+        return f"{begin}the last save failed{why}: {lost} steps {since} are not saved"
 
     def _crashed(self, error: BaseException) -> None:
         """A bug here must not look like a hang."""

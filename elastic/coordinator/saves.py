@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from elastic.coordinator.checkpoint_commits import CheckpointCommits
 from elastic.core.coordinator import effects as fx
@@ -18,7 +19,8 @@ _REMEMBERED = 8
 
 
 class Saves:
-    """`post` takes events for the machine, `broadcast` messages for every agent."""
+    """`post` takes events for the machine, `broadcast` messages for every agent; `start` runs a
+    coroutine in the background."""
 
     def __init__(
         self,
@@ -27,16 +29,26 @@ class Saves:
         *,
         post: Callable[[ev.Event], None],
         broadcast: Callable[..., None],
+        start: Callable[[Coroutine[Any, Any, None], str], object],
     ) -> None:
         self._commits = commits
         self._journal = journal
         self._post = post
         self._broadcast = broadcast
+        self._start = start
         self._settled: dict[int, local_pb2.CheckpointCommitted] = {}
         self._given_up: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
         self._in_order = asyncio.Lock()  # a checkpoint that is committed overtakes those before it
+        self._refused: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
         self.newest_step = 0
-        """The last one committed in this office."""
+        """The newest that can be loaded."""
+        self.last_failure = ""
+        """Why the newest save was given up; empty if it was not."""
+
+    async def load(self) -> None:
+        """Learn what there is."""
+        if self._commits is not None:
+            self.newest_step = await asyncio.to_thread(self._commits.newest)
 
     @property
     def url(self) -> str:
@@ -47,6 +59,7 @@ class Saves:
         """A member's part is on storage."""
         if self._is_old_news(stream, report.step):
             return
+        self._discard_if_refused(report.step, report.generation)
         if self._commits is not None:
             self._commits.reported(report)
         self._post(
@@ -68,6 +81,8 @@ class Saves:
                 generation=report.generation, step=report.step, message=report.message
             )
         )
+        self._refused.append((report.step, report.generation))
+        self._discard_if_refused(report.step, report.generation)
 
     async def commit(self, effect: fx.CommitCheckpoint) -> None:
         """Write the manifest, and make room."""
@@ -82,6 +97,7 @@ class Saves:
             self._give_up(effect.step, _words(error), effect.generation)
             return
         self.newest_step = max(self.newest_step, effect.step)
+        self.last_failure = ""
         self._journal.record("checkpoint_committed", step=effect.step, bytes=size_bytes)
         self._settle(local_pb2.CheckpointCommitted(step=effect.step))
         try:
@@ -99,7 +115,14 @@ class Saves:
         if (step, generation) not in self._given_up:  # else only for a member that has missed it
             self._given_up.append((step, generation))
             self._journal.record("checkpoint_abandoned", step=step, message=message)
+            self.last_failure = message
         self._settle(local_pb2.CheckpointCommitted(step=step, abandoned=True))
+
+    def _discard_if_refused(self, step: int, generation: int) -> None:
+        """A disk that is full is not to keep parts that nobody will ever read."""
+        if self._commits is not None and (step, generation) in self._refused:
+            discarding = asyncio.to_thread(self._commits.discard, step, generation)
+            self._start(discarding, "discard-save")
 
     def _settle(self, news: local_pb2.CheckpointCommitted) -> None:
         self._settled[news.step] = news

@@ -47,6 +47,8 @@ class _Incident:
     committed: int
     cohort: frozenset[WorkerId]
     """Workers that ran at that moment: their equal failures are the same incident."""
+    failed: set[WorkerId]
+    """Those that have failed so."""
 
 
 @dataclass(slots=True)
@@ -55,27 +57,39 @@ class RestartPolicy:
 
     At most `max_restarts` failures within `window_s` seconds. A script's own error (exception or
     exit code) that a worker started afterwards repeats before the job has committed another step
-    ends the job: restarting again would only repeat it.
+    ends the job: restarting again would only repeat it. So does one that all members of a group of
+    several have, where nothing was saved: all that they had done would be done again, up to there.
     """
 
     max_restarts: int
     window_s: float
+    saves: bool = True
+    """The job keeps checkpoints."""
     progress_is_known: bool = True
     """False: nobody counts the steps of the job, so that only the budget bounds its restarts."""
     _failed_at: deque[float] = field(default_factory=deque)
     _incidents: dict[str, _Incident] = field(default_factory=dict)
 
     def judge(
-        self, failure: Failure, *, now: float, committed: int, running: frozenset[WorkerId]
+        self,
+        failure: Failure,
+        *,
+        now: float,
+        committed: int,
+        running: frozenset[WorkerId],
+        members: frozenset[WorkerId] = frozenset(),
     ) -> Verdict:
         """Record a failure and say what follows from it.
 
         now: seconds on any monotonic clock. committed: steps committed by the job so far.
-        running: workers alive or starting when the failure was noticed.
+        running: workers alive or starting when the failure was noticed, without spares, which
+        have not run the script. members: those of the group.
         """
         if not failure.retryable:
             return Verdict.NOT_RETRYABLE
-        if self.progress_is_known and self._repeats_without_progress(failure, committed, running):
+        if self.progress_is_known and self._repeats_without_progress(
+            failure, committed, running, members
+        ):
             return Verdict.SAME_FAILURE_NO_PROGRESS
         self._failed_at.append(now)
         if self.spent(now) > self.max_restarts:
@@ -89,14 +103,22 @@ class RestartPolicy:
         return len(self._failed_at)
 
     def _repeats_without_progress(
-        self, failure: Failure, committed: int, running: frozenset[WorkerId]
+        self,
+        failure: Failure,
+        committed: int,
+        running: frozenset[WorkerId],
+        members: frozenset[WorkerId],
     ) -> bool:
         if failure.kind is FailureKind.SIGNAL or failure.kind is FailureKind.LEFT_OUT:
             return False  # the machine's doing, not the script's; the budget bounds it
         incident = self._incidents.get(failure.signature)
         if incident is not None and committed <= incident.committed:
+            incident.failed.add(failure.worker)
+            nobody_is_left = len(incident.failed) > 1 and members <= incident.failed
+            if nobody_is_left and members and committed > 0 and not self.saves:
+                return True
             return failure.worker not in incident.cohort
         self._incidents = {s: i for s, i in self._incidents.items() if committed <= i.committed}
         cohort = running | {failure.worker}
-        self._incidents[failure.signature] = _Incident(committed, cohort)
+        self._incidents[failure.signature] = _Incident(committed, cohort, {failure.worker})
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from tests.integration.running import CONFIGURATION, FAILED, Place, steps_of, tiny_disk
 
+NOT_SAVED = 84
 EPOCHS = 3  # of six steps with two workers: checkpoints of steps 6, 12 and 18
 
 
@@ -122,8 +124,30 @@ def test_a_full_directory_does_not_stop_training(
         abandoned = job.named("checkpoint_abandoned")
         assert {event["step"] for event in abandoned} == {9, 12}
         assert all(str(checkpoints) in event["message"] for event in abandoned)
-        assert job.named("job_finished")[0]["committed"] == 12
+        finished = job.named("job_finished")[0]
+        assert finished["committed"] == 12
+        assert "No space left" in finished["message"]
+        assert "6 steps since the checkpoint of step 6 are not saved" in finished["message"]
         assert problems(place, checkpoints) == {"6": []}
+
+
+def test_a_job_that_cannot_be_saved_when_it_is_left_says_so(place: Place, tmp_path: Path) -> None:
+    with tiny_disk(tmp_path / "disk", size_kib=128) as disk:
+        checkpoints, filler = disk / "checkpoints", disk / "filler"
+        options = ["--checkpoint-dir", checkpoints, "--checkpoint-every", "3"]
+        job = place.start("fills_the_disk.py", filler, 100000, options=options)
+        job.wait_for_event("checkpoint_abandoned")
+        job.process.send_signal(signal.SIGTERM)
+        assert job.wait() == NOT_SAVED, job.story()
+        ended = job.named("job_ended")[0]
+        assert ended["exit_code"] == NOT_SAVED
+        assert ended["message"].startswith("SIGTERM; the last save failed (")
+        assert "No space left" in ended["message"]
+        assert "since the checkpoint of step 6 are not saved" in ended["message"]
+        filler.unlink()
+        assert problems(place, checkpoints) == {"3": [], "6": []}
+        left = [path.name for path in checkpoints.glob("step-*/shard-*")]
+        assert len(left) == 4, f"parts of what was given up stay on the disk: {left}"
 
 
 def test_what_the_list_shows(place: Place, checkpoints: Path) -> None:

@@ -56,6 +56,8 @@ class CoordinatorSettings:
     """A planned change takes effect at the first step expected to end later than this: longer
     than a report of progress is old plus the way of the news."""
     stop_grace_s: float = 30.0
+    saves: bool = True
+    """The job keeps checkpoints."""
 
 
 class Coordinator:
@@ -88,7 +90,9 @@ class Coordinator:
         self._formed_at = 0.0
         self._adopted_at: float | None = None
         self._since = Clocks()
-        self._restarts = RestartPolicy(settings.max_restarts, settings.restart_window_s)
+        self._restarts = RestartPolicy(
+            settings.max_restarts, settings.restart_window_s, saves=settings.saves
+        )
         self._checkpoints = CheckpointTracker()
         self._progress = ProgressWatch(settings.stall)
         self._newcomers = Newcomers(settings.newcomers)
@@ -223,8 +227,13 @@ class Coordinator:
         if worker is not None and self._group_can_do_without(worker):
             refused = self._newcomer_failed(worker, event, now)
         elif not self._policy.restart_all or self._past.breaks_another(event.failure):
+            spares = {n for n, w in workers.items() if w.status.phase is WorkerPhase.SPARE}
             verdict = self._restarts.judge(
-                event.failure, now=now, committed=self.committed, running=frozenset(workers)
+                event.failure,
+                now=now,
+                committed=self.committed,
+                running=frozenset(workers.keys() - spares),
+                members=self._current.worker_ids if self._current is not None else frozenset(),
             )
         lost = self._nodes.failed(event.node, event.failure.worker)
         self._lineage.ended((event.failure.worker,))

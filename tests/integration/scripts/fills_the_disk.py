@@ -1,4 +1,4 @@
-"""Trains on, and from its eighth step on the disk is full: FILE takes what is left of it."""
+"""From its eighth step on the disk is full: FILE takes all that is left. Arguments: FILE [EPOCHS]"""
 
 import contextlib
 import pathlib
@@ -17,4 +17,4 @@ def fill(step):
                 file.write(bytes(4096))
 
 
-toy.train(epochs=2, in_step=fill)
+toy.train(epochs=int(sys.argv[2]) if len(sys.argv) > 2 else 2, in_step=fill)

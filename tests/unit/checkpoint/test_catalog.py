@@ -49,6 +49,19 @@ def _save(directory: CheckpointDirectory, step: int) -> Manifest:
     return manifest
 
 
+def test_of_a_save_that_was_refused_the_groups_own_files_go(directory: CheckpointDirectory) -> None:
+    own = ("shard-00000-of-00002-g7-5fa5c435.safetensors", "structure-g7-5fa5c435.json")
+    others = ("shard-00000-of-00001-g70-5fa5c435.safetensors", "notes-g7-5fa5c435.txt")
+    for name in (*own, *others):
+        directory.write(path_in_step(5, name), b"x")
+    directory.write(path_in_step(6, own[0]), b"x")
+    catalog.discard(directory, 5, 7)
+    assert sorted(directory.list("step-000000005")) == sorted(others)
+    catalog.discard(directory, 6, 7)
+    assert catalog.scan(directory).uncommitted == (5,)
+    catalog.discard(directory, 8, 7)
+
+
 def test_only_what_has_a_manifest_is_a_checkpoint(directory: CheckpointDirectory) -> None:
     assert catalog.scan(directory) == Catalog(committed=(), uncommitted=())
     for step in (5, 1000000000, 20):

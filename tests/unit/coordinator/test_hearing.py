@@ -50,7 +50,13 @@ class Place:
         self.hearing = Hearing(
             journal,
             self.recoveries,
-            Saves(None, journal, post=self.events.append, broadcast=self._broadcast),
+            Saves(
+                None,
+                journal,
+                post=self.events.append,
+                broadcast=self._broadcast,
+                start=lambda _work, _name: None,
+            ),
             None,
             post=self.events.append,
             broadcast=self._broadcast,

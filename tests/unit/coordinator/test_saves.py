@@ -26,6 +26,7 @@ class Storage(CheckpointCommits):
     def __init__(self) -> None:
         self.reports: list[job_pb2.ShardSaved] = []
         self.forgotten: list[tuple[int, int]] = []
+        self.discarded: list[tuple[int, int]] = []
         self.error: Exception | None = None
         self.prune_error: CheckpointWriteError | None = None
 
@@ -38,6 +39,12 @@ class Storage(CheckpointCommits):
 
     def forget(self, step: int, generation: int) -> None:
         self.forgotten.append((step, generation))
+
+    def newest(self) -> int:
+        return 4
+
+    def discard(self, step: int, generation: int) -> None:
+        self.discarded.append((step, generation))
 
     def commit(self, step: int, generation: int) -> int:
         del step, generation
@@ -64,7 +71,14 @@ class Place:
             self.diary.journal,
             post=self.events.append,
             broadcast=lambda **kind: self.told.append(kind),
+            start=self._start,
         )
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        del name
+        thread = threading.Thread(target=asyncio.run, args=(work,))
+        thread.start()
+        thread.join()
 
     def settled(self) -> list[tuple[int, bool]]:
         return [(t["checkpoint"].step, t["checkpoint"].abandoned) for t in self.told]
@@ -72,6 +86,26 @@ class Place:
 
 def shard(step: int = 5, index: int = 0) -> job_pb2.ShardSaved:
     return job_pb2.ShardSaved(worker="w", generation=3, step=step, index=index, count=2)
+
+
+def test_of_a_refused_save_nothing_is_left() -> None:
+    """A full disk would stay full. What its other members have written, or yet write, goes too."""
+    place = Place()
+    place.saves.saved(place.agent, shard())
+    assert place.storage.discarded == []
+    place.saves.failed(place.agent, job_pb2.SaveFailed(generation=3, step=5, message="full"))
+    place.saves.saved(place.agent, shard(index=1))
+    place.saves.saved(place.agent, shard(step=6))
+    assert place.storage.discarded == [(5, 3), (5, 3)]
+
+
+def test_the_newest_checkpoint_of_earlier_offices_is_known() -> None:
+    place = Place()
+    asyncio.run(place.saves.load())
+    assert place.saves.newest_step == 4
+    nowhere = Place(directory=False)
+    asyncio.run(nowhere.saves.load())
+    assert nowhere.saves.newest_step == 0
 
 
 def test_parts_are_kept_and_reported_to_the_machine() -> None:

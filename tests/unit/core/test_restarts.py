@@ -66,3 +66,27 @@ def test_errors_from_before_the_last_progress_are_forgotten() -> None:
         raised = failure(f"a-{number}", at=str(number))
         policy.judge(raised, now=float(number), committed=number, running=frozenset())
         assert len(policy._incidents) == 1
+
+
+@pytest.mark.parametrize("saves", [False, True])
+@pytest.mark.parametrize("members", [("a-1", "b-1"), ("b-1",)])
+def test_what_ends_all_members_at_once_would_end_them_again(
+    saves: bool, members: tuple[str, ...]
+) -> None:
+    """From its begin, if nothing was saved. What hits one member alone may be the machine's."""
+    policy = RestartPolicy(max_restarts=10, window_s=60.0, saves=saves)
+    running = frozenset({"a-1", "b-1"})
+
+    def judge(worker: str, left: frozenset[str]) -> Verdict:
+        return policy.judge(failure(worker), now=0.0, committed=5, running=running, members=left)
+
+    assert judge("a-1", running) is Verdict.RESTART
+    expected = Verdict.RESTART if saves else Verdict.SAME_FAILURE_NO_PROGRESS
+    assert judge("b-1", frozenset(members)) is expected
+
+
+def test_a_lone_worker_is_tried_once_more() -> None:
+    policy = RestartPolicy(max_restarts=10, window_s=60.0, saves=False)
+    own = frozenset({"a-1"})
+    verdict = policy.judge(failure("a-1"), now=0.0, committed=5, running=own, members=own)
+    assert verdict is Verdict.RESTART

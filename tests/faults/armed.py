@@ -1,4 +1,4 @@
-"""The file by which the processes of a job are told which of their calls is to fail, at any time."""
+"""The file by which a job's processes are told which of their calls is to fail, at any time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HAS_FIRED = 2
 class _Layout(ctypes.Structure):
     """`struct point` of failing_calls.c."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("role", ctypes.c_int32),
         ("function", ctypes.c_int32),
         ("error", ctypes.c_int32),
@@ -25,7 +25,8 @@ class _Layout(ctypes.Structure):
         ("calls", ctypes.c_uint32),
         ("fired", ctypes.c_int32),
         ("fired_pid", ctypes.c_int32),
-        ("told", ctypes.c_char * 992),
+        ("fired_error", ctypes.c_int32),
+        ("told", ctypes.c_char * 988),
     ]
 
 
@@ -34,6 +35,8 @@ class Fired:
     """Which call has failed."""
 
     pid: int
+    error: int
+    """The point's, or one that this call can have."""
     about: str
     """Its thread, and the path or the library that called."""
 
@@ -66,4 +69,4 @@ class ArmedPoint:
         if self._shared.fired != _HAS_FIRED:
             return None
         about = self._shared.told.decode(errors="replace")
-        return Fired(pid=self._shared.fired_pid, about=about)
+        return Fired(pid=self._shared.fired_pid, error=self._shared.fired_error, about=about)

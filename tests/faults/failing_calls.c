@@ -40,8 +40,8 @@ struct point {
     int32_t role, function, error, pid; /* pid: of the process that counts from now on, or 0: the
                                          * first one whose own count from its begin gets there */
     uint32_t number, calls;
-    int32_t fired, fired_pid; /* fired: 1 while `told` is written, then 2 */
-    char told[992];
+    int32_t fired, fired_pid, fired_error; /* fired: 1 while `told` is written, then 2 */
+    char told[988];
 };
 static struct point nothing, *point = &nothing;
 
@@ -98,7 +98,9 @@ static void tell(const char *about) {
     prctl(PR_GET_NAME, thread);
     snprintf(point->told, sizeof point->told, "thread %s: %s", thread, about);
     point->fired_pid = of_pid;
-    refused_with = point->error;
+    /* No kernel says of a socket that it is full or has a bad block. */
+    refused_with = strncmp(about, "socket:", 7) ? point->error : ECONNRESET;
+    point->fired_error = refused_with;
     __atomic_store_n(&point->fired, 2, __ATOMIC_RELEASE);
 }
 

@@ -20,6 +20,8 @@ _GONE_WITHIN_S = 20.0
 _OTHER_WORDS = {
     errno.ENOMEM: ("MemoryError", "bad_alloc"),
     errno.EAGAIN: ("can't start new thread",),
+    errno.EMFILE: ("descriptors",),
+    errno.ENFILE: ("descriptors",),
 }
 
 
@@ -49,15 +51,18 @@ def names_cause(text: str, error: int) -> bool:
     return any(word in text for word in words)
 
 
-def left_behind(place: Place) -> list[str]:
+def left_behind(place: Place, *, directories: bool = True) -> list[str]:
     """Processes and run directories that stay."""
+
+    def kept() -> list[Path]:
+        return place.run_directories() if directories else []
+
     ends_at = time.monotonic() + _GONE_WITHIN_S
-    while (place.processes() or place.run_directories()) and time.monotonic() < ends_at:
+    while (place.processes() or kept()) and time.monotonic() < ends_at:
         time.sleep(0.02)
     processes = [f"{pid} {command_line(pid)}" for pid in place.processes()]
     wrong = [f"processes are left: {processes}"] if processes else []
-    directories = place.run_directories()
-    return wrong + ([f"directories are left: {directories}"] if directories else [])
+    return wrong + ([f"directories are left: {kept()}"] if kept() else [])
 
 
 def damaged_checkpoints(folder: Path) -> list[str]:

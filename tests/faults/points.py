@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 FUNCTIONS = (
@@ -75,8 +75,11 @@ Counts = Mapping[tuple[str, str], int]
 """How often a process of a role calls a function in the life of a job, at most."""
 
 
-def drawn(counts: Counts, seed: int) -> Iterator[Point]:
-    """Points without end: spread over roles and functions, then over the calls of each."""
+def drawn(counts: Counts, seed: int, *, since_kill: Collection[str] = ()) -> Iterator[Point]:
+    """Points without end: spread over roles and functions, then over the calls of each.
+
+    since_kill: the roles whose counts are those since a worker was killed.
+    """
     source = random.Random(seed)
     kinds = sorted(kind for kind, count in counts.items() if count)
     while True:
@@ -89,4 +92,5 @@ def drawn(counts: Counts, seed: int) -> Iterator[Point]:
                 function=function,
                 number=source.randint(1, most),
                 error=source.choice(ERRORS[function]),
+                since_kill=role in since_kill,
             )

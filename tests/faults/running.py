@@ -44,6 +44,7 @@ class Outcome:
     point: Point | None
     fired: str
     """Which call it was that failed; empty if none came to it."""
+    error: int | None
     exit_code: int | None
     took_s: float
     wrong: list[str] = field(default_factory=list)
@@ -76,6 +77,7 @@ def attempt(library: Path, point: Point | None, weights: list[float]) -> Outcome
         outcome = Outcome(
             point=point,
             fired=armed.fired.about if armed.fired is not None else "",
+            error=armed.fired.error if armed.fired is not None else None,
             exit_code=job.process.poll(),
             took_s=time.monotonic() - began,
             counts=counts_in(place.files / "calls"),
@@ -128,8 +130,7 @@ def _wrong_end(place: Place, job: JobProcess, outcome: Outcome, weights: list[fl
         return [f"it hangs: still running after {_DEADLINE_S} s"]
     wrong = bare_tracebacks(job) + damaged_checkpoints(place.files / "checkpoints")
     if outcome.exit_code != ExitCode.OK:
-        error = outcome.point.error if outcome.point is not None else None
-        return wrong + wrong_words(outcome.exit_code, said_by(job), error)
+        return wrong + wrong_words(outcome.exit_code, said_by(job), outcome.error)
     lines = text_of(place.files / "ledger.jsonl").splitlines()
     wrong += [f"ledger: {p}" for p in audit(lines, samples=SAMPLES, epochs=EPOCHS).problems]
     found = outcome.weights

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from elastic.core.membership import Generation
-from elastic.errors import ConfigurationError, GroupLost
+from elastic.errors import ConfigurationError, GroupLost, TransientError
 from elastic.worker.group import watchdog
 from elastic.worker.group.sockets import (
     Connection,
@@ -122,7 +122,16 @@ class StoreHost:
     """The TCPStore that this worker offers to any generation in which it has rank 0."""
 
     def __init__(self, host: str) -> None:
-        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, multi_tenant=False)
+        try:
+            self._store = TCPStore(
+                host, 0, is_master=True, wait_for_workers=False, multi_tenant=False
+            )
+        except dist.DistError as error:  # torch does not say why the system refused it
+            raise TransientError(
+                f"torch can not host the group's store at {host}: {first_line(error)}; it needs "
+                "some descriptors, memory and a thread: see `ulimit -n` and `ulimit -u`, or try "
+                "again"
+            ) from error
         self.port: int = self._store.port
         self.endpoint = f"{host}:{self.port}"
         self._served: list[str] = []

@@ -177,9 +177,15 @@ pid_t vfork(void) {
     if (fails(FORK, "vfork", 0)) { vfork_failed = 1; return -1; }
     return syscall(SYS_clone, SIGCHLD, 0, NULL, NULL, 0);
 }
+static int called_by(void *caller, const char *library, Dl_info *found) {
+    return dladdr(caller, found) && found->dli_fname && strstr(found->dli_fname, library);
+}
+#define CALLER __builtin_return_address(0)
 int pthread_create(pthread_t *t, const pthread_attr_t *a, void *(*f)(void *), void *x) {
+    Dl_info found = {0};
     REAL(pthread_create);
-    return fails(THREAD, "", 0) ? errno : real(t, a, f, x);
+    called_by(CALLER, "", &found);
+    return fails(THREAD, found.dli_fname ? found.dli_fname : "", 0) ? errno : real(t, a, f, x);
 }
 
 #define MODE va_list rest; va_start(rest, flags); \
@@ -237,19 +243,22 @@ ssize_t recv(int d, void *b, size_t n, int f) {
 ssize_t recvmsg(int d, struct msghdr *m, int f) {
     REAL(recvmsg); return fails(RECV, "", 0) ? -1 : real(d, m, f);
 }
-int pipe(int v[2]) { REAL(pipe); return fails(PIPE, "", 0) ? -1 : real(v); }
+static int fails_pipe(void *caller, int starts) {
+    Dl_info found = {0};
+    called_by(caller, "", &found);
+    return fails(PIPE, found.dli_fname ? found.dli_fname : "", starts);
+}
+int pipe(int v[2]) { REAL(pipe); return fails_pipe(CALLER, 0) ? -1 : real(v); }
 int pipe2(int v[2], int flags) {
     REAL(pipe2);
-    return fails(PIPE, "", role == ZYGOTE && (flags & O_NONBLOCK)) ? -1 : real(v, flags);
+    return fails_pipe(CALLER, role == ZYGOTE && (flags & O_NONBLOCK)) ? -1 : real(v, flags);
 }
 /* gRPC ends the process at once when it gets no memory or no way to be woken, by its own decision. */
 static int fails_called_by(int function, void *caller) {
     Dl_info found = {0};
-    if (!role || (dladdr(caller, &found) && found.dli_fname && strstr(found.dli_fname, "grpc")))
-        return 0;
+    if (!role || called_by(caller, "grpc", &found)) return 0;
     return fails(function, found.dli_fname ? found.dli_fname : "", 0);
 }
-#define CALLER __builtin_return_address(0)
 int epoll_create1(int f) { REAL(epoll_create1); return fails_called_by(EPOLL, CALLER) ? -1 : real(f); }
 int eventfd(unsigned int n, int f) {
     REAL(eventfd); return fails_called_by(EPOLL, CALLER) ? -1 : real(n, f);
@@ -261,7 +270,7 @@ static __thread int had_memory;
 static int fails_memory(void *caller) {
     Dl_info found = {0};
     if (role && !had_memory && syscall(SYS_gettid) != syscall(SYS_getpid) &&
-        dladdr(caller, &found) && found.dli_fname && strstr(found.dli_fname, "python")) {
+        called_by(caller, "python", &found)) {
         had_memory = 1;
         return 0;
     }

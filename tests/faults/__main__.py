@@ -73,7 +73,7 @@ class Tally:
     def take(self, outcome: Outcome | LongOutcome) -> None:
         """Also those that nothing came to, which count as not tried."""
         print(outcome.line, flush=True)
-        self.seen += 1
+        self.seen += not outcome.ends_job
         if not outcome.fired and not outcome.wrong:
             self.missed += 1
             return

@@ -119,7 +119,9 @@ def _tried(job: LongJob, first: Point | None, points: deque[Point]) -> Iterator[
         return
     if wrong := job.stop():
         ended = "its job's end"
-        yield LongOutcome(point=last.point, ended=ended, wrong=wrong, story=job.story())
+        yield LongOutcome(
+            point=last.point, ended=ended, ends_job=True, wrong=wrong, story=job.story()
+        )
 
 
 def _never(role: str) -> Point:

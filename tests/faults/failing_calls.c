@@ -184,7 +184,7 @@ static int called_by(void *caller, const char *library, Dl_info *found) {
 int pthread_create(pthread_t *t, const pthread_attr_t *a, void *(*f)(void *), void *x) {
     Dl_info found = {0};
     REAL(pthread_create);
-    called_by(CALLER, "", &found);
+    if (called_by(CALLER, "grpc", &found)) return real(t, a, f, x);
     return fails(THREAD, found.dli_fname ? found.dli_fname : "", 0) ? errno : real(t, a, f, x);
 }
 
@@ -253,7 +253,8 @@ int pipe2(int v[2], int flags) {
     REAL(pipe2);
     return fails_pipe(CALLER, role == ZYGOTE && (flags & O_NONBLOCK)) ? -1 : real(v, flags);
 }
-/* gRPC ends the process at once when it gets no memory or no way to be woken, by its own decision. */
+/* gRPC ends the process at once when it gets no memory or no way to be woken, by its own decision;
+ * and without one of its threads its C code waits for ever for it when a server stops. */
 static int fails_called_by(int function, void *caller) {
     Dl_info found = {0};
     if (!role || called_by(caller, "grpc", &found)) return 0;

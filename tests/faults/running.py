@@ -47,6 +47,7 @@ class Outcome:
     error: int | None
     exit_code: int | None
     took_s: float
+    ends_job: bool = False
     wrong: list[str] = field(default_factory=list)
     story: str = ""
     weights: list[float] = field(default_factory=list)

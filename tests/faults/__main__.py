@@ -55,10 +55,7 @@ def _whole(library: Path, given: list[Point], seed: int) -> Iterator[Outcome]:
 def _long(library: Path, given: list[Point], seed: int) -> Iterator[LongOutcome]:
     with etcd_cluster(size=1) as etcd:
         campaign = Campaign(library, etcd.endpoints(), seed)
-        if not given:
-            yield from campaign.outcomes()
-        for point in given:
-            yield from campaign.single(point)
+        yield from campaign.several(given) if given else campaign.outcomes()
 
 
 class Tally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from errno import EIO
 from pathlib import Path
 
@@ -17,7 +17,7 @@ IN_CLUSTER = ("coordinator", "agent")
 _ON_MACHINE = ("run", "keeper", "zygote")
 _OF_MACHINE_JOB = 12  # points; the first is one of the job's start
 _OF_CLUSTER_JOB = 60
-_CLUSTER_TURN = 4  # one of so many rounds has the jobs of a cluster
+_MACHINE_SHARE = 3  # times as many points as the job of a cluster has
 _NEVER = 1_000_000_000
 
 
@@ -29,25 +29,27 @@ class Campaign:
         self._reference = Reference()
         self._jobs = 0
 
-    def outcomes(self) -> Iterator[LongOutcome]:
-        """Without end, of both kinds of job by turns."""
-        machine, cluster = self._machine_points(), self._cluster_points()
+    def outcomes(self, *, of_each_kind: int = _OF_CLUSTER_JOB) -> Iterator[LongOutcome]:
+        """Without end, of both kinds of job by turns, that of a cluster with so many points."""
+        begin, rest = self._machine_points()
+        cluster = self._cluster_points()
         while True:
-            for _ in range(_CLUSTER_TURN - 1):
-                for _ in range(_OF_CLUSTER_JOB // _OF_MACHINE_JOB):
-                    begin, rest = machine
-                    points = [next(rest) for _ in range(_OF_MACHINE_JOB - 1)]
-                    yield from self._on_machine(next(begin), points)
-            yield from self._in_cluster([next(cluster) for _ in range(_OF_CLUSTER_JOB)])
+            for _ in range(of_each_kind * _MACHINE_SHARE // _OF_MACHINE_JOB):
+                points = [next(rest) for _ in range(_OF_MACHINE_JOB - 1)]
+                yield from self._on_machine(next(begin), points)
+            yield from self._in_cluster([next(cluster) for _ in range(of_each_kind)])
 
-    def single(self, point: Point) -> Iterator[LongOutcome]:
-        """One point, in a job of its kind."""
-        if point.role in IN_CLUSTER:
-            yield from self._in_cluster([point])
-        elif point.role == "worker" or point.since_kill:
-            yield from self._on_machine(None, [point])
-        else:
-            yield from self._on_machine(point, [])
+    def several(self, points: Iterable[Point]) -> Iterator[LongOutcome]:
+        """These; those that are of the same kind of job, and not of its begin, in one."""
+        together: list[Point] = []
+        for point in points:
+            if point.role in IN_CLUSTER:
+                yield from self._in_cluster([point])
+            elif point.role == "worker" or point.since_kill:
+                together.append(point)
+            else:
+                yield from self._on_machine(point, [])
+        yield from self._on_machine(None, together)
 
     # ---- jobs
 

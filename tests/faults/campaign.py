@@ -15,7 +15,7 @@ from tests.faults.running import new_place
 
 IN_CLUSTER = ("coordinator", "agent")
 _ON_MACHINE = ("run", "keeper", "zygote")
-_OF_MACHINE_JOB = 12  # points; the first is one of the job's start
+_OF_MACHINE_JOB = 30  # points; the first is one of the job's start
 _OF_CLUSTER_JOB = 60
 _MACHINE_SHARE = 3  # times as many points as the job of a cluster has
 _NEVER = 1_000_000_000

@@ -141,6 +141,7 @@ static int called_by(void *caller, const char *library, Dl_info *found) {
 }
 static int is_own(const char *path) {
     /* Of /proc what is about processes: libraries choose their arithmetic by /proc/cpuinfo. */
+    if (path && !strcmp(path, "/dev/urandom")) return 0; /* without it cryptography aborts */
     return path && (!strncmp(path, under, strlen(under)) || !strncmp(path, "/dev/", 5) ||
                     !strncmp(path, "/proc/self", 10) || path[0] != '/' ||
                     (!strncmp(path, "/proc/", 6) && path[6] >= '0' && path[6] <= '9'));

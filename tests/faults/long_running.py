@@ -61,6 +61,7 @@ class LongOutcome:
     point: Point | None
     fired: Fired | None = None
     ends: int = 0
+    """How often a process has ended and another one was started in its place."""
     ends_job: bool = False
     """Not of the point, but of the end that its job was brought to after the last one."""
     ended: str = ""

@@ -25,6 +25,7 @@ _ZYGOTE = "elastic.worker.process.zygote"
 _SOCKET = "zygote.sock"
 _MARK = "_ELASTIC_RUN_DIRECTORY"  # in the environment of all that it starts
 _EXIT_GRACE_S = 5.0
+_RETRY_S, _TRIES = 0.1, 50  # to connect again, to one that lives
 _log = logging.getLogger(__name__)
 
 
@@ -60,6 +61,9 @@ class ZygoteProcess:
         self._writer: asyncio.StreamWriter | None = None
         self._waiting: list[bytes] = []  # requests from before it was started
         self._closing = False
+        # What it may not have heard if the connection breaks.
+        self._spawning: dict[str, bytes] = {}
+        self._killing: dict[str, bytes] = {}
         self.was_ready = False
         """It has imported torch and served."""
 
@@ -84,29 +88,55 @@ class ZygoteProcess:
         return found
 
     async def run(self) -> None:
-        """Read its events until it ends."""
+        """Read its events until it ends. A connection that breaks is no end: its workers live."""
         if self._reader is None or self._writer is None:
             await self.open()
-        assert self._reader is not None
         assert self._writer is not None
         self._writer.writelines(self._waiting)
-        with contextlib.suppress(ConnectionError):
-            while (event := await read_message(self._reader, pb.ZygoteEvent)) is not None:
-                self._note(event)
-                self._on_event(event)
+        await self._read()
+        while not self._closing and await self._connect_again():
+            await self._read()
         if not self._closing:
             await self._reap()
             await asyncio.to_thread(self._end_left)
             self._forget_keeper()
             self._on_lost()
 
+    async def _read(self) -> None:
+        assert self._reader is not None
+        with contextlib.suppress(OSError):
+            while (event := await read_message(self._reader, pb.ZygoteEvent)) is not None:
+                self._take(event)
+
+    async def _connect_again(self) -> bool:
+        """False when it is gone: nobody listens."""
+        assert self._writer is not None
+        self._writer.close()
+        path = str(self._run_directory / _SOCKET)
+        for _ in range(_TRIES):
+            try:
+                self._reader, self._writer = await asyncio.open_unix_connection(path)
+            except (ConnectionRefusedError, FileNotFoundError):
+                return False
+            except OSError as error:
+                _log.warning("the zygote can not be connected to again: %s", error.strerror)
+                await asyncio.sleep(_RETRY_S)
+                continue
+            self._writer.write(encode(pb.ZygoteRequest(attach=pb.AttachRequest())))
+            return True
+        return False
+
     def spawn(self, request: pb.SpawnRequest) -> None:
         """Fork a worker."""
+        self._spawning[request.worker] = encode(pb.ZygoteRequest(spawn=request))
         self._send(spawn=request)
 
     def kill(self, worker: str, number: signal.Signals) -> None:
         """Send a signal to a worker and everything in its process group."""
-        self._send(kill=pb.KillRequest(worker=worker, signal=number))
+        request = pb.KillRequest(worker=worker, signal=number)
+        if number == signal.SIGKILL:
+            self._killing[worker] = encode(pb.ZygoteRequest(kill=request))
+        self._send(kill=request)
 
     async def close(self) -> None:
         """Have it end its workers, then itself."""
@@ -165,10 +195,27 @@ class ZygoteProcess:
                 start_new_session=True,  # Ctrl-C on the terminal is the agent's to handle
             )
 
-    def _note(self, event: pb.ZygoteEvent) -> None:
-        self.was_ready = True
-        if event.HasField("ready") and self._keeper is None:
+    def _take(self, event: pb.ZygoteEvent) -> None:
+        kind = event.WhichOneof("kind")
+        again, self.was_ready = self.was_ready, True
+        if kind == "ready" and self._keeper is None:
             self._keeper = _Found.of(event.ready.keeper)
+        if kind == "ready" and again:
+            self._make_up_for_break(event.ready)
+            return
+        if kind in ("spawned", "not_spawned", "exited"):
+            self._spawning.pop(getattr(event, kind).worker, None)
+        if kind in ("not_spawned", "exited"):
+            self._killing.pop(getattr(event, kind).worker, None)
+        self._on_event(event)
+
+    def _make_up_for_break(self, ready: pb.ZygoteReady) -> None:
+        """What one of the two has said as the connection broke. Exits it tells by itself."""
+        assert self._writer is not None
+        for spawned in ready.workers:
+            if self._spawning.pop(spawned.worker, None) is not None:
+                self._on_event(pb.ZygoteEvent(spawned=spawned))
+        self._writer.writelines([*self._spawning.values(), *self._killing.values()])
 
     async def _reap(self) -> None:
         """Return when the zygote and its keeper are gone; killed, they get as long once more."""

@@ -8,6 +8,7 @@ import io
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -305,7 +306,15 @@ def _errors() -> Iterator[None]:
             traceback.print_exc()
             raise typer.Exit(1) from None
         print(f"elastic: {refused}", file=sys.stderr)
+        _say_no_more()
         raise typer.Exit(int(ExitCode.TEMPORARY)) from None
+
+
+def _say_no_more() -> None:
+    """All has been said. As what was half made is taken apart, such as asyncio's event loop without
+    its pipe, Python would complain of it."""
+    sys.unraisablehook = lambda _: None
+    warnings.simplefilter("ignore")
 
 
 def _refused_by_the_system(error: Exception) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -33,13 +34,15 @@ class Link:
         return self._socket.fileno()
 
     def send(self, **kind: Any) -> None:
-        """Send `WorkerMessage(**kind)`; what an agent that is gone misses is asked for again."""
+        """Send `WorkerMessage(**kind)`; what an agent that is gone misses is asked for again. One
+        that lives but can not be told is hung up on: it would wait for ever for what it missed."""
         frame = encode(pb.WorkerMessage(**kind))
         with self._sending:
             try:
                 self._socket.sendall(frame)
             except OSError:
-                return
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
 
     def start(
         self,

@@ -1,4 +1,4 @@
-"""Has system calls of a job fail, one in each of many jobs:
+"""Has system calls of jobs fail, one after the other:
 
 python -m tests.faults --points 2000 --seed 7
 python -m tests.faults --point zygote:fork:2:EAGAIN
@@ -7,16 +7,19 @@ python -m tests.faults --point zygote:fork:2:EAGAIN
 from __future__ import annotations
 
 import argparse
-import itertools
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
+from tests.etcd_cluster import etcd_cluster
+from tests.faults.campaign import Campaign
 from tests.faults.library import build
+from tests.faults.long_running import LongOutcome
 from tests.faults.points import Point, drawn
-from tests.faults.running import attempt, undisturbed
+from tests.faults.running import Outcome, attempt, undisturbed
 
 
 def main() -> int:
@@ -24,48 +27,79 @@ def main() -> int:
     parser.add_argument("--points", type=int, default=100, help="how many are drawn")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
     parser.add_argument("--point", action="append", default=[], help="ROLE:FUNCTION:NUMBER:ERROR")
-    parser.add_argument("--role", help="only those of this role")
+    parser.add_argument("--whole", action="store_true", help="each in a short job, to its end")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin none after that")
     parser.add_argument("--story", type=Path, help="folder that takes the story of each failure")
     options = parser.parse_args()
+    options.points = len(options.point) or options.points
     began = time.monotonic()
+    tally = Tally(options.story, aloud=bool(options.point))
     with tempfile.TemporaryDirectory() as folder:
         library = build(Path(folder))
-        truth = undisturbed(library)
-        if not options.point:
-            for (role, function), count in sorted(truth.counts.items()):
-                print(f"     {role:8} {function:8} {count:6} calls")
-        own = {k: n for k, n in truth.counts.items() if options.role in (None, k[0])}
-        points = [Point.parse(text) for text in options.point] or itertools.islice(
-            drawn(own, options.seed), options.points
-        )
-        tried: Counter[tuple[str, str]] = Counter()
-        failed: Counter[tuple[str, str]] = Counter()
-        missed = 0
-        for point in points:
-            if time.monotonic() - began > options.minutes * 60:
+        given = [Point.parse(text) for text in options.point]
+        tries = _whole if options.whole else _long
+        for outcome in tries(library, given, options.seed):
+            tally.take(outcome)
+            if tally.seen >= options.points or time.monotonic() - began > options.minutes * 60:
                 break
-            outcome = attempt(library, point, truth.weights)
-            print(outcome.line, flush=True)
-            if not outcome.fired and not outcome.wrong:
-                missed += 1
-                continue
-            tried[point.role, point.function] += 1
-            failed[point.role, point.function] += bool(outcome.wrong)
-            for wrong in outcome.wrong:
-                print(f"       {wrong}", flush=True)
-            if outcome.wrong and options.story is not None:
-                options.story.mkdir(parents=True, exist_ok=True)
-                (options.story / f"{point}.txt").write_text(outcome.story)
-            elif outcome.wrong and options.point:
-                print(outcome.story, flush=True)
-    for kind, count in sorted(tried.items()):
-        print(f"{kind[0]:8} {kind[1]:8} {count - failed[kind]:4} of {count} passed")
-    print(
-        f"{tried.total() - failed.total()} of {tried.total()} points passed, {missed} were not "
-        f"reached, in {time.monotonic() - began:.0f} s"
-    )
-    return 1 if failed.total() else 0
+    print(tally.summary(time.monotonic() - began))
+    return 1 if tally.failed.total() else 0
+
+
+def _whole(library: Path, given: list[Point], seed: int) -> Iterator[Outcome]:
+    truth = undisturbed(library)
+    for point in given or drawn(truth.counts, seed):
+        yield attempt(library, point, truth.weights)
+
+
+def _long(library: Path, given: list[Point], seed: int) -> Iterator[LongOutcome]:
+    with etcd_cluster(size=1) as etcd:
+        campaign = Campaign(library, etcd.endpoints(), seed)
+        yield from campaign.several(given) if given else campaign.outcomes()
+
+
+class Tally:
+    """Says how each ends, and counts."""
+
+    def __init__(self, stories: Path | None, *, aloud: bool) -> None:
+        self._stories, self._aloud = stories, aloud
+        self.seen = self.missed = 0
+        self.tried: Counter[tuple[str, str]] = Counter()
+        self.failed: Counter[tuple[str, str]] = Counter()
+
+    def take(self, outcome: Outcome | LongOutcome) -> None:
+        """Also those that nothing came to, which count as not tried."""
+        print(outcome.line, flush=True)
+        self.seen += not outcome.ends_job
+        if not outcome.fired and not outcome.wrong:
+            self.missed += 1
+            return
+        point = outcome.point
+        kind = (point.role, point.function) if point is not None else ("none", "")
+        self.tried[kind] += 1
+        self.failed[kind] += bool(outcome.wrong)
+        for wrong in outcome.wrong:
+            print(f"       {wrong}", flush=True)
+        if outcome.wrong and self._stories is not None:
+            self._stories.mkdir(parents=True, exist_ok=True)
+            (self._stories / f"{point}.txt").write_text(
+                "\n".join([outcome.line, *outcome.wrong, outcome.story])
+            )
+        elif outcome.wrong and self._aloud:
+            print(outcome.story, flush=True)
+
+    def summary(self, took_s: float) -> str:
+        """Of each role and function, and of all."""
+        lines = [
+            f"{role:12} {function:8} {count - self.failed[role, function]:4} of {count} passed"
+            for (role, function), count in sorted(self.tried.items())
+        ]
+        passed = self.tried.total() - self.failed.total()
+        lines.append(
+            f"{passed} of {self.tried.total()} points passed, {self.missed} were not reached, in "
+            f"{took_s:.0f} s"
+        )
+        return "\n".join(lines)
 
 
 if __name__ == "__main__":

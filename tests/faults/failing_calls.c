@@ -1,8 +1,8 @@
 /* Preloaded into every process of a job: counts calls by process and role, and has one of them fail.
  *
- * FAULTS_FOLDER   where each process keeps its counters, and the one that failed leaves `fired`
+ * FAULTS_FOLDER   where each process keeps its counters, and all of them find `point`: which call is
+ *                 to fail, written by the test at any time, and which one has
  * FAULTS_UNDER    paths that begin with this are the job's own
- * FAULTS_POINT    "ROLE FUNCTION N ERRNO"; without it calls are only counted
  *
  * A process counts from when its own work begins, not while Python starts and imports.
  */
@@ -10,6 +10,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <execinfo.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
@@ -28,17 +29,25 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+/* In the order of points.py. */
 enum { FORK, THREAD, OPEN, READ, WRITE, FSYNC, RENAME, MKDIR, SOCKET, CONNECT, ACCEPT, SEND, RECV,
        PIPE, EPOLL, MMAP, FUNCTIONS };
-static const char *const names[FUNCTIONS] = {
-    "fork", "thread", "open", "read", "write", "fsync", "rename", "mkdir", "socket", "connect",
-    "accept", "send", "recv", "pipe", "epoll", "mmap"};
 enum { NOBODY, RUN, COORDINATOR, AGENT, KEEPER, ZYGOTE, WORKER };
 static const char *const roles[] = {"", "run", "coordinator", "agent", "keeper", "zygote",
                                     "worker"};
 
-static int role, begun, of_pid, first_pid, aims = -1, aimed_at, aimed_errno;
-static long aimed_n;
+/* Laid out as in armed.py, which writes `role` last. */
+struct point {
+    int32_t role, function, error, pid; /* pid: of the process that counts from now on, or 0: the
+                                         * first one whose own count from its begin gets there */
+    uint32_t number, calls;
+    int32_t fired, fired_pid, fired_error; /* fired: 1 while `told` is written, then 2 */
+    char told[988];
+};
+static struct point nothing, *point = &nothing;
+
+static int role, begun, of_pid, first_pid;
+static __thread int refused_with; /* the error of this thread's call that failed */
 static char folder[512], under[512];
 static uint32_t none[FUNCTIONS], *counters = none;
 
@@ -48,7 +57,6 @@ static int contains(const char *text, size_t length, const char *what) {
 
 __attribute__((constructor)) static void begin(void) {
     const char *at = getenv("FAULTS_FOLDER"), *own = getenv("FAULTS_UNDER");
-    const char *point = getenv("FAULTS_POINT");
     if (!at || !own) return;
     snprintf(folder, sizeof folder, "%s", at);
     snprintf(under, sizeof under, "%s", own);
@@ -65,11 +73,14 @@ __attribute__((constructor)) static void begin(void) {
         else if (memmem(line, length, "\0agent", 7)) role = AGENT;
     }
     first_pid = of_pid = getpid();
-    char who[32], function[32];
-    if (point && sscanf(point, "%31s %31s %ld %d", who, function, &aimed_n, &aimed_errno) == 4)
-        for (int r = 1; r <= WORKER; r++)
-            for (int f = 0; f < FUNCTIONS; f++)
-                if (!strcmp(who, roles[r]) && !strcmp(function, names[f])) aims = r, aimed_at = f;
+    if (!role) return;
+    snprintf(line, sizeof line, "%s/point", folder);
+    fd = syscall(SYS_openat, AT_FDCWD, line, O_RDWR | O_CLOEXEC);
+    if (fd < 0) return;
+    void *shared = (void *)syscall(SYS_mmap, 0, sizeof *point, PROT_READ | PROT_WRITE, MAP_SHARED,
+                                   fd, 0);
+    syscall(SYS_close, fd);
+    if (shared != MAP_FAILED) point = shared;
 }
 
 static void keep_counters(void) {
@@ -83,23 +94,25 @@ static void keep_counters(void) {
     if (kept != MAP_FAILED) counters = kept;
 }
 
-static void fire(int function, const char *about) {
-    char path[600], told[900], thread[20] = "";
-    snprintf(path, sizeof path, "%s/fired", folder);
-    int fd = syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (fd < 0) return;
+static void tell(const char *about) {
+    char thread[20] = "";
     prctl(PR_GET_NAME, thread);
-    int length = snprintf(told, sizeof told, "%s %s %ld: %s, in pid %d, thread %s: %s\n",
-                          roles[role], names[function], aimed_n, strerror(aimed_errno), of_pid,
-                          thread, about);
-    syscall(SYS_write, fd, told, length);
-    syscall(SYS_close, fd);
+    snprintf(point->told, sizeof point->told, "thread %s: %s", thread, about);
+    point->fired_pid = of_pid;
+    /* No kernel says of a socket that it is full or has a bad block. */
+    refused_with = strncmp(about, "socket:", 7) ? point->error : ECONNRESET;
+    point->fired_error = refused_with;
+    __atomic_store_n(&point->fired, 2, __ATOMIC_RELEASE);
 }
 
-static int fired_before(void) {
-    char path[600];
-    snprintf(path, sizeof path, "%s/fired", folder);
-    return syscall(SYS_faccessat, AT_FDCWD, path, F_OK) == 0;
+static int is_reached(int function, uint32_t n) {
+    int32_t nobody = 0;
+    if (__atomic_load_n(&point->role, __ATOMIC_ACQUIRE) != role || point->function != function)
+        return 0;
+    if (point->pid && point->pid != of_pid) return 0;
+    if (point->pid) n = __atomic_add_fetch(&point->calls, 1, __ATOMIC_RELAXED);
+    return n == point->number && __atomic_compare_exchange_n(&point->fired, &nobody, 1, 0,
+                                                             __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
 }
 
 /* Whether this call is the one that fails; errno is set then. */
@@ -115,16 +128,20 @@ static int fails(int function, const char *about, int starts) {
         if (!starts) return 0;
         begun = 1, keep_counters();
     }
-    long n = __atomic_add_fetch(&counters[function], 1, __ATOMIC_RELAXED);
+    uint32_t n = __atomic_add_fetch(&counters[function], 1, __ATOMIC_RELAXED);
     errno = saved;
-    if (aims != role || aimed_at != function || n != aimed_n || fired_before()) return 0;
-    fire(function, about);
-    errno = aimed_errno;
+    if (!is_reached(function, n)) return 0;
+    tell(about);
+    errno = refused_with;
     return 1;
 }
 
+static int called_by(void *caller, const char *library, Dl_info *found) {
+    return dladdr(caller, found) && found->dli_fname && strstr(found->dli_fname, library);
+}
 static int is_own(const char *path) {
     /* Of /proc what is about processes: libraries choose their arithmetic by /proc/cpuinfo. */
+    if (path && !strcmp(path, "/dev/urandom")) return 0; /* without it cryptography aborts */
     return path && (!strncmp(path, under, strlen(under)) || !strncmp(path, "/dev/", 5) ||
                     !strncmp(path, "/proc/self", 10) || path[0] != '/' ||
                     (!strncmp(path, "/proc/", 6) && path[6] >= '0' && path[6] <= '9'));
@@ -156,7 +173,7 @@ static int fails_descriptor(int function, int fd) {
 static __thread int vfork_failed;
 pid_t fork(void) {
     REAL(fork);
-    if (vfork_failed) { vfork_failed = 0, errno = aimed_errno; return -1; }
+    if (vfork_failed) { vfork_failed = 0, errno = refused_with; return -1; }
     return fails(FORK, "", role == KEEPER) ? -1 : real();
 }
 /* The caller's frame would be gone when a wrapper of vfork returned. As vfork this calls none of
@@ -165,9 +182,21 @@ pid_t vfork(void) {
     if (fails(FORK, "vfork", 0)) { vfork_failed = 1; return -1; }
     return syscall(SYS_clone, SIGCHLD, 0, NULL, NULL, 0);
 }
+#define CALLER __builtin_return_address(0)
+/* Also by way of Python. Without that thread gRPC crashes as it begins. */
+static int is_below_grpc(void) {
+    void *frames[64];
+    Dl_info found;
+    for (int n = backtrace(frames, 64); n > 0; n--)
+        if (called_by(frames[n - 1], "grpc", &found)) return 1;
+    return 0;
+}
 int pthread_create(pthread_t *t, const pthread_attr_t *a, void *(*f)(void *), void *x) {
+    Dl_info found = {0};
     REAL(pthread_create);
-    return fails(THREAD, "", 0) ? errno : real(t, a, f, x);
+    if (role && is_below_grpc()) return real(t, a, f, x);
+    called_by(CALLER, "", &found);
+    return fails(THREAD, found.dli_fname ? found.dli_fname : "", 0) ? errno : real(t, a, f, x);
 }
 
 #define MODE va_list rest; va_start(rest, flags); \
@@ -189,7 +218,11 @@ ssize_t read(int d, void *b, size_t n) {
     REAL(read); return fails_descriptor(READ, d) ? -1 : real(d, b, n);
 }
 ssize_t write(int d, const void *b, size_t n) {
-    REAL(write); return fails_descriptor(WRITE, d) ? -1 : real(d, b, n);
+    Dl_info found = {0};
+    REAL(write);
+    /* gRPC wakes itself by a socket, both ends of which it holds, once for any number of events. */
+    if (role && called_by(__builtin_return_address(0), "grpc", &found)) return real(d, b, n);
+    return fails_descriptor(WRITE, d) ? -1 : real(d, b, n);
 }
 ssize_t writev(int d, const struct iovec *v, int n) {
     REAL(writev); return fails_descriptor(WRITE, d) ? -1 : real(d, v, n);
@@ -225,26 +258,43 @@ ssize_t recv(int d, void *b, size_t n, int f) {
 ssize_t recvmsg(int d, struct msghdr *m, int f) {
     REAL(recvmsg); return fails(RECV, "", 0) ? -1 : real(d, m, f);
 }
-int pipe(int v[2]) { REAL(pipe); return fails(PIPE, "", 0) ? -1 : real(v); }
+static int fails_pipe(void *caller, int starts) {
+    Dl_info found = {0};
+    called_by(caller, "", &found);
+    return fails(PIPE, found.dli_fname ? found.dli_fname : "", starts);
+}
+int pipe(int v[2]) { REAL(pipe); return fails_pipe(CALLER, 0) ? -1 : real(v); }
 int pipe2(int v[2], int flags) {
     REAL(pipe2);
-    return fails(PIPE, "", role == ZYGOTE && (flags & O_NONBLOCK)) ? -1 : real(v, flags);
+    return fails_pipe(CALLER, role == ZYGOTE && (flags & O_NONBLOCK)) ? -1 : real(v, flags);
 }
-/* gRPC ends the process at once when it gets no memory or no way to be woken, by its own decision. */
+/* gRPC ends the process at once when it gets no memory or no way to be woken, by its own decision;
+ * and without one of its threads its C code waits for ever for it when a server stops. */
 static int fails_called_by(int function, void *caller) {
     Dl_info found = {0};
-    if (!role || (dladdr(caller, &found) && found.dli_fname && strstr(found.dli_fname, "grpc")))
-        return 0;
+    if (!role || called_by(caller, "grpc", &found)) return 0;
     return fails(function, found.dli_fname ? found.dli_fname : "", 0);
 }
-#define CALLER __builtin_return_address(0)
 int epoll_create1(int f) { REAL(epoll_create1); return fails_called_by(EPOLL, CALLER) ? -1 : real(f); }
 int eventfd(unsigned int n, int f) {
     REAL(eventfd); return fails_called_by(EPOLL, CALLER) ? -1 : real(n, f);
 }
+/* Python's Thread.start() waits for ever for a thread that had no memory to begin with
+ * (python/cpython#140746), and no caller can tell. So the first memory that a thread's Python asks
+ * for is always given. */
+static __thread int had_memory;
+static int fails_memory(void *caller) {
+    Dl_info found = {0};
+    if (role && !had_memory && syscall(SYS_gettid) != syscall(SYS_getpid) &&
+        called_by(caller, "python", &found)) {
+        had_memory = 1;
+        return 0;
+    }
+    return fails_called_by(MMAP, caller);
+}
 void *mmap(void *a, size_t n, int p, int f, int d, off_t o) {
-    return fails_called_by(MMAP, CALLER) ? MAP_FAILED : (void *)syscall(SYS_mmap, a, n, p, f, d, o);
+    return fails_memory(CALLER) ? MAP_FAILED : (void *)syscall(SYS_mmap, a, n, p, f, d, o);
 }
 void *mmap64(void *a, size_t n, int p, int f, int d, off64_t o) {
-    return fails_called_by(MMAP, CALLER) ? MAP_FAILED : (void *)syscall(SYS_mmap, a, n, p, f, d, o);
+    return fails_memory(CALLER) ? MAP_FAILED : (void *)syscall(SYS_mmap, a, n, p, f, d, o);
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 FUNCTIONS = (
@@ -12,7 +12,10 @@ FUNCTIONS = (
     *("socket", "connect", "accept", "send", "recv", "pipe", "epoll", "mmap"),
 )
 """In the order of their counters in failing_calls.c."""
+COUNTED_ROLES = ("run", "coordinator", "agent", "keeper", "zygote", "worker")
+"""Those that failing_calls.c knows, in its order."""
 ROLES = ("run", "keeper", "zygote", "worker")
+"""Those of a job of `elastic run`."""
 ERRORS = {
     "fork": (errno.EAGAIN, errno.ENOMEM),
     "thread": (errno.EAGAIN,),
@@ -37,31 +40,46 @@ _FIRST = 24  # calls of a kind, among which every second point is drawn: a start
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
     """The `number`-th call (from 1) of `function` in the first process of `role` that gets there
-    fails with `error`."""
+    fails with `error`.
+
+    since_kill: not counted from the begin of a process, but, in the one of this role that lives,
+    from when a worker of a job that trains is about to be killed.
+    """
 
     role: str
     function: str
     number: int
     error: int
+    since_kill: bool = False
 
     def __str__(self) -> str:
-        return f"{self.role}:{self.function}:{self.number}:{errno.errorcode[self.error]}"
+        number = f"{'+' if self.since_kill else ''}{self.number}"
+        return f"{self.role}:{self.function}:{number}:{errno.errorcode[self.error]}"
 
     @classmethod
     def parse(cls, text: str) -> Point:
         """What `str` has made."""
         role, function, number, error = text.split(":")
-        assert role in ROLES, role
+        assert role in COUNTED_ROLES, role
         assert function in FUNCTIONS, function
-        return cls(role=role, function=function, number=int(number), error=getattr(errno, error))
+        return cls(
+            role=role,
+            function=function,
+            number=int(number),
+            error=getattr(errno, error),
+            since_kill=number.startswith("+"),
+        )
 
 
 Counts = Mapping[tuple[str, str], int]
 """How often a process of a role calls a function in the life of a job, at most."""
 
 
-def drawn(counts: Counts, seed: int) -> Iterator[Point]:
-    """Points without end: spread over roles and functions, then over the calls of each."""
+def drawn(counts: Counts, seed: int, *, since_kill: Collection[str] = ()) -> Iterator[Point]:
+    """Points without end: spread over roles and functions, then over the calls of each.
+
+    since_kill: the roles whose counts are those since a worker was killed.
+    """
     source = random.Random(seed)
     kinds = sorted(kind for kind, count in counts.items() if count)
     while True:
@@ -74,4 +92,5 @@ def drawn(counts: Counts, seed: int) -> Iterator[Point]:
                 function=function,
                 number=source.randint(1, most),
                 error=source.choice(ERRORS[function]),
+                since_kill=role in since_kill,
             )

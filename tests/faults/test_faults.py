@@ -9,11 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.etcd_cluster import etcd_cluster
+from tests.faults.campaign import Campaign
 from tests.faults.library import build, require_compiler
+from tests.faults.long_running import LongOutcome
 from tests.faults.points import ERRORS, FUNCTIONS, ROLES, Point, drawn
 from tests.faults.running import Outcome, attempt, undisturbed
 
-_POINTS = 24
+_WHOLE_JOBS = 8
+_POINTS = 120  # in jobs that train on
 _SEED = int(os.environ.get("SEED", "0"))
 # What was found once stays mended.
 _FOUND = (
@@ -23,6 +27,15 @@ _FOUND = (
     "run:socket:8:ENFILE",
     "run:accept:7:ENFILE",
     "zygote:send:1:ECONNRESET",
+)
+
+
+# Of a job that trains: each would once have left it waiting for ever, or cost its state.
+_FOUND_LATER = (
+    "zygote:recv:+1:ECONNRESET",
+    "worker:send:2:ECONNRESET",
+    "zygote:send:+2:ECONNRESET",
+    "worker:open:1:EIO",
 )
 
 
@@ -39,7 +52,7 @@ def truth(library: Path) -> Outcome:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("index", range(_POINTS))
+@pytest.mark.parametrize("index", range(_WHOLE_JOBS))
 def test_a_call_that_fails_once(library: Path, truth: Outcome, index: int) -> None:
     point = next(itertools.islice(drawn(truth.counts, _SEED), index, None))
     outcome = attempt(library, point, truth.weights)
@@ -56,6 +69,23 @@ def test_a_call_whose_failure_was_once_told_badly(
     assert not outcome.wrong, f"{outcome.line}\n{outcome.wrong}\n{outcome.story}"
 
 
+def test_calls_that_fail_in_a_job_that_trains(library: Path) -> None:
+    points = [Point.parse(text) for text in _FOUND_LATER]
+    outcomes = [*Campaign(library, "", _SEED).several(points)]
+    assert not (found := _wrong(outcomes)), found
+    assert sum(outcome.fired is not None for outcome in outcomes) == len(points)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_many_calls_that_fail_once(library: Path) -> None:
+    with etcd_cluster(size=1) as etcd:
+        campaign = Campaign(library, etcd.endpoints(), _SEED)
+        outcomes = [*itertools.islice(campaign.outcomes(of_each_kind=_POINTS // 4), _POINTS)]
+    assert not (found := _wrong(outcomes)), found
+    assert sum(outcome.fired is not None for outcome in outcomes) > _POINTS / 2
+
+
 @pytest.mark.long
 def test_every_role_calls_something_that_can_fail(truth: Outcome) -> None:
     """Else the library counts nothing, and every point would pass."""
@@ -63,6 +93,10 @@ def test_every_role_calls_something_that_can_fail(truth: Outcome) -> None:
     assert truth.counts["zygote", "fork"] >= 3
     assert truth.counts["run", "fsync"] > 0
     assert truth.counts["worker", "fsync"] > 0
+
+
+def _wrong(outcomes: list[LongOutcome]) -> str:
+    return "\n".join(f"{o.line}\n{o.wrong}\n{o.story}" for o in outcomes if o.wrong)
 
 
 def test_points_are_spread_over_roles_functions_and_calls() -> None:

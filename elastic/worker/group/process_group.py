@@ -10,16 +10,16 @@ import re
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from elastic.core.membership import Generation
-from elastic.errors import ConfigurationError, GroupLost
+from elastic.errors import ConfigurationError, GroupLost, TransientError
 from elastic.worker.group import watchdog
 from elastic.worker.group.sockets import (
     Connection,
@@ -30,6 +30,7 @@ from elastic.worker.group.sockets import (
     shut_down,
 )
 
+T = TypeVar("T")
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
 _MEETING_TIMEOUT = datetime.timedelta(days=1)  # the coordinator's patience ends long before
 
@@ -122,7 +123,16 @@ class StoreHost:
     """The TCPStore that this worker offers to any generation in which it has rank 0."""
 
     def __init__(self, host: str) -> None:
-        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, multi_tenant=False)
+        try:
+            self._store = TCPStore(
+                host, 0, is_master=True, wait_for_workers=False, multi_tenant=False
+            )
+        except dist.DistError as error:  # torch does not say why the system refused it
+            raise TransientError(
+                f"torch can not host the group's store at {host}: {first_line(error)}; it needs "
+                "some descriptors, memory and a thread: see `ulimit -n` and `ulimit -u`, or try "
+                "again"
+            ) from error
         self.port: int = self._store.port
         self.endpoint = f"{host}:{self.port}"
         self._served: list[str] = []
@@ -170,7 +180,7 @@ class Group:
         self.met_at = ""
         """This member's key of the newest call in the store."""
         self._aborted = threading.Event()
-        self._wake = threading.Event()  # connected to the store, or aborted
+        self._wake = threading.Event()  # connected, or aborted
 
     @property
     def aborted(self) -> bool:
@@ -263,23 +273,33 @@ class Group:
         Connecting to a host that has died is tried again and again in C++, out of anybody's
         reach. So it happens on a thread that is left to its fate when the group is aborted.
         """
-        connected: list[Store] = []
-        failed: list[RuntimeError] = []
         host, _, port = self.generation.store_endpoint.rpartition(":")
 
-        def connect() -> None:
+        def connect() -> Store:
+            return TCPStore(host, int(port), is_master=False, timeout=timeout)
+
+        return self._unless_aborted(connect)
+
+    def _unless_aborted(self, make: Callable[[], T]) -> T:
+        """What `make` returns, on a thread that is left to its fate when the group is aborted."""
+        made: list[T] = []
+        failed: list[Exception] = []
+        self._wake.clear()
+        self.check()
+
+        def run() -> None:
             try:
-                connected.append(TCPStore(host, int(port), is_master=False, timeout=timeout))
-            except RuntimeError as error:
+                made.append(make())
+            except Exception as error:  # noqa: BLE001 - raised below
                 failed.append(error)
             self._wake.set()
 
-        threading.Thread(target=connect, name="elastic-connect", daemon=True).start()
+        threading.Thread(target=run, name="elastic-connect", daemon=True).start()
         self._wake.wait()
         self.check()
         if failed:
             raise failed[0]
-        return connected[0]
+        return made[0]
 
     def _meet(self, timeout: datetime.timedelta) -> Store:
         """Wait at the store until every member is there."""
@@ -296,13 +316,14 @@ class Group:
         dist.distributed_c10d._world.group_count = 0
         self._hook_before = sys.excepthook
         try:
-            dist.init_process_group(
-                self.backend.name,
-                store=store,
-                rank=self.rank,
-                world_size=self.world_size,
-                timeout=timeout,
-            )
+            with _gloo_made_by(self._unless_aborted):
+                dist.init_process_group(
+                    self.backend.name,
+                    store=store,
+                    rank=self.rank,
+                    world_size=self.world_size,
+                    timeout=timeout,
+                )
         finally:
             with self._ending:
                 self._torch = dist.group.WORLD
@@ -369,6 +390,30 @@ class Group:
         thousand groups an exception would end in a RecursionError."""
         if self._hook is not None and sys.excepthook is self._hook:
             sys.excepthook = self._hook_before
+
+
+@contextlib.contextmanager
+def _gloo_made_by(made_by: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
+    """gloo's constructor waits for a peer that has given up until its timeout, in C++, out of
+    anybody's reach. As long as this lasts it is called by `made_by`."""
+    c10d: Any = dist.distributed_c10d
+    original: Any = getattr(c10d, "ProcessGroupGloo", None)
+    if original is None:  # torch was built without it
+        yield
+        return
+
+    class Made(type):
+        def __call__(cls, *args: Any, **named: Any) -> Any:
+            return made_by(lambda: original(*args, **named))
+
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, original)
+
+    c10d.ProcessGroupGloo = Made("ProcessGroupGloo", (), {})
+    try:
+        yield
+    finally:
+        c10d.ProcessGroupGloo = original
 
 
 def _has_one_of(connection: Connection, ports: set[int]) -> bool:

@@ -22,13 +22,13 @@ STACK_DUMP_SIGNAL = signal.SIGUSR2
 
 def become_worker(request: pb.SpawnRequest, parent: int) -> int:
     """Cut the ties to the zygote, then run the script; return the exit code."""
+    _redirect_output(request.log_path)  # first: that is where is looked for what goes wrong
     # A group of its own, but the zygote's session: where the kernel schedules by session
     # (sched_autogroup_enabled) members that have one each, as under torchrun, wake each other more
     # slowly: steps take 5% longer with 2 or 3 workers on 2 cores.
     os.setpgid(0, 0)
     die_with_parent(parent)
     adopt_orphans()  # so that it is known whose daemons they are that outlive it
-    _redirect_output(request.log_path)
     os.environ.update(request.environment)
     _reseed()
     faulthandler.enable()  # a segmentation fault leaves its stacks in the log
@@ -41,12 +41,17 @@ def become_worker(request: pb.SpawnRequest, parent: int) -> int:
 
 
 def _redirect_output(path: str) -> None:
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    """A worker that can not open its log trains all the same, and writes to the zygote's."""
+    try:
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as error:
+        print(f"the log {path} can not be opened: {error.strerror}", file=sys.stderr, flush=True)
+    else:
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
     os.close(null)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 

@@ -13,9 +13,11 @@ import atexit
 import contextlib
 import gc
 import os
+import select
 import selectors
 import signal
 import socket
+import struct
 import sys
 import threading
 import time
@@ -39,6 +41,8 @@ from elastic.worker.process.forked import become_worker
 _EXIT_GRACE_S = 5.0  # for processes that a finished worker left behind
 _MOST_CALLERS = 16  # at once; whoever is not an agent has no business here
 _REFUSED_S = 0.05
+_BACK_S = 5.0  # for an agent that lives to connect again
+_AGENT_LOOK_S = 0.02
 _FIRST_AGENT_S = 5.0  # for the agent that has started this zygote to connect
 
 
@@ -71,6 +75,8 @@ class _Zygote:
         self._listener = listener
         self._grace_s = grace_s
         self._agent: socket.socket | None = None
+        self._agent_process: int | None = None  # a pidfd of the newest agent's
+        self._back_by = 0.0
         self._callers: dict[socket.socket, FrameDecoder] = {}  # who have not said what they are
         self._alone_until: float = time.monotonic() + max(grace_s, _FIRST_AGENT_S)
         self._untold: list[pb.ZygoteEvent] = []  # what happened while there was no agent
@@ -104,8 +110,16 @@ class _Zygote:
         return None
 
     def _is_to_end(self) -> bool:
-        abandoned = self._agent is None and time.monotonic() >= self._alone_until
+        alone = self._agent is None and time.monotonic() >= self._alone_until
+        abandoned = alone and not self._agent_may_return()
         return self._ending or abandoned or os.getppid() != self._keeper
+
+    def _agent_may_return(self) -> bool:
+        """It lives, and only its connection broke."""
+        if self._agent_process is None or time.monotonic() >= self._back_by:
+            return False
+        ended, _, _ = select.select([self._agent_process], [], [], 0)
+        return not ended
 
     def _serve_ready(
         self, ready: set[Any], selector: selectors.BaseSelector
@@ -159,11 +173,20 @@ class _Zygote:
         """The newest agent is the one that lives: it holds the lock of the run's directory."""
         self._drop_agent(selector)
         self._agent = connection
+        self._watch_agent(connection)
         ready = pb.ZygoteReady(workers=self._workers.values(), keeper=self._keeper)
         self._send(pb.ZygoteEvent(ready=ready))
         untold, self._untold = self._untold, []
         for event in untold:
             self._send(event)
+
+    def _watch_agent(self, connection: socket.socket) -> None:
+        if self._agent_process is not None:
+            os.close(self._agent_process)
+            self._agent_process = None
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        with contextlib.suppress(OSError):  # it has gone already
+            self._agent_process = os.pidfd_open(struct.unpack("=3i", credentials)[0])
 
     def _drop_agent(self, selector: selectors.BaseSelector) -> None:
         if self._agent is not None:
@@ -171,6 +194,7 @@ class _Zygote:
             self._agent.close()
             self._agent = None
             self._alone_until = time.monotonic() + self._grace_s
+            self._back_by = time.monotonic() + _BACK_S
 
     def _serve_agent(self, selector: selectors.BaseSelector) -> Callable[[], int] | None:
         data = _receive(self._agent) if self._agent is not None else b""
@@ -226,6 +250,8 @@ class _Zygote:
             for number in (signal.SIGCHLD, KEEPER_GONE):
                 signal.signal(number, signal.SIG_DFL)
             self._listener.close()
+            if self._agent_process is not None:
+                os.close(self._agent_process)
             for connection in (self._agent, *self._callers):
                 if connection is not None:
                     connection.close()
@@ -288,7 +314,8 @@ class _Zygote:
         if self._orphans_until:
             return 0.1
         if self._agent is None:
-            return max(0.0, self._alone_until - time.monotonic())
+            left_s = self._alone_until - time.monotonic()
+            return left_s if left_s > 0.0 else _AGENT_LOOK_S
         return None
 
 

@@ -177,6 +177,21 @@ def test_without_grace_all_ends_with_the_agent(start: Start) -> None:
     until(lambda: is_gone(worker) and is_gone(owner.ready["keeper"]))
 
 
+def test_a_connection_that_breaks_costs_nobody_and_nothing_that_was_asked(start: Start) -> None:
+    """Also without grace, which is for agents that end."""
+    owner = start(0.0)
+    first = owner.spawn("w1")
+    owner.tell("break")
+    second = owner.spawn("w2")
+    owner.tell("break")
+    owner.tell("kill", "w1", int(signal.SIGKILL))
+    assert owner.hear() == {"event": "exited", "worker": "w1", "code": 0, "signal": 9}
+    assert is_gone(first)
+    assert not is_gone(second)
+    owner.killed()
+    until(lambda: is_gone(second) and is_gone(owner.ready["keeper"]))
+
+
 @pytest.mark.long
 def test_the_grace_is_over_once(start: Start) -> None:
     owner = start(3.0)

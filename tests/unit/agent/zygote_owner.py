@@ -1,7 +1,7 @@
 """A process that has a zygote, says what it hears of it and does what it reads, one line each.
 
 `python -m tests.unit.agent.zygote_owner DIRECTORY GRACE_S`; reads "kill WORKER SIGNAL", "let_go",
-"close" and "spawn WORKER SECONDS [CODE [FILE]]".
+"break", which cuts the connection, "close" and "spawn WORKER SECONDS [CODE [FILE]]".
 """
 
 from __future__ import annotations
@@ -57,6 +57,9 @@ async def _obey(zygote: ZygoteProcess, directory: Path) -> None:
             zygote.spawn(_request(directory, *arguments))
         elif command == "kill":
             zygote.kill(arguments[0], signal.Signals(int(arguments[1])))
+        elif command == "break":
+            assert zygote._writer is not None
+            zygote._writer.transport.abort()
         elif command == "let_go":
             zygote.let_go()
             return

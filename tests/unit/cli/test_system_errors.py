@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -41,9 +43,39 @@ def test_a_fault_of_ours_comes_with_its_traceback(
     assert "Traceback" in result.output
 
 
+HALF_A_LOOP = """
+import asyncio, errno, os, socket
+from elastic.cli import checkpoints, main
+
+def refuse(*_):
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+async def never():
+    pass
+
+def begin(*_, **__):
+    socket.socketpair = refuse
+    asyncio.run(never())
+
+checkpoints.list_them = begin
+main.app(["checkpoint", "ls", "x"])
+"""
+
+
+def test_of_what_was_half_made_then_nothing_is_said() -> None:
+    """asyncio's loop complains as it is collected, and so does the coroutine that never ran."""
+    ended = subprocess.run(
+        [sys.executable, "-c", HALF_A_LOOP], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == ExitCode.TEMPORARY
+    (line,) = ended.stderr.splitlines()
+    assert "Too many open files" in line
+
+
 def _failing_with(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Any:
     def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(checkpoints, "list_them", fail)
+    monkeypatch.setattr(main, "_say_no_more", lambda: None)  # this process goes on
     return CliRunner().invoke(main.app, ["checkpoint", "ls", "x"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import socket
@@ -153,6 +154,23 @@ def test_again_and_again(place: Place) -> None:
         agent.accept()
         assert agent.hear().HasField("hello")
         place.new_agents.get(timeout=DEADLINE_S)
+
+
+class _OutOfBuffers(socket.socket):
+    def sendall(self, *_: object) -> None:
+        raise OSError(errno.ENOBUFS, "No buffer space available")
+
+
+def test_an_agent_that_can_not_be_told_is_connected_to_again(place: Place) -> None:
+    """Else it would wait for ever for what it has missed."""
+    whole = place.link._socket
+    with whole:
+        place.link._socket = _OutOfBuffers(fileno=os.dup(whole.fileno()))
+    agent = place.start()
+    place.link.send(status=job_pb2.WorkerStatus(worker="lost"))
+    agent.accept()
+    assert agent.hear().hello.worker == "w"
+    place.new_agents.get(timeout=DEADLINE_S)
 
 
 def test_what_can_not_be_read_ends_the_connection_and_no_more(place: Place) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import socket
 import sys
 import threading
@@ -14,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from elastic.core.membership import ChangeReason, Generation, Member
-from elastic.errors import ConfigurationError, GroupLost
+from elastic.errors import ConfigurationError, GroupLost, TransientError
+from elastic.worker.group import process_group
 from elastic.worker.group.process_group import Backend, Group, first_line, is_group_loss
 from tests import nccl_manners
 from tests.unit.worker import together
@@ -54,6 +56,17 @@ NOT_LOST = [
     ValueError("gloo is a word"),
     ConfigurationError("choose another"),
 ]
+
+
+def test_a_store_that_can_not_be_hosted_is_told_with_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise dist.DistStoreError("Failed to init uv loop")
+
+    monkeypatch.setattr(process_group, "TCPStore", refuse)
+    with pytest.raises(TransientError, match=r"at h: Failed to init uv loop; it needs some descr"):
+        process_group.StoreHost("h")
 
 
 @pytest.mark.parametrize("error", LOST, ids=lambda e: str(e)[-30:])
@@ -276,6 +289,31 @@ def test_building_ends_when_it_is_aborted() -> None:
         meet()
 
     run_together(wait, come_late)
+
+
+def test_building_is_aborted_while_a_peer_that_has_met_does_not_connect() -> None:
+    """It has no descriptor left: gloo waits for it until its timeout. The next group comes up."""
+
+    def wait(seat: Seat) -> None:
+        group = Group(seat.generation(1), seat.rank, GLOO)
+        threading.Timer(0.3, group.abort).start()
+        began = time.monotonic()
+        with pytest.raises(GroupLost, match="superseded"):
+            group.build(seat.host, JOIN_TIMEOUT_S)
+        assert time.monotonic() - began < JOIN_TIMEOUT_S / 3
+        group.close()
+        seat.exchange("free")
+        seat.join(2)
+        meet()
+
+    def refuse(seat: Seat) -> None:
+        group = Group(seat.generation(1), seat.rank, GLOO)
+        group.store = group._meet(datetime.timedelta(seconds=JOIN_TIMEOUT_S))
+        seat.exchange("free")
+        seat.join(2)
+        meet()
+
+    run_together(wait, wait, refuse)
 
 
 def test_building_is_aborted_while_the_store_does_not_answer() -> None:

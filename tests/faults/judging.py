@@ -1,0 +1,88 @@
+"""What is wrong with what a process or a job has said and left."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from elastic.checkpoint import catalog
+from elastic.checkpoint.directory import open_directory
+from elastic.errors import ElasticError, ExitCode
+from tests.integration.running import Place, command_line
+from tests.job_process import CommandProcess
+
+CLEAN = {ExitCode.SCRIPT_FAILED, ExitCode.TEMPORARY, ExitCode.CONFIGURATION}
+_GONE_WITHIN_S = 20.0
+# Python's own words for what it is refused, in the traceback of a script.
+_OTHER_WORDS = {
+    errno.ENOMEM: ("MemoryError", "bad_alloc"),
+    errno.EAGAIN: ("can't start new thread",),
+    errno.EMFILE: ("descriptors",),
+    errno.ENFILE: ("descriptors",),
+}
+
+
+def said_by(process: CommandProcess) -> str:
+    """All that a person would read of it."""
+    events = (str(e.get("message", "")) for e in list(process.events))
+    return "\n".join([*process.messages, *events])
+
+
+def bare_tracebacks(process: CommandProcess) -> list[str]:
+    """An operator can do nothing with a traceback, whatever words stand beside it."""
+    found = "Traceback" in "\n".join(process.messages)
+    return ["a traceback on the console"] if found else []
+
+
+def wrong_words(exit_code: int, said: str, error: int | None) -> list[str]:
+    """Of a process that has ended early; `error`: the call's that failed."""
+    wrong = [] if exit_code in CLEAN else [f"exit code {exit_code} means nothing"]
+    if error is None or os.strerror(error) not in said:
+        wrong.append("what it says does not name the cause")
+    return wrong
+
+
+def names_cause(text: str, error: int) -> bool:
+    """Of a worker: its failure or its log, where Python and torch may have their own words."""
+    words = (os.strerror(error), f"rrno {error}", f"rrno: {error}", *_OTHER_WORDS.get(error, ()))
+    return any(word in text for word in words)
+
+
+def left_behind(place: Place, *, directories: bool = True) -> list[str]:
+    """Processes and run directories that stay."""
+
+    def kept() -> list[Path]:
+        return place.run_directories() if directories else []
+
+    ends_at = time.monotonic() + _GONE_WITHIN_S
+    while (place.processes() or kept()) and time.monotonic() < ends_at:
+        time.sleep(0.02)
+    processes = [f"{pid} {command_line(pid)}" for pid in place.processes()]
+    wrong = [f"processes are left: {processes}"] if processes else []
+    return wrong + ([f"directories are left: {kept()}"] if kept() else [])
+
+
+def damaged_checkpoints(folder: Path) -> list[str]:
+    """Committed ones must be whole."""
+    directory = open_directory(str(folder))
+    try:
+        return [
+            f"checkpoint {step}: {problem}"
+            for step in catalog.list_checkpoints(directory)
+            for problem in catalog.verify(directory, step)
+        ]
+    except ElasticError as error:
+        return [f"checkpoints: {error}"]
+
+
+def text_of(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def logs_below(folders: Iterable[Path]) -> str:
+    """The ends of all logs."""
+    logs = sorted(log for folder in folders for log in folder.rglob("*.log"))
+    return "\n".join(f"--- {log.name}\n{text_of(log)[-3000:]}" for log in logs)

@@ -1,0 +1,30 @@
+"""A job that trains until it is stopped. What each rank has committed last stands in a file: the
+steps, the size of the group, and a number that follows from all weights."""
+
+import os
+import struct
+import sys
+import time
+
+import torch
+
+import elastic
+from tests.chaos.problem import loss_of
+from tests.faults.reference import fingerprint, long_data, new_model
+
+session = elastic.init()
+plain = new_model()
+model = session.distribute(plain)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+session.track(model=model, optimizer=optimizer)
+data = elastic.DataLoader(long_data(), global_batch=8, seed=3)
+progress = os.open(sys.argv[1], os.O_WRONLY)
+for step in session.steps(data, epochs=1_000_000):
+    with step:
+        time.sleep(0.02)
+        for inputs, targets in step.batches():
+            step.backward(loss_of(model(inputs), targets))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    row = struct.pack("=qqd", session.committed, session.world_size, fingerprint(plain))
+    os.pwrite(progress, row, len(row) * session.rank)

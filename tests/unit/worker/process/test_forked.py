@@ -1,0 +1,54 @@
+"""A worker's output goes to its log, from the first thing that can go wrong on."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic.v1 import local_pb2 as pb
+from elastic.worker.process import forked
+
+
+class Os:
+    """The module, but for what would change this process."""
+
+    def __init__(self) -> None:
+        self.replaced: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def dup2(self, _: int, descriptor: int) -> None:
+        self.replaced.append(descriptor)
+
+    def setpgid(self, *_: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+@pytest.fixture
+def system(monkeypatch: pytest.MonkeyPatch) -> Os:
+    made = Os()
+    monkeypatch.setattr(forked, "os", made)
+    return made
+
+
+def test_output_is_redirected_before_anything_can_go_wrong(system: Os, tmp_path: Path) -> None:
+    request = pb.SpawnRequest(worker="w", log_path=str(tmp_path / "w.log"))
+    with pytest.raises(PermissionError):
+        forked.become_worker(request, os.getppid())
+    assert system.replaced == [1, 2, 0]
+
+
+def test_without_a_log_it_goes_on_and_says_so(
+    system: Os, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "gone" / "w.log"
+    forked._redirect_output(str(log))
+    assert system.replaced == [0]
+    assert (
+        capsys.readouterr().err == f"the log {log} can not be opened: No such file or directory\n"
+    )

@@ -1,4 +1,4 @@
-"""From its eighth step on the disk is full: FILE takes all that is left. Arguments: FILE [EPOCHS]"""
+"""From its eighth step on the disk is full: FILE takes what is left. Arguments: FILE [EPOCHS]"""
 
 import contextlib
 import pathlib

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Callable
 from contextlib import aclosing
 
 from elastic.coordinator.leadership import Leadership, take_office
+from elastic.rpc.peer_life import until_gone
 from elastic.store.claim import Claim
 from elastic.store.follow import follow_key
 from elastic.store.interface import Entry, GuardFailed, Store
 from elastic.store.job_documents import LeaderDocument, to_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.job_runs import DEFAULT_RUN
+from elastic.store.leader_watch import leader_from
 from elastic.store.lease_keeper import LeaseState, boot_time_s
+from elastic.store.retries import until_answered
 
+_LOG = logging.getLogger(__name__)
 LEADER_TTL_S = 3.0
 
 
@@ -120,10 +125,29 @@ class Election:
         return leadership
 
     async def _until_vacant(self) -> None:
-        async with aclosing(follow_key(self._store, self._key)) as entries:
-            async for entry in entries:
-                if entry is None:
-                    return
+        ending: asyncio.Task[None] | None = None
+        try:
+            async with aclosing(follow_key(self._store, self._key)) as entries:
+                async for entry in entries:
+                    if ending is not None:
+                        ending.cancel()
+                    if entry is None:
+                        return
+                    ending = asyncio.create_task(self._end_with_its_process(entry))
+        finally:
+            if ending is not None:
+                ending.cancel()
+                await asyncio.gather(ending, return_exceptions=True)
+
+    async def _end_with_its_process(self, entry: Entry) -> None:
+        """A leader whose process is gone is not waited for until its lease ends. If that is an
+        error, it is deposed as if its lease had been lost."""
+        leader = leader_from(entry)
+        if leader is None or not entry.lease:
+            return
+        await until_gone(leader.address)
+        _LOG.info("nobody listens at %s any more, where the leader was", leader.address)
+        await until_answered(lambda: self._store.revoke(entry.lease), "revoke the leader's lease")
 
     def _claim_changed(self, state: LeaseState) -> None:
         if self._in_office:

@@ -1,0 +1,39 @@
+"""Whether the process behind an address has ended, as its kernel tells."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+_CONNECT_S = 2.0
+_AGAIN_S = 0.5
+
+
+async def until_gone(address: str) -> None:
+    """Return when a process that has listened at `address` (host:port) does so no more.
+
+    The kernel closes what a dead process had open, and refuses who comes again. A host that is
+    silent, or cannot be reached, tells nothing: then this waits on. So it does where nobody was
+    ever to be reached from here.
+    """
+    host, _, port = address.rpartition(":")
+    was_there = False
+    while True:
+        try:
+            connecting = asyncio.open_connection(host.strip("[]"), int(port))
+            reader, writer = await asyncio.wait_for(connecting, _CONNECT_S)
+        except ConnectionRefusedError:
+            if was_there:
+                return
+        except (OSError, asyncio.TimeoutError, ValueError):
+            pass
+        else:
+            was_there = True
+            try:
+                with contextlib.suppress(OSError):
+                    while await reader.read(4096):
+                        pass  # what a server says at once
+            finally:
+                writer.close()
+            continue  # gone, or tired of one who says nothing: to be tried at once
+        await asyncio.sleep(_AGAIN_S)

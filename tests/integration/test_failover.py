@@ -1,0 +1,92 @@
+"""A leader that is killed is followed at once: its kernel tells of its death, not its lease."""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.etcd_cluster import etcd_cluster, free_ports
+from tests.integration.loopback_job import NODES, TrainingJob
+from tests.integration.running import Place
+from tests.job_process import CommandProcess
+
+pytestmark = pytest.mark.timeout(300)
+
+LEASE_S = "20"  # by which nothing here is explained
+
+
+class Job(TrainingJob):
+    """With two coordinators, each of which may lead."""
+
+    def start_candidate(self) -> None:
+        (port,) = free_ports(1)
+        address = f"127.0.0.1:{port}"
+        where = ("--listen", address, "--advertise", address, "--leader-ttl-s", LEASE_S)
+        self.coordinators.append(self.start("coordinator", *where, "--events-file", "/dev/stderr"))
+
+    def leader(self) -> CommandProcess:
+        """The one elected last."""
+        candidates = [c for c in self.coordinators if c.named("elected")]
+        return max(candidates, key=lambda c: float(c.named("elected")[-1]["time"]))
+
+
+def is_connected(process: CommandProcess, port: int) -> bool:
+    """One of its sockets is connected to this port."""
+    descriptors = Path(f"/proc/{process.process.pid}/fd").iterdir()
+    sockets = {os.readlink(descriptor) for descriptor in descriptors}
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(
+        row[2].endswith(f":{port:04X}") and row[3] == "01" and f"socket:[{row[9]}]" in sockets
+        for row in rows
+    )
+
+
+@pytest.fixture
+def job(place: Place) -> Iterator[Job]:
+    with etcd_cluster(size=1) as etcd:
+        job = Job(place, etcd=etcd.endpoints())
+        try:
+            job.start_candidate()
+            job.wait(lambda: job.events("elected"), "a leader")
+            for node in NODES:
+                job.start_agent(node)
+            job.start_candidate()
+            job.wait(lambda: job.world() == len(NODES), "a group of all")
+            job.trains_on()
+            yield job
+        finally:
+            job.close()
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.long)])
+def test_a_leader_killed_together_with_a_worker(job: Job, times: int) -> None:
+    took_s: list[float] = []
+    for _ in range(times):
+        follower = job.coordinators[-1]
+        follower.wait_for(lambda c=follower: c.named("campaigning"), "a follower")
+        elected, recovered = len(job.events("elected")), len(job.events("recovered"))
+        pid = job.worker_pid("b")
+        leader = job.leader()
+        assert leader is not follower
+        port = int(leader.named("coordinator_started")[0]["address"].rpartition(":")[2])
+        job.wait(lambda f=follower, p=port: is_connected(f, p), "the follower's connection")
+        killed_at = time.time()
+        os.kill(leader.process.pid, signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
+        job.wait(lambda n=elected: len(job.events("elected")) > n, "the next leader", 10.0)
+        job.wait(lambda n=recovered: len(job.events("recovered")) > n, "the next step", 20.0)
+        took_s.append(job.events("recovered")[-1]["time"] - killed_at)
+        print(
+            f"elected {job.events('elected')[-1]['time'] - killed_at:.2f} s, "
+            f"recovered {took_s[-1]:.2f} s after the kill"
+        )
+        job.start_candidate()
+        job.wait(lambda: job.world() == len(NODES), "a whole group again")
+        job.trains_on()
+    print(f"median of {times}: {statistics.median(took_s):.2f} s")

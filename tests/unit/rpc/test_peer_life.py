@@ -1,0 +1,77 @@
+"""A peer's process is gone when its kernel says so, and only then."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from elastic.rpc import peer_life
+from elastic.rpc.peer_life import until_gone
+from tests.contract.conftest import within_deadline
+from tests.etcd_cluster import free_ports
+
+
+class Peer:
+    """Listens, until it is gone."""
+
+    def __init__(self) -> None:
+        (self.port,) = free_ports(1)
+        self.callers: list[asyncio.StreamWriter] = []
+        self.came = asyncio.Event()
+
+    async def start(self) -> None:
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        del reader
+        writer.write(b"a server's first words")
+        self.callers.append(writer)
+        self.came.set()
+
+    def hang_up(self) -> None:
+        self.came.clear()
+        while self.callers:
+            self.callers.pop().close()
+
+    def end(self) -> None:
+        self.server.close()
+        self.hang_up()
+
+
+def test_one_that_has_listened_and_does_so_no_more_is_gone() -> None:
+    async def check() -> None:
+        peer = Peer()
+        await peer.start()
+        watching = asyncio.create_task(until_gone(f"127.0.0.1:{peer.port}"))
+        for _ in range(3):  # tired of one who says nothing
+            await peer.came.wait()
+            peer.hang_up()
+        await peer.came.wait()
+        assert not watching.done()
+        peer.end()
+        await watching
+
+    within_deadline(check())
+
+
+def test_one_that_was_never_reached_is_not_known_to_be_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peer_life, "_AGAIN_S", 0.01)
+
+    async def check() -> None:
+        peer = Peer()
+        for address in (f"127.0.0.1:{peer.port}", "no-such-host.invalid:1", "nonsense", ""):
+            watching = asyncio.create_task(until_gone(address))
+            await asyncio.sleep(0.1)
+            assert not watching.done()
+            watching.cancel()
+        watching = asyncio.create_task(until_gone(f"127.0.0.1:{peer.port}"))
+        await asyncio.sleep(0.05)
+        await peer.start()
+        await peer.came.wait()
+        peer.end()
+        await watching
+
+    within_deadline(check())

@@ -11,6 +11,8 @@ from elastic.cli.formats import print_table, printable
 from elastic.core.membership import WorkerPhase
 from elastic.v1 import control_pb2 as pb
 
+_LONG_S, _LONG_FACTOR = 1.0, 5.0  # of a step that is worth a line
+
 
 def to_document(reply: pb.JobStatus) -> dict[str, Any]:
     """The status as JSON, with the recoveries unpacked."""
@@ -37,9 +39,13 @@ def print_status(reply: pb.JobStatus) -> None:
     """For people."""
     progress, generation = reply.progress, reply.generation
     figures = "".join(f", {name} {value:.4g}" for name, value in progress.reported.items())
-    print(printable(f"job {reply.job}: {reply.phase}, {len(generation.members)} workers"))
+    least = f" (at least {reply.min_workers})" if reply.min_workers > 1 else ""
+    count = f"{len(generation.members)} of {reply.wanted_workers} workers{least}"
+    print(printable(f"job {reply.job}: {reply.phase}, {count}"))
     print(printable(f"step {progress.committed}, epoch {progress.epoch}{figures}"))
     print(f"{progress.samples_per_s:.0f} samples/s, {progress.step_s * 1000:.1f} ms a step")
+    if progress.in_step_s > max(_LONG_S, _LONG_FACTOR * progress.step_s):
+        print(f"the step under way lasts for {progress.in_step_s:.1f} s so far")
     print(f"generation {generation.number}, restarts {reply.restarts} of {reply.max_restarts}")
     if reply.coordinator:
         doubt = "" if reply.in_office else " (in doubt: the store does not answer)"

@@ -9,6 +9,7 @@ from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import Leadership
 from elastic.coordinator.ledger_file import LedgerFile
 from elastic.coordinator.ledger_recorder import LedgerRecorder
+from elastic.coordinator.records import since_boot
 from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
 from elastic.runtime.journal import Journal
 
@@ -26,6 +27,7 @@ def make_machine(options: JobOptions, leadership: Leadership, now: float) -> Coo
             saves=options.checkpoints is not None,
         ),
         last=leadership.last_generation,
+        restarted_at=since_boot(leadership.records.restarts),
         may_train=leadership.last.may_train if leadership.last is not None else (),
         now=now,
     )

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 from elastic.coordinator.attendance import Attendance, AttendingNode, name_of, node_id
@@ -26,6 +26,7 @@ from elastic.coordinator.leadership import (
     save_stop,
 )
 from elastic.coordinator.node_registry import NodeRegistry
+from elastic.coordinator.records import Records, save_records, since_boot, to_unix
 from elastic.coordinator.recoveries import Recoveries
 from elastic.coordinator.saves import Saves
 from elastic.coordinator.view_batches import ViewBatches
@@ -88,17 +89,21 @@ class CoordinatorDaemon:
             run_id=options.run_id,
         )
         self._views = ViewBatches(self._driver.post, self._nodes.count)
+        self._failures = NodeFailures(options.quarantine_after, options.quarantine_window_s)
+        known = leadership.records
+        self._failures.restore({n: since_boot(found) for n, found in known.failures.items()})
         self._departing = DepartingNodes(
             self._nodes,
             Exclusions(store, job=options.job, guard=leadership.guard),
-            NodeFailures(options.quarantine_after, options.quarantine_window_s),
+            self._failures,
             journal,
             post=self._views.post,
             start=self._tasks.start,
         )
         self._refused: dict[str, str] = {}  # why, by name
-        self._recoveries = Recoveries()
-        self._started_unix_s = time.time()
+        self._recoveries = Recoveries(known.recoveries)
+        self._kept = self._counted()
+        self._keeping = False
         self._saves = Saves(
             make_commits(options),
             journal,
@@ -241,6 +246,7 @@ class CoordinatorDaemon:
         node = self._nodes.of(stream)
         if node is not None and self._lost is None:
             self._hearing.hear(node, message)
+            self._keep_records()
 
     def stop(self, reason: str, exit_code: int) -> None:
         """Have the job saved and left."""
@@ -262,14 +268,19 @@ class CoordinatorDaemon:
 
     def status(self) -> pb.JobStatus:
         """The job as it is now."""
-        current = self._machine.current
+        current, nodes = self._machine.current, self._departing.statuses()
+        self._note_steps(nodes)
+        policy = self._options.formation
+        room = sum(node.slots for node in nodes if node.state == "ready")
         return pb.JobStatus(
             job=self._options.job,
             phase=self._machine.phase.value,
             generation=generation_to_pb(current) if current is not None else None,
-            nodes=self._departing.statuses(),
+            nodes=nodes,
+            min_workers=policy.min_workers,
+            wanted_workers=min(policy.max_workers, room),
             progress=self._hearing.progress,
-            started_unix_s=self._started_unix_s,
+            started_unix_s=self._leadership.records.started_unix_s,
             restarts=self._machine.restarts_spent(time.monotonic()),
             max_restarts=self._options.max_restarts,
             recoveries_json=[json.dumps(r) for r in self._recoveries.finished],
@@ -279,6 +290,15 @@ class CoordinatorDaemon:
             in_office=self._in_office(),
             longest_pause_s=round(self._pauses.longest_s, 3),
         )
+
+    def _note_steps(self, nodes: Iterable[pb.NodeStatus]) -> None:
+        """Members report their steps when the group changes; in between they are rank 0's."""
+        current, progress = self._machine.current, self._hearing.progress
+        if current is None or progress.generation != current.number:
+            return
+        for worker in (worker for node in nodes for worker in node.workers):
+            if worker.generation == current.number and current.rank_of(worker.worker) is not None:
+                worker.committed = max(worker.committed, progress.committed)
 
     # ---- NodeHandler: what the store says of nodes
 
@@ -335,6 +355,7 @@ class CoordinatorDaemon:
 
     def _execute(self, effect: fx.Effect) -> None:
         self._carry_out(effect)
+        self._keep_records()
 
     @functools.singledispatchmethod
     def _carry_out(self, effect: Any) -> None:
@@ -441,6 +462,33 @@ class CoordinatorDaemon:
     def _may_train(self) -> bool:
         """Somebody may, somewhere: what the job runs can not be changed."""
         return bool(self._machine.members_that_may_train())
+
+    def _counted(self) -> tuple[object, ...]:
+        """Changes whenever there is more for the leaders after to know of."""
+        newest = self._recoveries.finished[-1] if self._recoveries.finished else None
+        return (self._machine.restarts()[-1:], self._failures.instants(), id(newest))
+
+    def _keep_records(self) -> None:
+        if not self._keeping and self._counted() != self._kept:
+            self._keeping = True
+            self._tasks.start(self._save_records(), "records")
+
+    async def _save_records(self) -> None:
+        try:
+            while (counted := self._counted()) != self._kept:
+                records = Records(
+                    started_unix_s=self._leadership.records.started_unix_s,
+                    restarts=to_unix(self._machine.restarts()),
+                    failures={n: to_unix(found) for n, found in self._failures.instants().items()},
+                    recoveries=tuple(self._recoveries.finished),
+                )
+                guard = self._leadership.guard
+                await save_records(self._store, job=self._options.job, guard=guard, records=records)
+                self._kept = counted
+        except GuardFailed:
+            return  # another one leads
+        finally:
+            self._keeping = False
 
     async def _persist(self, effect: fx.PersistGeneration) -> None:
         generation = effect.generation

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
+from elastic.coordinator.records import Records, load_records
 from elastic.core.legible import is_text
 from elastic.core.membership import Generation
 from elastic.errors import ConfigurationError, ExitCode, TransientError
@@ -63,6 +64,8 @@ class Leadership:
     guard: Guard
     incarnation: str
     """The run's, the same under all its leaders: the running group was formed under it."""
+    records: Records = field(default_factory=Records)
+    """Of the leaders before."""
     last: Stored | None = None
     """The newest generation of the leaders before; none of them can write another."""
 
@@ -105,6 +108,7 @@ async def take_office(
         job=job,
         guard=guard,
         incarnation=await _incarnation(store, job, candidate),
+        records=await until_answered(lambda: load_records(store, job), "load the records"),
         last=await until_answered(lambda: load_generation(store, job), "load the generation"),
     )
 

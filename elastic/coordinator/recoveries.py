@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +34,11 @@ class Recoveries:
     last member. These add up to the total; abort overlaps them, as members free themselves.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, finished: Iterable[Mapping[str, Any]] = ()) -> None:
+        """finished: those of leaders before, newest last."""
         self._sign_at: float | None = None
         self._under_way: _Recovery | None = None
-        self.finished: deque[dict[str, Any]] = deque(maxlen=_KEPT)
+        self.finished: deque[Mapping[str, Any]] = deque(finished, maxlen=_KEPT)
 
     def sign(self, now: float) -> None:
         """A first hint: a broken collective, a dead worker, a broken stream."""

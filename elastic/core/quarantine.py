@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from elastic.core.membership import Failure, FailureKind
@@ -40,6 +41,15 @@ class NodeFailures:
         if not times:
             del self._failed_at[node]  # nodes come and go
         return len(times)
+
+    def restore(self, instants: Mapping[str, Sequence[float]]) -> None:
+        """Those of which another one has known, by node, oldest first."""
+        for node, found in instants.items():
+            self._failed_at[node].extend(found)
+
+    def instants(self) -> Mapping[str, tuple[float, ...]]:
+        """When they were, by node, oldest first."""
+        return {node: tuple(found) for node, found in self._failed_at.items() if found}
 
     def forgive(self, node: str) -> None:
         """Begin anew."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from elastic.core.membership import Failure, FailureKind, WorkerId
@@ -95,6 +96,14 @@ class RestartPolicy:
         if self.spent(now) > self.max_restarts:
             return Verdict.BUDGET_SPENT
         return Verdict.RESTART
+
+    def restore(self, instants: Sequence[float]) -> None:
+        """Those of which another policy has known, oldest first."""
+        self._failed_at.extend(instants)
+
+    def instants(self) -> tuple[float, ...]:
+        """When those were that `spent` has counted, oldest first."""
+        return tuple(self._failed_at)
 
     def spent(self, now: float) -> int:
         """Restarts within the window that ends at `now`."""

@@ -40,6 +40,11 @@ class JobKeys:
         return self._below("stop")
 
     @property
+    def records(self) -> str:
+        """What is counted beyond one leader."""
+        return self._below("records")
+
+    @property
     def folder(self) -> str:
         """Of all that the store knows of the job."""
         return self._below("")

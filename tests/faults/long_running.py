@@ -367,7 +367,7 @@ class ClusterJob(LongJob):
             **place.environment,
             **self.environment,
             "ELASTIC_ETCD": etcd,
-            "ELASTIC_JOB": place.files.name,
+            "ELASTIC_JOB": place.files.name.replace("_", "-") + "-job",
         }
         self._past: list[CommandProcess] = []
         self._now: dict[str, CommandProcess] = {"coordinator": self._start_coordinator()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -69,10 +69,12 @@ class Coordinator:
         *,
         last: Generation | None = None,
         may_train: tuple[Generation, ...] = (),
+        restarted_at: Sequence[float] = (),
         now: float = 0.0,
     ) -> None:
         """`last`: the newest generation of the coordinators before, whose group may train on.
-        `may_train`: earlier ones of which that is true as well, oldest first."""
+        `may_train`: earlier ones of which that is true as well, oldest first. `restarted_at`:
+        restarts that count against the budget, oldest first."""
         self._settings = settings
         self._policy = settings.formation
         self._number = 0
@@ -93,6 +95,7 @@ class Coordinator:
         self._restarts = RestartPolicy(
             settings.max_restarts, settings.restart_window_s, saves=settings.saves
         )
+        self._restarts.restore(restarted_at)
         self._checkpoints = CheckpointTracker()
         self._progress = ProgressWatch(settings.stall)
         self._newcomers = Newcomers(settings.newcomers)
@@ -143,6 +146,10 @@ class Coordinator:
     def restarts_spent(self, now: float) -> int:
         """Restarts counted against the budget at `now`."""
         return self._restarts.spent(now)
+
+    def restarts(self) -> tuple[float, ...]:
+        """When those were, oldest first."""
+        return self._restarts.instants()
 
     def members_that_may_train(self) -> list[Member]:
         """Those of every group that is not known to have stopped."""

@@ -32,6 +32,8 @@ from tests.unit.store.failing_store import Clock, FailingStore
 DEADLINE_S = 60.0
 WORKER = job_pb2.WorkerStatus(worker="n1-1", phase=6, slot=0, committed=2**33, pid=11)
 STATUS = pb.JobStatus(
+    min_workers=2,
+    wanted_workers=3,
     job="digits",
     phase="running",
     coordinator="10.0.0.1:1",
@@ -140,7 +142,7 @@ def test_status_for_people(place: Place, capsys: Printed) -> None:
     operator.status(place.target, output="table")
     shown = capsys.readouterr().out
     for part in (
-        "job digits: running, 1 workers",
+        "job digits: running, 1 of 3 workers (at least 2)",
         "generation 4, restarts 1 of 3",
         "coordinator 10.0.0.1:1 (in doubt: the store does not answer)",
         "last checkpoint: step 7 in /checkpoints",

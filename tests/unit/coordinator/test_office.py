@@ -20,6 +20,7 @@ from elastic.runtime.journal import Journal, RecentEntries
 from elastic.store.job_keys import JobKeys
 from elastic.store.leader_watch import find_leader
 from elastic.v1 import control_pb2 as pb
+from elastic.v1 import job_pb2
 from tests.contract.conftest import within_deadline
 from tests.unit.coordinator.agents import Diary, agent, closed, kinds, view, worker
 from tests.unit.store.failing_store import Clock, FailingStore
@@ -338,6 +339,32 @@ def test_the_next_leader_knows_of_the_order_to_stop() -> None:
         assert contest.two.running is not None
         assert await contest.two.running == 82  # after the grace: nobody has come
         assert [e.key for e in await contest.store.list(KEYS.folder)] == [KEYS.end("default")]
+
+    run(check)
+
+
+def test_what_was_counted_counts_under_the_next_leader() -> None:
+    async def check(contest: Contest) -> None:
+        stream, _ = await group_of_one(contest.one)
+        failure = job_pb2.Failure(worker="w", kind="FAILURE_KIND_SIGNAL", retryable=True)
+        contest.one.office.agent_said(stream, pb.AgentMessage(failure=failure))
+        contest.one.office.agent_said(stream, view(worker("x", READY)))
+        named = contest.one.diary
+        await until(lambda: named.of("generation_formed")[-1]["members"] == ["x"])
+        number = named.of("generation_formed")[-1]["generation"]
+        reformed = job_pb2.Reformed(worker="x", generation=number, committed=1)
+        contest.one.office.agent_said(stream, pb.AgentMessage(reformed=reformed))
+        await until(lambda: "recovered" in named.names())
+        before = contest.one.office.status()
+        assert (before.restarts, len(before.recoveries_json)) == (1, 1)
+        await until(lambda: KEYS.records in contest.store._entries)
+        while b'"recoveries": [{' not in contest.store._entries[KEYS.records].value:
+            await asyncio.sleep(0.01)
+        await contest.one.end()
+        await until(contest.two.leads)
+        after = contest.two.office.status()
+        assert (after.restarts, list(after.recoveries_json)) == (1, list(before.recoveries_json))
+        assert after.started_unix_s == before.started_unix_s
 
     run(check)
 

@@ -1,0 +1,84 @@
+"""What a job's operators count on beyond one leader: restarts, failures of nodes, recoveries."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastic.core.legible import is_instant
+from elastic.settings.limits import require_node_name
+from elastic.store.interface import Guard, Store
+from elastic.store.job_keys import JobKeys
+from elastic.store.retries import until_answered
+
+_MOST = 10_000  # of anything, in what is read
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Records:
+    """Instants are Unix seconds."""
+
+    started_unix_s: float = field(default_factory=time.time)
+    """When the run began."""
+    restarts: tuple[float, ...] = ()
+    """Those that count against the budget."""
+    failures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Those that count against a node, by its name."""
+    recoveries: tuple[Mapping[str, Any], ...] = ()
+    """The newest, newest last."""
+
+
+def since_boot(instants: Sequence[float]) -> list[float]:
+    """Unix seconds on the clock of time.monotonic; none lies ahead."""
+    ahead = time.time() - time.monotonic()
+    return sorted(min(at - ahead, time.monotonic()) for at in instants)
+
+
+def to_unix(instants: Sequence[float]) -> tuple[float, ...]:
+    """The other way round."""
+    ahead = time.time() - time.monotonic()
+    return tuple(round(at + ahead, 3) for at in instants)
+
+
+async def save_records(store: Store, *, job: str, guard: Guard, records: Records) -> None:
+    """Keep them for the leaders after; sits out outages. Raises GuardFailed when others lead."""
+    document = {
+        "started_unix_s": records.started_unix_s,
+        "restarts": records.restarts,
+        "failures": records.failures,
+        "recoveries": records.recoveries,
+    }
+    key, value = JobKeys(job).records, json.dumps(document).encode()
+    await until_answered(lambda: store.put(key, value, guard=guard), "save the records")
+
+
+async def load_records(store: Store, job: str) -> Records:
+    """Those of the leaders before; none where there are none, or none that can be read.
+
+    Raises TransientError.
+    """
+    entry = await store.get(JobKeys(job).records)
+    if entry is None:
+        return Records()
+    try:
+        document = json.loads(entry.value)
+        for node in document["failures"]:
+            require_node_name(node)
+        return Records(
+            started_unix_s=_instants([document["started_unix_s"]])[0],
+            restarts=_instants(document["restarts"]),
+            failures={node: _instants(found) for node, found in document["failures"].items()},
+            recoveries=tuple(dict(recovery) for recovery in document["recoveries"][-_MOST:]),
+        )
+    except Exception:  # noqa: BLE001 - in whatever way it is no such document
+        return Records()
+
+
+def _instants(found: Sequence[Any]) -> tuple[float, ...]:
+    instants = tuple(float(at) for at in found[-_MOST:])
+    if not all(map(is_instant, instants)):
+        raise ValueError(f"not all are instants: {instants}")
+    return instants

@@ -1,0 +1,67 @@
+"""What is counted beyond one leader, as the store keeps it."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from hypothesis import given
+
+from elastic.coordinator.leadership import lead
+from elastic.coordinator.records import Records, load_records, save_records, since_boot, to_unix
+from elastic.store.job_keys import JobKeys
+from elastic.store.memory import MemoryStore
+from tests.contract.conftest import within_deadline
+from tests.fuzzed_documents import documents, thoroughly
+
+KEY = JobKeys("job").records
+RECORDS = Records(
+    started_unix_s=10.0,
+    restarts=(20.0, 21.5),
+    failures={"n1": (20.0,)},
+    recoveries=({"generation": 3, "total_s": 0.05},),
+)
+
+
+def test_what_is_kept_is_found_again() -> None:
+    async def check() -> None:
+        store = MemoryStore()
+        leadership = await lead(store, job="job", candidate="c")
+        assert (await load_records(store, "job")).restarts == ()
+        await save_records(store, job="job", guard=leadership.guard, records=RECORDS)
+        assert await load_records(store, "job") == RECORDS
+
+    within_deadline(check())
+
+
+@thoroughly
+@given(
+    value=documents(
+        json.dumps(
+            {
+                "started_unix_s": 10.0,
+                "restarts": [20.0],
+                "failures": {"n1": [20.0]},
+                "recoveries": [{"generation": 3}],
+            }
+        ).encode()
+    )
+)
+def test_whatever_stands_there_a_leader_can_begin(value: bytes) -> None:
+    async def check() -> None:
+        store = MemoryStore()
+        await store.put(KEY, value)
+        records = await load_records(store, "job")
+        since_boot(records.restarts)
+        assert json.dumps(list(records.recoveries))
+
+    within_deadline(check())
+
+
+def test_instants_are_those_of_the_same_moments() -> None:
+    now, boot = time.time(), time.monotonic()
+    first, second = since_boot([now - 5.0, now + 3600.0])
+    assert first == pytest.approx(boot - 5.0, abs=0.5)
+    assert second == pytest.approx(boot, abs=0.5), "none lies ahead"
+    assert to_unix([boot - 5.0]) == pytest.approx([now - 5.0], abs=0.5)

@@ -345,11 +345,23 @@ class AgentDaemon:
         elif kind == "progress":
             if message.progress.probed or self._rank_of(worker) == 0:
                 self._link.send(progress=message.progress)
+        elif kind == "known":
+            self._worker_knows(message.known)
         elif kind is not None and kind != "hello":
             if kind == "reformed":
                 generation = message.reformed.generation
                 self._driver.post(ev.WorkerRecovered(worker=worker, generation=generation))
             self._link.send(**{kind: getattr(message, kind)})
+
+    def _worker_knows(self, known: job_pb2.Known) -> None:
+        """An agent that has found workers learns from them of the group that they are in."""
+        newest = generation_from_pb(known.newest)
+        if newest.is_news_after(self._machine.generation):
+            if known.HasField("before"):
+                before = generation_from_pb(known.before)
+                self._driver.post(ev.GenerationAnnounced(generation=before))
+            self._driver.post(ev.GenerationAnnounced(generation=newest))
+            self._link.send(known=known)
 
     def _note_compiling(self, worker: str, progress: job_pb2.Progress) -> None:
         """Said again and again while it lasts, and once when it is over."""
@@ -405,6 +417,8 @@ class AgentDaemon:
             self._driver.post(ev.JobEnded(exit_code=message.job_ended.exit_code))
         elif kind == "probe":
             self._server.broadcast(probe=pb.ProbeProgress())
+        elif kind == "stray":
+            self._driver.post(ev.Strayed())
         elif kind == "drain":
             self._driver.post(ev.DrainRequested(called_off=message.drain.called_off))
         elif kind == "drained":
@@ -415,7 +429,7 @@ class AgentDaemon:
         """Whoever coordinates now may know nothing of this node, nor of the group."""
         newest, before = self._machine.generation, self._machine.before
         if newest is not None:
-            known = control_pb2.Known(newest=generation_to_pb(newest))
+            known = job_pb2.Known(newest=generation_to_pb(newest))
             if before is not None:
                 known.before.CopyFrom(generation_to_pb(before))
             self._link.send(known=known)

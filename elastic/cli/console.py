@@ -264,6 +264,10 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"the store has lost generations {f['stored'] + 1} to {f['generation']}, of which the "
         "agents know: it was emptied, or restored from a backup"
     ),
+    "stray_group_ended": lambda f: (
+        f"workers of node {f['node']} were in a group that the store had lost; they are ended, "
+        "since the job has begun anew without it"
+    ),
     "deposed": lambda f: f"leads no more: {f['reason']}",
     "leadership_in_doubt": lambda f: f"another one may lead soon: {f['reason']}",
     "leadership_confirmed": lambda _: "leads still",

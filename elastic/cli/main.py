@@ -167,6 +167,9 @@ def drain(
     node: Annotated[str, typer.Argument(help="Name of the node.", show_default=False)],
     *,
     reason: Annotated[str, typer.Option(help="Why, for the journal.")] = "",
+    future: Annotated[
+        bool, typer.Option("--future", help="Also a node that nobody knows of yet.")
+    ] = False,
     address: _Address = None,
     config: _Config = None,
     **options: Any,
@@ -175,7 +178,8 @@ def drain(
     from elastic.cli import operator
 
     with _errors():
-        operator.drain(_target(address, config, options), node, reason=reason)
+        target = _target(address, config, options)
+        operator.drain(target, node, reason=reason, future=future)
 
 
 @app.command(cls=SettingsCommand)

@@ -110,9 +110,14 @@ def clear(target: Target, node: str) -> None:
     print(_run(target, lambda client, timeout_s: client.clear(node, timeout_s)))
 
 
-def drain(target: Target, node: str, *, reason: str) -> None:
+def drain(target: Target, node: str, *, reason: str, future: bool = False) -> None:
     """Have a node's workers leave at a step boundary, and keep the node out."""
-    print(_run(target, lambda client, timeout_s: client.drain(node, reason, timeout_s)))
+    print(
+        _run(
+            target,
+            lambda client, timeout_s: client.drain(node, reason, timeout_s, future=future),
+        )
+    )
 
 
 def stop(target: Target, *, reason: str) -> None:

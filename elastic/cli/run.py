@@ -214,7 +214,13 @@ def _checkpoints(settings: RunSettings) -> CheckpointDirectory | None:
 def log_directory(job: str, parent: Path | None) -> Path:
     """A new one for this run. Raises ConfigurationError."""
     started = time.strftime("%Y%m%d-%H%M%S")
-    root = parent or _state_home() / "elastic" / "logs"
+    try:
+        root = parent or _state_home() / "elastic" / "logs"
+    except RuntimeError as error:  # no HOME, and a user id without a name
+        raise ConfigurationError(
+            f"there is no home directory to keep logs in ({error}); choose one with --log-dir, or "
+            "set HOME"
+        ) from error
     directory = root / f"{job}-{started}-{os.getpid()}"
     try:
         directory.mkdir(parents=True)

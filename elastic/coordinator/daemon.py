@@ -35,7 +35,7 @@ from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.membership import Generation
 from elastic.core.quarantine import NodeFailures
-from elastic.errors import ExitCode
+from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.codec import generation_to_pb
 from elastic.rpc.control import AgentStream
 from elastic.runtime.driver import Driver
@@ -50,6 +50,7 @@ from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2
 
 _HELD = "another agent is registered under this name; give one of them another --node-name"
+_MOST_SHOWN = 80  # characters of a name that is none
 _MOST_REFUSED = 1000  # names of which it is known what they were told
 _FAREWELL_S = 10.0  # for agents to end their workers after the job
 
@@ -254,8 +255,18 @@ class CoordinatorDaemon:
         self._stop(order)
         self._tasks.start(self._keep_stop(order), "keep-stop")
 
-    async def drain(self, name: str, reason: str) -> str:
-        """Have a node left and kept out; say what follows. Raises TransientError."""
+    async def drain(self, name: str, reason: str, *, future: bool = False) -> str:
+        """Have a node left and kept out; say what follows. Raises TransientError, and
+        ConfigurationError for one that nobody knows, unless it may be one of the `future`."""
+        known = {node.node for node in self._departing.statuses()}
+        known |= {name_of(m.node) for m in self._machine.members_that_may_train()}
+        registered = self.registry is not None and self.registry.holder(name) is not None
+        if not (future or registered or name in known):
+            there_are = ", ".join(sorted(known)) or "none at all"
+            raise ConfigurationError(
+                f"there is no node {name[:_MOST_SHOWN]!r} ({there_are}); "
+                "give --future to keep one out that has not come yet"
+            )
         return await self._departing.drain(name, reason)
 
     async def clear(self, name: str) -> str:
@@ -339,6 +350,11 @@ class CoordinatorDaemon:
             is_lost = newest.number > current.number
         else:
             is_lost = current is None and leads_from.last is None
+            if not is_lost:
+                self._journal.record(
+                    "stray_group_ended", node=node.stream.node, generation=newest.number
+                )
+                node.stream.send(stray=pb.Stray())
         if not is_lost:
             return
         hello = node.stream.hello

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 
 from elastic.coordinator.leadership import Leadership, take_office
-from elastic.rpc.peer_life import until_gone
+from elastic.runtime.peer_life import until_gone
 from elastic.store.claim import Claim
 from elastic.store.follow import follow_key
 from elastic.store.interface import Entry, GuardFailed, Store

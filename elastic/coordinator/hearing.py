@@ -77,7 +77,7 @@ class Hearing:
         if kind is not None and (heard := self._kinds.get(kind)) is not None:
             heard(node, getattr(message, kind))
 
-    def _known(self, node: AttendingNode, known: pb.Known) -> None:
+    def _known(self, node: AttendingNode, known: job_pb2.Known) -> None:
         before = generation_from_pb(known.before) if known.HasField("before") else None
         self._on_known(node, generation_from_pb(known.newest), before)
 

@@ -221,9 +221,10 @@ class Office:
         """Have the job saved and left; raises NotLeading."""
         self._in_office().stop(reason, exit_code)
 
-    async def drain(self, name: str, reason: str) -> str:
-        """Have a node left and kept out; raises NotLeading."""
-        return await self._in_office().drain(name, reason)
+    async def drain(self, name: str, reason: str, *, future: bool = False) -> str:
+        """Have a node left and kept out; raises NotLeading, and ConfigurationError for a node that
+        nobody knows, unless it may be one of the `future`."""
+        return await self._in_office().drain(name, reason, future=future)
 
     async def clear(self, name: str) -> str:
         """Let a node take part again; raises NotLeading."""

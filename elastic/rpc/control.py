@@ -105,7 +105,7 @@ class ControlHandler(Protocol):
         """Somebody wants the job saved and left."""
         ...
 
-    async def drain(self, name: str, reason: str) -> str:
+    async def drain(self, name: str, reason: str, *, future: bool) -> str:
         """Have a node left and kept out; say what follows.
 
         Raises TransientError, and ConfigurationError if no node can have the name.
@@ -206,7 +206,7 @@ class _Servicer(pb_grpc.ControlServicer):
     async def Drain(  # noqa: N802
         self, request: pb.DrainRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.DrainReply:
-        said = self._handler.drain(request.node, request.reason)
+        said = self._handler.drain(request.node, request.reason, future=request.future)
         return pb.DrainReply(message=await self._answered(context, "Drain", said))
 
     async def Clear(  # noqa: N802

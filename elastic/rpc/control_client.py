@@ -76,9 +76,10 @@ class ControlClient:
         request = pb.StopRequest(reason=reason, exit_code=exit_code)
         await self._ask("Stop", request, timeout_s)
 
-    async def drain(self, node: str, reason: str, timeout_s: float) -> str:
+    async def drain(self, node: str, reason: str, timeout_s: float, *, future: bool = False) -> str:
         """Have a node left and kept out; what follows, in words. Raises as `status`."""
-        reply = await self._ask("Drain", pb.DrainRequest(node=node, reason=reason), timeout_s)
+        request = pb.DrainRequest(node=node, reason=reason, future=future)
+        reply = await self._ask("Drain", request, timeout_s)
         return str(reply.message)
 
     async def clear(self, node: str, timeout_s: float) -> str:

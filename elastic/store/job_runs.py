@@ -131,11 +131,13 @@ async def claim_run(store: Store, *, job: str, run_id: str, guard: Guard) -> Non
 
 
 async def announce_end(store: Store, *, job: str, guard: Guard, end: RunEnd) -> None:
-    """Keep the end, and nothing else of the run. Raises GuardFailed and TransientError."""
+    """Keep the end, and nothing else of the run; of one that was only left also the nodes that are
+    kept out. Raises GuardFailed and TransientError."""
     keys = JobKeys(job)
     document = dataclasses.asdict(end)
     await store.put(keys.end(end.run_id), json.dumps(document).encode(), guard=guard)
-    await _remove_all_but_ends(store, keys, guard)
+    kept = (keys.draining, keys.quarantined, keys.records) if end.left else ()
+    await _remove_all_but_ends(store, keys, guard, *kept)
 
 
 # ---- for operators
@@ -197,11 +199,10 @@ def _run_id(entry: Entry) -> str:
     return entry.value.decode(errors="backslashreplace")
 
 
-async def _remove_all_but_ends(store: Store, keys: JobKeys, guard: Guard) -> None:
+async def _remove_all_but_ends(store: Store, keys: JobKeys, guard: Guard, *kept: str) -> None:
     """The election key and the nodes' registrations go with who holds them."""
     for entry in await store.list(keys.folder):
-        kept = (keys.leader, keys.nodes, keys.ends)
-        if not entry.key.startswith(kept):
+        if not entry.key.startswith((keys.leader, keys.nodes, keys.ends, *kept)):
             await store.delete(entry.key, guard=guard)
 
 

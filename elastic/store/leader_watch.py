@@ -80,4 +80,6 @@ def leader_from(entry: Entry | None) -> Leader | None:
     except Unreadable as error:
         _LOG.warning("who holds %s can not be read: %s", entry.key, error)
         return None
+    if not document.address:  # an operator, who forgets a run
+        return None
     return Leader(address=document.address, term=entry.created)

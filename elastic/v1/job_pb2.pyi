@@ -295,3 +295,11 @@ class LedgerEntry(_message.Message):
     stop: int
     run: str
     def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., run: _Optional[str] = ...) -> None: ...
+
+class Known(_message.Message):
+    __slots__ = ("newest", "before")
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    newest: Generation
+    before: Generation
+    def __init__(self, newest: _Optional[_Union[Generation, _Mapping]] = ..., before: _Optional[_Union[Generation, _Mapping]] = ...) -> None: ...

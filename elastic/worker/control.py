@@ -18,8 +18,13 @@ from elastic.core.membership import (
     WorkerStatus,
 )
 from elastic.core.worker.machine import Worker
-from elastic.rpc.codec import failure_to_pb, generation_from_pb, status_to_pb
-from elastic.v1 import local_pb2
+from elastic.rpc.codec import (
+    failure_to_pb,
+    generation_from_pb,
+    generation_to_pb,
+    status_to_pb,
+)
+from elastic.v1 import job_pb2, local_pb2
 from elastic.worker.group.membership import Membership
 from elastic.worker.group.process_group import Backend, Group, StoreHost
 from elastic.worker.group.stuck import STUCK_S
@@ -255,6 +260,12 @@ class AgentControl:
 
     def _report_again(self) -> None:
         """To an agent or a coordinator that knows nothing of this worker."""
+        newest, group = self.membership.announced, self.membership.group
+        if newest is not None:
+            known = job_pb2.Known(newest=generation_to_pb(newest))
+            if group is not None and group.generation.number != newest.number:
+                known.before.CopyFrom(generation_to_pb(group.generation))
+            self._link.send(known=known)
         self.membership.report_again()
         self._pulse.report_again()
         self.checkpoints.report_again()

@@ -109,7 +109,7 @@ def test_a_run_that_has_ended_is_not_begun_again(adapter: Adapter, exit_code: in
 def test_a_run_that_all_nodes_have_left_goes_on_when_they_come_again(adapter: Adapter) -> None:
     async def check(store: Store) -> None:
         await ended(store, await train(store), end(143, left=True))
-        assert await keys(store) == ["ended/default"]
+        assert await keys(store) == ["drain/n", "ended/default", "quarantine/m"]
         waiting = asyncio.create_task((await listener(store)).next_end())
         again = await lead(store, job="job", candidate="again")
         assert (again.incarnation, again.last) == ("again", None)

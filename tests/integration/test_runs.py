@@ -119,6 +119,7 @@ def running(place: Place, etcd: EtcdCluster) -> Iterator[Runs]:
 
 
 def test_a_stopped_job_stays_so_until_its_end_is_forgotten(running: Runs) -> None:
+    assert running.ask("forget", "another").process.returncode == 1
     refused = running.ask("forget")
     assert refused.process.returncode == CONFIGURATION
     assert "under way (coordinator 127.0.0.1" in refused.story()

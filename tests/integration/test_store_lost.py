@@ -115,12 +115,14 @@ def job(place: Place, backed: Backed) -> Iterator[Job]:
         job.wait(lambda: job.world() == len(NODES), "a group of all")
         job.trains_on()
         yield job
-        numbers = job.numbers()
-        assert numbers == sorted(set(numbers)), numbers
+        if not job.events("stray_group_ended"):
+            numbers = job.numbers()
+            assert numbers == sorted(set(numbers)), numbers
         assert job.start("stop").wait() == 0
-        for process in (job.coordinators[-1], *(agents[-1] for agents in job.agents.values())):
+        for process in (job.coordinators[-1], *(job.agents[node][-1] for node in NODES)):
             assert process.wait() == 82, job.story()
-        job.check()
+        if not any(c.named("stray_group_ended") for c in job.coordinators):
+            job.check()
         assert backed.etcd.ctl("get", "--prefix", "--keys-only", "elastic/").split() == [
             "elastic/loopback/ended/default"
         ]
@@ -165,6 +167,45 @@ def lose(job: Job, backed: Backed, how: str, leader: str, changes: int) -> None:
 def test_the_job_goes_on_when_etcd_loses_what_it_knew(job: Job, backed: Backed) -> None:
     lose(job, backed, "begin_anew", "changes", changes=1)
     lose(job, backed, "restore", "changes", changes=1)
+
+
+@pytest.mark.parametrize(
+    "newcomer", [False, pytest.param(True, marks=pytest.mark.long)], ids=["alone", "after c"]
+)
+def test_no_second_group_when_the_agents_are_started_again_too(
+    job: Job, backed: Backed, newcomer: bool
+) -> None:
+    """Only the workers are left who know. What has begun without them is the job then."""
+    for agents in job.agents.values():
+        agents[-1].process.send_signal(signal.SIGKILL)
+    job.coordinators[-1].process.send_signal(signal.SIGKILL)
+    generation, before = job.generation(), len(job.coordinators)
+    backed.delete_all()
+    job.start_coordinator_with_ledger()
+    anew = job.coordinators[before]
+    if newcomer:
+        job.start_agent("c")
+        anew.wait_for_event("generation_formed", world_size=1)
+    for node in NODES:
+        job.start_agent(node)
+    if newcomer:
+        anew.wait_for(
+            lambda: {e["node"] for e in anew.named("stray_group_ended")} == set(NODES), "both ends"
+        )
+        for node in NODES:
+            job.agents[node][-1].wait_for_event("worker_adopted")
+        anew.wait_for(
+            lambda: anew.named("generation_formed")[-1]["world_size"] == len(NODES) + 1, "one group"
+        )
+        assert not anew.named("worker_failed")
+        os.kill(job.agents["c"][-1].process.pid, signal.SIGTERM)
+        assert job.agents["c"][-1].wait() == 143
+        job.trains_on()
+    else:
+        assert anew.wait_for_event("store_rolled_back")["generation"] == generation
+        job.trains_on(20)
+        assert not anew.named("generation_formed"), "the group that there was trains on"
+        job.lose_worker("b")
 
 
 @pytest.mark.long

@@ -125,6 +125,12 @@ class Drained:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Strayed:
+    """What is known here of the group is of another beginning of the job, which the store has
+    lost, and the job goes on without."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CutOff:
     """Neither the coordinator nor the store has been heard of for so long that the others may have
     given this node up for dead and gone on without its group."""
@@ -169,6 +175,7 @@ Event = (
     | DrainRequested
     | Drained
     | CutOff
+    | Strayed
     | LeaveRequested
     | StopRequested
     | TimerFired

@@ -251,6 +251,8 @@ class Agent:
     @_apply.register
     def _(self, event: ev.JobEnded, now: float) -> list[fx.Effect]:
         self._exit_code = event.exit_code
+        if event.exit_code == ExitCode.TERMINATED and self._drained_by is not None:
+            self._exit_code = ExitCode.DRAINED  # it was the last of the nodes that leave
         if event.exit_code == 0:
             return self._dismiss_all(now)
         if self.phase is not AgentPhase.ENDING:
@@ -294,11 +296,24 @@ class Agent:
         return self._end_all(now)
 
     @_apply.register
+    def _(self, event: ev.Strayed, now: float) -> list[fx.Effect]:
+        del event
+        self._generation = self._before = None
+        message = "was in a group that the store had lost, and without which the job began anew"
+        ended = self._replace_all(message, now)
+        for process in self._processes.values():
+            process.retired = True  # no failure of theirs, nor of their node
+        return ended
+
+    @_apply.register
     def _(self, event: ev.CutOff, now: float) -> list[fx.Effect]:
         message = (
             f"was cut off from the coordinator and the store for {event.silent_s:.0f} s: the job "
             "may have gone on without it"
         )
+        return self._replace_all(message, now)
+
+    def _replace_all(self, message: str, now: float) -> list[fx.Effect]:
         return [
             effect
             for name in list(self._processes)

@@ -18,7 +18,18 @@ from elastic.rpc.control_client import ControlClient
 from elastic.settings.commands import every_option
 from elastic.v1 import local_pb2 as pb
 
-_COMMANDS = ("run", "coordinator", "agent", "status", "nodes", "drain", "stop", "events")
+_COMMANDS = (
+    "run",
+    "coordinator",
+    "agent",
+    "status",
+    "nodes",
+    "drain",
+    "stop",
+    "events",
+    "jobs",
+    "forget",
+)
 _FLAGS = [option.flag for option in every_option().values()]
 _OTHERS = ["--config", "--address", "--output", "--reason", "--clear", "--follow", "--step", "--"]
 _ETCD = ("--etcd", "127.0.0.1:1", "--insecure")

@@ -72,7 +72,8 @@ class Leader(Recorder):
     def stop(self, reason: str, exit_code: int) -> None:
         self.asked.append(("stop", reason, str(exit_code)))
 
-    async def drain(self, name: str, reason: str) -> str:
+    async def drain(self, name: str, reason: str, *, future: bool) -> str:
+        del future
         self.asked.append(("drain", name, reason))
         return f"the workers of {name} leave"
 

@@ -208,8 +208,10 @@ def test_saves_notices_and_wishes_reach_those_they_are_for() -> None:
     assert place.stopped == [("Ctrl-C", 130)]
     before = generation(3, "w1")
     newest = replace(generation(4, "w1", "x2"), leave_after=9, provisional=True)
-    place.hear(known=pb.Known(newest=generation_to_pb(newest)))
-    place.hear(known=pb.Known(newest=generation_to_pb(newest), before=generation_to_pb(before)))
+    place.hear(known=job_pb2.Known(newest=generation_to_pb(newest)))
+    place.hear(
+        known=job_pb2.Known(newest=generation_to_pb(newest), before=generation_to_pb(before))
+    )
     assert place.known == [("n1@0123", newest, None), ("n1@0123", newest, before)]
 
 

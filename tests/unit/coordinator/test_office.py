@@ -14,6 +14,7 @@ from elastic.coordinator.office import NotLeading, Office
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
 from elastic.core.membership import ChangeReason, Generation, Member, WorkerPhase
+from elastic.errors import ConfigurationError
 from elastic.rpc.codec import generation_to_pb
 from elastic.rpc.control import AgentStream
 from elastic.runtime.journal import Journal, RecentEntries
@@ -218,7 +219,7 @@ def known(number: int, incarnation: str) -> pb.AgentMessage:
         members=(Member(worker="w", node="n1@0123", slot=0, endpoint="w:1"),),
         reason=ChangeReason.MEMBER_LOST,
     )
-    return pb.AgentMessage(known=pb.Known(newest=generation_to_pb(newest)))
+    return pb.AgentMessage(known=job_pb2.Known(newest=generation_to_pb(newest)))
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["of the run", "of nothing known"])
@@ -423,7 +424,11 @@ def test_whoever_can_not_take_part_is_told_each_time_and_reported_once() -> None
 
 def test_who_is_drained_stays_out_under_the_next_leader() -> None:
     async def check(contest: Contest) -> None:
-        assert "n9" in await contest.one.office.drain("n9", "a new disk")
+        with pytest.raises(
+            ConfigurationError, match=r"no node 'n9' \(none at all\); give --future"
+        ):
+            await contest.one.office.drain("n9", "a new disk")
+        assert "n9" in await contest.one.office.drain("n9", "a new disk", future=True)
         await contest.one.end()
         await until(contest.two.leads)
         (node,) = contest.two.office.status().nodes

@@ -314,6 +314,25 @@ def test_a_worker_that_reports_late_keeps_a_slot_that_is_still_free() -> None:
     assert {s.worker: s.slot for s in view(effects)}["a-s1-1"] == 1
 
 
+def test_the_last_of_the_nodes_that_leave_is_drained_all_the_same() -> None:
+    agent = serving(replace(SETTINGS, leave_timeout_s=60.0))
+    agent.handle(ev.DrainRequested(), 10.0)
+    agent.handle(ev.JobEnded(exit_code=143), 11.0)
+    for n in (1, 2, 3):
+        effects = agent.handle(killed(f"a-s2-{n}"), 11.1)
+    assert of(fx.ExitAgent, effects) == [fx.ExitAgent(exit_code=80)]
+
+
+def test_workers_of_a_group_that_was_lost_end_and_what_follows_is_news() -> None:
+    agent = serving()
+    agent.handle(ev.GenerationAnnounced(generation=generation(57, "b1")), 9.0)
+    ended = of(fx.EndWorker, agent.handle(ev.Strayed(), 10.0))
+    assert len(ended) == 3
+    assert agent.generation is None
+    agent.handle(ev.GenerationAnnounced(generation=generation(1, "c1")), 11.0)
+    assert agent.generation == generation(1, "c1")
+
+
 def test_the_group_that_trains_until_a_planned_one_takes_effect_is_known_too() -> None:
     agent = serving()
     first, later = generation(1, "b1"), generation(3, "b1")

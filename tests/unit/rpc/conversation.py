@@ -39,7 +39,8 @@ class Recorder:
     def stop(self, reason: str, exit_code: int) -> None:
         self.heard.put_nowait(("stop", (reason, exit_code)))
 
-    async def drain(self, name: str, reason: str) -> str:
+    async def drain(self, name: str, reason: str, *, future: bool) -> str:
+        del future
         return f"{name} is drained: {reason}"
 
     async def clear(self, name: str) -> str:

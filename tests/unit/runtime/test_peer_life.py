@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from elastic.rpc import peer_life
-from elastic.rpc.peer_life import until_gone
+from elastic.runtime import peer_life
+from elastic.runtime.peer_life import until_gone
 from tests.contract.conftest import within_deadline
 from tests.etcd_cluster import free_ports
 

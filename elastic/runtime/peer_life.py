@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import socket
+
+from elastic.runtime.off_loop import off_loop
 
 _CONNECT_S = 2.0
 _AGAIN_S = 0.5
@@ -16,12 +20,10 @@ async def until_gone(address: str) -> None:
     silent, or cannot be reached, tells nothing: then this waits on. So it does where nobody was
     ever to be reached from here.
     """
-    host, _, port = address.rpartition(":")
     was_there = False
     while True:
         try:
-            connecting = asyncio.open_connection(host.strip("[]"), int(port))
-            reader, writer = await asyncio.wait_for(connecting, _CONNECT_S)
+            reader, writer = await asyncio.wait_for(_connect(address), _CONNECT_S)
         except ConnectionRefusedError:
             if was_there:
                 return
@@ -37,3 +39,13 @@ async def until_gone(address: str) -> None:
                 writer.close()
             continue  # gone, or tired of one who says nothing: to be tried at once
         await asyncio.sleep(_AGAIN_S)
+
+
+async def _connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """The name is resolved by a thread that nobody waits for, since that may take long."""
+    host, _, port = address.rpartition(":")
+    resolve = functools.partial(
+        socket.getaddrinfo, host.strip("[]"), int(port), type=socket.SOCK_STREAM
+    )
+    (_, _, _, _, (found, *_)), *_ = await off_loop(resolve)
+    return await asyncio.open_connection(str(found), int(port))

@@ -415,7 +415,7 @@ class ClusterJob(LongJob):
             stopped.wait(_END_S)
             for name, process in self._now.items():
                 code = process.wait(_END_S)
-                if name != "coordinator" and code != ExitCode.TERMINATED:
+                if name != "coordinator" and code != ExitCode.STOPPED:
                     wrong.append(f"stopped, {name} ends with {code}")
                 wrong += bare_tracebacks(process)
         except AssertionError as error:

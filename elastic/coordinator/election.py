@@ -51,6 +51,7 @@ class Election:
         self._value = to_json(LeaderDocument(candidate=self._candidate, address=address))
         self._on_change = on_change
         self._in_office = False
+        self._told = LeaseState.HELD
         self._claim = Claim(
             store, key=self._key, ttl_s=ttl_s, on_change=self._claim_changed, clock=clock
         )
@@ -119,9 +120,9 @@ class Election:
     def _in_office_with(self, leadership: Leadership) -> Leadership | None:
         if self._claim.entry is None:
             return None
-        self._in_office = True
+        self._in_office, self._told = True, LeaseState.HELD
         if not self._claim.held():
-            self._on_change(LeaseState.SUSPECT)
+            self._tell(LeaseState.SUSPECT)
         return leadership
 
     async def _until_vacant(self) -> None:
@@ -151,4 +152,10 @@ class Election:
 
     def _claim_changed(self, state: LeaseState) -> None:
         if self._in_office:
+            self._tell(state)
+
+    def _tell(self, state: LeaseState) -> None:
+        """Once: what was in doubt from the first moment is found out by two."""
+        if state is not self._told:
+            self._told = state
             self._on_change(state)

@@ -83,8 +83,8 @@ class RestartPolicy:
         """Record a failure and say what follows from it.
 
         now: seconds on any monotonic clock. committed: steps committed by the job so far.
-        running: workers alive or starting when the failure was noticed, without spares, which
-        have not run the script. members: those of the group.
+        running: workers alive or starting when the failure was noticed. members: those of the
+        group.
         """
         if not failure.retryable:
             return Verdict.NOT_RETRYABLE

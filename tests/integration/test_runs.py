@@ -84,7 +84,7 @@ def job_agents(job: Runs) -> list[CommandProcess]:
     return [agents[-1] for agents in job.agents.values()]
 
 
-@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.long)])
 def test_a_finished_job_is_not_trained_again(finished: Runs, times: int) -> None:
     trained = finished.steps.newest()
     assert finished.keys() == [f"elastic/{JOB}/ended/default"]

@@ -165,7 +165,6 @@ def lose(job: Job, backed: Backed, how: str, leader: str, changes: int) -> None:
 
 
 def test_the_job_goes_on_when_etcd_loses_what_it_knew(job: Job, backed: Backed) -> None:
-    lose(job, backed, "begin_anew", "changes", changes=1)
     lose(job, backed, "restore", "changes", changes=1)
 
 

@@ -234,12 +234,11 @@ class Coordinator:
         if worker is not None and self._group_can_do_without(worker):
             refused = self._newcomer_failed(worker, event, now)
         elif not self._policy.restart_all or self._past.breaks_another(event.failure):
-            spares = {n for n, w in workers.items() if w.status.phase is WorkerPhase.SPARE}
             verdict = self._restarts.judge(
                 event.failure,
                 now=now,
                 committed=self.committed,
-                running=frozenset(workers.keys() - spares),
+                running=frozenset(workers),
                 members=self._current.worker_ids if self._current is not None else frozenset(),
             )
         lost = self._nodes.failed(event.node, event.failure.worker)

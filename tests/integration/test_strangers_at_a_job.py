@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(120)
 
 JOB = "first"
 NAMES = f"DNS:{JOB}.job.elastic"
-TEMPORARY, TERMINATED = 75, 143
+TEMPORARY, REFUSED, TERMINATED = 75, 83, 143
 COMMANDS = ("agent", "coordinator", "status")
 CLIENTS = ("agent", "status")
 """Of the coordinator."""
@@ -149,7 +149,11 @@ def test_endpoints_that_nobody_answers_at_are_named_one_by_one(guarded: Guarded)
 def test_an_agent_that_would_outlive_its_group(guarded: Guarded) -> None:
     with guarded.undisturbed():
         command = guarded.command("agent", ELASTIC_ISOLATION_TIMEOUT_S="600")
-        _refused(command, "--isolation-timeout-s 600, this coordinator 120:.* give both the same")
+        _refused(
+            command,
+            "--isolation-timeout-s 600, this coordinator 120:.* give both the same",
+            REFUSED,
+        )
 
 
 def test_an_agent_started_wrongly_leaves_the_workers_to_a_right_one(guarded: Guarded) -> None:
@@ -158,7 +162,7 @@ def test_an_agent_started_wrongly_leaves_the_workers_to_a_right_one(guarded: Gua
     job.agents["a"][-1].process.kill()
     job.agents["a"][-1].wait()
     wrong = job.start_agent("a", ELASTIC_ISOLATION_TIMEOUT_S="600")
-    _refused(wrong, "--isolation-timeout-s 600, this coordinator 120:")
+    _refused(wrong, "--isolation-timeout-s 600, this coordinator 120:", REFUSED)
     assert wrong.named("handing_over")
     right = job.start_agent("a")
     right.wait_for_event("worker_adopted", pid=pid)
@@ -177,8 +181,8 @@ def _all_refused(guarded: Guarded, commands: tuple[str, ...], why: str, **enviro
         _refused(command, why)
 
 
-def _refused(command: CommandProcess, why: str) -> None:
-    assert command.wait() == CONFIGURATION, command.story()
+def _refused(command: CommandProcess, why: str, code: int = CONFIGURATION) -> None:
+    assert command.wait() == code, command.story()
     with pytest.raises(AssertionError, match=why):
         raise AssertionError(command.messages[-1])
 

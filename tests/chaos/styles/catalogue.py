@@ -76,7 +76,6 @@ IN_EVERY_RUN = frozenset(
     [
         "accumulation_by_hand",
         "batch_norm",
-        "compile_inside",
         "ema_of_distributed_model",
         "evaluation_each_epoch_by_variable",
         "gan_toggled",

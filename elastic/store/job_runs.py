@@ -82,7 +82,7 @@ class RunEnds:
     """`start`, then wait for `next_end`."""
 
     def __init__(self, store: Store, *, job: str, run_id: str) -> None:
-        self._store, self._job, self._run_id = store, job, run_id
+        self._store, self._job = store, job
         self._key = JobKeys(job).end(run_id)
         self._past = 0
 

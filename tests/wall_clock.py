@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 
@@ -21,6 +22,13 @@ class WallClock:
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         }
         self.set(0)
+
+    @staticmethod
+    def forget(pids: Iterable[int]) -> None:
+        """Of processes that have ended: those that were killed have left shared memory behind."""
+        for pid in pids:
+            for name in (f"faketime_shm_{pid}", f"sem.faketime_sem_{pid}"):
+                Path("/dev/shm", name).unlink(missing_ok=True)
 
     def set(self, offset_s: int) -> None:
         """Ahead of the machine's, from now on."""

@@ -8,6 +8,7 @@ second one ends from its call.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import os
 import random
@@ -95,7 +96,7 @@ class Over(Exception):
     """The job has ended."""
 
 
-class LongJob:
+class LongJob(abc.ABC):
     """What both kinds of job have in common."""
 
     leaves_no_directory = True
@@ -122,29 +123,29 @@ class LongJob:
 
     # ---- what the two kinds do each in their way
 
+    @abc.abstractmethod
     def processes(self) -> dict[str, CommandProcess]:
         """Those of elastic that were started here and are to live, by their names."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def worker_events(self, name: str) -> list[Event]:
         """Of all that the job says of its workers."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def members(self) -> list[str]:
         """Of the newest group."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def begin(self, point: Point) -> list[str]:
         """Arm it, in a new process if it counts from the begin of one, and kill a worker."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def replace(self, name: str, process: CommandProcess) -> bool:
         """A process has ended; False if the job has ended with it."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def stop(self) -> list[str]:
         """Have it end well; what is wrong with that."""
-        raise NotImplementedError
 
     # ---- one point
 

@@ -55,6 +55,8 @@ def clocked(place: Place, tmp_path: Path) -> Iterator[Clocked]:
         ) as job,
     ):
         yield Clocked(job, clock, made)
+    started = [*job.coordinators, *(agent for own in job.agents.values() for agent in own)]
+    clock.forget(process.process.pid for process in started)
 
 
 def test_clocks_that_jump_disturb_nothing(clocked: Clocked) -> None:

@@ -195,9 +195,9 @@ class Job:
         if self.survivor in self.pids:
             found["worker"] = self.pids[self.survivor]
         for pid in descendants(self.process.pid):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            title = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()
             for name in ("keeper", "zygote"):
-                if any(w.endswith(f".{name}".encode()) for w in words[:4]):
+                if title == f"elastic {name}":
                     found.setdefault(name, pid)
         return found
 

@@ -38,6 +38,7 @@ from elastic.runtime.driver import Driver
 from elastic.runtime.journal import Journal
 from elastic.runtime.loop_watch import LoopPauses
 from elastic.runtime.off_loop import off_loop
+from elastic.runtime.orphans import OrphanReaper
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.v1 import control_pb2, job_pb2
 from elastic.v1 import local_pb2 as pb
@@ -75,6 +76,8 @@ class NodeOptions:
     """How long workers outlive an agent that ends without a word, for another one to adopt them."""
     hold: IO[str] | None = None
     """A file that is kept open for as long as workers live."""
+    listener: int | None = None
+    """Descriptor at which workers report, kept from before the agent's command began anew."""
 
 
 class AgentDaemon:
@@ -109,12 +112,14 @@ class AgentDaemon:
         self._logs = LogFollower(self._output)
         self._log_files = WorkerLogs(options.log_directory)
         self._out_of_memory = OutOfMemory()
+        self._orphans = OrphanReaper()
         self._server = WorkerServer(
             options.run_directory / "agent.sock",
             expected=lambda worker: worker in self._log_files,
             on_message=self._worker_said,
             report=journal.record,
             on_error=self.crashed,
+            listener=options.listener,
         )
         self._removes_logs = False
         self._barren_zygotes = 0  # in a row
@@ -166,6 +171,10 @@ class AgentDaemon:
         await self._server.close()
         self._link.close()
         await self._tasks.close()
+
+    def keep_listening(self) -> int | None:
+        """A descriptor that workers can connect to until the agent has begun anew."""
+        return self._server.keep_listening()
 
     def leave(self, exit_code: int, reason: str) -> None:
         """First signal: save, leave, end with this exit code."""
@@ -378,6 +387,7 @@ class AgentDaemon:
         while True:
             await asyncio.sleep(_LIVENESS_INTERVAL_S)
             self._out_of_memory.look(time.monotonic())
+            self._orphans.reap()
             for worker, silent_s in self._liveness.silent(time.monotonic()):
                 self._liveness.forget(worker)
                 self._driver.post(ev.WorkerFrozen(worker=worker, silent_s=silent_s))
@@ -516,7 +526,7 @@ class AgentDaemon:
         message = failure_to_pb(failure)
         message.log = str(log) if log is not None else ""
         if not message.traceback and log is not None:
-            message.traceback = last_lines(log)
+            message.log_tail = last_lines(log)
         self._link.send(failure=message)
 
     @_carry_out.register

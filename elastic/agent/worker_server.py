@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from collections.abc import Callable
@@ -24,6 +25,7 @@ class WorkerServer:
     expected: is this a worker that was spawned here? Others are turned away.
     report: takes what the journal should know, as `Journal.record` does.
     on_error: takes what `on_message` raises, except for ValueError: that is said of the message.
+    listener: a descriptor that listens at `path` already, from before the agent began anew.
     """
 
     def __init__(
@@ -34,17 +36,33 @@ class WorkerServer:
         on_message: Callable[[str, pb.WorkerMessage], None],
         report: Report = log_report,
         on_error: Callable[[Exception], None] | None = None,
+        listener: int | None = None,
     ) -> None:
         self._path = path
         self._expected = expected
         self._on_message = on_message
         self._report = report
         self._on_error = on_error
+        self._kept = listener
+        self._listener: socket.socket | None = None
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
         """Listen; only this user can connect."""
+        self._listener = self._keep() or self._bind()
+        self._server = await asyncio.start_unix_server(self._serve, sock=self._listener)
+
+    def _keep(self) -> socket.socket | None:
+        if self._kept is not None:
+            with contextlib.suppress(OSError):
+                kept = socket.socket(fileno=self._kept)
+                if kept.getsockname() == str(self._path) and self._path.is_socket():
+                    return kept
+                kept.close()
+        return None
+
+    def _bind(self) -> socket.socket:
         self._path.unlink(missing_ok=True)  # of an earlier agent, which is gone
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)  # of the whole process: not across an await
@@ -52,7 +70,11 @@ class WorkerServer:
             listener.bind(str(self._path))
         finally:
             os.umask(before)
-        self._server = await asyncio.start_unix_server(self._serve, sock=listener)
+        return listener
+
+    def keep_listening(self) -> int | None:
+        """A descriptor that listens on when this server is closed: who connects then waits."""
+        return os.dup(self._listener.fileno()) if self._listener is not None else None
 
     def send(self, worker: str, **kind: Any) -> None:
         """Send `WorkerCommand(**kind)`; a worker that is gone does not miss it."""

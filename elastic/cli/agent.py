@@ -8,8 +8,9 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,12 +25,15 @@ from elastic.cli.launch import is_classic
 from elastic.cli.run import log_directory, require_command, worker_environment
 from elastic.core.agent.machine import AgentSettings
 from elastic.core.restarts import Backoff
-from elastic.errors import ConfigurationError, ExitCode
+from elastic.errors import ConfigurationError, ExitCode, TransientError
 from elastic.rpc.control import ControlClient
 from elastic.rpc.security import Security, choose_security
 from elastic.runtime.journal import Journal
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
+from elastic.runtime.off_loop import off_loop
 from elastic.runtime.orphans import adopt_orphans
+from elastic.runtime.process_title import set_title
+from elastic.runtime.reexec import has_terminal, inherited, is_trial, try_start, unblock_signals
 from elastic.runtime.run_directory import NodeDirectory
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.runtime.warnings_to_journal import warnings_to
@@ -48,6 +52,7 @@ _SIGNALS = {
     signal.SIGTERM: (ExitCode.TERMINATED, "SIGTERM"),
 }
 _LAUNCHED = {True: ("--launch torchrun",), False: ()}  # shown where nodes of a job differ
+_LISTENER = "agent.sock"
 _TOKEN_SHOWN = 4  # characters of the start token in the names of workers
 
 
@@ -87,36 +92,60 @@ class NodeCommand:
         return hashlib.blake2b(json.dumps(same).encode(), digest_size=16).hexdigest()
 
 
-def attend(command: NodeCommand) -> int:
-    """Take part until the job ends, or this node leaves it; the exit code.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attended:
+    """How an agent's part has ended."""
+
+    exit_code: int
+    begins_anew: Mapping[str, int] | None = None
+    """SIGHUP: the command is to begin anew in this process, with these descriptors kept open."""
+
+
+def attend(command: NodeCommand) -> Attended:
+    """Take part until the job ends, or this node leaves it.
 
     Raises ConfigurationError.
     """
+    kept = inherited()
     require_command(command.argv)
     logs = log_directory(command.settings.job, command.settings.log_dir)
-    directory = NodeDirectory(command.settings.job, command.node, command.settings.state_dir)
-    display = JsonDisplay(command.settings.console)
+    if is_trial():
+        return Attended(exit_code=0)
+    settings = command.settings
+    directory = NodeDirectory(settings.job, command.node, settings.state_dir, kept=kept)
+    display = JsonDisplay(settings.console)
     adopt_orphans()
+    set_title("agent", command.node)
+    attended = Attended(exit_code=1)
     try:
-        return asyncio.run(_attend(command, directory, logs, display))
+        attended = asyncio.run(
+            _attend(command, directory, logs, display, listener=kept.get(_LISTENER))
+        )
+        return attended
     finally:
         display.close()
-        directory.close()
+        if attended.begins_anew is None:
+            directory.close()
 
 
 async def _attend(
-    command: NodeCommand, directory: NodeDirectory, logs: Path, display: JsonDisplay
-) -> int:
+    command: NodeCommand,
+    directory: NodeDirectory,
+    logs: Path,
+    display: JsonDisplay,
+    *,
+    listener: int | None,
+) -> Attended:
     settings = command.settings
     journal = Journal(display.entry)
     warnings_to(journal)
     security = choose_security(settings.job, settings.security)
     async with open_store(settings.store) as store:
-        node = _Node(command, directory, logs, journal, display, store, security)
+        node = _Node(command, directory, logs, journal, display, store, security, listener)
         try:
             with watched_loop(journal, node.pauses):
                 await node.start()
-                return await node.daemon.ended
+                return Attended(exit_code=await node.daemon.ended, begins_anew=node.begins_anew)
         except ConfigurationError:
             node.spare_what_it_found()
             raise
@@ -136,9 +165,10 @@ class _Node:
         display: JsonDisplay,
         store: Store,
         security: Security,
+        listener: int | None,
     ) -> None:
         settings = command.settings
-        self._settings, self._journal = settings, journal
+        self._settings, self._journal, self._directory = settings, journal, directory
         self.pauses = LoopPauses()
         token = start_token(directory.path)
         host = settings.node_host or address_towards(settings.store)
@@ -154,7 +184,9 @@ class _Node:
         )
         start = f"{token[:_TOKEN_SHOWN]}.{next_start(directory.path)}"
         self.daemon = AgentDaemon(
-            _options(command, directory, logs, host=host, token=token, start=start),
+            _options(
+                command, directory, logs, host=host, token=token, start=start, listener=listener
+            ),
             self._leaders,
             lambda address: ControlClient(address, security=security, report=journal.record),
             journal,
@@ -164,6 +196,10 @@ class _Node:
         self.tasks = TaskSupervisor(self.daemon.crashed)
         self._store = store
         self._let_go = False
+        self._leaves = self._begins = self._ignores_hangup = False
+        self._had_terminal = has_terminal()
+        self.begins_anew: dict[str, int] | None = None
+        """Descriptors to keep, once SIGHUP has ended this agent."""
         self._contact = LastContact(directory.path / "last-contact")
         journal.record(
             "agent_started",
@@ -172,6 +208,7 @@ class _Node:
             node=command.node,
             host=host,
             log_dir=str(logs),
+            begun_anew=listener is not None,
         )
 
     async def start(self) -> None:
@@ -196,7 +233,8 @@ class _Node:
     def spare_what_it_found(self) -> None:
         """An agent that was started wrongly does not end what a right one can adopt."""
         if self.daemon.adopts:
-            self._hand_over()
+            self._journal.record("handing_over", grace_s=self._settings.grace_s)
+            self._let_go = True
 
     async def close(self) -> None:
         """End the workers and leave, or leave the workers to the next agent."""
@@ -231,33 +269,62 @@ class _Node:
             interval_s=settings.preemption_interval_s,
         )
         self._journal.record("preempted", reason=reason)
-        self.daemon.leave(int(ExitCode.TERMINATED), reason)
+        self._leave(int(ExitCode.TERMINATED), reason)
 
     def _registration_changed(self, state: LeaseState) -> None:
         self._journal.record(f"registration_{state.name.lower()}")
 
     def _handle_signals(self) -> None:
-        """First signal: this node leaves at a step boundary. Second: at once. SIGHUP: the agent
-        ends, its workers train on for another one to adopt."""
+        """First signal: this node leaves at a step boundary. Second: at once. SIGHUP: the command
+        begins anew in this process, its workers train on."""
         loop = asyncio.get_running_loop()
-        seen: list[signal.Signals] = []
-
-        def handle(number: signal.Signals) -> None:
-            exit_code, name = _SIGNALS[number]
-            if seen:
-                self.daemon.stop(int(exit_code))
-            else:
-                self.daemon.leave(int(exit_code), name)
-            seen.append(number)
-
         for number in _SIGNALS:
-            loop.add_signal_handler(number, handle, number)
-        loop.add_signal_handler(signal.SIGHUP, self._hand_over)
+            loop.add_signal_handler(number, self._end, number)
+        self._ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # nohup(1)
+        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        unblock_signals()
 
-    def _hand_over(self) -> None:
-        self._journal.record("handing_over", grace_s=self._settings.grace_s)
+    def _end(self, number: signal.Signals) -> None:
+        exit_code, name = _SIGNALS[number]
+        if self._leaves:
+            self.daemon.stop(int(exit_code))
+        else:
+            self._leave(int(exit_code), name)
+
+    def _leave(self, exit_code: int, reason: str) -> None:
+        self._leaves = True
+        self.daemon.leave(exit_code, reason)
+
+    def _hang_up(self) -> None:
+        if self._had_terminal and not has_terminal():
+            if not self._ignores_hangup:
+                self._leave(int(ExitCode.TERMINATED), "its terminal was closed")
+        elif not self._begins:
+            self._begins = True
+            self.tasks.start(self._begin_anew(), "begin-anew")
+
+    async def _begin_anew(self) -> None:
+        """What can not be started must not end what runs."""
+        try:
+            await off_loop(try_start)
+            self._require_staying()
+        except TransientError as error:
+            self._journal.record("not_begun_anew", reason=str(error))
+            self._begins = False
+            return
+        self._journal.record("begins_anew", command=" ".join(masked_arguments(sys.orig_argv)))
+        self.begins_anew = self._directory.descriptors
+        if (listener := self.daemon.keep_listening()) is not None:
+            self.begins_anew[_LISTENER] = listener
+        if self._ignores_hangup:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as it was found
         self._let_go = True
         self.daemon.end(ExitCode.OK)
+
+    def _require_staying(self) -> None:
+        if self._leaves or self.daemon.ended.done():
+            raise TransientError("this node leaves the job")
 
 
 def _document(command: NodeCommand, host: str, token: str) -> NodeDocument:
@@ -279,6 +346,7 @@ def _options(
     host: str,
     token: str,
     start: str,
+    listener: int | None,
 ) -> NodeOptions:
     settings = command.settings
     return NodeOptions(
@@ -315,6 +383,7 @@ def _options(
         ),
         grace_s=settings.grace_s,
         hold=directory.hold,
+        listener=listener,
         checkpoint_dir=os.path.abspath(settings.checkpoint_dir)
         if settings.checkpoint_dir is not None and "://" not in settings.checkpoint_dir
         else settings.checkpoint_dir or "",

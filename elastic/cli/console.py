@@ -171,6 +171,7 @@ def _is_shown(choice: Console, rank: int | None, worker: str) -> bool:
 _BAD = {
     "worker_failed",
     "worker_not_started",
+    "not_begun_anew",
     "newcomers_refused",
     "job_ended",
     "checkpoint_abandoned",
@@ -254,6 +255,8 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "cut_off": lambda f: f"cut off from store and coordinator for {f['silent_s']:g} s",
     "preempted": lambda f: f"this machine is about to go: {f['reason']}",
     "released": lambda f: f"this node has left: {f['reason']}",
+    "begins_anew": lambda f: f"the agent begins anew: {f['command']}",
+    "not_begun_anew": lambda f: f"the agent can not begin anew and goes on: {f['reason']}",
     "handing_over": lambda f: (
         f"the agent ends; its workers wait {f['grace_s']:g} s for another one"
     ),

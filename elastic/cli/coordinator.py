@@ -21,6 +21,7 @@ from elastic.rpc.security import choose_security
 from elastic.runtime.journal import Journal, JsonLines, RecentEntries
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.output import Output, Stream
+from elastic.runtime.process_title import set_title
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.coordinator import CoordinatorSettings
 
@@ -35,6 +36,7 @@ def coordinate(settings: CoordinatorSettings) -> int:
     Raises ConfigurationError.
     """
     checkpoints = _checkpoints(settings)
+    set_title("coordinator", settings.job)
     with _events(settings) as stream:
         return asyncio.run(_coordinate(settings, checkpoints, stream))
 

@@ -104,14 +104,20 @@ def agent(
     """Take part in a job of many nodes with this machine's workers, which run SCRIPT.
 
     The first Ctrl-C or SIGTERM has this node leave at a step boundary; the second ends it at once.
-    SIGHUP ends the agent only: one that is started again within the grace adopts its workers.
+    SIGHUP starts the agent anew in its place, with a new version or configuration; workers train
+    on.
     """
     from elastic.cli.agent import NodeCommand, attend
+    from elastic.runtime.reexec import reexecute
 
     with never_blocking(), _errors():
         settings = load_settings(NodeSettings, options, os.environ, config, _device_counts)
         argv = [str(script), *(arguments or [])]
-        raise typer.Exit(attend(NodeCommand(settings=settings, argv=argv)))
+        attended = attend(NodeCommand(settings=settings, argv=argv))
+    if attended.begins_anew is None:
+        raise typer.Exit(attended.exit_code)
+    with _errors():
+        reexecute(attended.begins_anew)
 
 
 _Address = Annotated[

@@ -34,6 +34,7 @@ from elastic.runtime.journal import Journal, RecentEntries
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.network import interface_of
 from elastic.runtime.orphans import adopt_orphans
+from elastic.runtime.process_title import set_title
 from elastic.runtime.run_directory import RunDirectory
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.fields import options_of
@@ -73,6 +74,7 @@ def run(command: Command) -> int:
     checkpoints = _checkpoints(settings)
     logs = log_directory(settings.job, settings.log_dir)
     display = _display(settings)
+    set_title("run", f"{settings.job}:", Path(command.argv[0]).name)
     try:
         return asyncio.run(_run(command, checkpoints, logs, display))
     finally:

@@ -459,6 +459,7 @@ class CoordinatorDaemon:
             worker=effect.failure.worker,
             message=refusal(effect),
             traceback=effect.failure.traceback,
+            log_tail=effect.failure.log_tail,
             log=effect.failure.log,
             retry_s=round(effect.retry_s, 1),
         )

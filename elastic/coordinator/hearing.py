@@ -101,6 +101,7 @@ class Hearing:
             kind=failure.kind.name.lower(),
             message=failure.message,
             traceback=failure.traceback,
+            log_tail=failure.log_tail,
             log=failure.log,
         )
         self._post(ev.WorkerFailed(node=node.node, failure=failure))

@@ -164,6 +164,9 @@ class Failure:
     """Equal for the same fault: exception type and innermost line of the script."""
     message: str = ""
     traceback: str = ""
+    """Of a Python exception; empty for any other end."""
+    log_tail: str = ""
+    """The last lines of its log, where there is no traceback."""
     retryable: bool = True
     """False: a fault of configuration that no restart can cure."""
     log: str = ""

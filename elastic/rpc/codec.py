@@ -113,6 +113,7 @@ def failure_to_pb(failure: Failure) -> pb.Failure:
         signature=_text(failure.signature),
         message=_text(failure.message),
         traceback=_text(failure.traceback),
+        log_tail=_text(failure.log_tail),
         retryable=failure.retryable,
         log=failure.log,
     )
@@ -132,6 +133,7 @@ def failure_from_pb(message: pb.Failure) -> Failure:
         signature=message.signature,
         message=message.message,
         traceback=message.traceback,
+        log_tail=message.log_tail,
         retryable=message.retryable,
         log=message.log,
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from elastic.runtime.orphans import adopt_orphans, end_children, tell_of_parents_end
+from elastic.runtime.process_title import set_title
 from elastic.runtime.run_directory import remove_if_left
 
 KEEPER_GONE = signal.SIGTERM
@@ -31,6 +32,7 @@ def main(argv: list[str]) -> NoReturn:
         tell_of_parents_end(keeper, KEEPER_GONE)
         os.execv(command[0], command)
     _let_go_of_inherited()
+    set_title("keeper")
     status = _await(child)
     end_children()
     remove_if_left(Path(directory))

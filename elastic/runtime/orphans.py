@@ -76,6 +76,40 @@ def end_marked(variable: str, value: str, *, session: int | None = None) -> list
     return found
 
 
+class OrphanReaper:
+    """Collects children that have ended and that nobody in this process waits for.
+
+    Such come to the first process of a container, and to one that adopts orphans. Whoever has
+    started a child waits for it: only one that is found ended twice is taken for an orphan.
+    """
+
+    def __init__(self) -> None:
+        self._ended: set[int] = set()
+
+    def reap(self) -> None:
+        """To be called now and then: what it finds for the first time it collects the next time."""
+        ended = _ended_children()
+        for pid in ended & self._ended:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        self._ended = ended
+
+
+def _ended_children() -> set[int]:
+    """Those that still wait for somebody to look."""
+    try:
+        if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return set()
+    except ChildProcessError:
+        return set()
+    found = set()
+    for pid in children():
+        with contextlib.suppress(OSError):
+            if is_zombie(pid):
+                found.add(pid)
+    return found
+
+
 def is_zombie(pid: int) -> bool:
     """It has ended, and waits for its parent to look; raises OSError if it is gone."""
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"

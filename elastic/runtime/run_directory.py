@@ -10,7 +10,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -63,10 +63,20 @@ class NodeDirectory:
 
     One agent at a time has it. `hold` is given to the processes that outlive an agent: while any
     of them lives the directory is not swept.
+
+    kept: the `descriptors` of this process's own directory from before its command began anew.
     """
 
-    def __init__(self, job: str, node: str, parent: Path | None = None) -> None:
+    def __init__(
+        self,
+        job: str,
+        node: str,
+        parent: Path | None = None,
+        *,
+        kept: Mapping[str, int] | None = None,
+    ) -> None:
         """Raises ConfigurationError: it is taken, or can not be made."""
+        self._kept = kept if kept is not None else {}
         name = f"{job}@{node}"  # neither can have the sign between them
         self.path = _choose(name) if parent is None else parent / name
         _require_short(self.path)
@@ -89,8 +99,8 @@ class NodeDirectory:
                 f"{found.st_uid}, mode {stat.filemode(found.st_mode)}): others could take its "
                 "workers over; remove it, or choose another parent with --state-dir"
             )
-        self._lock: IO[str] = _open_here(self.path / _AGENT_LOCK)
-        self.hold: IO[str] = _open_here(self.path / _JOB_FILE)
+        self._lock: IO[str] = self._open_or_keep(_AGENT_LOCK)
+        self.hold: IO[str] = self._open_or_keep(_JOB_FILE)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -101,6 +111,23 @@ class NodeDirectory:
             ) from None
         with contextlib.suppress(BlockingIOError):  # held by the workers of an earlier agent
             fcntl.flock(self.hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _open_or_keep(self, name: str) -> IO[str]:
+        """A lock belongs to what was opened: opened again the file would be locked by another."""
+        path = self.path / name
+        kept = self._kept.get(name)
+        if kept is not None:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.fstat(kept), path.lstat()):
+                    return os.fdopen(kept, "a", encoding="utf-8")
+            with contextlib.suppress(OSError):
+                os.close(kept)
+        return _open_here(path)
+
+    @property
+    def descriptors(self) -> dict[str, int]:
+        """To be kept open where this process's command begins anew, by name."""
+        return {_AGENT_LOCK: self._lock.fileno(), _JOB_FILE: self.hold.fileno()}
 
     def close(self) -> None:
         """Leave it to the next agent, or to be swept."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from elastic.rpc.codec import (
     generation_to_pb,
     status_to_pb,
 )
+from elastic.runtime.process_title import set_worker_title
 from elastic.v1 import job_pb2, local_pb2
 from elastic.worker.group.membership import Membership
 from elastic.worker.group.process_group import Backend, Group, StoreHost
@@ -156,6 +158,7 @@ class AgentControl:
         self._dismissed = threading.Event()
         self._assignment = local_pb2.Assignment()
         self._host: StoreHost | None = None
+        self._titled: int | None = None  # rank in the process's title
         self._state: JobState | None = None
         self._bequeath: Callable[[], None] = _nothing
         self.checkpoints = Checkpointing.nowhere()
@@ -208,7 +211,11 @@ class AgentControl:
         if self._host is None:
             self._host = StoreHost(self._assignment.host or _LOOPBACK)
             self.membership.prepare(self._host.endpoint)
-        return self.membership.join(self._host, self.backend)
+        group = self.membership.join(self._host, self.backend)
+        if group.rank != self._titled:
+            self._titled = group.rank
+            set_worker_title(self._link.worker, sys.argv[0], group.rank)
+        return group
 
     def entered(self, group: Group, outcome: Outcome) -> None:
         """The group is ready to train."""

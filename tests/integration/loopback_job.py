@@ -53,9 +53,11 @@ class LoopbackJob:
 
     # ---- processes
 
-    def start(self, *arguments: str | Path, **environment: str) -> CommandProcess:
-        """Any `elastic` command."""
-        command = [sys.executable, "-m", "elastic.cli", *map(str, arguments)]
+    def start(
+        self, *arguments: str | Path, under: tuple[str, ...] = (), **environment: str
+    ) -> CommandProcess:
+        """Any `elastic` command; `under` another one that runs it."""
+        command = [*under, sys.executable, "-m", "elastic.cli", *map(str, arguments)]
         process = CommandProcess(command, environment=self.environment | environment)
         self._processes.append(process)
         return process
@@ -68,9 +70,11 @@ class LoopbackJob:
         self.coordinators.append(coordinator)
         return coordinator
 
-    def start_agent(self, node: str, *options: str | Path, **environment: str) -> CommandProcess:
+    def start_agent(
+        self, node: str, *options: str | Path, under: tuple[str, ...] = (), **environment: str
+    ) -> CommandProcess:
         """The node's."""
-        agent = self.start(*self.agent_command(node, *options), **environment)
+        agent = self.start(*self.agent_command(node, *options), under=under, **environment)
         self.agents.setdefault(node, []).append(agent)
         return agent
 

@@ -18,8 +18,7 @@ from tests.integration.running import (
 )
 from tests.job_process import JobProcess, descendants, is_alive
 
-KEEPER = "elastic.runtime.keeper"
-ZYGOTE = "elastic.worker.process.zygote"
+KEEPER = "elastic keeper"
 OWN_CHILDREN = 5  # of each worker of children.py: two loaders, sleep, sh and its sleep
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +30,7 @@ from elastic.core.dispatch import by_event
 from elastic.core.invariants import check_succession, require
 from elastic.core.membership import (
     ChangeReason,
+    Failure,
     FailureKind,
     Generation,
     Member,
@@ -39,6 +41,7 @@ from elastic.core.membership import (
 from elastic.core.ranks import assign_ranks
 from elastic.core.restarts import RestartPolicy, Verdict
 
+_KILLS = (signal.SIGKILL, signal.SIGTERM)
 _TOLD_BEFORE = "others were told before that it was given up"
 
 
@@ -231,7 +234,9 @@ class Coordinator:
     def _(self, event: ev.WorkerFailed, now: float) -> list[fx.Effect]:
         workers, refused = self._nodes.workers(), list[fx.Effect]()
         worker, verdict = workers.get(event.failure.worker), Verdict.RESTART
-        if worker is not None and self._group_can_do_without(worker):
+        if worker is not None and _is_killed_spare(worker, event.failure):
+            pass  # no fault of the script, and nobody waits for it
+        elif worker is not None and self._group_can_do_without(worker):
             refused = self._newcomer_failed(worker, event, now)
         elif not self._policy.restart_all or self._past.breaks_another(event.failure):
             verdict = self._restarts.judge(
@@ -599,3 +604,9 @@ def _abandoned(
     event: ev.ShardReported | ev.SaveReportedFailed, message: str
 ) -> fx.AbandonCheckpoint:
     return fx.AbandonCheckpoint(generation=event.generation, step=event.step, message=message)
+
+
+def _is_killed_spare(worker: Sighting, failure: Failure) -> bool:
+    """It waited for a slot, and somebody has ended it."""
+    idle = worker.status.phase is WorkerPhase.SPARE and worker.status.slot is None
+    return idle and failure.kind is FailureKind.SIGNAL and failure.code in _KILLS

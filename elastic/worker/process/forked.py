@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from elastic.runtime.orphans import adopt_orphans
+from elastic.runtime.process_title import set_worker_title
 from elastic.v1 import local_pb2 as pb
 from elastic.worker import session
 from elastic.worker.link import Link
@@ -30,6 +31,7 @@ def become_worker(request: pb.SpawnRequest, parent: int) -> int:
     die_with_parent(parent)
     adopt_orphans()  # so that it is known whose daemons they are that outlive it
     os.environ.update(request.environment)
+    set_worker_title(request.worker, request.argv[0])
     _reseed()
     faulthandler.enable()  # a segmentation fault leaves its stacks in the log
     faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True)

@@ -18,6 +18,7 @@ from elastic.core.membership import Failure, FailureKind, Generation
 from elastic.core.worker.machine import Effect, ReportStatus, Worker
 from elastic.errors import ExitCode
 from elastic.rpc.codec import failure_to_pb, generation_from_pb, status_to_pb
+from elastic.runtime.process_title import set_worker_title
 from elastic.v1 import job_pb2
 from elastic.v1 import local_pb2 as pb
 from elastic.worker.group.process_group import StoreHost, first_line
@@ -45,14 +46,16 @@ def run_classic(request: pb.SpawnRequest) -> int:
     for number in _NOT_FOR_US:
         signal.signal(number, signal.SIG_IGN)
     error_file = Path(request.log_path).with_suffix(".error.json")
-    return _Attendant(Link(request.worker, request.socket_path), script, error_file).run()
+    link = Link(request.worker, request.socket_path)
+    return _Attendant(link, script, request.argv[0], error_file).run()
 
 
 class _Attendant:
     """The link's thread hears the agent, the main thread waits for the script."""
 
-    def __init__(self, link: Link, script: ClassicScript, error_file: Path) -> None:
+    def __init__(self, link: Link, script: ClassicScript, name: str, error_file: Path) -> None:
         self._link = link
+        self._name = name
         self._script = script
         self._error_file = error_file
         self._machine = Worker(link.worker, pid=os.getpid())
@@ -122,7 +125,9 @@ class _Attendant:
             )
             self._script.begin(environment)
             self._report(self._machine.joined(generation, 0))
-        if generation.rank_of(self._link.worker) == 0:  # the recovery, if it is one, ends here
+        rank = generation.rank_of(self._link.worker)
+        set_worker_title(self._link.worker, self._name, rank)
+        if rank == 0:  # the recovery, if it is one, ends here
             reformed = job_pb2.Reformed(worker=self._link.worker, generation=generation.number)
             self._link.send(reformed=reformed)
 

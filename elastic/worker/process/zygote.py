@@ -34,6 +34,7 @@ import torch.optim  # noqa: F401
 from elastic.rpc.framing import BadFrame, FrameDecoder, encode
 from elastic.runtime.keeper import KEEPER_GONE
 from elastic.runtime.orphans import adopt_orphans, children, end_children, signal_group
+from elastic.runtime.process_title import set_title
 from elastic.runtime.run_directory import remove_if_left
 from elastic.v1 import local_pb2 as pb
 from elastic.worker.process.forked import become_worker
@@ -41,7 +42,7 @@ from elastic.worker.process.forked import become_worker
 _EXIT_GRACE_S = 5.0  # for processes that a finished worker left behind
 _MOST_CALLERS = 16  # at once; whoever is not an agent has no business here
 _REFUSED_S = 0.05
-_BACK_S = 5.0  # for an agent that lives to connect again
+_BACK_S = 60.0  # for an agent that lives to connect again: it may be starting anew
 _AGENT_LOOK_S = 0.02
 _FIRST_AGENT_S = 5.0  # for the agent that has started this zygote to connect
 
@@ -53,6 +54,7 @@ def main(argv: list[str]) -> int:
     listener.set_inheritable(False)
     zygote = _Zygote(listener, grace_s=options.grace_s)
     adopt_orphans()
+    set_title("zygote")
     gc.collect()
     gc.freeze()  # keeps the pages of what was imported shared after a fork
     task = zygote.serve()

@@ -22,7 +22,7 @@ from elastic.v1 import local_pb2 as pb
 class Place:
     """A server that expects the workers "a" and "b"; `heard` is what they said."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, listener: int | None = None) -> None:
         self.path = path
         self._peers: list[Peer] = []
         self.heard: asyncio.Queue[tuple[str, str | None]] = asyncio.Queue()
@@ -35,6 +35,7 @@ class Place:
             on_message=self._hear,
             report=self._report,
             on_error=self.errors.put_nowait,
+            listener=listener,
         )
 
     def _hear(self, worker: str, message: pb.WorkerMessage) -> None:
@@ -290,5 +291,32 @@ def test_a_worker_that_does_not_read_is_cut_off_before_it_costs_much_memory(
         for _ in range(100):  # more than the kernel's own buffers and ours
             place.server.send("a", assignment=assignment)
         assert "does not read" in await place.reports.get()
+
+    with_place(tmp_path, check)
+
+
+@pytest.mark.parametrize("removed", [False, True], ids=["kept", "its path is gone"])
+def test_who_connects_while_the_agent_begins_anew_is_served_by_the_next(
+    tmp_path: Path, *, removed: bool
+) -> None:
+    async def check(place: Place) -> None:
+        kept = place.server.keep_listening()
+        await place.server.close()
+        if removed:
+            place.path.unlink(missing_ok=True)
+        else:
+            waiting = await place.connect(hello="a")
+            waiting.send(status=STATUS)
+        following = Place(place.path, listener=kept)
+        await following.server.start()
+        if removed:
+            waiting = await following.connect(hello="a")
+            waiting.send(status=STATUS)
+        assert await following.heard.get() == ("a", "status")
+        following.server.send("a", dismiss=pb.Dismiss())
+        told = await waiting.receive()
+        assert told is not None
+        assert told.HasField("dismiss")
+        await following.close()
 
     with_place(tmp_path, check)

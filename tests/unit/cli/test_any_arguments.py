@@ -74,6 +74,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patched.setattr(main, "never_blocking", contextlib.nullcontext)  # writes past the runner
         patched.setattr(run, "adopt_orphans", lambda: None)
         patched.setattr(agent, "adopt_orphans", lambda: None)
+        for command in (run, agent, coordinator):
+            patched.setattr(command, "set_title", lambda *_: None)
         patched.setattr(run, "_run", _run)
         patched.setattr(agent, "_attend", _attend)
         patched.setattr(coordinator, "_coordinate", _coordinate)
@@ -89,11 +91,13 @@ async def _run(command: run.Command, checkpoints: Any, logs: Path, _display: Any
     return _told(options)
 
 
-async def _attend(command: agent.NodeCommand, directory: Any, logs: Path, _display: Any) -> int:
-    options = agent._options(command, directory, logs, host="h", token="0" * 32, start="1")
+async def _attend(
+    command: agent.NodeCommand, directory: Any, logs: Path, _display: Any, **kept: Any
+) -> agent.Attended:
+    options = agent._options(command, directory, logs, host="h", token="0" * 32, start="1", **kept)
     options.hello.SerializeToString()
     agent._document(command, "h", "0" * 32)
-    return _told(options)
+    return agent.Attended(exit_code=_told(options))
 
 
 def _told(options: Any) -> int:

@@ -30,6 +30,7 @@ COMPOSED = {
 }
 # Every field that some form mentions.
 FIELDS = {
+    "command": "elastic agent train.py",
     "names": "model.weight",
     "advice": "reduce first",
     "address": "h1:4000",

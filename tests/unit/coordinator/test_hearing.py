@@ -31,7 +31,13 @@ from tests.unit.core.cluster_views import generation
 MEMBER = Member(worker="w", node="n1@0123", slot=0, endpoint="w:1")
 CURRENT = Generation(number=3, incarnation="i", members=(MEMBER,), reason=ChangeReason.STARTED)
 KILLED = Failure(
-    worker="w", kind=FailureKind.SIGNAL, code=9, message="was killed", traceback="tb", log="/log"
+    worker="w",
+    kind=FailureKind.SIGNAL,
+    code=9,
+    message="was killed",
+    traceback="tb",
+    log_tail="tail",
+    log="/log",
 )
 
 
@@ -113,6 +119,7 @@ def test_a_failure_is_recorded_judged_and_counted_against_the_node() -> None:
             "kind": "signal",
             "message": "was killed",
             "traceback": "tb",
+            "log_tail": "tail",
             "log": "/log",
         }
     ]

@@ -326,3 +326,18 @@ def test_errors_with_a_message_that_is_always_another_are_not_kept_for_ever() ->
         fail(newcomers, number, failure=replace(RAISED, signature=f"at {number}", retryable=False))
     assert len(newcomers._failed_in) == 1000
     assert len(newcomers._told) <= 1000
+
+
+@pytest.mark.parametrize(
+    ("code", "slot", "spent"),
+    [(9, None, 0), (15, None, 0), (11, None, 1), (9, 0, 1)],
+    ids=["killed", "asked to end", "a fault of its own", "with a slot"],
+)
+def test_a_killed_spare_costs_no_restart_while_the_job_gathers(
+    code: int, slot: int | None, spent: int
+) -> None:
+    formation = replace(SETTINGS.formation, min_workers=2)
+    machine = Coordinator(replace(SETTINGS, formation=formation))
+    machine.handle(report("b", status("b0", WorkerPhase.SPARE, slot=slot)), 0.0)
+    machine.handle(ev.WorkerFailed(node="b", failure=replace(KILLED, code=code)), 0.1)
+    assert machine.restarts_spent(0.1) == spent

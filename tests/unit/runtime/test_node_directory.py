@@ -122,3 +122,22 @@ def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="symbolic link"):
         NodeDirectory("job", "n1", tmp_path)
     assert precious.read_text() == "content"
+
+
+def test_a_process_whose_command_begins_anew_keeps_it_locked(directory: NodeDirectory) -> None:
+    kept = {name: os.dup(fd) for name, fd in directory.descriptors.items()}
+    directory.close()  # as the end of the program before does
+    with pytest.raises(ConfigurationError, match="runs on this machine"):
+        NodeDirectory("job", "n1")
+    again = NodeDirectory("job", "n1", kept=kept)
+    assert again.descriptors == kept
+    again.close()
+    NodeDirectory("job", "n1").close()
+
+
+def test_descriptors_of_another_directory_are_not_taken(directory: NodeDirectory) -> None:
+    kept = {name: os.open("/dev/null", os.O_RDWR) for name in directory.descriptors}
+    other = NodeDirectory("job", "n2", kept=kept)
+    with pytest.raises(ConfigurationError, match="runs on this machine"):
+        NodeDirectory("job", "n2")
+    other.close()

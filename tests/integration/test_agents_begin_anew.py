@@ -1,0 +1,136 @@
+"""SIGHUP: an agent's command begins anew in the same process, and its workers train on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic.runtime.orphans import is_zombie
+from tests.etcd_cluster import EtcdCluster, etcd_cluster
+from tests.integration.loopback_job import NODES, TrainingJob, training_job
+from tests.integration.running import Place, command_line, eventually
+from tests.job_process import CommandProcess
+
+pytestmark = pytest.mark.timeout(400)
+
+MANY_TIMES = 50
+_AS_FIRST_PROCESS = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EtcdCluster]:
+    with etcd_cluster(size=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory, etcd: EtcdCluster) -> Iterator[TrainingJob]:
+    place = Place(tmp_path_factory.mktemp("anew"))
+    with contextlib.closing(place), training_job(place, etcd=etcd.endpoints()) as job:
+        yield job
+
+
+def test_a_job_trains_on_while_an_agent_begins_anew(job: TrainingJob) -> None:
+    _begins_anew(job, job.agents["a"][-1], job.agents["a"][-1].process.pid, times=2)
+
+
+@pytest.mark.long
+def test_an_agent_begins_anew_many_times(job: TrainingJob) -> None:
+    _begins_anew(job, job.agents["a"][-1], job.agents["a"][-1].process.pid, times=MANY_TIMES)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("times", [MANY_TIMES])
+def test_an_agent_that_is_the_first_process_begins_anew(
+    place: Place, etcd: EtcdCluster, times: int
+) -> None:
+    """As in a container: PID 1, which also collects what nobody else does."""
+    job = TrainingJob(place, etcd=etcd.endpoints(), job="first-process")
+    try:
+        job.start_coordinator()
+        job.start_agent("b")
+        agent = job.start_agent("a", under=_AS_FIRST_PROCESS)
+        job.wait(lambda: job.world() == len(NODES), "a group of all")
+        job.trains_on()
+        (pid,) = _children(agent.process.pid)
+        _begins_anew(job, agent, pid, times=times)
+    finally:
+        job.close()
+
+
+def test_what_can_not_be_started_does_not_end_what_runs(job: TrainingJob, tmp_path: Path) -> None:
+    settings = tmp_path / "agent.toml"
+    settings.write_text("[agent]\nspares = 0\n")
+    agent = job.start_agent("c", "--config", settings)
+    job.wait(lambda: job.world() == len(NODES) + 1, "a third node")
+    settings.write_text("[agent]\nspares = many\n")
+    agent.process.send_signal(signal.SIGHUP)
+    refused = agent.wait_for_event("not_begun_anew")
+    assert str(settings) in refused["reason"]
+    job.trains_on()
+    assert job.world() == len(NODES) + 1
+    settings.write_text("[agent]\nspares = 0\n")
+    agent.process.send_signal(signal.SIGHUP)
+    agent.wait_for_event("worker_adopted")
+
+
+def _begins_anew(job: TrainingJob, agent: CommandProcess, pid: int, *, times: int) -> None:
+    job.trains_on()
+    generation, began_at_s, before = job.generation(), time.monotonic(), len(_begun(agent))
+    workers, descriptors = _processes_below(pid), []
+    for turn in range(1, times + 1):
+        connected = len(job.events("node_connected", node="a"))
+        os.kill(pid, signal.SIGHUP)
+        job.wait(lambda t=turn: len(_begun(agent)) == before + t, f"start anew {turn}")
+        job.wait(
+            lambda c=connected: len(job.events("node_connected", node="a")) > c,
+            "the agent in contact",
+        )
+        job.trains_on(5)
+        descriptors.append(_descriptors(pid))
+    assert _processes_below(pid) == workers
+    assert command_line(pid) == "elastic agent a"
+    titles = {command_line(process) for process in workers}
+    assert {"elastic keeper", "elastic zygote"} < titles
+    assert any(re.fullmatch(r"elastic worker a-\S+ rank \d: float64_trainer.py", t) for t in titles)
+    assert job.generation() == generation
+    assert not job.steps.repeated(began_at_s)
+    eventually(lambda: not _zombies(pid), lambda: f"zombies: {_zombies(pid)}")
+    eventually(
+        lambda: _descriptors(pid) <= descriptors[0],
+        lambda: f"descriptors {descriptors}, now {_descriptors(pid)}",
+    )
+
+
+def _begun(agent: CommandProcess) -> list[object]:
+    return [e for e in agent.named("agent_started") if e["begun_anew"]]
+
+
+def _descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def _processes_below(pid: int) -> set[int]:
+    below = set(_children(pid))
+    for child in list(below):
+        below |= _processes_below(child)
+    return below
+
+
+def _zombies(pid: int) -> list[int]:
+    return [p for p in _processes_below(pid) if is_zombie(p)]

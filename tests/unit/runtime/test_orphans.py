@@ -1,0 +1,60 @@
+"""Children that nobody waits for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from elastic.runtime.orphans import OrphanReaper, children, is_zombie
+
+_DEADLINE_S = 10.0
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + _DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def ended_child() -> int:
+    """One that has ended, and that nobody has waited for."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(3)
+    eventually(lambda: is_zombie(pid))
+    return pid
+
+
+def test_a_child_that_nobody_waits_for_is_collected_the_second_time() -> None:
+    reaper, pid = OrphanReaper(), ended_child()
+    reaper.reap()
+    assert is_zombie(pid)
+    reaper.reap()
+    assert pid not in children()
+
+
+def test_one_that_somebody_waits_for_keeps_its_exit_code() -> None:
+    reaper, pid = OrphanReaper(), ended_child()
+    reaper.reap()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+    reaper.reap()
+
+
+def test_those_that_live_are_left_alone() -> None:
+    reaper = OrphanReaper()
+    living = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    orphan = ended_child()
+    for _ in range(2):
+        reaper.reap()
+    assert orphan not in children()
+    assert living.poll() is None
+    living.communicate(b"\n")
+    assert living.returncode == 0
+
+
+def test_without_children_there_is_nothing_to_do() -> None:
+    OrphanReaper().reap()

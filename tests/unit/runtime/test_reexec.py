@@ -1,0 +1,93 @@
+"""A process whose command begins anew in its place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic.errors import TransientError
+from elastic.runtime import reexec
+
+_TURNS = """
+import os, signal, sys
+from elastic.runtime.reexec import inherited, reexecute, unblock_signals
+
+turn, kept = int(os.environ.get("TURN", "0")), inherited()
+blocked = signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+again = inherited()
+fds = sorted(int(f) for f in os.listdir("/proc/self/fd"))
+print(turn, os.getpid(), sorted(kept), blocked, again, sys.argv[1:], len(fds), flush=True)
+if turn == 2:
+    assert os.read(kept["pipe"], 4) == b"word"
+    signal.signal(signal.SIGHUP, lambda *_: print("hung up", flush=True))
+    unblock_signals()
+    sys.exit(0)
+os.environ["TURN"] = str(turn + 1)
+if turn == 0:
+    read, write = os.pipe()
+    os.write(write, b"word")
+    os.close(write)
+    stray = os.open("/dev/null", os.O_RDONLY)
+    os.set_inheritable(stray, True)
+    kept = {"pipe": read}
+if turn == 1:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+    os.kill(os.getpid(), signal.SIGHUP)  # comes while the program is exchanged
+reexecute(kept)
+"""
+
+
+def test_the_process_its_descriptors_and_its_signals_are_kept(tmp_path: Path) -> None:
+    script = tmp_path / "turns.py"
+    script.write_text(_TURNS)
+    run = subprocess.run(
+        [sys.executable, script, "--lr", "a b"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+    )
+    first, second, third, last = run.stdout.splitlines()
+    pid = first.split()[1]
+    assert first.startswith(f"0 {pid} [] False {{}} ['--lr', 'a b'] ")
+    for turn, line in (("1", second), ("2", third)):
+        assert line.startswith(f"{turn} {pid} ['pipe'] True {{}} ['--lr', 'a b'] ")
+        assert int(line.split()[-1]) == int(first.split()[-1]) + 1  # the stray one is gone
+    assert last == "hung up"
+
+
+def test_children_do_not_take_the_descriptors_for_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_ELASTIC_KEPT_DESCRIPTORS", '{"pid": 1, "descriptors": {"lock": 0}}')
+    assert reexec.inherited() == {}
+    assert "_ELASTIC_KEPT_DESCRIPTORS" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("import sys; sys.exit('no such option: --lx')", "no such option: --lx"),
+        ("import sys; sys.exit(7)", "it ends with 7"),
+        ("import time; time.sleep(60)", "it has not begun within 0.5 s"),
+    ],
+)
+def test_what_does_not_start_is_told(
+    program: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-c", program])
+    monkeypatch.setattr(reexec, "_TRIAL_S", 0.5)
+    with pytest.raises(TransientError, match=why):
+        reexec.try_start()
+
+
+def test_a_trial_knows_that_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import sys; from elastic.runtime.reexec import is_trial; sys.exit(not is_trial())"
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-c", program])
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    reexec.try_start()
+    assert not reexec.is_trial()
+    assert signal.SIGHUP not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

@@ -103,7 +103,7 @@ class CoordinatorDaemon:
         )
         self._refused: dict[str, str] = {}  # why, by name
         self._recoveries = Recoveries(known.recoveries)
-        self._kept = self._counted()
+        self._kept: tuple[object, ...] = self._counted() if leadership.records.are_kept else ()
         self._keeping = False
         self._saves = Saves(
             make_commits(options),

@@ -29,6 +29,8 @@ class Records:
     """Those that count against a node, by its name."""
     recoveries: tuple[Mapping[str, Any], ...] = ()
     """The newest, newest last."""
+    are_kept: bool = True
+    """They are in the store."""
 
 
 def since_boot(instants: Sequence[float]) -> list[float]:
@@ -62,7 +64,7 @@ async def load_records(store: Store, job: str) -> Records:
     """
     entry = await store.get(JobKeys(job).records)
     if entry is None:
-        return Records()
+        return Records(are_kept=False)
     try:
         document = json.loads(entry.value)
         for node in document["failures"]:
@@ -74,7 +76,7 @@ async def load_records(store: Store, job: str) -> Records:
             recoveries=tuple(dict(recovery) for recovery in document["recoveries"][-_MOST:]),
         )
     except Exception:  # noqa: BLE001 - in whatever way it is no such document
-        return Records()
+        return Records(are_kept=False)
 
 
 def _instants(found: Sequence[Any]) -> tuple[float, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import signal
 import statistics
 import time
@@ -90,3 +92,40 @@ def test_a_leader_killed_together_with_a_worker(job: Job, times: int) -> None:
         job.wait(lambda: job.world() == len(NODES), "a whole group again")
         job.trains_on()
     print(f"median of {times}: {statistics.median(took_s):.2f} s")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_operators_are_answered_while_the_leader_dies(job: Job) -> None:
+    """And what the job counts is the same before and after, also with a worker lost in between."""
+    delays = random.Random(1)
+    for turn in range(20):
+        follower = job.coordinators[-1]
+        follower.wait_for(lambda c=follower: c.named("campaigning"), "a follower")
+        before = totals(job)
+        asked = [
+            job.start("status", "--output", "json"),
+            job.start("nodes", "--output", "json"),
+            job.start("drain", f"ghost-{turn}", "--future"),
+        ]
+        time.sleep(delays.uniform(0.0, 1.0))  # the instant within the commands' lives
+        elected = len(job.events("elected"))
+        os.kill(job.leader().process.pid, signal.SIGKILL)
+        assert [command.wait() for command in asked] == [0, 0, 0], job.story()
+        job.wait(lambda n=elected: len(job.events("elected")) > n, "the next leader")
+        after = totals(job)
+        assert after == before
+        if turn % 10 == 0:  # seldom enough not to have the node put into quarantine
+            os.kill(job.worker_pid("b"), signal.SIGKILL)
+            job.wait(lambda b=before: totals(job) != b, "a recovery")
+        job.start_candidate()
+        job.wait(lambda: job.world() == len(NODES), "a whole group again")
+        job.trains_on()
+
+
+def totals(job: Job) -> dict[str, object]:
+    """What counts over the whole job, as operators see it."""
+    asked = job.start("status", "--output", "json")
+    assert asked.wait() == 0, asked.story()
+    status = json.loads("\n".join(asked.output))
+    return {name: status[name] for name in ("restarts", "recoveries", "started_unix_s")}

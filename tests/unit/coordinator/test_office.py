@@ -370,6 +370,19 @@ def test_what_was_counted_counts_under_the_next_leader() -> None:
     run(check)
 
 
+def test_the_job_has_begun_when_its_first_leader_says_so() -> None:
+    async def check(contest: Contest) -> None:
+        await group_of_one(contest.one)
+        before = contest.one.office.status()
+        while KEYS.records not in contest.store._entries:
+            await asyncio.sleep(0.01)
+        await contest.one.end()
+        await until(contest.two.leads)
+        assert contest.two.office.status().started_unix_s == before.started_unix_s
+
+    run(check)
+
+
 def test_a_job_that_failed_ends_with_its_exit_code_everywhere() -> None:
     async def check(contest: Contest) -> None:
         stream, _ = await group_of_one(contest.one)

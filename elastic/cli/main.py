@@ -27,6 +27,7 @@ from elastic.settings.sources import (
     load_run_settings,
     load_settings,
 )
+from elastic.version import __version__
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,6 +37,27 @@ app = typer.Typer(
     "78 mend the configuration, 80 to 84 drained, in quarantine, stopped, refused, not saved, "
     "130 and 143 left after Ctrl-C and SIGTERM. docs/EVENTS.md has what to do about each.",
 )
+
+
+def _tell_version(asked: bool) -> None:  # typer's callbacks take it so
+    if asked:
+        print(f"elastic {__version__}")
+        raise typer.Exit
+
+
+_Version = Annotated[
+    bool,
+    typer.Option(
+        "--version", help="Show the version and exit.", callback=_tell_version, is_eager=True
+    ),
+]
+
+
+@app.callback()
+def _main(*, version: _Version = False) -> None:
+    del version  # told as the options are read
+
+
 checkpoint_app = typer.Typer(no_args_is_help=True, help="Look at checkpoints.")
 app.add_typer(checkpoint_app, name="checkpoint")
 

@@ -17,6 +17,7 @@ from elastic.settings.fields import Option, options_of
 from elastic.settings.node import NodeSettings
 from elastic.settings.operator import OperatorSettings
 from elastic.settings.run import RunSettings
+from elastic.version import __version__
 
 RUN = list(options_of(RunSettings))
 CLASSES = {
@@ -160,3 +161,8 @@ def test_an_option_of_nobody_is_told_as_ever() -> None:
     result = invoke("agent", "--xyzzy", "1")
     assert result.exit_code == 2
     assert "No such option: --xyzzy" in words(result.output)
+
+
+def test_the_version_is_told() -> None:
+    result = invoke("--version", app=app)
+    assert (result.exit_code, result.output) == (0, f"elastic {__version__}\n")

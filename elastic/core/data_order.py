@@ -11,6 +11,7 @@ has a single sample where that can be avoided; a rank that is left without sampl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 _LEAST_SAMPLES = 2  # of a batch that BatchNorm accepts
@@ -169,18 +170,10 @@ def micro_batches(
     samples gets stand-ins: the first samples of the step once more, to be weighted zero.
     ValueError if `samples` is empty or `rank` is not below `world_size`.
     """
-    _require_at_least("batch_size", batch_size, 1)
-    _require_at_least("len(samples)", len(samples), 1)
-    own, largest = (
-        share(samples, rank=r, world_size=world_size, batch_size=batch_size) for r in (rank, 0)
-    )
-    count = -(-len(largest) // batch_size)
-    pieces = (_piece(own.start, own.stop, index, count, batch_size) for index in range(count))
+    begin = samples.start
     return tuple(
-        MicroBatch(start=start, stop=stop, weighted=True)
-        if start < stop
-        else _stand_in(samples, batch_size)
-        for start, stop in pieces
+        MicroBatch(start=begin + first, stop=begin + last, weighted=weighted)
+        for first, last, weighted in _passes(len(samples), rank, world_size, batch_size)
     )
 
 
@@ -203,9 +196,22 @@ def _effective(global_batch: int, length: int) -> int:
     return min(global_batch, length)
 
 
-def _stand_in(samples: SampleRange, batch_size: int) -> MicroBatch:
-    size = min(_LEAST_SAMPLES, batch_size, len(samples))
-    return MicroBatch(start=samples.start, stop=samples.start + size, weighted=False)
+@lru_cache(maxsize=256)  # most steps of a group have the same number of samples
+def _passes(
+    length: int, rank: int, world_size: int, batch_size: int
+) -> tuple[tuple[int, int, bool], ...]:
+    """The micro-batches of a step of `length` samples, counted from its first: begin, end, and
+    whether they are weighted."""
+    _require_at_least("batch_size", batch_size, 1)
+    _require_at_least("len(samples)", length, 1)
+    samples = SampleRange(epoch=0, start=0, stop=length)
+    own, largest = (
+        share(samples, rank=r, world_size=world_size, batch_size=batch_size) for r in (rank, 0)
+    )
+    count = -(-len(largest) // batch_size)
+    stand_in = 0, min(_LEAST_SAMPLES, batch_size, length), False
+    pieces = (_piece(own.start, own.stop, index, count, batch_size) for index in range(count))
+    return tuple((start, stop, True) if start < stop else stand_in for start, stop in pieces)
 
 
 def _piece(start: int, stop: int, index: int, parts: int, batch_size: int) -> tuple[int, int]:

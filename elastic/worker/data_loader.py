@@ -173,18 +173,18 @@ class Dealer:
 
     def _deals_from(self, position: DataPosition) -> Iterator[Deal]:
         batch_size = self._loader.policy.batch_size
-        while True:
-            samples = self._loader.next_range(position, self._world_size)
-            if samples.epoch >= self._epochs:
-                return
+        samples = self._loader.next_range(position, self._world_size)
+        while samples.epoch < self._epochs:
             position = advance(position, samples)
+            following = self._loader.next_range(position, self._world_size)
             yield Deal(
                 samples=samples,
                 micro_batches=micro_batches(
                     samples, rank=self._rank, world_size=self._world_size, batch_size=batch_size
                 ),
-                ends_epoch=self._loader.ends_epoch(position, self._world_size),
+                ends_epoch=following.epoch > samples.epoch,
             )
+            samples = following
 
     def _indices(self, deals: Iterator[Deal]) -> Iterator[list[int]]:
         """Dataset indices of every micro-batch."""

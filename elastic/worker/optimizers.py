@@ -55,7 +55,7 @@ class Optimizers:
         """An optimizer has stepped inside of a step. Raises StepMisused unless it is tracked, and
         what it trains. Returns whether that had to be found out: it, or what it trains, is new."""
         optimizer._elastic_steps = getattr(optimizer, "_elastic_steps", 0) + 1  # type: ignore[attr-defined]
-        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        count = sum([len(group["params"]) for group in optimizer.param_groups])
         if self._known.get(optimizer) == count:
             return False
         self._require_tracked(optimizer)

@@ -45,8 +45,9 @@ class Progress:
         self, samples: SampleRange, *, loader: int, loop: int, generation: int, ramps: Ramps
     ) -> Progress:
         """After one more step, which consumed `samples` of `loader`."""
-        unused = [DataPosition()] * (loader + 1 - len(self.positions))
-        positions = [*self.positions, *unused]
+        positions = list(self.positions)
+        while len(positions) <= loader:
+            positions.append(DataPosition())
         positions[loader] = advance(positions[loader], samples)
         return Progress(
             committed=self.committed + 1,

@@ -100,7 +100,8 @@ class Participation:
     @property
     def here(self) -> Progress:
         """The progress, as of this place of the script: a loop may have begun since the commit."""
-        return replace(self.progress, loop=max(self.loop, 0))
+        loop = max(self.loop, 0)
+        return self.progress if loop == self.progress.loop else replace(self.progress, loop=loop)
 
     @property
     def void(self) -> bool:
@@ -151,7 +152,8 @@ class Participation:
                     self._void = False
                     yield act.PutBackForRetry()
                 self._at_begin = True
-                yield from self._be_in_current_group()
+                if self.seat is None or self._worker.following is not None:  # seldom
+                    yield from self._be_in_current_group()
                 if not self._is_behind:  # else the others have these behind them
                     yield from self._duties()
             except GroupLost as error:

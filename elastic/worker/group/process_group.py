@@ -219,8 +219,10 @@ class Group:
         Raises GroupLost if it was aborted: the results may be garbage. To be called before
         anything is concluded from what was received.
         """
-        self.backend.wait_for_device()
-        self.check()
+        if self.backend.queues:
+            self.backend.wait_for_device()
+        if self._aborted.is_set():
+            self.check()
 
     def collectives(self) -> int:
         """How many collectives have been launched in it so far.

@@ -85,7 +85,8 @@ class ModuleTensors:
     def __init__(self, name: str, slots: Iterable[Slot]) -> None:
         self.name = name
         self._slots = list(slots)
-        self._owners = list({id(owner): owner for owner, _ in self._slots}.values())
+        owners = {id(owner): owner for owner, _ in self._slots}
+        self._held = [owner.values() for owner in owners.values()]  # views, always of the present
         self._marked: list[torch.Tensor] = []
 
     def size_bytes(self) -> int:
@@ -114,7 +115,7 @@ class ModuleTensors:
         return not all(map(same, _present(now), content))
 
     def mark(self) -> object:
-        present = [t for t in chain.from_iterable(map(dict.values, self._owners)) if t is not None]
+        present = [t for t in chain.from_iterable(self._held) if t is not None]
         self._marked = present
         try:
             versions = list(map(_VERSION, present))
@@ -402,11 +403,13 @@ class Gradients:
             first = _first_gradient(parameters)
             if first is not None:
                 self._left[name] = (id(first), first._version)
-        return self.copy()
+        return self.copy() if self._left else []
 
     def before_backward(self) -> bool:
         """The block's first backward pass comes. Returns whether gradients will grow that were
         not expected to."""
+        if not self._left:
+            return False
         surprised = False
         for name, left in self._left.items():
             expected = self._accumulates.get(name, True)

@@ -239,7 +239,7 @@ class JobState:
             "loop": progress.loop,
             "requires_grad": self._flags(),
             "parameter_groups": self._parameter_groups(),
-            "ledger": [dataclasses.asdict(record) for record in self.ledger.since(0)],
+            "ledger": [record._asdict() for record in self.ledger.since(0)],
         }
 
     def restore(

@@ -118,7 +118,6 @@ class Undo:
         self._gradients = self._state.gradients.begin()
         self._missed = False
         self._state.late.clear()
-        self._collectives_seen = self._collectives()
 
     def before_backward(self) -> None:
         """The block's first backward pass comes."""
@@ -131,7 +130,7 @@ class Undo:
         self._note_block()
 
     def collectives_since_reduction(self) -> bool:
-        """Whether the block has begun collectives after its reductions."""
+        """Whether the block has begun collectives after its reductions; it has had one."""
         return self._collectives() != self._collectives_seen
 
     def end(self, *, collectives_since_reduction: bool) -> None:
@@ -309,13 +308,10 @@ class Undo:
         marks: list[object] | None = None,
         for_commit: bool = False,
     ) -> _Mark:
-        mark = _Mark()
         copies = self._copy_for_commit if for_commit else self._copy_small
-        mark.small = [copy() for copy in copies]
-        mark.marks = marks or []
-        if wanted:
-            mark.large = self._copy_large(wanted, reuse.large if reuse is not None else {})
-        return mark
+        small = [copy() for copy in copies]
+        large = self._copy_large(wanted, reuse.large if reuse is not None else {}) if wanted else {}
+        return _Mark(small=small, large=large, marks=marks or [])
 
     def _copy_large(
         self, wanted: set[int], reuse: Mapping[int, Copy] = _NO_COPIES

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,14 @@ from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.off_loop import off_loop
 from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.process_title import set_title
-from elastic.runtime.reexec import has_terminal, inherited, is_trial, try_start, unblock_signals
+from elastic.runtime.reexec import (
+    NewStart,
+    has_terminal,
+    inherited,
+    is_trial,
+    try_start,
+    unblock_signals,
+)
 from elastic.runtime.run_directory import NodeDirectory
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.runtime.warnings_to_journal import warnings_to
@@ -97,8 +104,8 @@ class Attended:
     """How an agent's part has ended."""
 
     exit_code: int
-    begins_anew: Mapping[str, int] | None = None
-    """SIGHUP: the command is to begin anew in this process, with these descriptors kept open."""
+    begins_anew: NewStart | None = None
+    """SIGHUP: what the process is to do next."""
 
 
 def attend(command: NodeCommand) -> Attended:
@@ -108,9 +115,9 @@ def attend(command: NodeCommand) -> Attended:
     """
     kept = inherited()
     require_command(command.argv)
-    logs = log_directory(command.settings.job, command.settings.log_dir)
     if is_trial():
         return Attended(exit_code=0)
+    logs = log_directory(command.settings.job, command.settings.log_dir)
     settings = command.settings
     directory = NodeDirectory(settings.job, command.node, settings.state_dir, kept=kept)
     display = JsonDisplay(settings.console)
@@ -198,8 +205,8 @@ class _Node:
         self._let_go = False
         self._leaves = self._begins = self._ignores_hangup = False
         self._had_terminal = has_terminal()
-        self.begins_anew: dict[str, int] | None = None
-        """Descriptors to keep, once SIGHUP has ended this agent."""
+        self.begins_anew: NewStart | None = None
+        """Once SIGHUP has ended this agent."""
         self._contact = LastContact(directory.path / "last-contact")
         journal.record(
             "agent_started",
@@ -313,12 +320,15 @@ class _Node:
             self._begins = False
             return
         self._journal.record("begins_anew", command=" ".join(masked_arguments(sys.orig_argv)))
-        self.begins_anew = self._directory.descriptors
+        descriptors = self._directory.descriptors
         if (listener := self.daemon.keep_listening()) is not None:
-            self.begins_anew[_LISTENER] = listener
+            descriptors[_LISTENER] = listener
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGHUP, *_SIGNALS):
+            loop.remove_signal_handler(number)
         if self._ignores_hangup:
-            asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as it was found
+        self.begins_anew = NewStart(descriptors)
         self._let_go = True
         self.daemon.end(ExitCode.OK)
 

@@ -130,7 +130,6 @@ def agent(
     on.
     """
     from elastic.cli.agent import NodeCommand, attend
-    from elastic.runtime.reexec import reexecute
 
     with never_blocking(), _errors():
         settings = load_settings(NodeSettings, options, os.environ, config, _device_counts)
@@ -139,7 +138,7 @@ def agent(
     if attended.begins_anew is None:
         raise typer.Exit(attended.exit_code)
     with _errors():
-        reexecute(attended.begins_anew)
+        attended.begins_anew.execute()
 
 
 _Address = Annotated[

@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -71,20 +72,34 @@ def try_start() -> None:
         raise TransientError(said or f"it ends with {tried.returncode}")
 
 
-def reexecute(descriptors: Mapping[str, int]) -> NoReturn:
-    """Never returns: the command begins anew, and finds `descriptors` with `inherited`.
+class NewStart:
+    """It is decided that the command begins anew, with these descriptors kept open.
 
-    To be called from the main thread. SIGHUP, SIGINT and SIGTERM wait, blocked, until the new
-    program calls `unblock_signals`: they would end it before it has its handlers. Raises OSError.
+    SIGHUP, SIGINT and SIGTERM are for the new program from here on. Made on the main thread.
     """
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2:  # libraries may have opened some without O_CLOEXEC
-            with contextlib.suppress(OSError):  # that of the listing itself
-                os.set_inheritable(int(name), int(name) in descriptors.values())
-    os.environ[_KEPT] = json.dumps({"pid": os.getpid(), "descriptors": dict(descriptors)})
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    command = _command()
-    os.execv(command[0], command)
+
+    def __init__(self, descriptors: Mapping[str, int]) -> None:
+        self._descriptors = dict(descriptors)
+        self._late: list[int] = []
+        for number in _SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, lambda late, _frame: self._late.append(late))
+
+    def execute(self) -> NoReturn:
+        """The new program finds the descriptors with `inherited`. Signals wait, blocked, until it
+        calls `unblock_signals`: they would end it before it has its handlers. Raises OSError.
+        """
+        kept = self._descriptors
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) > 2:  # libraries may have opened some without O_CLOEXEC
+                with contextlib.suppress(OSError):  # that of the listing itself
+                    os.set_inheritable(int(name), int(name) in kept.values())
+        os.environ[_KEPT] = json.dumps({"pid": os.getpid(), "descriptors": kept})
+        command = _command()
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        for number in self._late:
+            signal.pthread_kill(threading.get_ident(), number)
+        os.execv(command[0], command)
 
 
 def unblock_signals() -> None:

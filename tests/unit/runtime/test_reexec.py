@@ -15,16 +15,16 @@ from elastic.runtime import reexec
 
 _TURNS = """
 import os, signal, sys
-from elastic.runtime.reexec import inherited, reexecute, unblock_signals
+from elastic.runtime.reexec import NewStart, inherited, unblock_signals
 
 turn, kept = int(os.environ.get("TURN", "0")), inherited()
-blocked = signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+blocked = signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 again = inherited()
 fds = sorted(int(f) for f in os.listdir("/proc/self/fd"))
 print(turn, os.getpid(), sorted(kept), blocked, again, sys.argv[1:], len(fds), flush=True)
 if turn == 2:
     assert os.read(kept["pipe"], 4) == b"word"
-    signal.signal(signal.SIGHUP, lambda *_: print("hung up", flush=True))
+    signal.signal(signal.SIGTERM, lambda *_: print("asked to end", flush=True))
     unblock_signals()
     sys.exit(0)
 os.environ["TURN"] = str(turn + 1)
@@ -35,10 +35,10 @@ if turn == 0:
     stray = os.open("/dev/null", os.O_RDONLY)
     os.set_inheritable(stray, True)
     kept = {"pipe": read}
+new_start = NewStart(kept)
 if turn == 1:
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
-    os.kill(os.getpid(), signal.SIGHUP)  # comes while the program is exchanged
-reexecute(kept)
+    os.kill(os.getpid(), signal.SIGTERM)  # comes while this program ends
+new_start.execute()
 """
 
 
@@ -58,7 +58,7 @@ def test_the_process_its_descriptors_and_its_signals_are_kept(tmp_path: Path) ->
     for turn, line in (("1", second), ("2", third)):
         assert line.startswith(f"{turn} {pid} ['pipe'] True {{}} ['--lr', 'a b'] ")
         assert int(line.split()[-1]) == int(first.split()[-1]) + 1  # the stray one is gone
-    assert last == "hung up"
+    assert last == "asked to end"
 
 
 def test_children_do_not_take_the_descriptors_for_theirs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import MethodType
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
 
 R = TypeVar("R")
 
@@ -26,5 +25,9 @@ class by_event(Generic[R]):  # noqa: N801 - a decorator
         self._implementations[get_type_hints(method)["event"]] = method
         return method
 
-    def __get__(self, machine: Any, owner: type | None = None) -> Callable[..., R]:
-        return MethodType(self._dispatch, machine)
+    def __set_name__(self, owner: type, name: str) -> None:
+        setattr(owner, name, self._dispatch)  # a method as any other from here on
+
+    if TYPE_CHECKING:
+
+        def __get__(self, machine: Any, owner: type | None = None) -> Callable[..., R]: ...

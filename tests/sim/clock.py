@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Callable
+from heapq import heappop, heappush
 from typing import Any
 
 Call = Callable[..., None]
@@ -22,22 +22,26 @@ class Clock:
     def __init__(self, seed: int) -> None:
         self.now = 0.0
         self.random = random.Random(seed)
+        self._fraction = self.random.random
         self._queue: list[tuple[float, int, Call, tuple[Any, ...]]] = []
         self._asked = 0
 
     def at(self, instant_s: float, call: Call, *args: Any) -> None:
-        self._asked += 1
+        asked = self._asked = self._asked + 1
         instant_s = instant_s if instant_s > self.now else self.now
-        heapq.heappush(self._queue, (instant_s, self._asked, call, args))
+        heappush(self._queue, (instant_s, asked, call, args))
 
     def after(self, delay_s: float, call: Call, *args: Any) -> None:
-        self.at(self.now + delay_s, call, *args)
+        asked = self._asked = self._asked + 1
+        now = self.now
+        instant_s = now + delay_s if delay_s > 0.0 else now
+        heappush(self._queue, (instant_s, asked, call, args))
 
     def between(self, low: float, high: float) -> float:
-        return low + (high - low) * self.random.random()
+        return low + (high - low) * self._fraction()
 
     def chance(self, probability: float) -> bool:
-        return self.random.random() < probability
+        return self._fraction() < probability
 
     def run(self, *, until_s: Callable[[], float], ended: Callable[[], bool]) -> None:
         """Run calls until `ended()`, the queue is empty, or the instant `until_s()` has passed."""
@@ -47,7 +51,7 @@ class Clock:
                 limit_s = until_s()  # which only grows
                 if queue[0][0] > limit_s:
                     return
-            self.now, _, call, args = heapq.heappop(queue)
+            self.now, _, call, args = heappop(queue)
             call(*args)
             if self._asked > MOST_CALLS:
                 raise Endless
@@ -106,7 +110,8 @@ class Link:
             return
         clock = self._clock
         arrival = clock.now + clock.between(self._low_s, self._high_s)
-        self._last = arrival if arrival > self._last else self._last
+        if arrival > self._last:
+            self._last = arrival
         clock.at(self._last, self._deliver, call, args)
 
     def _deliver(self, call: Call, args: tuple[Any, ...]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import math
 from collections.abc import Iterator
@@ -241,4 +242,8 @@ class Journal:
 
     def lines(self) -> Iterator[str]:
         for at, who, what, *details in self.trace:
-            yield f"{at:9.4f}  {who:<12} {what} {' '.join(str(d) for d in details)}".rstrip()
+            yield f"{at:9.4f}  {who:<12} {what} {' '.join(map(_text, details))}".rstrip()
+
+
+def _text(detail: object) -> str:
+    return detail.name if isinstance(detail, enum.Enum) else str(detail)

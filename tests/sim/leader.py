@@ -77,7 +77,8 @@ class Leader:
         if self.ended or not self.alive:
             return
         effects = self.machine.handle(event, self.clock.now)
-        self.world.observe("coordinator", event, effects)
+        if self.world.observer is not None:
+            self.world.observer(self.clock.now, "coordinator", event, effects)
         for effect in effects:
             self._do(effect)
 
@@ -100,7 +101,9 @@ class Leader:
             self.tell(event)
 
     def _do(self, effect: fx.Effect) -> None:
-        match effect:
+        match effect:  # the usual one first
+            case fx.SetTimer(at=at):
+                self._timer.set(at)
             case fx.PersistGeneration(generation=generation, may_train=may_train):
                 self._store.send(self._persisted, generation, may_train)
             case (
@@ -127,8 +130,6 @@ class Leader:
                 if step > self._newest_whole and not again:
                     self.world.gave_up(number, step, self._written[number, step])
                 self._settle_checkpoint(step, abandoned=True, again=again)
-            case fx.SetTimer(at=at):
-                self._timer.set(at)
             case fx.ProbeGroup():
                 for node in self._nodes.values():
                     node.hear_probe()

@@ -178,7 +178,8 @@ class Node:
             self._newest = max(self._newest, event.generation.number)
             self._look_who_has_heard()
         effects = self.agent.handle(event, self.clock.now)
-        self.world.observe(self.name, event, effects)
+        if self.world.observer is not None:
+            self.world.observer(self.clock.now, self.name, event, effects)
         for effect in effects:
             self._do(effect)
 
@@ -187,7 +188,18 @@ class Node:
         self._down.send(self.tell, event)
 
     def _do(self, effect: fx.Effect) -> None:
-        match effect:
+        match effect:  # the usual ones first
+            case fx.SetTimer(at=at):
+                self._timer.set(at)
+            case fx.ReportNode():
+                self._must_be_true(effect)
+                self._view = effect
+                self._knows_its_workers = True
+                self._send_view()
+                self.connect()
+            case fx.ForwardGeneration(worker=name, generation=generation):
+                process = self.processes[name]
+                process.down.send(process.generation_announced, generation)
             case fx.SpawnWorker(worker=name):
                 self._spawn(name)
             case fx.AssignSlot(worker=name, slot=slot):
@@ -196,29 +208,18 @@ class Node:
                     self.world.journal.slots_wasted.append(f"{name} at {self.clock.now:.4f}")
                 process.down.send(process.assigned, slot)
                 self._look_who_has_heard()
-            case fx.ForwardGeneration(worker=name, generation=generation):
-                process = self.processes[name]
-                process.down.send(process.generation_announced, generation)
             case fx.EndWorker(worker=name):
                 self.processes[name].to_end = True
                 self.clock.after(0.001, self._kill, self.processes[name])
             case fx.DismissWorker(worker=name):
                 process = self.processes[name]
                 process.down.send(process.dismiss)
-            case fx.ReportNode():
-                self._must_be_true(effect)
-                self._view = effect
-                self._knows_its_workers = True
-                self._send_view()
-                self.connect()
             case fx.ReportFailure(failure=failure):
                 failed = coordinator_events.WorkerFailed(node=self.name, failure=failure)
                 self._up.send(self.world.leader.tell, failed)
             case fx.AskToStop(exit_code=code, reason=reason):
                 stop = coordinator_events.StopRequested(exit_code=code, reason=reason)
                 self._up.send(self.world.leader.tell, stop)
-            case fx.SetTimer(at=at):
-                self._timer.set(at)
             case fx.ExitAgent(exit_code=code):
                 self._exit(code)
 

@@ -15,8 +15,8 @@ _HISTORIES_A_COLLECTION = 50
 
 def judged(seeds: Sequence[int], stress: str, jobs: int) -> Iterator[tuple[int, list[str]]]:
     """Each seed and the violations in its history, in the order of the seeds."""
-    with get_context("spawn").Pool(jobs, hurry) as pool:
-        found = pool.imap(functools.partial(judge, stress=stress), seeds, chunksize=25)
+    with get_context("fork").Pool(jobs, hurry) as pool:  # of this process, which has no threads
+        found = pool.imap(functools.partial(judge, stress=stress), seeds, chunksize=10)
         yield from zip(seeds, found, strict=True)
 
 

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 from elastic.core.agent import events as ev
 from elastic.core.coordinator.events import ProgressReported, ShardReported
-from elastic.core.membership import Failure, FailureKind, Generation, WorkerId, WorkerPhase
+from elastic.core.membership import (
+    Failure,
+    FailureKind,
+    Generation,
+    WorkerId,
+    WorkerPhase,
+    WorkerStatus,
+)
 from elastic.core.worker.machine import AbortGroup, Effect, Worker
 from elastic.errors import ConfigurationError, ElasticError, GroupLost, StateLost, Stranded
 from tests.sim.clock import Link
@@ -35,6 +42,7 @@ class Process:
         self.world, self.node, self.name, self.pid = world, node, name, pid
         self.clock = world.clock
         self._points = world.faults.points
+        self._trace = world.journal.trace
         self.worker: Worker = world.parts.worker(name, pid=pid)
         self.endpoint = f"{node.name}:{pid}"
         self.up = Link(self.clock, 0.0001, 0.002)
@@ -88,18 +96,22 @@ class Process:
             if isinstance(effect, AbortGroup):
                 self._abort(effect.generation)
             else:
-                self.note("reports", effect.status.phase.name, effect.status.generation)
-                self.attached_at = min(self.attached_at, self.clock.now)
-                self._take_back(effect.status.in_run)
-                if effect.status.took_part and self.is_torn:
-                    self.world.journal.false_claims.append(f"{self.name} at {self.clock.now:.4f}")
-                if effect.status.phase is not WorkerPhase.READY:
-                    self.ready_since = math.inf
-                else:
-                    self.ready_since = min(self.ready_since, self.clock.now)
-                    self.world.journal.ready_at.setdefault(self.name, self.clock.now)
-                if self.has_agent:
-                    self.up.send(self.node.tell, ev.WorkerReported(status=effect.status))
+                self._report(effect.status)
+
+    def _report(self, status: WorkerStatus) -> None:
+        now, journal = self.clock.now, self.world.journal
+        self.note("reports", status.phase, status.generation)
+        self.attached_at = min(self.attached_at, now)
+        self._take_back(status.in_run)
+        if status.took_part and self.is_torn:
+            journal.false_claims.append(f"{self.name} at {now:.4f}")
+        if status.phase is not WorkerPhase.READY:
+            self.ready_since = math.inf
+        else:
+            self.ready_since = min(self.ready_since, now)
+            journal.ready_at.setdefault(self.name, now)
+        if self.has_agent:
+            self.up.send(self.node.tell, ev.WorkerReported(status=status))
 
     def _take_back(self, in_run: bool) -> None:
         """The end of a call is not reported by itself: until the next report others believe it."""
@@ -282,7 +294,7 @@ class Process:
             self._group.break_link(self)
 
     def note(self, what: str, *details: object) -> None:
-        self.world.journal.note(self.clock.now, self.name, what, *details)
+        self._trace.append((self.clock.now, self.name, what, *details))
 
     def _abort(self, generation: int) -> None:
         self.note("aborts", generation)

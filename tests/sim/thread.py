@@ -67,7 +67,7 @@ class Thread:
             self._over = True
             self._on_error(error)
         else:
-            if isinstance(request, Wait):
+            if request.__class__ is Wait:
                 self._waits_for = request
             else:
                 self._clock.after(request, self._slept, self._naps)

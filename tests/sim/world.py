@@ -86,7 +86,8 @@ class World:
         self._instances: Counter[str] = Counter()
         self._gone: set[str] = set()
         self.faults = Faults(self, plan.faults)
-        self._observer = observer
+        self.observer = observer
+        """Hears of all that the machines of coordinator and agents take and want."""
         self._groups: dict[int, Group] = {}
         self._pids = 0
         self._trained: set[str] = set()
@@ -194,13 +195,9 @@ class World:
 
     # ---- the record
 
-    def observe(self, who: str, event: Any, effects: Sequence[Any]) -> None:
-        if self._observer is not None:
-            self._observer(self.clock.now, who, event, effects)
-
     def exists(self, generation: Generation) -> None:
         members = " ".join(m.worker for m in generation.members)
-        details = (generation.number, generation.reason.name, generation.leave_after, members)
+        details = (generation.number, generation.reason, generation.leave_after, members)
         self.journal.note(self.clock.now, "coordinator", "generation", *details)
         self.journal.generations.append(generation)
         self._newest_when_formed[generation.number] = self.storage.newest

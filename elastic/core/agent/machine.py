@@ -334,7 +334,8 @@ class Agent:
 
     def _tend(self, now: float) -> list[fx.Effect]:
         """Level-triggered: whatever happened, bring the node to where it should be."""
-        if any(now >= by for by in self._ends_by()):
+        ends_by = self._ends_by()
+        if ends_by and now >= min(ends_by):
             if self._exit_code is None:
                 self._exit_code = ExitCode.DRAINED
             self._end_all(now)
@@ -349,38 +350,45 @@ class Agent:
             effects += [*self._fill_slots(now), *self._spawn_missing(now)]
         return [*effects, fx.SetTimer(at=self._next_instant(now))]
 
-    def _fill_slots(self, now: float) -> Iterator[fx.Effect]:
+    def _fill_slots(self, now: float) -> list[fx.Effect]:
         idle = [p for p in self._processes.values() if p.idle and p.ending is None]
-        if not idle:
-            return
+        if not idle or self._runs_out:
+            return []
+        effects: list[fx.Effect] = []
         taken = {p.status.slot for p in self._processes.values()}
         for slot in range(self._settings.slots):
-            if slot in taken or not idle or self._runs_out:
+            if slot in taken or not idle:
                 continue
             process = idle.pop(0)
             process.status = replace(process.status, slot=slot)
             process.deadline = now + self._settings.start_timeout_s
-            yield fx.AssignSlot(worker=process.status.worker, slot=slot)
+            effects.append(fx.AssignSlot(worker=process.status.worker, slot=slot))
+        return effects
 
-    def _spawn_missing(self, now: float) -> Iterator[fx.Effect]:
+    def _spawn_missing(self, now: float) -> list[fx.Effect]:
         """Spares only for scripts known to wait for a slot: any other would just train."""
         if self._dismissed or self._runs_out or now < self._spawn_not_before:
-            return
+            return []
+        effects: list[fx.Effect] = []
         waits = self._script_is_elastic or self._settings.classic
         wanted = self._settings.slots + (self._settings.spares if waits else 0)
-        for _ in range(wanted - sum(not p.retired for p in self._processes.values())):
+        there = len([p for p in self._processes.values() if not p.retired])
+        for _ in range(wanted - there):
             self._spawned += 1
             start = f"-{self._settings.start}" if self._settings.start else ""
             worker = f"{self._settings.node}{start}-{self._spawned}"
             status = WorkerStatus(worker=worker)
             deadline = now + self._settings.start_timeout_s
             self._processes[worker] = Process(status=status, deadline=deadline)
-            yield fx.SpawnWorker(worker=worker)
+            effects.append(fx.SpawnWorker(worker=worker))
+        return effects
 
     def _expire(self, now: float) -> Iterator[fx.Effect]:
         for process in list(self._processes.values()):
+            if process.deadline is None or now < process.deadline:
+                continue
             waiting = process.idle or process.ending is not None
-            if process.deadline is None or waiting or now < process.deadline:
+            if waiting:
                 continue
             if process.adopted:  # it has not come to elastic.init() yet, so it has no slot
                 process.adopted = False
@@ -407,12 +415,12 @@ class Agent:
         return [fx.SetTimer(at=self._kill_at)]
 
     def _next_instant(self, now: float) -> float | None:
-        instants = [
-            p.deadline
-            for p in self._processes.values()
-            if p.deadline is not None and not p.idle and p.ending is None
-        ]
-        instants += [p.kill_at for p in self._processes.values() if p.kill_at is not None]
+        instants: list[float] = []
+        for p in self._processes.values():
+            if p.deadline is not None and not p.idle and p.ending is None:
+                instants.append(p.deadline)
+            if p.kill_at is not None:
+                instants.append(p.kill_at)
         if self._spawn_not_before > now:
             instants.append(self._spawn_not_before)
         if self._loss is not None:
@@ -443,30 +451,33 @@ class Agent:
         delay_s = self._settings.backoff.delay_s(self._fruitless)
         self._spawn_not_before = max(self._spawn_not_before, now + delay_s)
 
-    def _retire_spent(self, now: float) -> Iterator[fx.Effect]:
+    def _retire_spent(self, now: float) -> list[fx.Effect]:
         """End who has run in a group that is no more, and whom the asking has not moved."""
         newest = self._generation
         if not self._settings.classic or newest is None:
-            return
+            return []
+        effects: list[fx.Effect] = []
         for name, process in self._processes.items():
             process.group = max(process.group, process.status.generation)
             if name in newest.worker_ids:
                 process.group = newest.number
             elif process.group:
-                yield from self._retire([process], now)
+                effects += self._retire([process], now)
             if process.kill_at is not None and now >= process.kill_at:
                 process.kill_at = None
-                yield fx.EndWorker(worker=name)
+                effects.append(fx.EndWorker(worker=name))
+        return effects
 
-    def _let_go_of_finished(self) -> Iterator[fx.Effect]:
+    def _let_go_of_finished(self) -> list[fx.Effect]:
         """A script that ends well when it is asked to is no failure, and no more needed than the
         others: but the store of their group, which it may have, until these have ended too."""
         retired = [p for p in self._processes.values() if p.retired]
-        if all(p.status.phase is WorkerPhase.FINISHED for p in retired):
-            for process in retired:
-                if not process.let_go:
-                    process.let_go = True
-                    yield fx.DismissWorker(worker=process.status.worker)
+        if any(p.status.phase is not WorkerPhase.FINISHED for p in retired):
+            return []
+        news = [p for p in retired if not p.let_go]
+        for process in news:
+            process.let_go = True
+        return [fx.DismissWorker(worker=p.status.worker) for p in news]
 
     def _retire(self, processes: Iterable[Process], now: float) -> list[fx.Effect]:
         """Ask classic scripts to end."""

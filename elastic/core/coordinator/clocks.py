@@ -38,12 +38,16 @@ class Clocks:
         members = current.worker_ids if current else frozenset()
         broken = newcomers = arrived = compiles = False
         for name, w in workers.items():
-            status, is_member = w.status, name in members
-            newcomers |= status.phase is WorkerPhase.READY and not is_member
-            compiles |= status.took_part and status.compiling is not None
+            status = w.status
+            if status.phase is WorkerPhase.READY and name not in members:
+                newcomers = True
+            if status.compiling is not None and status.took_part:
+                compiles = True
             if status.generation == number:
-                broken |= status.broken and is_member
-                arrived |= status.phase in _ARRIVED
+                if status.broken and name in members:
+                    broken = True
+                if status.phase in _ARRIVED:
+                    arrived = True
         can_form = not members and enough(workers, policy)
         self.enough = _start_or_stop(self.enough, can_form, now)
         self.broken = _start_or_stop(self.broken, broken, now)

@@ -31,7 +31,6 @@ from elastic.core.membership import (
     Purpose,
     WorkerId,
     WorkerPhase,
-    WorkerStatus,
 )
 
 _IN_GROUP = (WorkerPhase.JOINING, WorkerPhase.TRAINING)
@@ -61,7 +60,8 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
     until = max((w.silent_since or 0.0 for w in silent), default=now) + policy.agent_grace_s
     if silent and now < until:  # the same for whoever has lost its agent
         return Wait(reason=WaitReason.ASSEMBLING, until=until)
-    view = replace(view, workers=_in_contact(view.workers))
+    if any(w.silent_since is not None for w in view.workers.values()):
+        view = replace(view, workers=_in_contact(view.workers))
     staying = [w for w in view.workers.values() if not w.leaving]
     ready = [w for w in view.workers.values() if _takes_part(w, staying)]
     finished = [w for w in view.workers.values() if w.status.phase is WorkerPhase.FINISHED]
@@ -113,9 +113,10 @@ def _in_contact(workers: Mapping[WorkerId, Sighting]) -> dict[WorkerId, Sighting
 def _nothing_left_to_do(finished: list[Sighting], others: list[Sighting]) -> bool:
     """Members have taken the job to its end, and whoever is left would repeat more of it than the
     last step, which it may have lost when it lost them."""
-    last = max((w.status.committed for w in finished if w.status.took_part), default=None)
-    if last is None:
+    ends = [w.status.committed for w in finished if w.status.took_part]
+    if not ends:
         return False
+    last = max(ends)
     return not any(
         w.status.took_part
         and (w.status.phase is WorkerPhase.TRAINING or w.status.committed >= last - 1)
@@ -208,27 +209,33 @@ class _Formed:
             view.workers[m.worker] for m in self._current.members if m.worker in view.workers
         ]
         self._lost = len(present) < self._current.world_size
-        self._finished = [w for w in present if w.status.phase is WorkerPhase.FINISHED]
-        self._active = [w for w in present if w.status.phase is not WorkerPhase.FINISHED]
-        self._silent = [w for w in self._active if w.silent_since is not None]
+        self._finished: list[Sighting] = []
+        self._active: list[Sighting] = []
+        self._silent: list[Sighting] = []
+        self._broken: list[Sighting] = []
+        for w in present:
+            if w.status.phase is WorkerPhase.FINISHED:
+                self._finished.append(w)
+                continue
+            self._active.append(w)
+            if w.silent_since is not None:
+                self._silent.append(w)
+            if w.status.broken and w.status.generation == self._current.number:
+                self._broken.append(w)
         self._outgoing = _outgoing(view, self._current)
-        self._broken = [w for w in self._active if self._is_broken(w.status)]
         members = self._current.worker_ids
+        outside = [w for name, w in view.workers.items() if name not in members]
         self._newcomers = [
             w
-            for w in view.workers.values()
-            if w.status.phase is WorkerPhase.READY
-            and w.status.worker not in members
-            and w.silent_since is None
-            and not w.leaving
+            for w in outside
+            if w.status.phase is WorkerPhase.READY and w.silent_since is None and not w.leaving
         ]
         self._bequeathing = [
             w
-            for w in view.workers.values()
+            for w in outside
             if w.leaving
             and w.node not in view.let_go
             and w.silent_since is None
-            and w.status.worker not in members
             and _takes_part(w, self._newcomers)
         ]
         """Who leaves, and has the state that no newcomer has."""
@@ -236,9 +243,6 @@ class _Formed:
 
     def _held_back_until(self, w: Sighting) -> float:
         return self._view.held_back.get(w.status.worker, -math.inf)
-
-    def _is_broken(self, s: WorkerStatus) -> bool:
-        return s.broken and s.generation == self._current.number
 
     def decide(self) -> Decision:
         if not self._active and self._finished:
@@ -297,6 +301,8 @@ class _Formed:
         left here the group is dissolved, and `_gather` waits.
         """
         here = self._active + self._newcomers + self._outgoing
+        if any(w.status.took_part and w.silent_since is None for w in here):
+            return self._now
         left_behind = [w for w in self._view.workers.values() if here and w.left_behind]
         there_is_one = self._view.trained_in > 0
         away = [
@@ -304,9 +310,7 @@ class _Formed:
             for w in self._silent + left_behind
             if may_hold_state(w.status, self._current) and (w.status.took_part or there_is_one)
         ]
-        if not away or any(w.status.took_part and w.silent_since is None for w in here):
-            return self._now
-        return max(map(self._place_kept_until, away))
+        return max(map(self._place_kept_until, away), default=self._now)
 
     def _place_kept_until(self, w: Sighting) -> float:
         patience_s = return_patience_s(self._policy) if w.expected else self._policy.agent_grace_s

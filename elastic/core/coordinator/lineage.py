@@ -93,7 +93,8 @@ class Lineage:
         )
 
     def _keep(self, may_train: Callable[[_Group], bool]) -> None:
-        self._groups = [g for g in self._groups if may_train(g)]
+        if self._groups:
+            self._groups = [g for g in self._groups if may_train(g)]
 
 
 def _group(generation: Generation) -> _Group:

@@ -574,7 +574,7 @@ class Coordinator:
         """Its steps are those of the present group. Others may have come back with more, which the
         job has had to go back from."""
         groups = [g for g in (self._current, self._leaving) if g is not None and g.members]
-        return not groups or any(g.rank_of(worker) is not None for g in groups)
+        return not groups or any(worker in g.worker_ids for g in groups)
 
     def _make_current(self, generation: Generation) -> None:
         self._current = generation
@@ -591,7 +591,7 @@ class Coordinator:
         deadline = self._stop.deadline if self._stop else None
         instants = (until, deadline, self._replacements.next_at)
         bounded = [at for at in instants if at is not None and at < math.inf]
-        return min((max(at, now) for at in bounded), default=None)
+        return max(min(bounded), now) if bounded else None
 
     def _enter(self, phase: JobPhase) -> None:
         if phase is self.phase:

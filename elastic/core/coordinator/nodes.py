@@ -47,18 +47,22 @@ class Nodes:
 
     def __init__(self) -> None:
         self._nodes: dict[NodeId, _Node] = {}
-        self._leaving: set[NodeId] = set()
+        self._leaving: frozenset[NodeId] = frozenset()
         self._seen: Mapping[WorkerId, Sighting] | None = None  # until something changes
+        self._slots: int | None = None  # as well
 
     @property
     def slots(self) -> int:
         """Slots on all nodes that are to take part."""
-        return sum(n.slots for name, n in self._nodes.items() if name not in self._leaving)
+        if self._slots is None:
+            taking_part = self._nodes.keys() - self._leaving
+            self._slots = sum(self._nodes[name].slots for name in taking_part)
+        return self._slots
 
     @property
     def leaving(self) -> frozenset[NodeId]:
         """Nodes that are to take no part any more."""
-        return frozenset(self._leaving)
+        return self._leaving
 
     @property
     def staying(self) -> list[NodeId]:
@@ -137,7 +141,9 @@ class Nodes:
         node.slots, node.silent_since = slots, None
         node.expected = node.left_behind = False
         node.gone.intersection_update(seen)
-        node.workers = {worker: s for worker, s in seen.items() if worker not in node.gone}
+        for worker in node.gone:
+            del seen[worker]
+        node.workers = seen
         return before.difference(node.workers)
 
     def fell_silent(self, name: NodeId, now: float) -> None:
@@ -171,12 +177,12 @@ class Nodes:
     def left(self, name: NodeId) -> None:
         """The node is to take no part any more."""
         self._changed(name)
-        self._leaving.add(name)
+        self._leaving |= {name}
 
     def welcomed(self, name: NodeId) -> None:
         """The node may take part."""
         self._changed(name)
-        self._leaving.discard(name)
+        self._leaving -= {name}
 
     # ---- inside
 
@@ -209,6 +215,6 @@ class Nodes:
         return workers
 
     def _changed(self, name: NodeId) -> None:
-        self._seen = None
+        self._seen = self._slots = None
         if name in self._nodes:
             self._nodes[name].seen = None

@@ -163,6 +163,10 @@ def worth_waiting_for(workers: Mapping[WorkerId, Sighting]) -> list[Sighting]:
 
 def enough(workers: Mapping[WorkerId, Sighting], policy: FormationPolicy) -> bool:
     """Can a group be formed? Members that have finished are no reason to wait for others."""
-    ready = sum(w.status.phase is WorkerPhase.READY and not w.leaving for w in workers.values())
-    finished = sum(w.status.phase is WorkerPhase.FINISHED for w in workers.values())
+    ready = finished = 0
+    for w in workers.values():
+        if w.status.phase is WorkerPhase.READY:
+            ready += not w.leaving
+        elif w.status.phase is WorkerPhase.FINISHED:
+            finished += 1
     return ready > 0 and ready + finished >= policy.min_workers

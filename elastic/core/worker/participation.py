@@ -275,7 +275,8 @@ class Participation:
     # ---- at a boundary
 
     def _be_in_current_group(self) -> Steps:
-        while self.seat is None or (yield from self._leaves_here()):
+        worker = self._worker
+        while self.seat is None or (worker.following and (yield from self._leaves_here())):
             if self.seat is not None:
                 self.seat = None
                 yield act.TearDown()
@@ -285,8 +286,6 @@ class Participation:
     def _leaves_here(self) -> Steps:
         """Is the group to be left now? Waits while that is being settled."""
         worker, committed = self._worker, self.progress.committed
-        if worker.following is None:
-            return False
         if worker.holds(committed):
             settled = yield act.AwaitSettlement(committed=committed, timeout_s=HOLD_S)
             if not settled:

@@ -44,14 +44,13 @@ FORMATION = (
         "newcomers come before holders of the state",
     ),
     (
-        "            and w.status.worker not in members\n            and w.silent_since is None\n"
-        "            and not w.leaving\n",
-        "            and w.status.worker not in members\n            and w.silent_since is None\n",
+        "if w.status.phase is WorkerPhase.READY and w.silent_since is None and not w.leaving\n",
+        "if w.status.phase is WorkerPhase.READY and w.silent_since is None\n",
         "workers of a node that leaves are admitted",
     ),
     (
-        "            and w.status.worker not in members\n            and w.silent_since is None\n",
-        "            and w.status.worker not in members\n",
+        "if w.status.phase is WorkerPhase.READY and w.silent_since is None and not w.leaving\n",
+        "if w.status.phase is WorkerPhase.READY and not w.leaving\n",
         "workers out of contact are admitted",
     ),
     (

@@ -333,11 +333,14 @@ class CoordinatorDaemon:
             self._views.post(ev.NodeGone(node=gone))
 
     def _absent_ids(self, name: str) -> list[str]:
-        """Every machine that is known to have had this name, but the one that has it now."""
-        members = self._machine.members_that_may_train()
-        return sorted(
-            {m.node for m in members if name_of(m.node) == name and not self._nodes.find(m.node)}
-        )
+        """Every machine that is known to have had this name, but those that have it now: the one
+        that is connected, and the one that is registered."""
+        known = {m.node for m in self._machine.members_that_may_train()}
+        known.update(self._machine.nodes_out_of_contact())
+        token = self.registry.holder(name) if self.registry is not None else None
+        held = node_id(name, token) if token is not None else None
+        absent = (n for n in known if name_of(n) == name and not self._nodes.find(n))
+        return sorted(n for n in absent if n != held)
 
     # ---- what the store has lost
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import aclosing
 from typing import Protocol
 
+from elastic.coordinator.attendance import name_of, node_id
+from elastic.core.membership import NodeId
 from elastic.store.follow import Listing, follow
 from elastic.store.interface import Entry, Store
 from elastic.store.job_documents import NodeDocument, Unreadable, node_from_json
@@ -58,13 +60,15 @@ class NodeRegistry:
         *,
         job: str,
         isolation_timeout_s: float,
-        expected: Iterable[str] = (),
+        expected: Iterable[NodeId] = (),
         as_of: int = 0,
         margin_s: float = GONE_MARGIN_S,
     ) -> None:
-        """`expected`: the nodes of the newest generation, which was written at revision `as_of`.
+        """`expected`: the nodes of the newest generation, which was written at revision `as_of`,
+        and of earlier ones that may train.
 
-        Those whose registration is younger or missing count as vanished when `run` first looks.
+        Those whose registration is younger, missing or another agent's count as vanished when `run`
+        first looks.
         """
         self._store = store
         self._handler = handler
@@ -109,9 +113,9 @@ class NodeRegistry:
 
     def _listed(self, entries: Mapping[str, Entry]) -> None:
         expected, self._expected = self._expected, frozenset()
-        for node in sorted(expected):
+        for node in sorted({name_of(node) for node in expected}):
             entry = entries.get(node)
-            if entry is None or entry.created > self._as_of:
+            if entry is None or entry.created > self._as_of or not _is_of(expected, node, entry):
                 self._vanish(node, None)
         for node in sorted({*self._registered, *entries}):
             self._now(node, entries.get(node))
@@ -153,6 +157,12 @@ class NodeRegistry:
             return
         del self._vanished[instance]
         self._handler.node_gone(*instance)
+
+
+def _is_of(nodes: Collection[NodeId], name: str, entry: Entry) -> bool:
+    """The registration is one of these nodes', as far as it can be read."""
+    document = _document(entry)
+    return document is None or node_id(name, document.start_token) in nodes
 
 
 def _same_agent(before: NodeDocument, now: NodeDocument | None) -> bool:

@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from elastic.coordinator.attendance import name_of
 from elastic.coordinator.daemon import CoordinatorDaemon
 from elastic.coordinator.election import LEADER_TTL_S, Election
 from elastic.coordinator.job_options import JobOptions
@@ -173,12 +172,13 @@ class Office:
 
     def _registry(self, leadership: Leadership, daemon: CoordinatorDaemon) -> NodeRegistry:
         last = leadership.last
+        groups = [last.generation, *last.may_train] if last is not None else []
         registry = NodeRegistry(
             self._store,
             daemon,
             job=self._options.job,
             isolation_timeout_s=self._options.isolation_timeout_s,
-            expected={name_of(m.node) for m in last.generation.members} if last else (),
+            expected={m.node for g in groups for m in g.members},
             as_of=last.revision if last is not None else 0,
         )
         daemon.registry = registry

@@ -240,21 +240,26 @@ def test_who_is_connected_is_not_cut_off(adapter: Adapter) -> None:
 def test_a_new_leader_waits_for_the_nodes_that_it_does_not_find(adapter: Adapter) -> None:
     async def check() -> None:
         store = adapter.make()
-        same, replaced = (Agent(store, f"n{i}", document(f"{i}")) for i in (1, 2))
+        same, later, other = (Agent(store, f"n{i}", document(f"{i}")) for i in (1, 2, 4))
         await same.start()
+        await other.start()
         decided = await store.put(KEYS.generation, b"")
-        await replaced.start()
-        expected = {"expected": ["n1", "n2", "n3"], "as_of": decided.modified}
+        await later.start()
+        nodes = ["n1@1", "n2@2", "n3@3", "n4@before"]
+        expected = {"expected": nodes, "as_of": decided.modified}
         async with leader(store, isolation_timeout_s=0.3, **expected) as (_, heard):
             await heard.until(
                 ("vanished", "n2", None),
                 ("vanished", "n3", None),
+                ("vanished", "n4", None),
                 ("registered", "n1", "1"),
                 ("registered", "n2", "2"),
+                ("registered", "n4", "4"),
                 ("gone", "n2", None),
                 ("gone", "n3", None),
+                ("gone", "n4", None),
             )
-        for agent in (same, replaced):
+        for agent in (same, later, other):
             await agent.registration.close()
 
     within_deadline(check(), DEADLINE_S)

@@ -81,6 +81,8 @@ class World:
         """All that there ever were."""
         self._stored: tuple[Generation | None, tuple[Generation, ...]] = (None, ())
         """The newest generation in the store, and what was written with it."""
+        self._may_have_trained: tuple[Generation, ...] = ()
+        """Beside that one, as the leader was elected."""
         self._settings = plan.coordinator
         self.leader = Leader(self, plan.coordinator)
         self._instances: Counter[str] = Counter()
@@ -151,6 +153,7 @@ class World:
         if self.leader.alive:
             return
         self.leader = Leader(self, self._settings, *self._stored)
+        self._may_have_trained = self._stored[1]
         self.journal.note(self.clock.now, "coordinator", "elected", self.leader.machine.committed)
         self.journal.elected_at.append(self.clock.now)
         for name in sorted(self._gone):
@@ -343,7 +346,8 @@ class World:
         last = journal.generations[-2]
         if journal.formed_at[last.number] > elected_at:
             return []
-        nodes = {m.node for m in last.members}
+        groups = (last, *self._may_have_trained) if last.members else ()
+        nodes = {m.node for g in groups for m in g.members}
         return [
             n
             for n in self.nodes

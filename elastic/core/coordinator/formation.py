@@ -254,6 +254,8 @@ class _Formed:
             return self._keep_asking(roll_call_until)
         if self._now < (until := self._state_is_away_until()):
             return self._keep_asking(until)
+        if self._state_has_come():
+            return self._form(self._active, ChangeReason.STARTED)
         lost = self._lost or self._has_lost_who_leaves()
         if lost or (self._broken and self._finished) or self._is_stranded():
             return self._form(self._active, ChangeReason.MEMBER_LOST)
@@ -266,6 +268,16 @@ class _Formed:
         if any(not self._has_arrived(w) for w in self._active):
             return self._assemble()
         return self._admit()
+
+    def _state_has_come(self) -> bool:
+        """The group is to begin without the state, and who holds it has come back while that was
+        being written. Once members were told they may have begun: then they do not go back."""
+        if not self._view.untold or self._current.leave_after is not None:
+            return False
+        if self._finished or any(w.status.took_part for w in self._active):
+            return False
+        here = self._newcomers + self._bequeathing
+        return any(w.status.took_part and w.status.committed > 0 for w in here)
 
     def _has_arrived(self, w: Sighting) -> bool:
         return (

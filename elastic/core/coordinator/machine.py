@@ -34,6 +34,7 @@ from elastic.core.membership import (
     FailureKind,
     Generation,
     Member,
+    NodeId,
     Purpose,
     WorkerId,
     WorkerPhase,
@@ -93,6 +94,7 @@ class Coordinator:
         self._persisting: Generation | None = None
         self._trained_in = 0
         self._formed_at = 0.0
+        self._untold = False
         self._adopted_at: float | None = None
         self._since = Clocks()
         self._restarts = RestartPolicy(
@@ -125,6 +127,8 @@ class Coordinator:
             self._nodes.presumed(may_train[-1], WorkerPhase.TRAINING, now)
         self._since = Clocks(assembling=now if self._leaving is None else None)
         self._nodes.presumed(last, newest, now)
+        for generation in reversed(may_train):
+            self._nodes.presumed_left_behind(generation, now)
         self.phase = JobPhase.RUNNING if last.members else JobPhase.WAITING
         if last.purpose is Purpose.SAVE_AND_LEAVE:
             self._begin_stop(inherited(now + self._settings.stop_grace_s))
@@ -157,6 +161,10 @@ class Coordinator:
     def members_that_may_train(self) -> list[Member]:
         """Those of every group that is not known to have stopped."""
         return self._lineage.members()
+
+    def nodes_out_of_contact(self) -> list[NodeId]:
+        """Those whose workers may come back."""
+        return self._nodes.silent()
 
     def generation(self, number: int) -> Generation | None:
         """A generation that is not long past."""
@@ -319,7 +327,8 @@ class Coordinator:
         is_slow = self._progress.in_first_step  # some may be in it, and free only when it is over
         self._since = Clocks(assembling=None if planned else now, is_slow=is_slow)
         self._progress.regroup()
-        return [fx.AnnounceGeneration(generation=generation)]
+        self._untold = self._is_overtaken(generation, now)
+        return [] if self._untold else [fx.AnnounceGeneration(generation=generation)]
 
     @_apply.register
     def _(self, event: ev.PersistRefused, now: float) -> list[fx.Effect]:
@@ -384,6 +393,18 @@ class Coordinator:
         if in_place(current, workers):
             self._leaving = None
             self._newcomers.arrived(current, workers)
+
+    def _is_overtaken(self, newest: Generation, now: float) -> bool:
+        """While it was being written one came back that holds the state, which none of its members
+        does: another generation follows at once, and nobody begins in it."""
+        if self._stop is not None or self._policy.restart_all or not newest.members:
+            return False
+        decision = decide(replace(self._view(now), untold=True), self._policy, now)
+        return (
+            isinstance(decision, Form)
+            and decision.reason is ChangeReason.STARTED
+            and self._lineage.allows([m.worker for m in decision.members])
+        )
 
     def _group_can_do_without(self, worker: Sighting) -> bool:
         """It is new, and there are enough others that are not."""
@@ -538,6 +559,7 @@ class Coordinator:
             workers=self._deciding(now),
             slots=self._nodes.slots,
             formed_at=self._formed_at,
+            untold=self._untold,
             adopted_at=self._adopted_at,
             trained_in=self._trained_in,
             enough_since=self._since.enough,

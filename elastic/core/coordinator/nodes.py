@@ -71,8 +71,9 @@ class Nodes:
         return [n for n in contact if n not in self._leaving]
 
     def all_leave(self) -> bool:
-        """There are nodes, and none that stays is known."""
-        return bool(self._nodes) and self._leaving.issuperset(self._nodes)
+        """There are nodes, and none that stays is known, but those that were left behind."""
+        there = [name for name, node in self._nodes.items() if not node.left_behind]
+        return bool(there) and self._leaving.issuperset(there)
 
     def workers(self) -> Mapping[WorkerId, Sighting]:
         """The workers that are alive, as far as reported."""
@@ -100,6 +101,10 @@ class Nodes:
         dissolved = not any(g.members for g in existing)
         return dissolved and any(s.took_part for s in self.workers_of(name))
 
+    def silent(self) -> list[NodeId]:
+        """Those that are out of contact."""
+        return [n for n, v in self._nodes.items() if v.silent_since is not None]
+
     def is_silent(self, name: NodeId) -> bool:
         """It is out of contact."""
         node = self._nodes.get(name)
@@ -124,6 +129,25 @@ class Nodes:
                 heard=generation.number if trains else 0,
                 endpoint=member.endpoint,
                 took_part=trains,
+            )
+            self._changed(member.node)
+
+    def presumed_left_behind(self, generation: Generation, now: float) -> None:
+        """Members of an earlier generation that may train, on nodes that the newest one does
+        without: they may hold the state, and it is not known whether they live."""
+        strangers = [m for m in generation.members if m.node not in self._nodes]
+        for member in strangers:
+            node = self._nodes.setdefault(
+                member.node, _Node(silent_since=now, expected=True, left_behind=True)
+            )
+            node.workers[member.worker] = WorkerStatus(
+                worker=member.worker,
+                phase=WorkerPhase.TRAINING,
+                slot=member.slot,
+                generation=generation.number,
+                heard=generation.number,
+                endpoint=member.endpoint,
+                took_part=True,
             )
             self._changed(member.node)
 
@@ -162,8 +186,9 @@ class Nodes:
         """A group goes on without the nodes out of contact. Those that hold the state, or may have
         got it in the group `before`, are kept in mind: if all who go on are lost, they are what is
         left of it."""
-        silent = [n for n, v in self._nodes.items() if v.silent_since is not None]
-        return frozenset(worker for name in silent for worker in self._leave_behind(name, before))
+        return frozenset(
+            worker for name in self.silent() for worker in self._leave_behind(name, before)
+        )
 
     def failed(self, name: NodeId, worker: WorkerId) -> frozenset[WorkerId]:
         """A worker ended, which the node's next view may not know yet."""

@@ -90,6 +90,8 @@ class GroupView:
     """The group that trains until `current`, a planned change, is in place."""
     formed_at: float = 0.0
     """When `current` was announced."""
+    untold: bool = False
+    """Nobody has been told of `current`, which was written a moment ago."""
     assembling_since: float | None = None
     """Since when members leave for `current`: announced, or the first arrival if planned."""
     enough_since: float | None = None

@@ -174,6 +174,24 @@ def test_once_nobody_can_train_any_more_a_job_may_run_something_else() -> None:
     check(main, before=Command(text="train.py", digest="d"))
 
 
+def test_a_member_that_has_registered_again_and_not_come_yet_is_not_taken_for_gone() -> None:
+    """Its agent renews its lease, so that its workers may train on."""
+
+    async def main(place: Place) -> None:
+        await place.registered(ONE)
+        place.daemon.node_gone("n1", None)
+        stranger = agent("n2", OTHER, command="other.py", command_digest="x")
+        place.daemon.agent_connected(stranger)
+        assert kinds(stranger) == ["refused", None]
+        await place.registered(OTHER)  # another machine takes the name
+        place.daemon.node_gone("n1", None)
+        newcomer = agent("n2", OTHER, command="other.py", command_digest="x")
+        place.daemon.agent_connected(newcomer)
+        assert None not in kinds(newcomer)
+
+    check(main, before=Command(text="train.py", digest="d"))
+
+
 def test_a_store_of_an_earlier_version_does_not_say_what_the_job_runs() -> None:
     async def main(place: Place) -> None:
         first = agent("n1", ONE)

@@ -35,6 +35,7 @@ class Candidate:
     """One office and what it has recorded."""
 
     def __init__(self, store: FailingStore, address: str, **options: Any) -> None:
+        self.store = store
         self.diary, self.recent = Diary(), RecentEntries()
         self.office = Office(
             JobOptions(
@@ -451,6 +452,29 @@ def test_who_is_drained_stays_out_under_the_next_leader() -> None:
         assert contest.two.diary.of("node_cleared") == [{"node": "n9", "state": "drained"}]
 
     run(check)
+
+
+def test_a_leader_looks_for_the_nodes_of_every_group_that_may_train() -> None:
+    async def check() -> None:
+        one = Candidate(FailingStore(Clock()), "one:1")
+        newest, earlier = (
+            Generation(
+                number=number,
+                incarnation="c",
+                members=(Member(worker=f"{node}-1", node=f"{node}@0", slot=0, endpoint="h:1"),),
+                reason=ChangeReason.STARTED,
+            )
+            for number, node in ((4, "n1"), (3, "n2"))
+        )
+        leadership = await lead(one.store, job="job", candidate="before")
+        await save_generation(one.store, leadership, newest, (earlier,))
+        await one.store.delete(KEYS.leader)
+        one.start()
+        await until(lambda: len(one.diary.of("node_vanished")) == 2)
+        assert [told["node"] for told in one.diary.of("node_vanished")] == ["n1", "n2"]
+        await one.end()
+
+    within_deadline(check(), DEADLINE_S)
 
 
 def test_one_that_is_asked_to_go_before_it_was_elected_goes() -> None:

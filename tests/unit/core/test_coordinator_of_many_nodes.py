@@ -366,6 +366,104 @@ def test_a_group_that_was_in_doubt_is_kept_with_the_next_generation() -> None:
     assert kept
 
 
+# ---- a node that the newest group does without, and that an earlier one may train on
+
+
+WITHOUT_B = generation(6, "a0")
+
+
+def newest_group_is_lost() -> Job:
+    """a0 has ended, a1 holds nothing; of b0, in generation 5, nothing is known."""
+    job = adopted(WITHOUT_B, PAIR)
+    assert job.report(status("a1", READY)) is None
+    return job
+
+
+def test_nobody_begins_anew_while_a_member_of_an_earlier_group_may_come_back() -> None:
+    job = newest_group_is_lost()
+    back = status("b0", READY, 5, committed=9)
+    assert job.report(back, after_s=8.0) == ["b0", "a1"]
+
+
+def test_a_member_of_an_earlier_group_is_waited_for_as_long_as_any_that_is_out_of_contact() -> None:
+    job = newest_group_is_lost()
+    assert job.wakes_at() is not None
+    assert job.tell(ev.TimerFired(), after_s=8.5) is None
+    assert job.tell(ev.TimerFired(), after_s=0.5) == ["a1"]
+
+
+def test_a_member_of_an_earlier_group_is_not_waited_for_when_its_node_is_gone() -> None:
+    job = newest_group_is_lost()
+    assert job.machine.nodes_out_of_contact() == ["b"]
+    assert job.tell(ev.NodeGone(node="b")) == ["a1"]
+    assert job.machine.nodes_out_of_contact() == []
+
+
+def test_members_of_the_newest_group_go_on_without_one_of_an_earlier_group() -> None:
+    job = adopted(generation(6, "a0", "c0"), PAIR)
+    assert job.report(trains("a0", 6, committed=9)) is None
+    assert job.report(trains("c0", 6, committed=9)) is None
+    assert job.tell(killed("c0")) == ["a0"]
+
+
+def test_a_job_is_stopped_when_every_node_leaves_but_one_that_only_may_come_back() -> None:
+    job = adopted(WITHOUT_B, PAIR)
+    job.report(trains("a0", 6, committed=9))
+    job.tell(ev.NodeLeaving(node="a", reason="drained"))
+    assert job.machine.phase is JobPhase.DRAINING
+
+
+# ---- a holder of the state that comes while a group without it is being written
+
+
+def written_without_state(**policy: object) -> Coordinator:
+    """Generation 7 of a1, which holds nothing, is being written: b0 was waited for in vain."""
+    machine = adopted(WITHOUT_B, PAIR, **policy).machine
+    machine.handle(reported(status("a1", READY)), 1.0)
+    (persist,) = persisted(machine.handle(ev.TimerFired(), 10.0))
+    assert [m.worker for m in persist.generation.members] == ["a1"]
+    return machine
+
+
+def persisted(effects: list[fx.Effect]) -> list[fx.PersistGeneration]:
+    return [e for e in effects if isinstance(e, fx.PersistGeneration)]
+
+
+def announced(effects: list[fx.Effect]) -> list[int]:
+    return [e.generation.number for e in effects if isinstance(e, fx.AnnounceGeneration)]
+
+
+def test_nobody_begins_without_a_state_that_comes_while_the_group_is_being_written() -> None:
+    machine = written_without_state()
+    assert machine.handle(reported(status("b0", READY, 5, committed=9)), 10.1) == []
+    effects = machine.handle(ev.GenerationPersisted(number=7), 10.2)
+    assert announced(effects) == []
+    (persist,) = persisted(effects)
+    assert [m.worker for m in persist.generation.members] == ["b0", "a1"]
+    assert [g.number for g in persist.may_train] == [7]
+    assert announced(machine.handle(ev.GenerationPersisted(number=8), 10.3)) == [8]
+
+
+def test_a_group_that_was_announced_does_not_go_back_for_a_state_that_comes() -> None:
+    machine = written_without_state()
+    assert announced(machine.handle(ev.GenerationPersisted(number=7), 10.1)) == [7]
+    assert persisted(machine.handle(reported(status("b0", READY, 5, committed=9)), 10.2)) == []
+
+
+def test_a_group_is_announced_that_no_other_can_follow() -> None:
+    machine = written_without_state(max_workers=1)
+    machine.handle(reported(status("b0", READY, 5, committed=9)), 10.1)
+    effects = machine.handle(ev.GenerationPersisted(number=7), 10.2)
+    assert announced(effects) == [7]
+    assert persisted(effects) == []
+
+
+def test_whoever_comes_without_a_step_changes_nothing() -> None:
+    machine = written_without_state()
+    machine.handle(reported(status("b0", READY, 5)), 10.1)
+    assert announced(machine.handle(ev.GenerationPersisted(number=7), 10.2)) == [7]
+
+
 # ---- nodes out of contact
 
 

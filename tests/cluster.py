@@ -96,7 +96,7 @@ class Cluster:
         """An agent of any name on any host. `arguments` are the script's, besides the others'."""
         host = self.net.host(on)
         return host.elastic(
-            *("agent", "--node-name", node, "--node-host", host.address),
+            *("agent", "--node-name", node, "--node-host", host.address, "--machine", on),
             *("--log-dir", self.files / "logs" / node),
             *("--checkpoint-dir", self.files / "checkpoints", "--checkpoint-every", "100"),
             *self.agent_options,

@@ -44,6 +44,7 @@ from elastic.runtime.reexec import (
 from elastic.runtime.run_directory import NodeDirectory
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.runtime.warnings_to_journal import warnings_to
+from elastic.settings.limits import require_node_name
 from elastic.settings.masking import masked_arguments, masked_url
 from elastic.settings.node import NodeSettings, OnQuarantine
 from elastic.store.interface import Store
@@ -74,6 +75,16 @@ class NodeCommand:
     def node(self) -> str:
         """The node's name."""
         return self.settings.node_name or host_name()
+
+    @property
+    def machine(self) -> str:
+        """What it runs on. Raises ConfigurationError if that has no name."""
+        name = self.settings.machine or socket.gethostname()
+        try:
+            require_node_name(name, "machine")
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error}; name this one with --machine") from error
+        return name
 
     @property
     def classic(self) -> bool:
@@ -213,6 +224,7 @@ class _Node:
             job=settings.job,
             run_id=settings.run_id,
             node=command.node,
+            machine=command.machine,
             host=host,
             log_dir=str(logs),
             begun_anew=listener is not None,
@@ -342,6 +354,7 @@ def _document(command: NodeCommand, host: str, token: str) -> NodeDocument:
         start_token=token,
         host=host,
         slots=command.settings.nproc_per_node,
+        machine=command.machine,
         version=__version__,
         command_digest=command.digest,
         started_unix_s=time.time(),
@@ -389,6 +402,7 @@ def _options(
             command_digest=command.digest,
             start_token=token,
             run_id=settings.run_id,
+            machine=command.machine,
             ends_in_quarantine=settings.on_quarantine is OnQuarantine.EXIT,
         ),
         grace_s=settings.grace_s,

@@ -204,6 +204,11 @@ def _because(fields: Mapping[str, Any]) -> str:
     return f": {message}" if message else ""
 
 
+def _place(fields: Mapping[str, Any]) -> str:
+    machine, node = fields["machine"], f"node {fields['node']}"
+    return f"machine {machine} ({node})" if machine else node
+
+
 _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "job_started": lambda f: f"job {f['job']}: logs in {f['log_dir']}",
     "generation_formed": lambda f: (
@@ -278,9 +283,9 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "node_vanished": lambda f: f"the registration of node {f['node']} is lost",
     "node_leaving": lambda f: f"node {f['node']} leaves: {f['reason']}",
     "node_left_group": lambda f: f"node {f['node']} has left the group",
-    "node_drained": lambda f: f"node {f['node']} is left and kept out: {f['reason']}",
-    "node_quarantined": lambda f: f"node {f['node']} is in quarantine: {f['reason']}",
-    "node_cleared": lambda f: f"node {f['node']} may take part again",
+    "node_drained": lambda f: f"{_place(f)} is left and kept out: {f['reason']}",
+    "node_quarantined": lambda f: f"{_place(f)} is in quarantine: {f['reason']}",
+    "node_cleared": lambda f: f"{_place(f)} may take part again",
     # ---- of connections
     "security_warning": lambda f: f"warning: {f['message']}",
     "warning": lambda f: f"warning: {f['message']}",

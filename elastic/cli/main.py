@@ -170,7 +170,7 @@ def nodes(
     *,
     clear: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="Let this node, drained or in quarantine, take part again."),
+        typer.Option(help="Let this machine, or that of this node, take part again."),
     ] = None,
     address: _Address = None,
     output: _Output = "table",
@@ -191,7 +191,9 @@ def nodes(
 @app.command(cls=SettingsCommand)
 @with_options(OperatorSettings)
 def drain(
-    node: Annotated[str, typer.Argument(help="Name of the node.", show_default=False)],
+    node: Annotated[
+        str, typer.Argument(help="Name of the node, or of its machine.", show_default=False)
+    ],
     *,
     reason: Annotated[str, typer.Option(help="Why, for the journal.")] = "",
     future: Annotated[

@@ -101,7 +101,17 @@ def nodes(target: Target, *, output: str) -> None:
     if as_json:
         print_json(to_document(reply)["nodes"])
     else:
-        columns = ("node", "state", "host", "slots", "training", "failures", "since", "reason")
+        columns = (
+            "node",
+            "machine",
+            "state",
+            "host",
+            "slots",
+            "training",
+            "failures",
+            "since",
+            "reason",
+        )
         print_table(columns, [_row(node) for node in reply.nodes])
 
 
@@ -209,6 +219,7 @@ def _row(node: pb.NodeStatus) -> tuple[object, ...]:
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(node.since_unix_s)) if known else "-"
     return (
         node.node,
+        node.machine or "-",
         node.state,
         node.host or "-",
         node.slots,

@@ -74,6 +74,8 @@ class Attendance:
         """Why this agent can not take part beside the others; None if it can."""
         try:
             require_node_name(hello.node)
+            if hello.machine:
+                require_node_name(hello.machine, "machine")
         except ConfigurationError as error:
             return _refused(str(error))
         present = self._nodes.get(hello.node)

@@ -259,6 +259,7 @@ class CoordinatorDaemon:
         """Have a node left and kept out; say what follows. Raises TransientError, and
         ConfigurationError for one that nobody knows, unless it may be one of the `future`."""
         known = {node.node for node in self._departing.statuses()}
+        known |= self._departing.machines()
         known |= {name_of(m.node) for m in self._machine.members_that_may_train()}
         registered = self.registry is not None and self.registry.holder(name) is not None
         if not (future or registered or name in known):
@@ -315,6 +316,7 @@ class CoordinatorDaemon:
 
     def node_registered(self, node: str, document: NodeDocument) -> None:
         """An agent has taken the name: another one that attends under it is not the node."""
+        self._departing.registered(node_id(node, document.start_token), document.machine)
         present = self._nodes.named(node)
         if present is not None and present.stream.hello.start_token != document.start_token:
             self._journal.record("node_refused", node=node, reason=_HELD)

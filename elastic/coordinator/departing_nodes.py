@@ -7,11 +7,11 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from elastic.coordinator.attendance import Attendance, AttendingNode, name_of
-from elastic.coordinator.exclusions import DRAINED, QUARANTINED, Exclusions
+from elastic.coordinator.exclusions import DRAINED, QUARANTINED, Exclusion, Exclusions
 from elastic.core.coordinator import events as ev
 from elastic.core.membership import Failure, NodeId
 from elastic.core.quarantine import NodeFailures
-from elastic.errors import ExitCode
+from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.codec import status_to_pb
 from elastic.runtime.journal import Journal
 from elastic.settings.limits import require_node_name
@@ -21,7 +21,12 @@ from elastic.v1 import control_pb2 as pb
 
 
 class DepartingNodes:
-    """Tells the machine (`post`) and the nodes' agents; keeps in the store who is to stay away.
+    """Tells the state machine (`post`) and the nodes' agents; keeps in the store who is to stay
+    away.
+
+    What is kept out, and what failures count against, is the machine that a node runs on: another
+    machine may take the node's name, and this one may come back under another name. Of an agent
+    that does not tell its machine it is the node's name.
 
     start: runs a coroutine in the background.
     """
@@ -43,6 +48,7 @@ class DepartingNodes:
         self._post = post
         self._start = start
         self._leaving: dict[NodeId, str] = {}  # reasons
+        self._machines: dict[NodeId, str] = {}  # of nodes of which something may run
 
     async def load(self) -> None:
         """Learn whom earlier coordinators wanted out; sits out outages."""
@@ -52,11 +58,17 @@ class DepartingNodes:
 
     def arrived(self, node: AttendingNode) -> None:
         """Its agent has connected."""
-        excluded = self._exclusions.get(node.stream.node)
+        self.registered(node.node, node.stream.hello.machine)
+        excluded = self._excluded(node)
         if excluded is not None:
             self._leave(node, excluded.reason)
             if excluded.state == DRAINED:
                 node.stream.send(drain=pb.Drain())
+
+    def registered(self, node: NodeId, machine: str) -> None:
+        """It is known where its agent runs; empty: the agent is of a version that does not say."""
+        if machine:
+            self._machines[node] = machine
 
     def wants_to_leave(self, node: AttendingNode, reason: str) -> None:
         """Its agent asks for it."""
@@ -66,8 +78,8 @@ class DepartingNodes:
 
     def worker_failed(self, node: AttendingNode, failure: Failure) -> None:
         """One of its workers has ended badly."""
-        if self._failures.worker_failed(node.stream.node, failure, time.monotonic()):
-            self._quarantine(node.stream.node)
+        if self._failures.worker_failed(self._key(node.node), failure, time.monotonic()):
+            self._quarantine(node.node)
 
     def members_lost(self, nodes: Iterable[NodeId]) -> None:
         """The group goes on without members on these nodes.
@@ -76,22 +88,22 @@ class DepartingNodes:
         common, and none of them is to blame.
         """
         lost = [node for node in nodes if self._nodes.find(node) is None]
-        if len(lost) == 1 and lost[0] not in self._leaving:
-            name = name_of(lost[0])
-            if self._failures.node_lost(name, time.monotonic()):
-                self._quarantine(name)
+        if len(lost) != 1 or lost[0] in self._leaving:
+            return
+        if self._failures.node_lost(self._key(lost[0]), time.monotonic()):
+            self._quarantine(lost[0])
 
     def left_group(self, node: AttendingNode) -> None:
         """No worker of it is in the group any more: it may go, or wait for being cleared."""
         name = node.stream.node
         self._journal.record("node_left_group", node=name)
-        excluded = self._exclusions.get(name)
+        excluded = self._excluded(node)
         if excluded is None:
             node.stream.send(drained=pb.Drained(reason=self._leaving.get(node.node, "")))
             return
         is_drained = excluded.state == DRAINED
         if is_drained or node.stream.hello.ends_in_quarantine:
-            back = f"`elastic nodes --clear {name}` lets it come back"
+            back = f"`elastic nodes --clear {excluded.machine or name}` lets it come back"
             exit_code = ExitCode.DRAINED if is_drained else ExitCode.QUARANTINED
             node.stream.send(
                 drained=pb.Drained(reason=f"{excluded.reason}; {back}", exit_code=exit_code)
@@ -100,59 +112,87 @@ class DepartingNodes:
     def gone(self, node: NodeId) -> None:
         """Nothing of it runs any more."""
         self._leaving.pop(node, None)
+        self._machines.pop(node, None)
 
     # ---- what operators want
 
     async def drain(self, name: str, reason: str) -> str:
-        """Have a node left and kept out; say what follows.
+        """Have the machine of a node, or of this name, left and kept out; say what follows.
 
-        Raises TransientError, and ConfigurationError if no node can have the name.
+        Raises TransientError, and ConfigurationError if no node can have the name, or more would
+        leave than was asked for.
         """
         require_node_name(name)
-        await self._exclude(name, DRAINED, reason or "drained by an operator")
-        node = self._nodes.named(name)
-        if node is None:
+        key, is_machine = self._meant(name)
+        nodes = self._nodes_of(key)
+        reason = reason or "drained by an operator"
+        node = name if name != key else nodes[0].stream.node if nodes else ""
+        await self._exclude(key, DRAINED, reason, node=node, is_machine=is_machine)
+        for one in nodes:
+            one.stream.send(drain=pb.Drain())
+        if not nodes:
             return f"no node {name} is connected now; it will be kept out when it comes"
-        node.stream.send(drain=pb.Drain())
-        return f"the workers of {name} leave at the next step boundary"
+        names = " and ".join(sorted(one.stream.node for one in nodes))
+        where = f" (machine {key})" if is_machine else ""
+        return f"the workers of {names}{where} leave at the next step boundary"
 
     async def clear(self, name: str) -> str:
-        """Let a node take part again; say what follows. Raises TransientError."""
-        cleared = await self._exclusions.clear(name)
-        self._failures.forgive(name)
+        """Let a machine, or that of a node, take part again; say what follows.
+
+        Raises TransientError, and ConfigurationError if it is not clear which one is meant.
+        """
+        keys = self._exclusions.named(name) or [self._meant(name)[0]]
+        if len(keys) > 1:
+            raise ConfigurationError(
+                f"several machines that had the node {name} are kept out ({', '.join(keys)}); "
+                "clear one of them by its name"
+            )
+        (key,) = keys
+        nodes = self._nodes_of(key)
+        cleared = await self._exclusions.clear(key)
+        self._failures.forgive(key)
         if cleared is None:
             return f"{name} was neither drained nor in quarantine"
-        self._journal.record("node_cleared", node=name, state=cleared.state)
-        node = self._nodes.named(name)
-        if node is not None:
-            self._leaving.pop(node.node, None)
-            node.stream.send(drain=pb.Drain(called_off=True))
-            self._post(ev.NodeWelcomed(node=node.node))
+        self._journal.record(
+            "node_cleared", node=cleared.node or name, machine=cleared.machine, state=cleared.state
+        )
+        for node in nodes:
+            if self._excluded(node) is None:
+                self._leaving.pop(node.node, None)
+                node.stream.send(drain=pb.Drain(called_off=True))
+                self._post(ev.NodeWelcomed(node=node.node))
         return f"{name} may take part again"
 
     # ---- for people
 
+    def machines(self) -> set[str]:
+        """Those that are known now."""
+        return set(self._machines.values())
+
     def statuses(self) -> list[pb.NodeStatus]:
         """Of all that are connected or excluded, by name."""
-        found = {node.stream.node: self._status(node) for node in self._nodes}
-        for name in self._exclusions.names():
-            excluded = self._exclusions.get(name)
-            if excluded is not None and name not in found:
-                found[name] = pb.NodeStatus(
-                    node=name,
-                    state=excluded.state,
-                    reason=excluded.reason,
-                    since_unix_s=excluded.since_unix_s,
+        found = [self._status(node) for node in self._nodes]
+        for key in self._exclusions.names():
+            excluded = self._exclusions.get(key)
+            if excluded is not None and not self._nodes_of(key):
+                found.append(
+                    pb.NodeStatus(
+                        node=excluded.node or key,
+                        machine=excluded.machine,
+                        state=excluded.state,
+                        reason=excluded.reason,
+                        since_unix_s=excluded.since_unix_s,
+                    )
                 )
-        return [found[name] for name in sorted(found)]
+        return sorted(found, key=lambda status: (status.node, status.machine))
 
     def _status(self, node: AttendingNode) -> pb.NodeStatus:
-        name = node.stream.node
-        excluded = self._exclusions.get(name)
+        excluded = self._excluded(node)
         leaving = self._leaving.get(node.node)
         state = excluded.state if excluded else "leaving" if leaving is not None else "ready"
         return pb.NodeStatus(
-            node=name,
+            node=node.stream.node,
+            machine=node.stream.hello.machine,
             host=node.stream.host,
             slots=node.stream.slots,
             version=node.stream.hello.version,
@@ -160,27 +200,71 @@ class DepartingNodes:
             state=state,
             reason=excluded.reason if excluded else leaving or "",
             since_unix_s=excluded.since_unix_s if excluded else node.connected_unix_s,
-            failures=self._failures.failures(name, time.monotonic()),
+            failures=self._failures.failures(self._key(node.node), time.monotonic()),
             longest_pause_s=round(node.longest_pause_s, 3),
         )
 
+    # ---- which machine
+
+    def _key(self, node: NodeId) -> str:
+        """Under which a node is kept out, and its failures count."""
+        return self._machines.get(node) or name_of(node)
+
+    def _nodes_of(self, key: str) -> list[AttendingNode]:
+        """The connected ones that are kept out if this is."""
+        return [n for n in self._nodes if key in (self._key(n.node), *self._names_alone(n))]
+
+    def _names_alone(self, node: AttendingNode) -> tuple[str, ...]:
+        """The node's, if only the name is kept out, whatever machine has it."""
+        excluded = self._exclusions.get(node.stream.node)
+        return (node.stream.node,) if excluded is not None and not excluded.machine else ()
+
+    def _excluded(self, node: AttendingNode) -> Exclusion | None:
+        return self._exclusions.of(self._key(node.node), node.stream.node)
+
+    def _meant(self, name: str) -> tuple[str, bool]:
+        """What an operator means by a name, and whether it is known to be a machine's."""
+        machines = self.machines()
+        on = {m for node, m in self._machines.items() if name_of(node) == name}
+        attending = self._nodes.named(name)
+        if attending is not None:
+            on = {self._machines[attending.node]} if attending.node in self._machines else set()
+        if name in machines or len(on) != 1:
+            return name, name in machines
+        (machine,) = on
+        others = [n.stream.node for n in self._nodes_of(machine) if n.stream.node != name]
+        if others:
+            raise ConfigurationError(
+                f"node {name} is on machine {machine}, as {', '.join(sorted(others))} is: give the "
+                f"machine's name to mean all of them, or their agents a --machine each"
+            )
+        return machine, True
+
     # ---- inside
 
-    def _quarantine(self, name: str) -> None:
-        others = [n for n in self._nodes if n.stream.node != name and n.node not in self._leaving]
-        if not others or self._exclusions.get(name) is not None:
+    def _quarantine(self, node: NodeId) -> None:
+        key = self._key(node)
+        others = [
+            n for n in self._nodes if self._key(n.node) != key and n.node not in self._leaving
+        ]
+        if not others or self._exclusions.get(key) is not None:
             return
-        count = self._failures.failures(name, time.monotonic())
+        count = self._failures.failures(key, time.monotonic())
         reason = f"{count} failures within {self._failures.window_s:g} s"
-        self._start(self._exclude(name, QUARANTINED, reason), "quarantine")
+        excluding = self._exclude(
+            key, QUARANTINED, reason, node=name_of(node), is_machine=node in self._machines
+        )
+        self._start(excluding, "quarantine")
 
-    async def _exclude(self, name: str, state: str, reason: str) -> None:
-        self._journal.record(f"node_{state}", node=name, reason=reason)
-        node = self._nodes.named(name)
-        if node is not None:
-            self._leave(node, reason)
+    async def _exclude(
+        self, key: str, state: str, reason: str, *, node: str, is_machine: bool
+    ) -> None:
+        machine = key if is_machine else ""
+        self._journal.record(f"node_{state}", node=node or key, machine=machine, reason=reason)
+        for one in self._nodes_of(key):
+            self._leave(one, reason)
         try:
-            await self._exclusions.add(name, state, reason)
+            await self._exclusions.add(key, state, reason, node=node, is_machine=is_machine)
         except GuardFailed:
             return  # the next leader does not know it: the operator sees the node come back
 

@@ -1,10 +1,11 @@
-"""Nodes that are not to take part, drained by an operator or quarantined, as the store has them."""
+"""Machines that are not to take part, drained or quarantined, as the store has them."""
 
 from __future__ import annotations
 
 import json
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from elastic.core.legible import is_instant, is_text
 from elastic.store.interface import Entry, Guard, Store
@@ -15,15 +16,20 @@ DRAINED, QUARANTINED = "drained", "quarantined"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exclusion:
-    """Why a node is out, and since when."""
+    """Why a machine is out, and since when."""
 
     state: str
     reason: str
     since_unix_s: float
+    machine: str = ""
+    """Empty: nobody knows which machine it is, only a name, which a node or a machine may have. So
+    it is with a node that has not come yet, and with what older versions have stored."""
+    node: str = ""
+    """The name that a node on this machine had; empty for a name alone."""
 
 
 class Exclusions:
-    """By node name. What the store does not take raises as its `put` does."""
+    """By the names of machines. What the store does not take raises as its `put` does."""
 
     def __init__(self, store: Store, *, job: str, guard: Guard) -> None:
         self._store = store
@@ -39,24 +45,50 @@ class Exclusions:
                 self._excluded[node_of(entry.key)] = _exclusion(state, entry)
 
     def get(self, name: str) -> Exclusion | None:
-        """Why the node is out; None if it is not."""
+        """Why what is kept out under this name is; None if nothing is."""
         return self._excluded.get(name)
 
+    def of(self, machine: str, node: str) -> Exclusion | None:
+        """Why a node of this name on this machine is out; None if it is not."""
+        found = self._excluded.get(machine)
+        if found is None and (by_name := self._excluded.get(node)) and not by_name.machine:
+            found = by_name
+        return found
+
     def names(self) -> list[str]:
-        """All that are out."""
+        """All that are out: machines, and names of which nobody knows the machine."""
         return sorted(self._excluded)
 
-    async def add(self, name: str, state: str, reason: str) -> None:
-        """It is to take no part until cleared."""
-        exclusion = Exclusion(state=state, reason=reason, since_unix_s=time.time())
+    def named(self, name: str) -> list[str]:
+        """Those of `names` that people mean by the name of a machine or of a node on it."""
+        if name in self._excluded:
+            return [name]
+        return [key for key in self.names() if self._excluded[key].node == name]
+
+    async def add(
+        self, name: str, state: str, reason: str, *, node: str = "", is_machine: bool = False
+    ) -> None:
+        """It is to take no part until cleared. `node`: the name that the machine's node has."""
+        exclusion = Exclusion(
+            state=state,
+            reason=reason,
+            since_unix_s=time.time(),
+            machine=name if is_machine else "",
+            node=node,
+        )
         self._excluded[name] = exclusion
-        document = {"reason": reason, "since_unix_s": exclusion.since_unix_s}
+        document = {
+            "reason": reason,
+            "since_unix_s": exclusion.since_unix_s,
+            "machine": exclusion.machine,
+            "node": node,
+        }
         await self._store.put(
             self._key(name, state), json.dumps(document).encode(), guard=self._guard
         )
 
     async def clear(self, name: str) -> Exclusion | None:
-        """It may take part again; what it was out for."""
+        """One of `names` may take part again; what it was out for."""
         if name not in self._excluded:
             return None
         for state in (DRAINED, QUARANTINED):  # it may have been both, one after the other
@@ -68,14 +100,25 @@ class Exclusions:
 
 
 def _exclusion(state: str, entry: Entry) -> Exclusion:
-    """One that can not be read keeps its node out all the same, until it is cleared."""
+    """One that can not be read keeps out what has its name all the same, until it is cleared."""
+    machine = node = ""
     try:
         document = json.loads(entry.value)
         reason, since_unix_s = str(document["reason"]), float(document["since_unix_s"])
         legible = is_text(reason) and is_instant(since_unix_s)
-    except (ValueError, TypeError, LookupError, RecursionError, OverflowError):
+        if _is_name(document.get("machine")) and _is_name(document.get("node")):
+            machine, node = document["machine"], document["node"]
+    except (ValueError, TypeError, LookupError, RecursionError, OverflowError, AttributeError):
         legible = False
     if not legible:
         reason = f"the store's key {entry.key} says that it is {state}, and can not be read"
         since_unix_s = time.time()
-    return Exclusion(state=state, reason=reason, since_unix_s=since_unix_s)
+    if machine != node_of(entry.key):  # an older version's, or of a name alone
+        machine = node = ""
+    return Exclusion(
+        state=state, reason=reason, since_unix_s=since_unix_s, machine=machine, node=node
+    )
+
+
+def _is_name(found: Any) -> bool:
+    return isinstance(found, str) and is_text(found)

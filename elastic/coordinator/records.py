@@ -26,7 +26,7 @@ class Records:
     restarts: tuple[float, ...] = ()
     """Those that count against the budget."""
     failures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Those that count against a node, by its name."""
+    """Those that count against a machine, by its name."""
     recoveries: tuple[Mapping[str, Any], ...] = ()
     """The newest, newest last."""
     are_kept: bool = True
@@ -67,12 +67,12 @@ async def load_records(store: Store, job: str) -> Records:
         return Records(are_kept=False)
     try:
         document = json.loads(entry.value)
-        for node in document["failures"]:
-            require_node_name(node)
+        for machine in document["failures"]:
+            require_node_name(machine, "machine")
         return Records(
             started_unix_s=_instants([document["started_unix_s"]])[0],
             restarts=_instants(document["restarts"]),
-            failures={node: _instants(found) for node, found in document["failures"].items()},
+            failures={name: _instants(found) for name, found in document["failures"].items()},
             recoveries=tuple(dict(recovery) for recovery in document["recoveries"][-_MOST:]),
         )
     except Exception:  # noqa: BLE001 - in whatever way it is no such document

@@ -184,9 +184,10 @@ RUN_NAME = Limits(
 )
 
 
-def require_node_name(name: str) -> None:
-    """Of what others say. Raises ConfigurationError unless a node can have the name."""
+def require_node_name(name: str, of: str = "node") -> None:
+    """Of what others say. Raises ConfigurationError unless a node, or a machine, can have the
+    name."""
     if len(name) > NODE_NAME_MAX_LENGTH or not _HOST_NAME.fullmatch(name):
         raise ConfigurationError(
-            f"{name[:NODE_NAME_MAX_LENGTH]!r} is no name of a node; expected {NODE_NAME.text}"
+            f"{name[:NODE_NAME_MAX_LENGTH]!r} is no name of a {of}; expected {NODE_NAME.text}"
         )

@@ -59,6 +59,14 @@ class NodeSettings:
             HOST,
         ),
     )
+    machine: str | None = field(
+        default=None,
+        metadata=about(
+            "Name of the machine that this node runs on, to which quarantine and failures belong; "
+            "unset: the host name. In a container that is the container's: give the host's.",
+            NODE_NAME,
+        ),
+    )
     nproc_per_node: int = field(default=1, metadata=shared.NPROC_PER_NODE)
     spares: int = field(default=1, metadata=shared.SPARES)
     checkpoint_dir: str | None = field(default=None, metadata=shared.SHARED_CHECKPOINT_DIR)

@@ -37,6 +37,8 @@ class NodeDocument:
     version: str
     command_digest: str
     started_unix_s: float
+    machine: str = ""
+    """What it runs on; empty: an older version's, which does not say."""
     left: bool = False
     """Nothing that it started runs any more; the key is about to go."""
 
@@ -62,6 +64,7 @@ def node_from_json(value: bytes) -> NodeDocument:
         version=_text(fields, "version"),
         command_digest=_text(fields, "command_digest"),
         started_unix_s=_instant(fields, "started_unix_s"),
+        machine=_text(fields, "machine") if "machine" in fields else "",
         left=_field(fields, "left", bool),
     )
 

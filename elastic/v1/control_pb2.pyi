@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AgentHello(_message.Message):
-    __slots__ = ("node", "host", "slots", "version", "command", "command_digest", "start_token", "classic", "isolation_timeout_s", "run_id", "ends_in_quarantine")
+    __slots__ = ("node", "host", "slots", "version", "command", "command_digest", "start_token", "classic", "isolation_timeout_s", "run_id", "ends_in_quarantine", "machine")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class AgentHello(_message.Message):
     ISOLATION_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ENDS_IN_QUARANTINE_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     slots: int
@@ -32,7 +33,8 @@ class AgentHello(_message.Message):
     isolation_timeout_s: float
     run_id: str
     ends_in_quarantine: bool
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[str] = ..., command: _Optional[str] = ..., command_digest: _Optional[str] = ..., start_token: _Optional[str] = ..., classic: bool = ..., isolation_timeout_s: _Optional[float] = ..., run_id: _Optional[str] = ..., ends_in_quarantine: bool = ...) -> None: ...
+    machine: str
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[str] = ..., command: _Optional[str] = ..., command_digest: _Optional[str] = ..., start_token: _Optional[str] = ..., classic: bool = ..., isolation_timeout_s: _Optional[float] = ..., run_id: _Optional[str] = ..., ends_in_quarantine: bool = ..., machine: _Optional[str] = ...) -> None: ...
 
 class NodeView(_message.Message):
     __slots__ = ("workers", "longest_pause_s")
@@ -155,7 +157,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class NodeStatus(_message.Message):
-    __slots__ = ("node", "host", "workers", "state", "slots", "version", "reason", "since_unix_s", "failures", "longest_pause_s")
+    __slots__ = ("node", "host", "workers", "state", "slots", "version", "reason", "since_unix_s", "failures", "longest_pause_s", "machine")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +168,7 @@ class NodeStatus(_message.Message):
     SINCE_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     LONGEST_PAUSE_S_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     workers: _containers.RepeatedCompositeFieldContainer[_job_pb2.WorkerStatus]
@@ -176,7 +179,8 @@ class NodeStatus(_message.Message):
     since_unix_s: float
     failures: int
     longest_pause_s: float
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[_job_pb2.WorkerStatus, _Mapping]]] = ..., state: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ..., failures: _Optional[int] = ..., longest_pause_s: _Optional[float] = ...) -> None: ...
+    machine: str
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[_job_pb2.WorkerStatus, _Mapping]]] = ..., state: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ..., failures: _Optional[int] = ..., longest_pause_s: _Optional[float] = ..., machine: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
     __slots__ = ("job", "phase", "generation", "nodes", "progress", "started_unix_s", "restarts", "max_restarts", "recoveries_json", "checkpoint_step", "checkpoint_dir", "coordinator", "in_office", "longest_pause_s", "min_workers", "wanted_workers")

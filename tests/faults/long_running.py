@@ -442,6 +442,7 @@ class ClusterJob(LongJob):
         files, slots = self.place.files, str(self.SLOTS[node])
         return self._elastic(
             *("agent", "--node-name", node, "--node-host", "127.0.0.1", "--node-ttl-s", "2"),
+            *("--machine", f"machine-of-{node}"),
             *("--nproc-per-node", slots, "--spares", "0", "--record-samples", *_COMMON),
             *("--checkpoint-dir", files / "checkpoints", "--log-dir", files / "logs"),
             *self.script,

@@ -81,6 +81,7 @@ class LoopbackJob:
     def agent_command(self, node: str, *options: str | Path) -> tuple[str | Path, ...]:
         """The arguments of `elastic` for an agent of this job."""
         names = ("--node-name", node, "--node-host", "127.0.0.1", "--node-ttl-s", "2")
+        names += ("--machine", f"machine-of-{node}")  # several, as far as the job is told
         return ("agent", *names, "--log-dir", self.files / "logs", *options, *self._script)
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -35,5 +36,17 @@ def test_a_drain_does_not_wait_for_ever(place: Place, tmp_path: Path) -> None:
             job.wait(lambda: job.events("node_lost", node="b"), "the loss of b")
             assert job.agents["a"][-1].process.poll() is None
             assert not job.events("node_quarantined")
+            (told,) = job.events("node_drained")
+            assert (told["node"], told["machine"]) == ("b", "machine-of-b")
+            # The machine is kept out under any name, the name is welcome on any other machine.
+            assert job.start_agent("c", "--machine", "machine-of-b").wait() == DRAINED, job.story()
+            job.start_agent("b", "--machine", "another")
+            job.wait(lambda: len(job.events("node_connected", node="b")) == 2, "b elsewhere")
+            shown = job.start("nodes", "--output", "json")
+            assert shown.wait() == 0
+            nodes = json.loads("".join(shown.output))
+            states = {(n["node"], n["machine"]): n["state"] for n in nodes}
+            assert states["b", "another"] == "ready"
+            assert states["b", "machine-of-b"] == "drained"
         finally:
             job.close()

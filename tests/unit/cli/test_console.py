@@ -49,6 +49,7 @@ FIELDS = {
     "kind": "signal",
     "lasted_s": 5.2,
     "log_dir": "/logs",
+    "machine": "m1",
     "message": "was killed",
     "name": "something_new",
     "node": "n1",

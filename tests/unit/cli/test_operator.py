@@ -41,7 +41,12 @@ STATUS = pb.JobStatus(
     nodes=[
         pb.NodeStatus(node="n1", host="h1", slots=2, workers=[WORKER], state="ready"),
         pb.NodeStatus(
-            node="n2", state="drained", reason="a new disk", failures=3, longest_pause_s=0.061
+            node="n2",
+            machine="m2",
+            state="drained",
+            reason="a new disk",
+            failures=3,
+            longest_pause_s=0.061,
         ),
     ],
     progress=job_pb2.Progress(committed=2**33, epoch=1, step_s=0.1, samples_per_s=64.0),
@@ -171,6 +176,7 @@ def test_nodes_for_people(place: Place, capsys: Printed) -> None:
     header, first, second = capsys.readouterr().out.splitlines()
     assert header.split() == [
         "node",
+        "machine",
         "state",
         "host",
         "slots",
@@ -179,8 +185,8 @@ def test_nodes_for_people(place: Place, capsys: Printed) -> None:
         "since",
         "reason",
     ]
-    assert first.split()[:6] == ["n1", "ready", "h1", "2", "1", "0"]
-    assert second.split()[:6] == ["n2", "drained", "-", "0", "0", "3"]
+    assert first.split()[:7] == ["n1", "-", "ready", "h1", "2", "1", "0"]
+    assert second.split()[:7] == ["n2", "m2", "drained", "-", "0", "0", "3"]
     assert second.rstrip().endswith("a new disk")
 
 

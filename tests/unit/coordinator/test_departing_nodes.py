@@ -45,8 +45,8 @@ class Place:
         for name in ("n1", "n2", "n3"):
             self.connect(name)
 
-    def connect(self, name: str) -> AttendingNode:
-        _, node = self.nodes.arrive(agent(name, TOKEN))
+    def connect(self, name: str, machine: str = "", token: str = TOKEN) -> AttendingNode:
+        _, node = self.nodes.arrive(agent(name, token, machine=machine))
         self.departing.arrived(node)
         return node
 
@@ -155,7 +155,7 @@ def test_failures_of_workers_put_a_node_into_quarantine_where_it_waits() -> None
             place.departing.worker_failed(node, failure)
         assert (await place.states())["n1"] == "quarantined"
         assert place.diary.of("node_quarantined") == [
-            {"node": "n1", "reason": "2 failures within 60 s"}
+            {"node": "n1", "machine": "", "reason": "2 failures within 60 s"}
         ]
         place.departing.left_group(node)
         assert kinds(node.stream) == []

@@ -449,7 +449,9 @@ def test_who_is_drained_stays_out_under_the_next_leader() -> None:
         assert (node.node, node.state, node.reason) == ("n9", "drained", "a new disk")
         assert await contest.two.office.clear("n9") == "n9 may take part again"
         assert await contest.two.office.clear("n9") == "n9 was neither drained nor in quarantine"
-        assert contest.two.diary.of("node_cleared") == [{"node": "n9", "state": "drained"}]
+        assert contest.two.diary.of("node_cleared") == [
+            {"node": "n9", "machine": "", "state": "drained"}
+        ]
 
     run(check)
 

@@ -160,6 +160,7 @@ def test_the_sets_of_options_are_frozen() -> None:
         "run_id",
         "node_name",
         "node_host",
+        "machine",
         "nproc_per_node",
         "spares",
         "checkpoint_dir",

@@ -21,7 +21,13 @@ from tests.fuzzed_documents import documents, thoroughly
 
 LEADER = LeaderDocument(candidate="c", address="host:1")
 NODE = NodeDocument(
-    start_token="t", host="h", slots=8, version="1", command_digest="d", started_unix_s=1.5
+    start_token="t",
+    host="h",
+    slots=8,
+    version="1",
+    command_digest="d",
+    started_unix_s=1.5,
+    machine="m",
 )
 
 
@@ -42,6 +48,7 @@ def test_what_a_newer_version_adds_is_no_harm() -> None:
         {"slots": True},
         {"left": 1},
         {"host": None},
+        {"machine": 3},
         {"started_unix_s": float("nan")},
         {"started_unix_s": 10**400},
     ],
@@ -95,3 +102,9 @@ def test_any_bytes_are_a_node_or_are_refused(value: bytes) -> None:
     told = pb.NodeStatus(host=node.host, version=node.version, slots=node.slots)
     told.SerializeToString()
     assert node_from_json(to_json(node)) == node
+
+
+def test_a_node_of_an_older_version_does_not_tell_its_machine() -> None:
+    older = json.loads(to_json(NODE))
+    del older["machine"]
+    assert node_from_json(json.dumps(older).encode()).machine == ""

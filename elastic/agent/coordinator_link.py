@@ -58,6 +58,7 @@ class CoordinatorLink:
     """Keeps a stream open to the newest leader.
 
     on_connected: called at each new stream, to send everything again that is no matter of once.
+    on_lost: why contact was lost. on_found: at which address there is contact again after that.
     on_refused: the coordinator, or what is between, will never let this agent in as it is.
     """
 
@@ -70,6 +71,7 @@ class CoordinatorLink:
         on_connected: Callable[[], None],
         on_message: Callable[[pb.CoordinatorMessage], None],
         on_lost: Callable[[str], None],
+        on_found: Callable[[str], None],
         on_refused: Callable[[ConfigurationError], None],
     ) -> None:
         self._leaders = leaders
@@ -78,6 +80,7 @@ class CoordinatorLink:
         self._on_connected = on_connected
         self._on_message = on_message
         self._on_lost = on_lost
+        self._on_found = on_found
         self._on_refused = on_refused
         self._outgoing: Outgoing | None = None
         self._kept: deque[pb.AgentMessage] = deque(maxlen=_MOST_KEPT)
@@ -122,7 +125,7 @@ class CoordinatorLink:
         try:
             while not self._closed:
                 try:
-                    await self._attend(client)
+                    await self._attend(client, address)
                 except ConfigurationError as error:
                     if not self._let_in:
                         self._on_refused(error)
@@ -144,7 +147,7 @@ class CoordinatorLink:
             self._told_lost = reason
             self._on_lost(reason)
 
-    async def _attend(self, client: ControlClient) -> None:
+    async def _attend(self, client: ControlClient, address: str) -> None:
         outgoing = Outgoing()
         outgoing.put(pb.AgentMessage(hello=self._hello))
         self._outgoing = outgoing
@@ -157,7 +160,9 @@ class CoordinatorLink:
                 if answer.HasField("refused"):
                     raise NodeRefused(answer.refused.message)
                 self.connected = self._let_in = True
-                self._told_lost = ""
+                if self._told_lost:
+                    self._told_lost = ""
+                    self._on_found(address)
                 self._on_message(answer)
         finally:
             self.connected = False

@@ -28,6 +28,7 @@ class Registration:
 
     `on_change`: HELD after each registration and when a lease in doubt was not lost, SUSPECT when
     it was not renewed in time, GONE when it is lost; `keep` then registers anew.
+    `on_waiting`: another agent has the name; who it is, and how many seconds its lease may last.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Registration:
         node: str,
         document: NodeDocument,
         on_change: Callable[[LeaseState], None],
+        on_waiting: Callable[[str, float], None] = lambda _who, _at_most_s: None,
         ttl_s: float = NODE_TTL_S,
         clock: Callable[[], float] = boot_time_s,
     ) -> None:
@@ -47,6 +49,7 @@ class Registration:
         self._node = node
         self._document = document
         self._on_change = on_change
+        self._on_waiting = on_waiting
         self._ttl_s = ttl_s
         self._key = JobKeys(job).node(node)
         self._claim = Claim(store, key=self._key, ttl_s=ttl_s, on_change=on_change, clock=clock)
@@ -105,6 +108,8 @@ class Registration:
         async with aclosing(follow_key(self._store, self._key)) as entries:
             other = await anext(entries)
             ends_at = loop.time() + self._ttl_s + _PATIENCE_S
+            if other is not None and not (take_over and self._is_ours(other)):
+                self._on_waiting(_owner(other), self._ttl_s + _PATIENCE_S)
             while other is not None and not (take_over and self._is_ours(other)):
                 try:
                     other = await within(anext(entries), ends_at - loop.time())
@@ -123,14 +128,8 @@ class Registration:
         return document is not None and document.start_token == self._document.start_token
 
     def _taken_by(self, entry: Entry) -> ConfigurationError:
-        other = _document(entry)
-        who = (
-            f"an agent on host {other.host!r}, started {_instant(other.started_unix_s)}"
-            if other is not None
-            else "something that this version can not read"
-        )
         return ConfigurationError(
-            f"the node name {self._node!r} of the job {self._job!r} is taken by {who}; "
+            f"the node name {self._node!r} of the job {self._job!r} is taken by {_owner(entry)}; "
             "stop that one, or give this one another name with --node-name"
         )
 
@@ -140,6 +139,13 @@ def _document(entry: Entry) -> NodeDocument | None:
         return node_from_json(entry.value)
     except Unreadable:
         return None
+
+
+def _owner(entry: Entry) -> str:
+    other = _document(entry)
+    if other is None:
+        return "something that this version can not read"
+    return f"an agent on host {other.host!r}, started {_instant(other.started_unix_s)}"
 
 
 def _instant(unix_s: float) -> str:

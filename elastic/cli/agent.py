@@ -198,6 +198,7 @@ class _Node:
             node=command.node,
             document=_document(command, host, token),
             on_change=self._registration_changed,
+            on_waiting=self._waits_for_name,
             ttl_s=settings.node_ttl_s,
         )
         start = f"{token[:_TOKEN_SHOWN]}.{next_start(directory.path)}"
@@ -292,6 +293,9 @@ class _Node:
 
     def _registration_changed(self, state: LeaseState) -> None:
         self._journal.record(f"registration_{state.name.lower()}")
+
+    def _waits_for_name(self, owner: str, at_most_s: float) -> None:
+        self._journal.record("registration_waiting", owner=owner, at_most_s=round(at_most_s, 1))
 
     def _handle_signals(self) -> None:
         """First signal: this node leaves at a step boundary. Second: at once. SIGHUP: the command

@@ -217,6 +217,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "node_lost": lambda f: f"node {f['node']} is lost",
     "node_refused": lambda f: f"node {f['node']} is turned away: {f['reason']}",
     "coordinator_lost": lambda f: f"the coordinator is gone: {f['reason']}",
+    "coordinator_found": lambda f: f"in contact with the coordinator at {f['address']} again",
     "worker_failed": lambda f: f"worker {f['worker']} {f['message']}",
     "newcomers_refused": lambda f: f["message"],
     "recovered": lambda f: f"recovered in {f['total_s'] * 1000:.0f} ms at step {f['committed']}",
@@ -254,6 +255,10 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "agent_started": lambda f: f"node {f['node']} of job {f['job']}: logs in {f['log_dir']}",
     "worker_not_started": lambda f: f"worker {f['worker']} could not be started: {f['reason']}",
     "worker_adopted": lambda f: f"worker {f['worker']} found alive",
+    "registration_waiting": lambda f: (
+        f"the node's name is taken by {f['owner']}: waits up to {f['at_most_s']:g} s for its lease "
+        "to end"
+    ),
     "registration_held": lambda _: "registered in the store",
     "registration_suspect": lambda _: "the store does not answer: the registration may be lost",
     "registration_gone": lambda _: "the registration in the store is lost",
@@ -267,6 +272,9 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "coordinator_started": lambda f: f"coordinator of job {f['job']} at {f['address']}",
     "campaigning": lambda f: f"{f['address']} waits to lead",
+    "standing_by": lambda f: (
+        f"{f['leader']} leads run {f['run_id']}; {f['address']} waits for {f['waits_for']}"
+    ),
     "elected": lambda f: f"{f['address']} leads, from generation {f['generation']} on",
     "store_rolled_back": lambda f: (
         f"the store has lost generations {f['stored'] + 1} to {f['generation']}, of which the "

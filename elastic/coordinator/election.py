@@ -13,7 +13,7 @@ from elastic.runtime.peer_life import until_gone
 from elastic.store.claim import Claim
 from elastic.store.follow import follow_key
 from elastic.store.interface import Entry, GuardFailed, Store
-from elastic.store.job_documents import LeaderDocument, to_json
+from elastic.store.job_documents import LeaderDocument, Unreadable, leader_from_json, to_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.job_runs import DEFAULT_RUN
 from elastic.store.leader_watch import leader_from
@@ -39,16 +39,21 @@ class Election:
         job: str,
         address: str,
         on_change: Callable[[LeaseState], None],
+        on_waiting: Callable[[LeaderDocument], None] = lambda _: None,
         run_id: str = DEFAULT_RUN,
         ttl_s: float = LEADER_TTL_S,
         clock: Callable[[], float] = boot_time_s,
     ) -> None:
-        """`address`: host:port where agents and operators find this candidate."""
+        """`address`: host:port where agents and operators find this candidate. `on_waiting`: told
+        who leads while it waits, once for each leader."""
         self._store = store
         self._job, self._run_id = job, run_id
         self._key = JobKeys(job).leader
         self._candidate = uuid.uuid4().hex
-        self._value = to_json(LeaderDocument(candidate=self._candidate, address=address))
+        self._value = to_json(
+            LeaderDocument(candidate=self._candidate, address=address, run_id=run_id)
+        )
+        self._on_waiting = on_waiting
         self._on_change = on_change
         self._in_office = False
         self._told = LeaseState.HELD
@@ -127,6 +132,7 @@ class Election:
 
     async def _until_vacant(self) -> None:
         ending: asyncio.Task[None] | None = None
+        told = ""
         try:
             async with aclosing(follow_key(self._store, self._key)) as entries:
                 async for entry in entries:
@@ -134,11 +140,22 @@ class Election:
                         ending.cancel()
                     if entry is None:
                         return
+                    told = self._tell_who_leads(entry, told)
                     ending = asyncio.create_task(self._end_with_its_process(entry))
         finally:
             if ending is not None:
                 ending.cancel()
                 await asyncio.gather(ending, return_exceptions=True)
+
+    def _tell_who_leads(self, entry: Entry, told: str) -> str:
+        """The candidate of which it has been told now; `told`: until now."""
+        try:
+            leader = leader_from_json(entry.value)
+        except Unreadable:
+            return told
+        if leader.address and leader.candidate not in (told, self._candidate):
+            self._on_waiting(leader)
+        return leader.candidate
 
     async def _end_with_its_process(self, entry: Entry) -> None:
         """A leader whose process is gone is not waited for until its lease ends. If that is an

@@ -17,6 +17,7 @@ from elastic.rpc.control import AgentStream
 from elastic.runtime.journal import Journal, RecentEntries
 from elastic.runtime.loop_watch import LoopPauses
 from elastic.store.interface import GuardFailed, Store
+from elastic.store.job_documents import LeaderDocument
 from elastic.store.job_runs import AlreadyEnded, RunEnd, RunEnds, announce_end
 from elastic.store.lease_keeper import LeaseState
 from elastic.v1 import control_pb2 as pb
@@ -53,6 +54,7 @@ class Office:
             address=options.address,
             run_id=options.run_id,
             on_change=self._leadership_changed,
+            on_waiting=self._waits_for,
             ttl_s=leader_ttl_s,
         )
 
@@ -183,6 +185,17 @@ class Office:
         )
         daemon.registry = registry
         return registry
+
+    def _waits_for(self, leader: LeaderDocument) -> None:
+        theirs, ours = leader.run_id, self._options.run_id
+        other = theirs not in ("", ours)
+        self._journal.record(
+            "standing_by",
+            address=self._options.address,
+            leader=leader.address,
+            run_id=theirs or ours,
+            waits_for=f"the end of run {theirs!r}" if other else "the end of that coordinator",
+        )
 
     def _leadership_changed(self, state: LeaseState) -> None:
         if state is LeaseState.SUSPECT and not self._suspect:

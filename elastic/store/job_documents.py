@@ -24,6 +24,8 @@ class LeaderDocument:
     """Tells competitors apart, also two at one address."""
     address: str
     """host:port where agents and operators find it."""
+    run_id: str = ""
+    """The run that it leads; empty: an older version's, which does not say."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +53,11 @@ def to_json(document: LeaderDocument | NodeDocument) -> bytes:
 def leader_from_json(value: bytes) -> LeaderDocument:
     """Raises Unreadable."""
     fields = _fields(value)
-    return LeaderDocument(candidate=_text(fields, "candidate"), address=_text(fields, "address"))
+    return LeaderDocument(
+        candidate=_text(fields, "candidate"),
+        address=_text(fields, "address"),
+        run_id=_text(fields, "run_id") if "run_id" in fields else "",
+    )
 
 
 def node_from_json(value: bytes) -> NodeDocument:

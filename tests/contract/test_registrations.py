@@ -44,8 +44,15 @@ class Agent:
         self.store = store
         self.key = KEYS.node(node)
         self.told: list[LeaseState] = []
+        self.waited: list[tuple[str, float]] = []
         self.registration = Registration(
-            store, job="job", node=node, document=of, on_change=self.told.append, ttl_s=ttl_s
+            store,
+            job="job",
+            node=node,
+            document=of,
+            on_change=self.told.append,
+            on_waiting=lambda *waited: self.waited.append(waited),
+            ttl_s=ttl_s,
         )
 
     async def start(self) -> None:
@@ -308,6 +315,9 @@ def test_a_name_that_is_taken_is_told_with_its_owner(adapter: Adapter) -> None:
         )
         assert await owner.entry() == before
         assert late.told == []
+        owned_by = "an agent on host 'host-of-a', started 2001-09-09 01:46:40 UTC"
+        assert late.waited == [(owned_by, 2.0)]
+        assert owner.waited == []
         await owner.registration.close()
 
     within_deadline(check(), DEADLINE_S)

@@ -86,6 +86,7 @@ class Agent:
     def __init__(self, leaders: Election | FixedLeader) -> None:
         self.messages: list[str | None] = []
         self.lost: list[str] = []
+        self.found: list[str] = []
         self.refused: list[ConfigurationError] = []
         self.clients: list[str] = []
         self.error: ConfigurationError | None = None
@@ -96,6 +97,7 @@ class Agent:
             on_connected=lambda: self.link.send(view=pb.NodeView()),
             on_message=lambda m: self.messages.append(m.WhichOneof("kind")),
             on_lost=self.lost.append,
+            on_found=self.found.append,
             on_refused=self.refused.append,
         )
         self.running = asyncio.create_task(self.link.run())
@@ -188,6 +190,21 @@ def test_a_stream_that_breaks_is_opened_again_and_everything_said_anew(tmp_path:
         await until(lambda: agent.link.connected)
         assert len(agent.lost) == 1
         assert agent.clients == [coordinator.address]
+
+    run(tmp_path, check)
+
+
+def test_contact_after_a_loss_is_told_and_the_first_is_not(tmp_path: Path) -> None:
+    async def check(place: Place) -> None:
+        coordinator = await place.coordinator()
+        agent = place.agent(FixedLeader(coordinator.address))
+        await until(lambda: agent.link.connected)
+        await coordinator.stop()
+        await until(lambda: not agent.link.connected and bool(agent.lost))
+        assert agent.found == []
+        await coordinator.start()
+        await until(lambda: agent.link.connected)
+        assert agent.found == [coordinator.address]
 
     run(tmp_path, check)
 

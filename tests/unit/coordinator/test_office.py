@@ -34,12 +34,15 @@ TRAINING, READY, FINISHED = WorkerPhase.TRAINING, WorkerPhase.READY, WorkerPhase
 class Candidate:
     """One office and what it has recorded."""
 
-    def __init__(self, store: FailingStore, address: str, **options: Any) -> None:
+    def __init__(
+        self, store: FailingStore, address: str, run_id: str = "default", **options: Any
+    ) -> None:
         self.store = store
         self.diary, self.recent = Diary(), RecentEntries()
         self.office = Office(
             JobOptions(
                 job="job",
+                run_id=run_id,
                 formation=FormationPolicy(min_workers=1, max_workers=2, **options),
                 stall=StallPolicy(),
                 max_restarts=3,
@@ -150,6 +153,29 @@ def test_the_leader_says_so() -> None:
         assert contest.one.diary.of("elected") == [
             {"address": "one:1", "generation": 0, "members": []}
         ]
+
+    run(check)
+
+
+@pytest.mark.parametrize(
+    ("run_id", "waits_for"),
+    [("default", "the end of that coordinator"), ("night", "the end of run 'default'")],
+)
+def test_one_that_waits_says_who_leads_and_what_it_waits_for(run_id: str, waits_for: str) -> None:
+    async def check(contest: Contest) -> None:
+        third = Candidate(contest.store, "three:1", run_id)
+        third.start()
+        await until(lambda: "standing_by" in third.diary.names())
+        assert third.diary.of("standing_by") == [
+            {
+                "address": "three:1",
+                "leader": "one:1",
+                "run_id": "default",
+                "waits_for": waits_for,
+            }
+        ]
+        await third.end()
+        assert "standing_by" not in contest.one.diary.names()
 
     run(check)
 

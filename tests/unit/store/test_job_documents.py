@@ -19,7 +19,7 @@ from elastic.store.job_keys import JobKeys, node_of
 from elastic.v1 import control_pb2 as pb
 from tests.fuzzed_documents import documents, thoroughly
 
-LEADER = LeaderDocument(candidate="c", address="host:1")
+LEADER = LeaderDocument(candidate="c", address="host:1", run_id="night")
 NODE = NodeDocument(
     start_token="t",
     host="h",
@@ -102,6 +102,12 @@ def test_any_bytes_are_a_node_or_are_refused(value: bytes) -> None:
     told = pb.NodeStatus(host=node.host, version=node.version, slots=node.slots)
     told.SerializeToString()
     assert node_from_json(to_json(node)) == node
+
+
+def test_a_leader_of_an_older_version_does_not_tell_its_run() -> None:
+    older = json.loads(to_json(LEADER))
+    del older["run_id"]
+    assert leader_from_json(json.dumps(older).encode()).run_id == ""
 
 
 def test_a_node_of_an_older_version_does_not_tell_its_machine() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import json
 import os
@@ -32,6 +33,7 @@ from elastic.runtime.journal import Journal
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.off_loop import off_loop
 from elastic.runtime.orphans import adopt_orphans
+from elastic.runtime.own_address import require_own
 from elastic.runtime.process_title import set_title
 from elastic.runtime.reexec import (
     NewStart,
@@ -126,10 +128,11 @@ def attend(command: NodeCommand) -> Attended:
     """
     kept = inherited()
     require_command(command.argv)
+    settings = command.settings
+    unsure = "" if kept else _require_reachable(settings.node_host)  # else its trial has asked
     if is_trial():
         return Attended(exit_code=0)
-    logs = log_directory(command.settings.job, command.settings.log_dir)
-    settings = command.settings
+    logs = log_directory(settings.job, settings.log_dir)
     directory = NodeDirectory(settings.job, command.node, settings.state_dir, kept=kept)
     display = JsonDisplay(settings.console)
     adopt_orphans()
@@ -137,7 +140,7 @@ def attend(command: NodeCommand) -> Attended:
     attended = Attended(exit_code=1)
     try:
         attended = asyncio.run(
-            _attend(command, directory, logs, display, listener=kept.get(_LISTENER))
+            _attend(command, directory, logs, display, listener=kept.get(_LISTENER), unsure=unsure)
         )
         return attended
     finally:
@@ -153,13 +156,33 @@ async def _attend(
     display: JsonDisplay,
     *,
     listener: int | None,
+    unsure: str,
 ) -> Attended:
     settings = command.settings
     journal = Journal(display.entry)
     warnings_to(journal)
+    if unsure:
+        journal.record("warning", source="node_host", message=unsure)
     security = choose_security(settings.job, settings.security)
+    host = settings.node_host or await off_loop(lambda: address_towards(settings.store))
+    environment = await off_loop(
+        functools.partial(
+            worker_environment, settings.nproc_per_node, host, classic=command.classic
+        )
+    )
     async with open_store(settings.store) as store:
-        node = _Node(command, directory, logs, journal, display, store, security, listener)
+        node = _Node(
+            command,
+            directory,
+            logs,
+            journal,
+            display,
+            store,
+            security,
+            listener,
+            host=host,
+            environment=environment,
+        )
         try:
             with watched_loop(journal, node.pauses):
                 await node.start()
@@ -169,6 +192,26 @@ async def _attend(
             raise
         finally:
             await node.close()
+
+
+def _require_reachable(node_host: str | None) -> str:
+    """Why that cannot be told now; empty if it is reached.
+
+    Raises ConfigurationError where workers of other nodes would wait in vain for those of this one.
+    """
+    if node_host is None:
+        return ""
+    try:
+        asyncio.run(require_own(node_host))
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"--node-host {node_host!r}: {error}; give a name or an address at which other nodes "
+            "reach this machine, or leave the option out"
+        ) from error
+    except TransientError as error:
+        # Others resolve it when they connect. Who waits for a network at boot must not end.
+        return f"--node-host {node_host!r} cannot be looked at now: {error}"
+    return ""
 
 
 class _Node:
@@ -184,12 +227,14 @@ class _Node:
         store: Store,
         security: Security,
         listener: int | None,
+        *,
+        host: str,
+        environment: Mapping[str, str],
     ) -> None:
         settings = command.settings
         self._settings, self._journal, self._directory = settings, journal, directory
         self.pauses = LoopPauses()
         token = start_token(directory.path)
-        host = settings.node_host or address_towards(settings.store)
         self._watch = LeaderWatch(store, job=settings.job)
         self._leaders = LeaderOnceRegistered(self._watch)
         self._registration = Registration(
@@ -204,7 +249,14 @@ class _Node:
         start = f"{token[:_TOKEN_SHOWN]}.{next_start(directory.path)}"
         self.daemon = AgentDaemon(
             _options(
-                command, directory, logs, host=host, token=token, start=start, listener=listener
+                command,
+                directory,
+                logs,
+                host=host,
+                environment=environment,
+                token=token,
+                start=start,
+                listener=listener,
             ),
             self._leaders,
             lambda address: ControlClient(address, security=security, report=journal.record),
@@ -371,6 +423,7 @@ def _options(
     logs: Path,
     *,
     host: str,
+    environment: Mapping[str, str],
     token: str,
     start: str,
     listener: int | None,
@@ -393,7 +446,7 @@ def _options(
         argv=command.argv,
         run_directory=directory.path,
         log_directory=logs,
-        environment=worker_environment(settings.nproc_per_node, host, classic=command.classic),
+        environment=environment,
         job=settings.job,
         hello=AgentHello(
             node=command.node,

@@ -20,6 +20,7 @@ from elastic.rpc.control import ControlServer
 from elastic.rpc.security import choose_security
 from elastic.runtime.journal import Journal, JsonLines, RecentEntries
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
+from elastic.runtime.off_loop import off_loop
 from elastic.runtime.output import Output, Stream
 from elastic.runtime.process_title import set_title
 from elastic.runtime.warnings_to_journal import warnings_to
@@ -49,7 +50,7 @@ async def _coordinate(
     warnings_to(journal)
     security = choose_security(settings.job, settings.security)
     async with open_store(settings.store) as store:
-        address = _advertised(settings)
+        address = await off_loop(lambda: _advertised(settings))
         office = Office(
             _job_options(settings, checkpoints, address),
             store,

@@ -73,6 +73,17 @@ def test_a_port_in_use(place: Place) -> None:
     assert not place.run_directories()
 
 
+@pytest.mark.parametrize("host", ["nosuch..invalid", "192.0.2.1"])
+def test_a_node_host_at_which_the_agent_is_not_reached(place: Place, host: str) -> None:
+    """A name that no name server has to be asked for, and an address of nobody (RFC 5737)."""
+    node = ("--etcd", "http://127.0.0.1:1", "--node-host", host, "--log-dir", "logs")
+    result = place.elastic("agent", *node, "--state-dir", "state", "--insecure", STEADY)
+    assert result.returncode == CONFIGURATION
+    (line,) = result.stderr.splitlines()
+    assert f"--node-host {host!r}" in line
+    assert "at which other nodes reach this machine" in line
+
+
 @pytest.mark.parametrize(
     "option", [("--nnodes", "2"), ("--nnodes", "2:4"), ("--listen", "0.0.0.0:0")], ids=" ".join
 )

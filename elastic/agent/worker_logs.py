@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import deque
 from pathlib import Path
 
+from elastic.runtime.file_names import LONGEST, fitting
+
 KEPT = 100
+_LONGEST_SUFFIX = ".error.json"  # of what lies beside a log
 
 
 class WorkerLogs:
@@ -31,7 +34,8 @@ class WorkerLogs:
 
     def begin(self, worker: str) -> Path:
         """A worker is about to be started."""
-        self._living[worker] = self._directory / f"{worker}.log"
+        name = fitting(worker, LONGEST - len(_LONGEST_SUFFIX))
+        self._living[worker] = self._directory / f"{name}.log"
         return self._living[worker]
 
     def adopt(self, worker: str, path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from elastic.errors import ConfigurationError
@@ -26,6 +26,7 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2))
 
 
+_WIDEST = 10_000  # characters of a line
 _CONTROL = re.compile(r"(\x1b\[[0-9;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -36,8 +37,14 @@ def printable(text: str, *, colours: bool = False) -> str:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table as wide as the terminal."""
-    table = Table(*columns, box=None, header_style="bold")
+    """A table as wide as the terminal, or as what it holds where there is none. Nothing is cut off:
+    names may be long, and are to be copied."""
+    made = (Column(name, overflow="fold") for name in columns)
+    table = Table(*made, box=None, header_style="bold")
     for row in rows:
         table.add_row(*(Text(printable(str(cell))) for cell in row))  # no markup
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        options = console.options.update(max_width=_WIDEST)
+        console.width = console.measure(table, options=options).maximum
+    console.print(table)

@@ -1,7 +1,8 @@
 """Which job a certificate belongs to, and what its holder may do there, by its subjectAltName.
 
 DNS:JOB.job.elastic is the job's. DNS:ROLE.JOB.job.elastic beside it limits the certificate to that
-role; one that names no role may do everything.
+role; one that names no role may do everything. A job's name that is longer than a label of a DNS
+name is cut into several.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ import enum
 from collections.abc import Iterable, Mapping
 
 _PEER_DNS_NAMES = "peer_dns"  # gRPC's name for the DNS entries alone; no URI, address or mail
+
+
+_LONGEST_LABEL = 63  # RFC 1035, section 2.3.4
 
 
 class JobRole(enum.Enum):
@@ -31,7 +35,8 @@ _OPERATORS = frozenset({JobRole.OPERATOR})
 
 def job_identity(job: str) -> str:
     """The name that every certificate of the job bears."""
-    return f"{job}.job.elastic"
+    labels = [job[at : at + _LONGEST_LABEL] for at in range(0, len(job), _LONGEST_LABEL)]
+    return f"{'.'.join(labels)}.job.elastic"
 
 
 def role_identity(job: str, role: JobRole) -> str:

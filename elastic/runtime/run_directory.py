@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from elastic.errors import ConfigurationError, TransientError
+from elastic.runtime.file_names import LEAST, fitting
 
 _MOST_SOCKET_PATH = 107  # bytes in sockaddr_un (unix(7)), less the terminating one
 _LONGEST_SOCKET = "coordinator.sock"
@@ -78,8 +79,7 @@ class NodeDirectory:
         """Raises ConfigurationError: it is taken, or can not be made."""
         self._kept = kept if kept is not None else {}
         name = f"{job}@{node}"  # neither can have the sign between them
-        self.path = _choose(name) if parent is None else parent / name
-        _require_short(self.path)
+        self.path = _choose(name) if parent is None else _below(parent, name)
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _alone_in(self.path.parent):
@@ -151,10 +151,14 @@ def find_job(job: str | None) -> RunningJob:
 
 
 def _choose(name: str) -> Path:
-    """The first place in which the sockets' paths are not too long."""
-    for base in _bases():
-        path = base / name
-        if _is_short(path):
+    """The first place in which the sockets' paths are not too long; if they are in all, the first
+    in which they are not with a shortened name."""
+    bases = list(_bases())
+    for base in bases:
+        if _is_short(base / name):
+            return base / name
+    for base in bases:
+        if (path := _shortened(base, name)) is not None:
             return path
     raise ConfigurationError(
         "no directory for the run's sockets: set TMPDIR to a short path that you can write to"
@@ -165,12 +169,21 @@ def _is_short(path: Path) -> bool:
     return len(os.fsencode(path / _LONGEST_SOCKET)) <= _MOST_SOCKET_PATH
 
 
-def _require_short(path: Path) -> None:
-    if not _is_short(path):
+def _shortened(base: Path, name: str) -> Path | None:
+    """None if `base` alone is too long."""
+    room = _MOST_SOCKET_PATH - len(os.fsencode(base / "x" / _LONGEST_SOCKET)) + 1
+    return base / fitting(name, room) if room >= LEAST else None
+
+
+def _below(parent: Path, name: str) -> Path:
+    whole = parent / name
+    path = whole if _is_short(whole) else _shortened(parent, name)
+    if path is None:
         raise ConfigurationError(
-            f"the agent's directory {path} is too long a path for its sockets; choose a shorter "
-            "one with --state-dir, or a shorter --node-name"
+            f"the agent's directory {whole} is too long a path for its sockets; choose a shorter "
+            "parent with --state-dir"
         )
+    return path
 
 
 def _bases() -> Iterator[Path]:

@@ -13,9 +13,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 from elastic.errors import ConfigurationError
 from elastic.settings.fields import Limits
 
-JOB_NAME_MAX_LENGTH = 40
+JOB_NAME_MAX_LENGTH = 200
 NODE_NAME_MAX_LENGTH = 253
-RUN_NAME_MAX_LENGTH = 200
+RUN_NAME_MAX_LENGTH = 253
 MOST = 2**31 - 1
 """Of what is counted: messages hold no more."""
 MOST_S = 1_000_000_000

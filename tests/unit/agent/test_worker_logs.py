@@ -41,3 +41,12 @@ def test_where_nothing_can_be_removed_what_is_remembered_is_bounded() -> None:
         logs.begin(f"w{number}")
         logs.end(f"w{number}")
     assert len(logs._ended) == 100
+
+
+def test_a_worker_of_a_node_with_a_long_name_has_a_log(tmp_path: Path) -> None:
+    logs = WorkerLogs(tmp_path)
+    one, other = (logs.begin(f"{'n' * 253}-98c0.1-{n}") for n in (1, 2))
+    assert one != other
+    for path in (one, other):
+        path.touch()
+        path.with_suffix(".error.json").touch()

@@ -25,3 +25,10 @@ def test_a_table_shows_what_it_is_given(capsys: pytest.CaptureFixture[str]) -> N
     shown = capsys.readouterr().out
     assert reason in shown
     assert r"\x1b[2Jx" in shown
+
+
+def test_no_cell_is_cut_off_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("job", "run"), [["j" * 200, "r" * 253], ["short", "x"]])
+    _, first, second = capsys.readouterr().out.splitlines()
+    assert first.split() == ["j" * 200, "r" * 253]
+    assert second.split() == ["short", "x"]

@@ -74,6 +74,20 @@ def test_both_ends_show_a_certificate_of_the_job(
     with_place(address, check, tls(made))
 
 
+def test_a_job_with_a_long_name(made: Certificates) -> None:
+    """No label of a DNS name has more than 63 characters."""
+    job = "0123456789" * 20
+    identity = f"{job[:63]}.{job[63:126]}.{job[126:189]}.{job[189:]}.job.elastic"
+    sign(made, "long", names=f"DNS:{identity},DNS:agent.{identity},DNS:coordinator.{identity}")
+
+    async def check(place: Place) -> None:
+        agent = await place.agent()
+        await place.still_works(agent)
+        assert await explain(place.address, tls(made, "long", job=job)) == ""
+
+    check_at(tls(made, "long", job=job), check)
+
+
 @pytest.mark.parametrize("protected", [True, False])
 def test_nothing_is_explained_where_nothing_is_wrong(made: Certificates, protected: bool) -> None:
     security = tls(made) if protected else PLAINTEXT

@@ -86,6 +86,23 @@ def test_another_parent(tmp_path: Path) -> None:
     made.close()
 
 
+@pytest.mark.parametrize("has_parent", [True, False])
+def test_long_names_of_job_and_node(runtime: Path, has_parent: bool) -> None:
+    parent = runtime / "state" if has_parent else None
+    job, node = "j" * 200, "n" * 253
+    made = NodeDirectory(job, node, parent)
+    other = NodeDirectory(job, "n" * 252 + "m", parent)
+    assert made.path != other.path
+    assert len(str(made.path / "coordinator.sock")) <= 107
+    with pytest.raises(ConfigurationError, match="another agent of the node"):
+        NodeDirectory(job, node, parent)
+    made.close()
+    again = NodeDirectory(job, node, parent)
+    assert again.path == made.path
+    again.close()
+    other.close()
+
+
 def test_a_parent_that_can_not_be_used(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()

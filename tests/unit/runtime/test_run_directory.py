@@ -124,6 +124,15 @@ def test_a_place_whose_paths_are_too_long_for_sockets_is_passed_over(
     assert find_job("j" * 40).address == "unix:/there"
 
 
+def test_a_job_with_a_long_name_has_one_and_is_found(make: Make) -> None:
+    one, other = make("j" * 200), make("j" * 199 + "k")
+    assert one.path != other.path
+    assert len(str(one.path / "coordinator.sock")) <= 107
+    one.announce("unix:/one")
+    other.announce("unix:/other")
+    assert find_job("j" * 200).address == "unix:/one"
+
+
 @pytest.mark.parametrize("what", ["link", "open", "file"])
 def test_a_place_that_others_may_have_prepared_is_not_used(
     runtime: Path, make: Make, what: str

@@ -1,0 +1,46 @@
+"""A job, its run and its node with names as long as Kubernetes allows, and longer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.etcd_cluster import etcd_cluster
+from tests.integration.loopback_job import LoopbackJob
+from tests.integration.running import SCRIPTS, Place
+
+JOB = "job-with-a-name-that-tells-all-of-its-parameters-" * 4 + "last"
+RUN = "r" * 253
+NODE = "pod." + "n" * 249
+
+
+@pytest.mark.timeout(120)
+def test_a_job_with_long_names_trains_to_its_end(place: Place) -> None:
+    assert len(JOB) == 200
+    assert len(NODE) == 253
+    with etcd_cluster(size=1) as cluster:
+        script = (SCRIPTS / "steady.py",)
+        job = LoopbackJob(place, script, etcd=cluster.endpoints(), job=JOB, ELASTIC_RUN_ID=RUN)
+        try:
+            coordinator = job.start_coordinator("--gather-timeout-s", "0")
+            agent = job.start_agent(NODE, "--machine", NODE, "--nproc-per-node", "2")
+            assert agent.wait() == 0, job.story()
+            assert coordinator.wait() == 0, job.story()
+            (ended,) = job.events("job_finished")
+            assert ended["committed"] > 0
+            assert any("weights" in line for line in agent.output)
+            shown = job.start("jobs")
+            assert shown.wait() == 0
+            assert JOB in "\n".join(shown.output)
+            assert RUN in "\n".join(shown.output)
+            assert {path.name[:200] for path in (Path(place.files) / "logs").iterdir()} == {JOB}
+        finally:
+            job.close()
+
+
+def test_elastic_run_takes_a_long_name(place: Place) -> None:
+    arguments = ("run", "--job", JOB, "--log-dir", "logs", SCRIPTS / "steady.py")
+    result = place.elastic(*arguments)
+    assert result.returncode == 0, result.stderr
+    assert "weights" in result.stdout

@@ -1,0 +1,28 @@
+"""Names that are too long for a file are shortened, each to a name of its own."""
+
+from __future__ import annotations
+
+import itertools
+
+from elastic.runtime.file_names import LEAST, fitting
+
+
+def test_a_name_that_fits_stays() -> None:
+    assert fitting("job@n1", 6) == "job@n1"
+
+
+def test_a_long_name_keeps_its_begin_and_its_end() -> None:
+    short = fitting("a" * 100 + "-end-of-this-one", 60)
+    assert len(short) == 60
+    assert short.startswith("a" * 20)
+    assert short.endswith("~-end-of-this-one")
+    assert short == fitting("a" * 100 + "-end-of-this-one", 60)
+
+
+def test_no_two_names_become_one() -> None:
+    alike = ["".join(p).ljust(90, "x") + "y" * 90 for p in itertools.product("ab", repeat=4)]
+    alike += [f"{'x' * 90}{n:02}{'y' * 90}" for n in range(50)]
+    for most in (LEAST, 100):
+        short = {fitting(name, most) for name in alike}
+        assert len(short) == len(set(alike))
+        assert {len(name) for name in short} == {most}

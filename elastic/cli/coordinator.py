@@ -19,6 +19,7 @@ from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.control import ControlServer
 from elastic.rpc.security import choose_security
 from elastic.runtime.journal import Journal, JsonLines, RecentEntries
+from elastic.runtime.listening import require_listenable
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.off_loop import off_loop
 from elastic.runtime.output import Output, Stream
@@ -49,6 +50,7 @@ async def _coordinate(
     journal = Journal(JsonLines(stream, quiet=frozenset({"progress"})), recent)
     warnings_to(journal)
     security = choose_security(settings.job, settings.security)
+    await require_listenable(settings.listen)
     async with open_store(settings.store) as store:
         address = await off_loop(lambda: _advertised(settings))
         office = Office(
@@ -95,7 +97,7 @@ async def _until_signalled(office: Office, journal: Journal) -> int:
 def _advertised(settings: CoordinatorSettings) -> str:
     if settings.advertised is not None:
         return settings.advertised
-    host, port = address_towards(settings.store), settings.listen.rpartition(":")[2]
+    host, port = address_towards(settings.store), settings.port
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

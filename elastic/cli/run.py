@@ -31,6 +31,7 @@ from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.control import ControlClient, ControlServer
 from elastic.rpc.security import stays_here
 from elastic.runtime.journal import Journal, RecentEntries
+from elastic.runtime.listening import require_listenable
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.network import interface_of
 from elastic.runtime.orphans import adopt_orphans
@@ -91,6 +92,8 @@ async def _run(
     recent, pauses = RecentEntries(), LoopPauses()
     journal = Journal(display.entry, recent)
     warnings_to(journal)
+    if settings.listen is not None:
+        await require_listenable(settings.listen)
     directory = RunDirectory(settings.job)
     async with contextlib.AsyncExitStack() as ends:  # what was started, if the rest can not be
         ends.callback(directory.remove)

@@ -10,13 +10,14 @@ from typing import Any, ClassVar
 from elastic.settings import shared
 from elastic.settings.fields import Naming, Relation, about, group
 from elastic.settings.limits import (
-    ADDRESS,
     DURATION,
     DURATION_OR_ZERO,
     FILE,
     LEASE,
+    LISTENING_ADDRESS,
     REACHABLE_ADDRESS,
     is_wildcard,
+    port_of,
     whole,
 )
 from elastic.settings.security import SecuritySettings
@@ -34,25 +35,35 @@ def _most_and_least(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
         )
 
 
+def _known_port(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
+    if int(port_of(values["listen"])) == 0:
+        yield f"{naming.mention('listen')} has no port that others could know; give one from 1 on"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoordinatorSettings:
     """Validated settings of one `elastic coordinator`; `load_settings` builds it."""
 
     relations: ClassVar[tuple[Relation, ...]] = (
         Relation(("min_workers", "max_workers"), _most_and_least),
+        Relation(("listen",), _known_port),
     )
 
     job: str = field(default="job", metadata=shared.JOB)
     run_id: str = field(default="default", metadata=shared.RUN_ID)
     listen: str = field(
         default=DEFAULT_LISTEN,
-        metadata=about("HOST:PORT on which agents and operators are answered.", ADDRESS),
+        metadata=about(
+            "HOST:PORT, or :PORT for every interface, on which agents and operators are answered.",
+            LISTENING_ADDRESS,
+        ),
     )
     advertise: str | None = field(
         default=None,
         metadata=about(
-            "HOST:PORT at which other machines reach it; unset: --listen, with this machine's "
-            "address for a wildcard.",
+            "HOST or HOST:PORT at which other machines reach it, the port of --listen if there is "
+            "none; unset: --listen, with this machine's address for a wildcard. Others resolve a "
+            "name whenever they connect.",
             REACHABLE_ADDRESS,
         ),
     )
@@ -129,4 +140,11 @@ class CoordinatorSettings:
     @property
     def advertised(self) -> str | None:
         """HOST:PORT for others, or None if it must be this machine's address, yet to be found."""
-        return self.advertise or (None if is_wildcard(self.listen) else self.listen)
+        if self.advertise is None:
+            return None if is_wildcard(self.listen) else self.listen
+        return self.advertise if port_of(self.advertise) else f"{self.advertise}:{self.port}"
+
+    @property
+    def port(self) -> str:
+        """At which it listens."""
+        return port_of(self.listen)

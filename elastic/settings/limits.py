@@ -16,6 +16,8 @@ from elastic.settings.fields import Limits
 JOB_NAME_MAX_LENGTH = 200
 NODE_NAME_MAX_LENGTH = 253
 RUN_NAME_MAX_LENGTH = 253
+EVERY_INTERFACE = "[::]"
+"""As a host to listen at: IPv4 too."""
 MOST = 2**31 - 1
 """Of what is counted: messages hold no more."""
 MOST_S = 1_000_000_000
@@ -61,6 +63,12 @@ def one_of(choices: type[enum.Enum]) -> Limits:
     return Limits("one of " + ", ".join(choice.value for choice in choices))
 
 
+def port_of(address: str) -> str:
+    """Of HOST:PORT; empty for a host alone."""
+    match = _HOST_AND_PORT.fullmatch(address)
+    return match[2] if match else ""
+
+
 def is_wildcard(address: str) -> bool:
     """Whether HOST:PORT means every address of a machine, at which nobody can be reached."""
     found = _ip_address(address.rpartition(":")[0].strip("[]"))
@@ -74,8 +82,14 @@ def _check_address(value: str) -> str:
     return value
 
 
+def _check_listening(value: str) -> str:
+    return _check_address(f"{EVERY_INTERFACE}{value}" if value.startswith(":") else value)
+
+
 def _check_reachable(value: str) -> str:
-    if is_wildcard(_check_address(value)) or int(value.rpartition(":")[2]) == 0:
+    """A port may be left out."""
+    with_port = value if _HOST_AND_PORT.fullmatch(value) else f"{value}:1"
+    if is_wildcard(_check_address(with_port)) or int(with_port.rpartition(":")[2]) == 0:
         raise ValueError
     return value
 
@@ -149,13 +163,14 @@ PROCESSES = Limits(
     f"a whole number, at least 1{_AT_MOST}, or one of auto, gpu, cpu",
     accepts=Annotated[int, Field(ge=1, le=MOST)] | Literal["auto", "gpu", "cpu"],
 )
-ADDRESS = Limits(
-    "HOST:PORT with a port of at most 65535, an IPv6 host in brackets",
-    accepts=Annotated[str, AfterValidator(_check_address)],
+LISTENING_ADDRESS = Limits(
+    "HOST:PORT, or :PORT for every interface, with a port of at most 65535, an IPv6 host in "
+    "brackets",
+    accepts=Annotated[str, AfterValidator(_check_listening)],
 )
 REACHABLE_ADDRESS = Limits(
-    "HOST:PORT of this machine, an IPv6 host in brackets, the host not a wildcard such as 0.0.0.0, "
-    "the port from 1 to 65535",
+    "HOST or HOST:PORT of this machine, an IPv6 host in brackets, the host not a wildcard such as "
+    "0.0.0.0, the port from 1 to 65535",
     accepts=Annotated[str, AfterValidator(_check_reachable)],
 )
 HOST = Limits(

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from elastic.settings import shared
 from elastic.settings.fields import Naming, Relation, about
-from elastic.settings.limits import ADDRESS, NODES, NodeRange, one_of, whole
+from elastic.settings.limits import LISTENING_ADDRESS, NODES, NodeRange, one_of, whole
 from elastic.settings.shared import Console, Launch
 
 __all__ = ["Console", "Launch", "OutputMode", "RunSettings"]
@@ -75,7 +75,9 @@ class RunSettings:
     )
     listen: str | None = field(
         default=None,
-        metadata=about("HOST:PORT of the coordinator; unset: a private Unix socket.", ADDRESS),
+        metadata=about(
+            "HOST:PORT of the coordinator; unset: a private Unix socket.", LISTENING_ADDRESS
+        ),
     )
     job: str = field(default="job", metadata=shared.JOB)
     launch: Launch = field(default=Launch.AUTO, metadata=shared.LAUNCH)

@@ -73,6 +73,28 @@ def test_a_port_in_use(place: Place) -> None:
     assert not place.run_directories()
 
 
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("192.0.2.1:29400", "192.0.2.1 is no address of this machine"),
+        ("nosuch..invalid:29400", "that is no name of a host"),
+        ("taken", "is in use by another process"),
+    ],
+)
+def test_an_address_at_which_a_coordinator_can_not_listen(
+    place: Place, address: str, says: str
+) -> None:
+    """What is said is about the address, and not about certificates."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = address if ":" in address else f"0.0.0.0:{taken.getsockname()[1]}"
+        result = place.elastic("coordinator", "--etcd", "http://127.0.0.1:1", "--listen", listen)
+    assert result.returncode == CONFIGURATION
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"elastic: can not listen at {listen}: ")
+    assert says in line
+    assert "--listen" in line
+
+
 @pytest.mark.parametrize("host", ["nosuch..invalid", "192.0.2.1"])
 def test_a_node_host_at_which_the_agent_is_not_reached(place: Place, host: str) -> None:
     """A name that no name server has to be asked for, and an address of nobody (RFC 5737)."""

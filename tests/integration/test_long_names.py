@@ -23,10 +23,15 @@ def test_a_job_with_long_names_trains_to_its_end(place: Place) -> None:
         script = (SCRIPTS / "steady.py",)
         job = LoopbackJob(place, script, etcd=cluster.endpoints(), job=JOB, ELASTIC_RUN_ID=RUN)
         try:
-            coordinator = job.start_coordinator("--gather-timeout-s", "0")
-            agent = job.start_agent(NODE, "--machine", NODE, "--nproc-per-node", "2")
+            port = job.address.rpartition(":")[2]
+            where = ("--listen", f":{port}", "--advertise", "localhost", "--insecure")
+            coordinator = job.start_coordinator(*where, "--gather-timeout-s", "0")
+            here = ("--machine", NODE, "--node-host", "localhost")
+            agent = job.start_agent(NODE, *here, "--nproc-per-node", "2")
             assert agent.wait() == 0, job.story()
             assert coordinator.wait() == 0, job.story()
+            (started,) = job.events("coordinator_started")
+            assert started["address"] == f"localhost:{port}"
             (ended,) = job.events("job_finished")
             assert ended["committed"] > 0
             assert any("weights" in line for line in agent.output)

@@ -30,6 +30,8 @@ environment serve all commands: of `[job]` and of the variables each command tak
 job = "digits"
 etcd = ["http://10.0.0.1:2379", "http://10.0.0.2:2379", "http://10.0.0.3:2379"]
 checkpoint_dir = "/shared/digits"
+script = "/shared/train.py"
+args = ["--lr", "0.1"]
 
 [coordinator]
 min_workers = 2
@@ -40,6 +42,12 @@ nproc_per_node = "gpu"
 
 A yes or no is `--insecure` or `--no-insecure` on the command line, `true` or `false` elsewhere.
 Lists are separated by commas, or arrays in the file.
+
+The script and its arguments follow the options on the command line, and are settings as the
+others: where the command line has none, `ELASTIC_SCRIPT` and `ELASTIC_ARGS` count, or `script` and
+`args` of the file. The variable is quoted as for a shell: `ELASTIC_ARGS="--lr 0.1 --name 'a b'"`.
+Each of the two counts by itself: a script on the command line without arguments has those of the
+environment.
 """
 _COLUMNS = "| option | variable | default | |\n|---|---|---|---|\n"
 _OPERATOR = "operator commands"

@@ -26,6 +26,7 @@ from elastic.settings.sources import (
     is_given,
     load_run_settings,
     load_settings,
+    script_of,
 )
 from elastic.version import __version__
 
@@ -71,14 +72,21 @@ _Config = Annotated[
 ]
 
 
+_Script = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Argument(help="The training script.", show_default="ELASTIC_SCRIPT, or script"),
+]
+_Arguments = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Argument(help="The script's own arguments.", show_default="ELASTIC_ARGS, or args"),
+]
+
+
 @app.command(cls=SettingsCommand, context_settings={"allow_interspersed_args": False})
 @with_run_options
 def run(
-    script: Annotated[Path, typer.Argument(help="The training script.", show_default=False)],
-    arguments: Annotated[
-        Optional[list[str]],  # noqa: UP045 - read at run time by typer
-        typer.Argument(help="The script's own arguments.", show_default=False),
-    ] = None,
+    script: _Script = None,
+    arguments: _Arguments = None,
     *,
     config: _Config = None,
     **options: Any,
@@ -92,9 +100,9 @@ def run(
     from elastic.cli.run import run as run_job
 
     with never_blocking(), _errors():
-        settings = load_run_settings(options, os.environ, config, _device_counts)
-        argv = [str(script), *(arguments or [])]
-        raise typer.Exit(run_job(Command(settings=settings, argv=argv)))
+        given = options | _to_run(script, arguments)
+        settings = load_run_settings(given, os.environ, config, _device_counts)
+        raise typer.Exit(run_job(Command(settings=settings, argv=script_of(settings))))
 
 
 @app.command(cls=SettingsCommand)
@@ -114,11 +122,8 @@ def coordinator(*, config: _Config = None, **options: Any) -> None:
 @app.command(cls=SettingsCommand, context_settings={"allow_interspersed_args": False})
 @with_options(NodeSettings)
 def agent(
-    script: Annotated[Path, typer.Argument(help="The training script.", show_default=False)],
-    arguments: Annotated[
-        Optional[list[str]],  # noqa: UP045 - read at run time by typer
-        typer.Argument(help="The script's own arguments.", show_default=False),
-    ] = None,
+    script: _Script = None,
+    arguments: _Arguments = None,
     *,
     config: _Config = None,
     **options: Any,
@@ -132,9 +137,9 @@ def agent(
     from elastic.cli.agent import NodeCommand, attend
 
     with never_blocking(), _errors():
-        settings = load_settings(NodeSettings, options, os.environ, config, _device_counts)
-        argv = [str(script), *(arguments or [])]
-        attended = attend(NodeCommand(settings=settings, argv=argv))
+        given = options | _to_run(script, arguments)
+        settings = load_settings(NodeSettings, given, os.environ, config, _device_counts)
+        attended = attend(NodeCommand(settings=settings, argv=script_of(settings)))
     if attended.begins_anew is None:
         raise typer.Exit(attended.exit_code)
     with _errors():
@@ -366,6 +371,11 @@ def _refused_by_the_system(error: Exception) -> str | None:
     own = [frame for frame in frames if f"{os.sep}elastic{os.sep}" in frame.filename] or frames
     place = f"{Path(own[-1].filename).name}, line {own[-1].lineno}"
     return f"the system refuses what is needed here: {what}, at {place}; try again when it can"
+
+
+def _to_run(script: str | None, arguments: list[str] | None) -> dict[str, Any]:
+    """As settings; without arguments here those of the environment or the file count."""
+    return {"script": script, "args": arguments or None}
 
 
 def _target(address: str | None, config: Path | None, options: dict[str, Any]) -> Any:

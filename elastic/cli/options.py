@@ -19,14 +19,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 def with_options(settings: type) -> Callable[[F], F]:
     """Replace `**options` in the signature by one option per setting of the class.
 
-    They are texts, or None or a truth value for --flag/--no-flag; `load_settings` checks them
-    together with the other sources. Secrets have no option.
+    Positional ones have parameters of their own. They are texts, or None or a truth value for
+    --flag/--no-flag; `load_settings` checks them together with the other sources. Secrets have no
+    option.
     """
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function, eval_str=True)
         fixed = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        made = [_parameter(option) for option in options_of(settings) if not option.secret]
+        made = [_parameter(option) for option in options_of(settings) if _is_option(option)]
         parameters = [*fixed, *made]
         function.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         function.__annotations__.update({p.name: p.annotation for p in made})
@@ -69,8 +70,17 @@ def _of_another_command(flag: str, command: str) -> str | None:
             f"there is no {flag}, since every process on this machine could read it; give "
             f"{flag}-file, or {option.variable} in the environment"
         )
+    if option is not None and option.positional:
+        return (
+            f"there is no {flag}; give {option.positional} after the options, or "
+            f"{option.variable} in the environment"
+        )
     elsewhere = belongs_elsewhere(name, command)
     return elsewhere and f"{flag} {elsewhere}"
+
+
+def _is_option(option: Option) -> bool:
+    return not (option.secret or option.positional)
 
 
 def _parameter(option: Option) -> inspect.Parameter:

@@ -20,6 +20,10 @@ class Limits(NamedTuple):
     text: str
     bounds: Mapping[str, Any] = {}
     accepts: Any = None
+    may_be_empty: bool = False
+    """Empty text is a value."""
+    may_hold_secrets: bool = False
+    """What users wrote is not repeated in messages."""
 
 
 class Option(NamedTuple):
@@ -35,11 +39,13 @@ class Option(NamedTuple):
     """Read from the environment alone, and its value is never shown."""
     group: str = ""
     """What it belongs to in several commands, as a title; empty: to the command."""
+    positional: str = ""
+    """What it is called in the usage of the command, where it is no option but follows them."""
 
     @property
     def flag(self) -> str:
         """The spelling on the command line."""
-        return flag_of(self.name)
+        return self.positional or flag_of(self.name)
 
     @property
     def variable(self) -> str:
@@ -84,9 +90,11 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def about(help_text: str, limits: Limits, *, secret: bool = False) -> dict[str, Any]:
+def about(
+    help_text: str, limits: Limits, *, secret: bool = False, positional: str = ""
+) -> dict[str, Any]:
     """The metadata that makes a dataclass field one that users can set."""
-    return {"help": help_text, "limits": limits, "secret": secret}
+    return {"help": help_text, "limits": limits, "secret": secret, "positional": positional}
 
 
 def group(title: str) -> dict[str, Any]:
@@ -148,12 +156,15 @@ def _option(one: dataclasses.Field[Any], hint: Any) -> Option:
         hint=hint,
         required=required,
         secret=one.metadata["secret"],
+        positional=one.metadata["positional"],
     )
 
 
 def _plain(default: Any) -> str | int | float | None:
     if isinstance(default, enum.Enum):
         return str(default.value)
+    if default == ():
+        return None
     if default is None or isinstance(default, (str, int, float)):
         return default
     return str(default)

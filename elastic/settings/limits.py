@@ -185,6 +185,12 @@ COMMAND = Limits(
     "a command and its arguments, quoted as for a shell",
     accepts=_several(_TEXT, _split_words),
 )
+ARGUMENTS = Limits(
+    "arguments quoted as for a shell, or an array of texts",
+    accepts=Annotated[tuple[str, ...], BeforeValidator(_split_words)],
+    may_be_empty=True,
+    may_hold_secrets=True,
+)
 JOB_NAME = Limits(
     f"at most {JOB_NAME_MAX_LENGTH} lower-case letters, digits and inner hyphens",
     {"pattern": r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "max_length": JOB_NAME_MAX_LENGTH},

@@ -1,4 +1,4 @@
-"""What `elastic agent` can be told besides script and arguments: names, defaults, limits."""
+"""What `elastic agent` can be told: names, defaults, limits."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ class NodeSettings:
         Relation(("isolation_timeout_s", "node_ttl_s"), _renewed_in_time),
     )
 
+    script: Path | None = field(default=None, metadata=shared.SCRIPT)
+    args: tuple[str, ...] = field(default=(), metadata=shared.ARGS)
     job: str = field(default="job", metadata=shared.JOB)
     run_id: str = field(default="default", metadata=shared.RUN_ID)
     node_name: str | None = field(

@@ -1,4 +1,4 @@
-"""What `elastic run` can be told besides the script and its arguments: names, defaults, limits."""
+"""What `elastic run` can be told: names, defaults, limits."""
 
 from __future__ import annotations
 
@@ -47,6 +47,8 @@ class RunSettings:
         Relation(("min_workers", "nproc_per_node", "nnodes"), _reachable),
     )
 
+    script: Path | None = field(default=None, metadata=shared.SCRIPT)
+    args: tuple[str, ...] = field(default=(), metadata=shared.ARGS)
     nproc_per_node: int = field(default=1, metadata=shared.NPROC_PER_NODE)
     nnodes: NodeRange = field(
         default=NodeRange(1, 1), metadata=about("Nodes as N or MIN:MAX.", NODES)

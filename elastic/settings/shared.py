@@ -6,6 +6,7 @@ import enum
 
 from elastic.settings.fields import about
 from elastic.settings.limits import (
+    ARGUMENTS,
     DIRECTORY,
     DURATION,
     DURATION_OR_ZERO,
@@ -45,6 +46,12 @@ class OnQuarantine(enum.Enum):
     EXIT = "exit"
 
 
+SCRIPT = about("The training script.", FILE, positional="SCRIPT")
+ARGS = about(
+    "The script's own arguments; in a variable quoted as for a shell, in a file an array.",
+    ARGUMENTS,
+    positional="ARGUMENTS",
+)
 JOB = about("Name of the job.", JOB_NAME)
 RUN_ID = about(
     "Which run of the job this is. One that has ended is not trained again: whoever comes to it "

@@ -17,10 +17,11 @@ from elastic.settings.commands import Command, command_of, every_option, options
 from elastic.settings.config_file import from_file
 from elastic.settings.fields import ENVIRONMENT_PREFIX, build
 from elastic.settings.given import VERY_ALIKE, Given, Givens, nearest, unknown
+from elastic.settings.node import NodeSettings
 from elastic.settings.run import RunSettings
-from elastic.settings.validation import DeviceCounts, validated
+from elastic.settings.validation import DeviceCounts, missing, validated
 
-__all__ = ["DeviceCounts", "is_given", "load_run_settings", "load_settings"]
+__all__ = ["DeviceCounts", "is_given", "load_run_settings", "load_settings", "script_of"]
 
 CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
 SYSTEM_VARIABLE_PREFIXES = (ENVIRONMENT_PREFIX + "WORKER_",)
@@ -71,6 +72,17 @@ def load_run_settings(
 ) -> RunSettings:
     """`load_settings` of `elastic run`."""
     return load_settings(RunSettings, command_line, environment, config_file, device_counts)
+
+
+def script_of(settings: RunSettings | NodeSettings) -> list[str]:
+    """What the workers run: the script and its arguments.
+
+    Raises ConfigurationError if no source gives a script.
+    """
+    if settings.script is None:
+        command = command_of(type(settings))
+        raise ConfigurationError(missing(options_by_name(command)["script"], command))
+    return [str(settings.script), *settings.args]
 
 
 def is_given(

@@ -38,7 +38,7 @@ def validated(
         assert device_counts is not None, "a command with workers must count devices"
         _resolve_processes(given[_PROCESSES], values, device_counts(), problems)
     problems.extend(
-        _missing(option, command)
+        missing(option, command)
         for option in options.values()
         if option.required and option.name not in given
     )
@@ -49,7 +49,8 @@ def validated(
 def parse(option: Option, value: object) -> Any:
     """The value as its field holds it; raises ValueError if it is outside of the limits."""
     # pydantic would take true for 1; empty text is nowhere a value.
-    if (isinstance(value, bool) and not option.is_switch) or value == "":
+    is_empty = value == "" and not option.limits.may_be_empty
+    if (isinstance(value, bool) and not option.is_switch) or is_empty:
         raise ValueError
     return _adapter(option).validate_python(value)
 
@@ -62,7 +63,8 @@ def _adapter(option: Option) -> TypeAdapter[Any]:
 
 
 def _validate(option: Option, one: Given, values: dict[str, Any], problems: list[str]) -> None:
-    told = "the value (not shown)" if option.secret else shown(one.value)
+    hidden = option.secret or option.limits.may_hold_secrets
+    told = "the value (not shown)" if hidden else shown(one.value)
     if not _can_be_told(one.value):
         problems.append(f"{one.label}: {told} is not allowed; expected UTF-8 without null bytes")
         return
@@ -94,7 +96,8 @@ def _resolve_processes(
     )
 
 
-def _missing(option: Option, command: Command) -> str:
+def missing(option: Option, command: Command) -> str:
+    """What is said of a setting that the command cannot do without."""
     return (
         f"{option.name} is missing: give {option.flag} on the command line, {option.variable} in "
         f"the environment, or {option.name} below [{command.table}] or [{SHARED_TABLE}] in the "

@@ -151,3 +151,21 @@ def read_to_the_end(terminal: int) -> str:
             shown += piece
     os.close(terminal)
     return shown.decode()
+
+
+def test_a_script_with_arguments_from_the_environment_and_a_file(
+    place: Place, tmp_path: Path
+) -> None:
+    file = tmp_path / "elastic.toml"
+    file.write_text(f'[job]\nscript = "{SCRIPTS / "steady.py"}"\nargs = ["--epochs", "7"]\n')
+    arguments = ["run", "--log-dir", tmp_path / "logs", "--output", "json", "--config", file]
+    result = place.elastic(*arguments, ELASTIC_ARGS="--epochs 2 --name 'a b'")
+    assert result.returncode == 0, result.stderr
+    once = place.elastic(*arguments, ELASTIC_ARGS="--name 'a b'")
+    assert once.returncode == 0, once.stderr
+    assert _committed(result.stderr) == 2 * _committed(once.stderr)
+
+
+def _committed(told: str) -> int:
+    (finished,) = [line for line in told.splitlines() if '"job_finished"' in line]
+    return int(json.loads(finished)["committed"])

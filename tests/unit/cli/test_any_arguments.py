@@ -92,9 +92,26 @@ async def _run(command: run.Command, checkpoints: Any, logs: Path, _display: Any
 
 
 async def _attend(
-    command: agent.NodeCommand, directory: Any, logs: Path, _display: Any, **kept: Any
+    command: agent.NodeCommand,
+    directory: Any,
+    logs: Path,
+    _display: Any,
+    *,
+    listener: int | None,
+    unsure: str,
 ) -> agent.Attended:
-    options = agent._options(command, directory, logs, host="h", token="0" * 32, start="1", **kept)
+    del unsure
+    workers = command.settings.nproc_per_node
+    options = agent._options(
+        command,
+        directory,
+        logs,
+        host="h",
+        environment=run.worker_environment(workers, "h", classic=command.classic),
+        token="0" * 32,
+        start="1",
+        listener=listener,
+    )
     options.hello.SerializeToString()
     agent._document(command, "h", "0" * 32)
     return agent.Attended(exit_code=_told(options))

@@ -19,7 +19,7 @@ from elastic.settings.operator import OperatorSettings
 from elastic.settings.run import RunSettings
 from elastic.version import __version__
 
-RUN = list(options_of(RunSettings))
+RUN = [option for option in options_of(RunSettings) if not option.positional]
 CLASSES = {
     "coordinator": CoordinatorSettings,
     "agent": NodeSettings,
@@ -29,7 +29,7 @@ ALL = [
     pytest.param(name, option, id=f"{name}-{option.name}")
     for name, settings in CLASSES.items()
     for option in options_of(settings)
-    if not option.secret
+    if not (option.secret or option.positional)
 ]
 every_option = pytest.mark.parametrize(("name", "option"), ALL)
 received: dict[str, Any] = {}

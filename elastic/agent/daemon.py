@@ -65,6 +65,8 @@ class NodeOptions:
     environment: Mapping[str, str]
     hello: control_pb2.AgentHello
     """How it introduces itself to the coordinator."""
+    ports: tuple[int, int] = (0, 0)
+    """The first and the last at which workers may listen; 0: any."""
     job: str = "job"
     checkpoint_dir: str = ""
     checkpoint_every: int = 0
@@ -494,6 +496,8 @@ class AgentDaemon:
                 join_timeout_s=options.join_timeout_s,
                 local_world_size=options.machine.slots,
                 job=options.job,
+                first_port=options.ports[0],
+                last_port=options.ports[1],
             ),
         )
 

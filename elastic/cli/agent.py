@@ -130,6 +130,8 @@ def attend(command: NodeCommand) -> Attended:
     require_command(command.argv)
     settings = command.settings
     unsure = "" if kept else _require_reachable(settings.node_host)  # else its trial has asked
+    if settings.worker_port_range is not None:
+        _require_right_to(settings.worker_port_range.first)
     if is_trial():
         return Attended(exit_code=0)
     logs = log_directory(settings.job, settings.log_dir)
@@ -213,6 +215,19 @@ def _require_reachable(node_host: str | None) -> str:
         # Others resolve it when they connect. Who waits for a network at boot must not end.
         return f"--node-host {node_host!r} cannot be looked at now: {error}"
     return ""
+
+
+def _require_right_to(port: int) -> None:
+    """Raises ConfigurationError for ports that need a right which this process does not have."""
+    try:
+        socket.create_server(("", port)).close()
+    except PermissionError as error:
+        raise ConfigurationError(
+            f"--worker-port-range: port {port} is for privileged users, as all below 1024 "
+            "(CAP_NET_BIND_SERVICE); give a range from 1024 on"
+        ) from error
+    except OSError:
+        return  # in use: the workers pass over it
 
 
 class _Node:
@@ -449,6 +464,7 @@ def _options(
         log_directory=logs,
         environment=environment,
         job=settings.job,
+        ports=settings.worker_port_range or (0, 0),
         hello=AgentHello(
             node=command.node,
             host=socket.gethostname(),

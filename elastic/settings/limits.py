@@ -32,6 +32,8 @@ _HOST_AND_PORT = re.compile(rf"{_HOST}:([0-9]{{1,5}})")
 _ENDPOINT = re.compile(rf"(?:https?://)?{_HOST}(?::([0-9]{{1,5}}))?/?")
 _NAME = r"[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?"
 _HOST_NAME = re.compile(_NAME)
+_MOST_PORT = 65535
+_PORT_RANGE = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
 _NODE_RANGE = re.compile(r"([0-9]+)(?::([0-9]+))?")
 
 
@@ -43,6 +45,21 @@ class NodeRange(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.minimum}:{self.maximum}"
+
+
+class PortRange(NamedTuple):
+    """TCP ports, both ends included; written as A-B."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.first}-{self.last}"
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return self.last - self.first + 1
 
 
 def whole(at_least: int) -> Limits:
@@ -129,6 +146,18 @@ def _parse_node_range(value: object) -> NodeRange:
     return nodes
 
 
+def _parse_port_range(value: object) -> PortRange:
+    if isinstance(value, PortRange):
+        return value
+    match = _PORT_RANGE.fullmatch(str(value))
+    if not match:
+        raise ValueError
+    ports = PortRange(int(match[1]), int(match[2]))
+    if not 1 <= ports.first <= ports.last <= _MOST_PORT:
+        raise ValueError
+    return ports
+
+
 def _split_commas(value: object) -> object:
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
@@ -158,6 +187,10 @@ TEXT = Limits("text that is not empty")
 NODES = Limits(
     "N or MIN:MAX nodes, with MIN at least 1 and at most MAX",
     accepts=Annotated[NodeRange, PlainValidator(_parse_node_range)],
+)
+PORTS = Limits(
+    f"a range of ports as FIRST-LAST, from 1 to {_MOST_PORT}, FIRST not above LAST",
+    accepts=Annotated[PortRange, PlainValidator(_parse_port_range)],
 )
 PROCESSES = Limits(
     f"a whole number, at least 1{_AT_MOST}, or one of auto, gpu, cpu",

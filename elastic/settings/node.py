@@ -18,7 +18,9 @@ from elastic.settings.limits import (
     HOST,
     LEASE,
     NODE_NAME,
+    PORTS,
     YES_OR_NO,
+    PortRange,
     one_of,
 )
 from elastic.settings.security import SecuritySettings
@@ -37,12 +39,23 @@ def _renewed_in_time(values: Mapping[str, Any], naming: Naming) -> Iterator[str]
         )
 
 
+def _enough_ports(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
+    ports, workers = values["worker_port_range"], values["nproc_per_node"]
+    if ports is not None and ports.size < workers:
+        yield (
+            f"{naming.mention('worker_port_range')} has {ports.size} ports, and each of the "
+            f"{workers} workers of {naming.mention('nproc_per_node')} listens at one; widen the "
+            "first, twice as many leave room for workers that are being replaced"
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeSettings:
     """Validated settings of one `elastic agent`; `load_settings` builds it."""
 
     relations: ClassVar[tuple[Relation, ...]] = (
         Relation(("isolation_timeout_s", "node_ttl_s"), _renewed_in_time),
+        Relation(("worker_port_range", "nproc_per_node"), _enough_ports),
     )
 
     script: Path | None = field(default=None, metadata=shared.SCRIPT)
@@ -67,6 +80,15 @@ class NodeSettings:
             "Name of the machine that this node runs on, to which quarantine and failures belong; "
             "unset: the host name. In a container that is the container's: give the host's.",
             NODE_NAME,
+        ),
+    )
+    worker_port_range: PortRange | None = field(
+        default=None,
+        metadata=about(
+            "Ports at which a worker listens for its group, those in use are passed over; unset: "
+            "any. What gloo and NCCL open besides is given a port by the kernel, see "
+            "net.ipv4.ip_local_port_range.",
+            PORTS,
         ),
     )
     nproc_per_node: int = field(default=1, metadata=shared.NPROC_PER_NODE)

@@ -24,8 +24,6 @@ from elastic.settings.validation import DeviceCounts, missing, validated
 __all__ = ["DeviceCounts", "is_given", "load_run_settings", "load_settings", "script_of"]
 
 CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
-SYSTEM_VARIABLE_PREFIXES = (ENVIRONMENT_PREFIX + "WORKER_",)
-"""Variables that `elastic` gives to its own processes: no settings, whatever follows."""
 
 # Kubernetes describes each service to every container in its namespace, in variables such as
 # ELASTIC_COORDINATOR_SERVICE_HOST.
@@ -144,7 +142,6 @@ def _may_be_misspelt(variable: str) -> bool:
     """Other programs have variables such as ELASTIC_PASSWORD; `nearest` must agree too."""
     return (
         variable.startswith(ENVIRONMENT_PREFIX)
-        and not variable.startswith(SYSTEM_VARIABLE_PREFIXES)
         and not _SERVICE_VARIABLE.fullmatch(variable)
         and variable != CONFIG_VARIABLE
     )

@@ -63,7 +63,7 @@ class WorkerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., status: _Optional[_Union[_job_pb2.WorkerStatus, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., reformed: _Optional[_Union[_job_pb2.Reformed, _Mapping]] = ..., failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., shard_saved: _Optional[_Union[_job_pb2.ShardSaved, _Mapping]] = ..., save_failed: _Optional[_Union[_job_pb2.SaveFailed, _Mapping]] = ..., ledger: _Optional[_Union[LedgerEntries, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., known: _Optional[_Union[_job_pb2.Known, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("slot", "host", "checkpoint_dir", "checkpoint_every", "ledger", "join_timeout_s", "local_world_size", "job")
+    __slots__ = ("slot", "host", "checkpoint_dir", "checkpoint_every", "ledger", "join_timeout_s", "local_world_size", "job", "first_port", "last_port")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_DIR_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,8 @@ class Assignment(_message.Message):
     JOIN_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     LOCAL_WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
+    FIRST_PORT_FIELD_NUMBER: _ClassVar[int]
+    LAST_PORT_FIELD_NUMBER: _ClassVar[int]
     slot: int
     host: str
     checkpoint_dir: str
@@ -80,7 +82,9 @@ class Assignment(_message.Message):
     join_timeout_s: float
     local_world_size: int
     job: str
-    def __init__(self, slot: _Optional[int] = ..., host: _Optional[str] = ..., checkpoint_dir: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., ledger: bool = ..., join_timeout_s: _Optional[float] = ..., local_world_size: _Optional[int] = ..., job: _Optional[str] = ...) -> None: ...
+    first_port: int
+    last_port: int
+    def __init__(self, slot: _Optional[int] = ..., host: _Optional[str] = ..., checkpoint_dir: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., ledger: bool = ..., join_timeout_s: _Optional[float] = ..., local_world_size: _Optional[int] = ..., job: _Optional[str] = ..., first_port: _Optional[int] = ..., last_port: _Optional[int] = ...) -> None: ...
 
 class CheckpointCommitted(_message.Message):
     __slots__ = ("step", "abandoned")

@@ -209,7 +209,8 @@ class AgentControl:
     def join(self) -> Group:
         """Block until there is a group to join, and build it; see Membership.join."""
         if self._host is None:
-            self._host = StoreHost(self._assignment.host or _LOOPBACK)
+            ports = (self._assignment.first_port, self._assignment.last_port)
+            self._host = StoreHost(self._assignment.host or _LOOPBACK, ports)
             self.membership.prepare(self._host.endpoint)
         group = self.membership.join(self._host, self.backend)
         if group.rank != self._titled:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from elastic.cli import agent
+from elastic.errors import ConfigurationError
 from tests.integration.running import CONFIGURATION, SCRIPTS, USAGE, Place
 
 STEADY = SCRIPTS / "steady.py"
@@ -93,6 +95,17 @@ def test_an_address_at_which_a_coordinator_can_not_listen(
     assert line.startswith(f"elastic: can not listen at {listen}: ")
     assert says in line
     assert "--listen" in line
+
+
+def test_ports_for_which_the_right_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a user that is not root."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(agent.socket, "create_server", refused)
+    with pytest.raises(ConfigurationError, match="--worker-port-range: port 80 is for privileged"):
+        agent._require_right_to(80)
 
 
 @pytest.mark.parametrize("host", ["nosuch..invalid", "192.0.2.1"])

@@ -32,6 +32,7 @@ from elastic.worker.group.sockets import (
 
 T = TypeVar("T")
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
+_BACKLOG = 2048  # as torch has it: all members connect at once
 _MEETING_TIMEOUT = datetime.timedelta(days=1)  # the coordinator's patience ends long before
 
 # What torch raises when a peer or a connection is gone; a plain RuntimeError with gloo. With
@@ -122,10 +123,22 @@ _choose: Callable[[int], Backend] = _nccl_or_gloo
 class StoreHost:
     """The TCPStore that this worker offers to any generation in which it has rank 0."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, ports: tuple[int, int] = (0, 0)) -> None:
+        """`ports`: the first and the last at which it may listen; 0: any.
+
+        Raises TransientError if none is free, or the system refuses what else is needed.
+        """
+        listener = _listener(ports)
+        port = listener.getsockname()[1] if listener is not None else 0
         try:
             self._store = TCPStore(
-                host, 0, is_master=True, wait_for_workers=False, multi_tenant=False
+                host,
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                multi_tenant=False,
+                # It belongs to torch from here on.
+                master_listen_fd=listener.detach() if listener is not None else None,
             )
         except dist.DistError as error:  # torch does not say why the system refused it
             raise TransientError(
@@ -154,6 +167,25 @@ class StoreHost:
             for key in self._store.list_keys():
                 if key.startswith(tuple(f"{prefix}/" for prefix in prefixes)):
                     self._store.delete_key(key)
+
+
+def _listener(ports: tuple[int, int]) -> socket.socket | None:
+    """At a free one of the ports; None for any. Workers of a node do not begin at the same one."""
+    first, last = ports
+    if first == 0:
+        return None
+    count = last - first + 1
+    for port in (first + (os.getpid() + at) % count for at in range(count)):
+        with contextlib.suppress(OSError):
+            if socket.has_dualstack_ipv6():
+                return socket.create_server(
+                    ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
+                )
+            return socket.create_server(("", port), backlog=_BACKLOG)
+    raise TransientError(
+        f"none of the ports {first}-{last} is free here for the group's store; widen "
+        "--worker-port-range, or end what else uses them"
+    )
 
 
 class Group:

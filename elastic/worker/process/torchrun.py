@@ -111,7 +111,8 @@ class _Attendant:
         self._job = assignment.job
         with self._lock:
             self._report(self._machine.assigned(assignment.slot))
-            self._host = StoreHost(assignment.host or _LOOPBACK)
+            ports = (assignment.first_port, assignment.last_port)
+            self._host = StoreHost(assignment.host or _LOOPBACK, ports)
             self._report(self._machine.prepared(self._host.endpoint))
 
     def _announced(self, generation: Generation) -> None:

@@ -119,6 +119,11 @@ def test_every_type_from_text() -> None:
         (CoordinatorSettings, "listen", "29400"),
         (CoordinatorSettings, "advertise", "0.0.0.0:29400"),
         (CoordinatorSettings, "advertise", "[::]:29400"),
+        (NodeSettings, "worker_port_range", "24000"),
+        (NodeSettings, "worker_port_range", "24000:24010"),
+        (NodeSettings, "worker_port_range", "24010-24000"),
+        (NodeSettings, "worker_port_range", "0-100"),
+        (NodeSettings, "worker_port_range", "60000-70000"),
         (CoordinatorSettings, "listen", ":"),
         (CoordinatorSettings, "listen", ":65536"),
         (CoordinatorSettings, "advertise", "0.0.0.0"),
@@ -196,6 +201,16 @@ def test_tls_files_come_together_and_without_insecure() -> None:
     )
     assert load(NodeSettings, {**ETCD, **files}).security == SecuritySettings(
         tls_ca=Path("a"), tls_cert=Path("c"), tls_key=Path("k")
+    )
+
+
+def test_a_range_of_ports_is_enough_for_the_workers() -> None:
+    ports = {**ETCD, "worker_port_range": "24000-24003"}
+    assert load(NodeSettings, {**ports, "nproc_per_node": 4}).worker_port_range == (24000, 24003)
+    (told,) = problems(NodeSettings, {**ports, "nproc_per_node": 5})
+    assert told.startswith(
+        "--worker-port-range 24000-24003 has 4 ports, and each of the 5 workers of "
+        "--nproc-per-node 5 listens at one"
     )
 
 

@@ -82,7 +82,7 @@ def test_the_environment_of_this_process_does_not_leak_in(monkeypatch: pytest.Mo
     assert load() == RunSettings()
 
 
-def test_variables_for_our_own_processes_are_no_settings() -> None:
+def test_variables_of_other_programs_are_no_settings() -> None:
     assert load(None, {"ELASTIC_WORKER_SOCKET": "/run/s", "PATH": "/bin"}) == RunSettings()
 
 
@@ -273,7 +273,7 @@ def test_a_variable_of_another_program_is_none_of_ours() -> None:
     ],
 )
 def test_names_that_others_use_are_not_taken_for_misspelt(variable: str) -> None:
-    """Of Elasticsearch's clients, of Kubernetes, and of our own processes."""
+    """Of Elasticsearch's clients, of Kubernetes, and of whoever has workers."""
     assert load(None, {variable: "hunter2"}) == RunSettings()
 
 

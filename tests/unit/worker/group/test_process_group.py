@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import socket
 import sys
 import threading
@@ -67,6 +68,26 @@ def test_a_store_that_can_not_be_hosted_is_told_with_what_it_needs(
     monkeypatch.setattr(process_group, "TCPStore", refuse)
     with pytest.raises(TransientError, match=r"at h: Failed to init uv loop; it needs some descr"):
         process_group.StoreHost("h")
+
+
+def test_the_store_listens_at_a_free_port_of_its_range() -> None:
+    first = 30_000 + os.getpid() % 500 * 5  # below what the kernel gives to others
+    last = first + 4
+    hosts = [process_group.StoreHost("127.0.0.1", (first, last)) for _ in range(3)]
+    ports = {host.port for host in hosts}
+    assert len(ports) == 3
+    assert all(first <= port <= last for port in ports)
+    client = process_group.TCPStore("127.0.0.1", hosts[0].port, is_master=False)
+    client.set("key", "value")
+    assert client.get("key") == b"value"
+
+
+def test_a_range_without_a_free_port_is_told() -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = rf"none of the ports {port}-{port} is free here.*--worker-port-range"
+        with pytest.raises(TransientError, match=told):
+            process_group.StoreHost("127.0.0.1", (port, port))
 
 
 @pytest.mark.parametrize("error", LOST, ids=lambda e: str(e)[-30:])

@@ -166,8 +166,9 @@ async def _attend(
     if unsure:
         journal.record("warning", source="node_host", message=unsure)
     security = choose_security(settings.job, settings.security)
-    own = functools.partial(address_towards, settings.store)
-    host: str = settings.node_host or await off_loop(own)
+    host = settings.node_host
+    if host is None:
+        host = await off_loop(lambda: address_towards(settings.store))
     environment = await off_loop(
         functools.partial(
             worker_environment, settings.nproc_per_node, host, classic=command.classic

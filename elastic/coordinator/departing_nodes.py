@@ -131,7 +131,8 @@ class DepartingNodes:
         for one in nodes:
             one.stream.send(drain=pb.Drain())
         if not nodes:
-            return f"no node {name} is connected now; it will be kept out when it comes"
+            what = f"machine {key}" if is_machine else f"node {name}"
+            return f"no {what} is connected now; it will be kept out when it comes"
         names = " and ".join(sorted(one.stream.node for one in nodes))
         where = f" (machine {key})" if is_machine else ""
         return f"the workers of {names}{where} leave at the next step boundary"

@@ -42,6 +42,8 @@ def test_a_drain_does_not_wait_for_ever(place: Place, tmp_path: Path) -> None:
             assert job.start_agent("c", "--machine", "machine-of-b").wait() == DRAINED, job.story()
             job.start_agent("b", "--machine", "another")
             job.wait(lambda: len(job.events("node_connected", node="b")) == 2, "b elsewhere")
+            late = job.start_agent("b", "--machine", "late", "--state-dir", tmp_path / "late")
+            late.wait_for_event("registration_waiting", at_most_s=3.0)
             shown = job.start("nodes", "--output", "json")
             assert shown.wait() == 0
             nodes = json.loads("".join(shown.output))

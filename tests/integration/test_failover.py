@@ -73,16 +73,24 @@ def test_a_leader_killed_together_with_a_worker(job: Job, times: int) -> None:
         follower = job.coordinators[-1]
         follower.wait_for(lambda c=follower: c.named("campaigning"), "a follower")
         elected, recovered = len(job.events("elected")), len(job.events("recovered"))
+        agents = [job.agents[node][-1] for node in NODES]
+        found = [len(agent.named("coordinator_found")) for agent in agents]
         pid = job.worker_pid("b")
         leader = job.leader()
         assert leader is not follower
-        port = int(leader.named("coordinator_started")[0]["address"].rpartition(":")[2])
+        address = leader.named("coordinator_started")[0]["address"]
+        port = int(address.rpartition(":")[2])
+        follower.wait_for_event("standing_by", leader=address, run_id="default")
         job.wait(lambda f=follower, p=port: is_connected(f, p), "the follower's connection")
         killed_at = time.time()
         os.kill(leader.process.pid, signal.SIGKILL)
         os.kill(pid, signal.SIGKILL)
         job.wait(lambda n=elected: len(job.events("elected")) > n, "the next leader", 10.0)
         job.wait(lambda n=recovered: len(job.events("recovered")) > n, "the next step", 20.0)
+        for agent, before in zip(agents, found, strict=True):
+            agent.wait_for(
+                lambda a=agent, n=before: len(a.named("coordinator_found")) > n, "contact again"
+            )
         took_s.append(job.events("recovered")[-1]["time"] - killed_at)
         print(
             f"elected {job.events('elected')[-1]['time'] - killed_at:.2f} s, "

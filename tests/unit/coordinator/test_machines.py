@@ -160,6 +160,20 @@ def test_the_drain_of_a_node_that_shares_its_machine_is_refused_by_its_name() ->
     check(test)
 
 
+def test_the_drain_of_a_node_that_was_just_lost_is_that_of_its_machine() -> None:
+    async def test(place: Place) -> None:
+        place.nodes.leave(place.node("pod-0").stream)
+        said = await place.departing.drain("pod-0", "")
+        assert said == "no machine bad is connected now; it will be kept out when it comes"
+        place.connect("pod-0", "good", "bbbbbbbb")
+        place.connect("pod-7", "bad", "cccccccc")
+        states = {(s.node, s.machine): s.state for s in place.departing.statuses()}
+        assert states["pod-0", "good"] == "ready"
+        assert states["pod-7", "bad"] == DRAINED
+
+    check(test)
+
+
 def test_a_name_alone_keeps_out_a_node_or_a_machine_that_comes_with_it() -> None:
     async def test(place: Place) -> None:
         await place.departing.drain("later", "")

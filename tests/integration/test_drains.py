@@ -17,7 +17,7 @@ DRAIN_TIMEOUT_S = 2.0
 DRAINED = 80
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)  # five agents
 def test_a_drain_does_not_wait_for_ever(place: Place, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     begun.mkdir()

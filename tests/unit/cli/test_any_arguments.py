@@ -81,6 +81,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patched.setattr(coordinator, "_coordinate", _coordinate)
         patched.setattr(operator, "ControlClient", _Unanswered)
         patched.setattr(operator, "find_leader", _nobody)
+        patched.setenv("ELASTIC_TIMEOUT_S", "0.1")  # in which nobody leads
         yield root
 
 

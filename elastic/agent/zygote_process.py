@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import select
@@ -15,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from elastic.errors import TransientError
+from elastic.errors import ConfigurationError, TransientError
 from elastic.rpc.framing import encode, read_message
 from elastic.runtime.orphans import end_marked
 from elastic.v1 import local_pb2 as pb
@@ -25,6 +26,7 @@ _ZYGOTE = "elastic.worker.process.zygote"
 _SOCKET = "zygote.sock"
 _MARK = "_ELASTIC_RUN_DIRECTORY"  # in the environment of all that it starts
 _EXIT_GRACE_S = 5.0
+_NO_PROGRAM = {errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.ELOOP}
 _RETRY_S, _TRIES = 0.1, 50  # to connect again, to one that lives
 _log = logging.getLogger(__name__)
 
@@ -185,15 +187,24 @@ class ZygoteProcess:
         directory, python = str(self._run_directory), [sys.executable, "-m"]
         zygote = [*python, _ZYGOTE, "--listener", str(listener.fileno()), "--directory", directory]
         with listener, self._log.open("ab") as log:
-            return subprocess.Popen(
-                [*python, _KEEPER, directory, *zygote, "--grace-s", str(self._grace_s)],
-                pass_fds=[listener.fileno()],
-                stdin=self._hold if self._hold is not None else subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment | {_MARK: directory},
-                start_new_session=True,  # Ctrl-C on the terminal is the agent's to handle
-            )
+            try:
+                return subprocess.Popen(
+                    [*python, _KEEPER, directory, *zygote, "--grace-s", str(self._grace_s)],
+                    pass_fds=[listener.fileno()],
+                    stdin=self._hold if self._hold is not None else subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=self._environment | {_MARK: directory},
+                    start_new_session=True,  # Ctrl-C on the terminal is the agent's to handle
+                )
+            except OSError as error:
+                if error.errno not in _NO_PROGRAM:
+                    raise
+                raise ConfigurationError(
+                    f"the workers' interpreter {sys.executable!r} can not be run: "
+                    f"{error.strerror}; it is the one that runs elastic itself: mend or install it "
+                    "anew, and start elastic with an absolute path"
+                ) from error
 
     def _take(self, event: pb.ZygoteEvent) -> None:
         kind = event.WhichOneof("kind")

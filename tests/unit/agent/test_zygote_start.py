@@ -1,10 +1,12 @@
-"""A zygote that can not be reached as it starts is told in words, and is ended with its keeper."""
+"""A zygote that can not be started or reached is told in words, and is ended with its keeper."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import os
+import re
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from elastic.agent.zygote_process import ZygoteProcess
-from elastic.errors import TransientError
+from elastic.errors import ConfigurationError, TransientError
 from tests.job_process import is_alive
 
 
@@ -41,3 +43,32 @@ def test_one_that_can_not_be_reached_is_ended(
     with tempfile.TemporaryDirectory(prefix="el-", dir="/tmp") as directory:
         keeper = asyncio.run(main(Path(directory)))
     assert not is_alive(keeper)
+
+
+@pytest.mark.parametrize("kind", ["no program", "not there", "not allowed", "below a file", ""])
+def test_an_interpreter_that_can_not_be_run_is_named_as_what_is_to_be_mended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    interpreter = tmp_path / "python"
+    if kind in ("no program", "not allowed", "below a file"):
+        interpreter.write_bytes(b"\x7fnothing")
+        interpreter.chmod(0o755 if kind == "no program" else 0o644)
+    if kind == "below a file":
+        interpreter = interpreter / "python"
+    path = str(interpreter) if kind else ""
+    monkeypatch.setattr(sys, "executable", path)
+
+    async def main(directory: Path) -> None:
+        zygote = ZygoteProcess(
+            run_directory=directory,
+            log=tmp_path / "zygote.log",
+            environment=os.environ,
+            on_event=lambda _: None,
+            on_lost=lambda: None,
+        )
+        with pytest.raises(ConfigurationError, match=re.escape(f"{path!r} can not be run: ")):
+            await zygote.open()
+        await zygote.close()
+
+    with tempfile.TemporaryDirectory(prefix="el-", dir="/tmp") as directory:
+        asyncio.run(main(Path(directory)))

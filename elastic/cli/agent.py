@@ -489,6 +489,6 @@ def _options(
         checkpoint_every=settings.checkpoint_every,
         ledger=settings.record_samples,
         join_timeout_s=settings.join_timeout_s,
-        silence_s=settings.hang_timeout_s,
+        silence_s=settings.silence_timeout_s,
         compiling_silence_s=settings.first_step_timeout_s,
     )

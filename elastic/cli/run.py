@@ -322,6 +322,6 @@ def _node_options(command: Command, run_directory: Path, logs: Path) -> NodeOpti
         checkpoint_every=settings.checkpoint_every,
         ledger=settings.ledger is not None,
         join_timeout_s=settings.join_timeout_s,
-        silence_s=settings.hang_timeout_s,
+        silence_s=settings.silence_timeout_s,
         compiling_silence_s=settings.first_step_timeout_s,
     )

@@ -112,7 +112,7 @@ class NodeSettings:
     seed: int = field(default=0, metadata=shared.SEED)
     start_timeout_s: float = field(default=600.0, metadata=shared.START_TIMEOUT_S)
     join_timeout_s: float = field(default=10.0, metadata=shared.JOIN_TIMEOUT_S)
-    hang_timeout_s: float = field(default=60.0, metadata=shared.HANG_TIMEOUT_S)
+    silence_timeout_s: float = field(default=60.0, metadata=shared.SILENCE_TIMEOUT_S)
     first_step_timeout_s: float = field(default=600.0, metadata=shared.FIRST_STEP_TIMEOUT_S)
     grace_s: float = field(
         default=30.0,

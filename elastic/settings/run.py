@@ -88,6 +88,7 @@ class RunSettings:
     join_timeout_s: float = field(default=10.0, metadata=shared.JOIN_TIMEOUT_S)
     gather_timeout_s: float = field(default=30.0, metadata=shared.GATHER_TIMEOUT_S)
     hang_timeout_s: float = field(default=60.0, metadata=shared.HANG_TIMEOUT_S)
+    silence_timeout_s: float = field(default=60.0, metadata=shared.SILENCE_TIMEOUT_S)
     first_step_timeout_s: float = field(default=600.0, metadata=shared.FIRST_STEP_TIMEOUT_S)
     pause_timeout_s: float = field(default=600.0, metadata=shared.PAUSE_TIMEOUT_S)
     hang_factor: float = field(default=10.0, metadata=shared.HANG_FACTOR)

@@ -97,6 +97,12 @@ GATHER_TIMEOUT_S = about(
 HANG_TIMEOUT_S = about(
     "Shortest time in one step that counts as a hang; 0: never.", DURATION_OR_ZERO
 )
+SILENCE_TIMEOUT_S = about(
+    "Seconds for which a worker's process may say nothing at all, as when C code keeps the "
+    "interpreter; then another takes its place. 0: for ever. One that compiles has "
+    "--first-step-timeout-s.",
+    DURATION_OR_ZERO,
+)
 FIRST_STEP_TIMEOUT_S = about(
     "The same for the first step of a group and for steps in which torch.compile runs, which "
     "also adds to --start-timeout-s; 0: no limit.",

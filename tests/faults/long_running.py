@@ -52,7 +52,7 @@ _TOLD_WITHIN_S = 8.0
 _POLL_S = 0.01
 _ROW = struct.Struct("=qqd")
 _TOLERANCE = 1e-9
-_COMMON = ("--checkpoint-every", "10", "--hang-timeout-s", "20", "--start-timeout-s", "60")
+_COMMON = ("--checkpoint-every", "10", "--silence-timeout-s", "20", "--start-timeout-s", "60")
 
 
 @dataclass(kw_only=True)
@@ -312,7 +312,7 @@ class MachineJob(LongJob):
         if point is not None:
             self.armed.arm(point)
         files = place.files
-        options = [*_COMMON, "--checkpoint-dir", files / "checkpoints"]
+        options = [*_COMMON, "--hang-timeout-s", "20", "--checkpoint-dir", files / "checkpoints"]
         options += ["--ledger", files / "ledger.jsonl", "--stop-grace-s", "10"]
         options += ["--max-restarts", "100000", "--spares", str(seed % 2)]
         self._job: JobProcess = place.start(

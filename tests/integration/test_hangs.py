@@ -54,6 +54,18 @@ def test_a_hang_is_noticed_and_accounted_for(
 
 
 @pytest.mark.long
+def test_a_process_that_says_nothing_is_replaced_after_a_patience_of_its_own(
+    place: Place, tmp_path: Path
+) -> None:
+    options = ("--silence-timeout-s", str(LIMIT_S), "--hang-timeout-s", "60", "--stop-grace-s", "5")
+    job = place.start("keeps_the_interpreter.py", tmp_path / "silent", options=options)
+    failed = job.wait_for_event("worker_failed", kind="left_out")
+    assert failed["message"].startswith("was silent for ")
+    assert not [e for e in job.named("generation_formed") if e["reason"] == "stalled"]
+    check_trains_on(job)
+
+
+@pytest.mark.long
 def test_a_step_that_comes_to_its_end_after_all_is_told(place: Place, tmp_path: Path) -> None:
     options = ("--stop-grace-s", "5")
     job = place.start("hangs_somewhere.py", "block", 1, tmp_path / "hangs", 2, options=options)

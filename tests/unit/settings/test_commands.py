@@ -178,7 +178,7 @@ def test_the_sets_of_options_are_frozen() -> None:
         "seed",
         "start_timeout_s",
         "join_timeout_s",
-        "hang_timeout_s",
+        "silence_timeout_s",
         "first_step_timeout_s",
         "grace_s",
         "drain_timeout_s",

@@ -23,14 +23,14 @@ def toml(tmp_path: Path) -> Path:
 
 def test_the_commands_own_table_over_the_shared_one(toml: Path) -> None:
     toml.write_text(
-        '[job]\njob = "digits"\njoin-timeout-s = 11\nhang_timeout_s = 21\n'
-        "[coordinator]\nhang_timeout_s = 22\n[agent]\nhang-timeout-s = 23\n"
+        '[job]\njob = "digits"\njoin-timeout-s = 11\nisolation_timeout_s = 21\n'
+        "[coordinator]\nisolation_timeout_s = 22\n[agent]\nisolation-timeout-s = 23\n"
     )
     coordinator = load(CoordinatorSettings, ETCD, None, toml)
     node = load(NodeSettings, ETCD, None, toml)
     assert (coordinator.job, node.job, load(RunSettings, {}, None, toml).job) == ("digits",) * 3
     assert (coordinator.join_timeout_s, node.join_timeout_s) == (11, 11)
-    assert (coordinator.hang_timeout_s, node.hang_timeout_s) == (22, 23)
+    assert (coordinator.isolation_timeout_s, node.isolation_timeout_s) == (22, 23)
 
 
 def test_the_environment_wins_over_both_tables(toml: Path) -> None:

@@ -38,6 +38,7 @@ def test_the_set_of_options_is_frozen() -> None:
         "join_timeout_s",
         "gather_timeout_s",
         "hang_timeout_s",
+        "silence_timeout_s",
         "first_step_timeout_s",
         "pause_timeout_s",
         "hang_factor",

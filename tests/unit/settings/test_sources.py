@@ -186,6 +186,7 @@ def test_no_gpu_where_gpus_were_asked_for() -> None:
         ("join_timeout_s", "inf"),
         ("gather_timeout_s", "-1"),
         ("hang_timeout_s", "-0.5"),
+        ("silence_timeout_s", "-1"),
         ("first_step_timeout_s", "-1"),
         ("hang_factor", "0.5"),
         ("hang_factor", "inf"),

@@ -1,0 +1,19 @@
+"""Rank 1 calls C code that keeps the interpreter for ever in its sixth step, once: until FILE."""
+
+import ctypes
+import pathlib
+import sys
+
+from toy import Toy
+
+marker = pathlib.Path(sys.argv[1])
+toy = Toy()
+
+
+def keep(step):
+    if step.index == 5 and toy.session.rank == 1 and not marker.exists():
+        marker.touch()
+        ctypes.PyDLL(None).pause()
+
+
+toy.train(epochs=100_000, pace_s=0.02, in_step=keep)

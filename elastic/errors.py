@@ -43,6 +43,28 @@ class ExitCode(enum.IntEnum):
     TERMINATED = 143
 
 
+_MEANINGS = {
+    ExitCode.OK: "finished",
+    ExitCode.SCRIPT_FAILED: "failed",
+    ExitCode.USAGE: "wrong usage",
+    ExitCode.TEMPORARY: "what is needed did not answer or was full",
+    ExitCode.CONFIGURATION: "something must be mended",
+    ExitCode.DRAINED: "drained",
+    ExitCode.QUARANTINED: "in quarantine",
+    ExitCode.STOPPED: "stopped by an operator",
+    ExitCode.REFUSED: "refused",
+    ExitCode.NOT_SAVED: "not saved",
+    ExitCode.INTERRUPTED: "left after Ctrl-C",
+    ExitCode.TERMINATED: "left after SIGTERM, or by all nodes",
+}
+
+
+def meaning_of(exit_code: int) -> str:
+    """In a few words, for people; docs/EVENTS.md has more."""
+    known = exit_code in list(ExitCode)
+    return _MEANINGS[ExitCode(exit_code)] if known else f"exit code {exit_code}"
+
+
 class ElasticError(Exception):
     """Base of every error raised by `elastic`; `exit_code` is what the process ends with."""
 

@@ -20,7 +20,7 @@ from elastic.errors import ElasticError, ExitCode
 from elastic.runtime.output import never_blocking
 from elastic.settings.coordinator import CoordinatorSettings
 from elastic.settings.node import NodeSettings
-from elastic.settings.operator import OperatorSettings
+from elastic.settings.operator import DirectSettings, OperatorSettings
 from elastic.settings.sources import (
     DeviceCounts,
     is_given,
@@ -148,7 +148,9 @@ def agent(
 
 _Address = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option(help="HOST:PORT on which a job of this machine listens, instead of its name."),
+    typer.Option(
+        help="HOST:PORT of the coordinator to ask, or unix:/PATH, without looking for it in etcd."
+    ),
 ]
 _Output = Annotated[str, typer.Option(help="table or json.")]
 
@@ -379,11 +381,17 @@ def _to_run(script: str | None, arguments: list[str] | None) -> dict[str, Any]:
 
 
 def _target(address: str | None, config: Path | None, options: dict[str, Any]) -> Any:
-    """A job in etcd if etcd is given, else one of this machine."""
+    """Whoever listens at the address; else a job in etcd if etcd is given, or one of this
+    machine."""
     from elastic.cli.operator import Target
 
-    if address is not None or not is_given("etcd", OperatorSettings, options, os.environ, config):
-        return Target(job=options["job"], address=address)
+    if address is not None:
+        settings = load_settings(
+            DirectSettings, options, os.environ, config, part_of=OperatorSettings
+        )
+        return Target(address=address, direct=settings)
+    if not is_given("etcd", OperatorSettings, options, os.environ, config):
+        return Target(job=options["job"])
     return Target(settings=load_settings(OperatorSettings, options, os.environ, config))
 
 

@@ -10,22 +10,23 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from elastic.cli.etcd import open_store
 from elastic.cli.formats import print_json, print_table, printable, require_format
-from elastic.cli.status import print_status, to_document
+from elastic.cli.status import end_to_document, print_end, print_status, to_document
 from elastic.core.legible import is_instant
 from elastic.core.membership import WorkerPhase
-from elastic.errors import ConfigurationError, ExitCode, TransientError
+from elastic.errors import ConfigurationError, ExitCode, TransientError, meaning_of
 from elastic.rpc.control import ControlClient
-from elastic.rpc.security import choose_security, stays_here
+from elastic.rpc.security import PLAINTEXT, choose_security, is_unix_socket
 from elastic.runtime.run_directory import find_job
-from elastic.settings.operator import OperatorSettings
+from elastic.settings.limits import ADDRESS, is_address
+from elastic.settings.operator import DirectSettings, OperatorSettings
 from elastic.store.interface import Store
-from elastic.store.job_runs import JobRun, forget_run, list_runs
-from elastic.store.leader_watch import find_leader
+from elastic.store.job_runs import AlreadyEnded, JobRun, forget_run, list_runs, newest_end
+from elastic.store.leader_watch import Leader, find_leader
 from elastic.v1 import control_pb2 as pb
 
 T = TypeVar("T")
@@ -38,16 +39,20 @@ _LAST_EVENTS = ("job_finished", "job_ended")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """Which job: one of this machine by name or address, or one in etcd by `settings`."""
+    """Which job: one of this machine by name, one whose coordinator is at `address` and is asked as
+    `direct` says, or one in etcd by `settings`."""
 
     job: str | None = None
     address: str | None = None
+    direct: DirectSettings = field(default_factory=DirectSettings)
     settings: OperatorSettings | None = None
 
     @property
     def timeout_s(self) -> float:
         """How long to wait for an answer."""
-        return self.settings.timeout_s if self.settings is not None else _LOCAL_TIMEOUT_S
+        if self.settings is not None:
+            return self.settings.timeout_s
+        return self.direct.timeout_s if self.address is not None else _LOCAL_TIMEOUT_S
 
     def share_of(self, left_s: float) -> float:
         """How long one coordinator may take of the time that is left. A leader that is silent is
@@ -56,7 +61,8 @@ class Target:
 
     @asynccontextmanager
     async def client(self, timeout_s: float | None = None) -> AsyncIterator[ControlClient]:
-        """To the coordinator that leads. Raises ElasticError, TransientError after `timeout_s`."""
+        """To the coordinator that leads. Raises ElasticError: AlreadyEnded if the run has ended and
+        nobody leads, TransientError after `timeout_s`."""
         client = await self._find(self.timeout_s if timeout_s is None else timeout_s)
         try:
             yield client
@@ -66,17 +72,18 @@ class Target:
     async def _find(self, timeout_s: float) -> ControlClient:
         settings = self.settings
         if settings is None:
-            if self.address is not None and not stays_here(self.address):
-                raise ConfigurationError(
-                    f"--address {self.address} is not on this machine; a job of many nodes is "
-                    "found with --etcd and --job, and asked with the certificates it has"
-                )
-            return ControlClient(self.address or find_job(self.job).address, report=_quiet)
+            if self.address is None:
+                return ControlClient(find_job(self.job).address, report=_quiet)
+            _require_address(self.address)
+            security = choose_security(self.direct.job, self.direct.security)
+            if is_unix_socket(self.address):  # of `elastic run`, for which there is no certificate
+                security = PLAINTEXT
+            return ControlClient(self.address, security=security, report=_quiet)
         security = choose_security(settings.job, settings.security)
         patience_s = _STORE_SHARE * timeout_s  # so that it says who did not answer
         async with open_store(settings.store, total_timeout_s=patience_s) as store:
             try:
-                leader = await asyncio.wait_for(find_leader(store, job=settings.job), timeout_s)
+                leader = await asyncio.wait_for(_leader_of(store, settings.job), timeout_s)
             except asyncio.TimeoutError:
                 raise TransientError(_silent_etcd(settings)) from None
         if leader is None:
@@ -84,10 +91,26 @@ class Target:
         return ControlClient(leader.address, security=security, report=_quiet)
 
 
+async def _leader_of(store: Store, job: str) -> Leader | None:
+    """Who leads; None if nobody does now. Raises AlreadyEnded if nobody will, and
+    TransientError."""
+    leader = await find_leader(store, job=job)
+    if leader is None and (end := await newest_end(store, job)) is not None:
+        raise AlreadyEnded(job, end)
+    return leader
+
+
 def status(target: Target, *, output: str) -> None:
-    """Print the job's status."""
+    """Print the job's status, or how it has ended."""
     as_json = require_format(output)
-    reply = _run(target, lambda client, timeout_s: client.status(timeout_s))
+    try:
+        reply = _run(target, lambda client, timeout_s: client.status(timeout_s))
+    except AlreadyEnded as ended:
+        if as_json:
+            print_json(end_to_document(ended.job, ended.end))
+        else:
+            print_end(ended.job, ended.end)
+        return
     if as_json:
         print_json(to_document(reply))
     else:
@@ -97,7 +120,11 @@ def status(target: Target, *, output: str) -> None:
 def nodes(target: Target, *, output: str) -> None:
     """Print the nodes: who takes part, who is leaving, drained or in quarantine, and why."""
     as_json = require_format(output)
-    reply = _run(target, lambda client, timeout_s: client.status(timeout_s))
+    try:
+        reply = _run(target, lambda client, timeout_s: client.status(timeout_s))
+    except AlreadyEnded as ended:
+        print(f"elastic: no node takes part: {ended}", file=sys.stderr)
+        reply = pb.JobStatus()
     if as_json:
         print_json(to_document(reply)["nodes"])
     else:
@@ -117,13 +144,13 @@ def nodes(target: Target, *, output: str) -> None:
 
 def clear(target: Target, node: str) -> None:
     """Let a drained or quarantined node take part again."""
-    print(_run(target, lambda client, timeout_s: client.clear(node, timeout_s)))
+    print(_change(target, lambda client, timeout_s: client.clear(node, timeout_s)))
 
 
 def drain(target: Target, node: str, *, reason: str, future: bool = False) -> None:
     """Have a node's workers leave at a step boundary, and keep the node out."""
     print(
-        _run(
+        _change(
             target,
             lambda client, timeout_s: client.drain(node, reason, timeout_s, future=future),
         )
@@ -133,7 +160,7 @@ def drain(target: Target, node: str, *, reason: str, future: bool = False) -> No
 def stop(target: Target, *, reason: str) -> None:
     """Have the job saved and left."""
     code = int(ExitCode.STOPPED)
-    _run(target, lambda client, timeout_s: client.stop(reason, code, timeout_s))
+    _change(target, lambda client, timeout_s: client.stop(reason, code, timeout_s))
     print("the job saves at the next step boundary and ends")
 
 
@@ -167,6 +194,8 @@ def events(target: Target, *, follow: bool, output: str) -> int:
         asyncio.run(_events(target, follow=follow, show=print if as_json else _show_event))
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except AlreadyEnded as ended:
+        print(f"elastic: events are kept by coordinators, and none runs: {ended}", file=sys.stderr)
     return 0
 
 
@@ -251,6 +280,25 @@ def _run(target: Target, ask: Callable[[ControlClient, float], Coroutine[Any, An
             await asyncio.sleep(_NEXT_LEADER_S)
 
     return asyncio.run(asked())
+
+
+def _change(target: Target, ask: Callable[[ControlClient, float], Coroutine[Any, Any, T]]) -> T:
+    """`_run`, of what a run that has ended can not do any more."""
+    try:
+        return _run(target, ask)
+    except AlreadyEnded as ended:
+        meaning = meaning_of(ended.end.exit_code)
+        raise ConfigurationError(
+            f"nothing is changed, since there is nobody to do it ({meaning}): {ended}"
+        ) from None
+
+
+def _require_address(address: str) -> None:
+    """Raises ConfigurationError unless it can be that of a coordinator."""
+    if not is_unix_socket(address) and not is_address(address):
+        raise ConfigurationError(
+            f"--address: {address!r} is not allowed; expected {ADDRESS.text}, or unix:/PATH"
+        )
 
 
 def _ask_store(settings: OperatorSettings, ask: Callable[[Store], Coroutine[Any, Any, T]]) -> T:

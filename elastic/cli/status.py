@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import time
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
 from elastic.cli.formats import print_table, printable
 from elastic.core.membership import WorkerPhase
+from elastic.errors import meaning_of
+from elastic.store.job_runs import RunEnd
 from elastic.v1 import control_pb2 as pb
 
 _LONG_S, _LONG_FACTOR = 1.0, 5.0  # of a step that is worth a line
@@ -33,6 +37,24 @@ def _restore_numbers(document: dict[str, Any], kind: Any) -> None:
         elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
             for part in value if isinstance(value, list) else filter(None, [value]):
                 _restore_numbers(part, field.message_type)
+
+
+def end_to_document(job: str, end: RunEnd) -> dict[str, Any]:
+    """The same of a run that has ended: no group, no workers."""
+    document = dataclasses.asdict(end)
+    phase = "left" if document.pop("left") else "ended"
+    return {"job": job, "phase": phase, "meaning": meaning_of(end.exit_code), **document}
+
+
+def print_end(job: str, end: RunEnd) -> None:
+    """For people."""
+    phase, meaning = "left" if end.left else "ended", meaning_of(end.exit_code)
+    print(printable(f"job {job}: {phase}, run {end.run_id}: {meaning} (exit code {end.exit_code})"))
+    instant = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(end.ended_unix_s))
+    print(f"step {end.committed}, at {instant}")
+    if end.message:
+        print(printable(end.message))
+    print(printable(end.how_to_go_on(job)))
 
 
 def print_status(reply: pb.JobStatus) -> None:

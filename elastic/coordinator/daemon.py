@@ -126,7 +126,7 @@ class CoordinatorDaemon:
             generation=self._machine.generation,
             on_failure=self._departing.worker_failed,
             on_leave=self._departing.wants_to_leave,
-            on_stop=self.stop,
+            on_stop=self._take_stop,
             on_known=self._agent_knows,
         )
         self.ended: asyncio.Future[RunEnd] = asyncio.get_running_loop().create_future()
@@ -250,14 +250,15 @@ class CoordinatorDaemon:
             self._keep_records()
 
     def stop(self, reason: str, exit_code: int) -> None:
-        """Have the job saved and left."""
-        order = StopOrder(reason=reason, exit_code=exit_code)
-        self._stop(order)
-        self._tasks.start(self._keep_stop(order), "keep-stop")
+        """Have the job saved and left. Raises ConfigurationError if it has ended already."""
+        self._require_going_on()
+        self._take_stop(reason, exit_code)
 
     async def drain(self, name: str, reason: str, *, future: bool = False) -> str:
         """Have a node left and kept out; say what follows. Raises TransientError, and
-        ConfigurationError for one that nobody knows, unless it may be one of the `future`."""
+        ConfigurationError for one that nobody knows, unless it may be one of the `future`, and if
+        the job has ended."""
+        self._require_going_on()
         known = {node.node for node in self._departing.statuses()}
         known |= self._departing.machines()
         known |= {name_of(m.node) for m in self._machine.members_that_may_train()}
@@ -271,7 +272,9 @@ class CoordinatorDaemon:
         return await self._departing.drain(name, reason)
 
     async def clear(self, name: str) -> str:
-        """Let a node take part again; say what follows. Raises TransientError."""
+        """Let a node take part again; say what follows. Raises TransientError, and
+        ConfigurationError if the job has ended."""
+        self._require_going_on()
         return await self._departing.clear(name)
 
     def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
@@ -526,6 +529,17 @@ class CoordinatorDaemon:
             self.outdated.set_result(self._lost)
         else:
             self._views.post(ev.GenerationPersisted(number=generation.number))
+
+    def _require_going_on(self) -> None:
+        """It has not ended: the coordinator stays for some seconds, so that agents hear of it."""
+        if self.ended.done() and not self.ended.exception():
+            told = self.ended.result().told(self._options.job)
+            raise ConfigurationError(f"nothing is changed, since it has ended: {told}")
+
+    def _take_stop(self, reason: str, exit_code: int) -> None:
+        order = StopOrder(reason=reason, exit_code=exit_code)
+        self._stop(order)
+        self._tasks.start(self._keep_stop(order), "keep-stop")
 
     def _stop(self, order: StopOrder) -> None:
         self._journal.record("stop_requested", reason=order.reason)

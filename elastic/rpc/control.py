@@ -248,6 +248,9 @@ class _Servicer(pb_grpc.ControlServicer):
         except TransientError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             raise AssertionError("abort raises") from error
+        except ConfigurationError as error:  # of whoever asks
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise AssertionError("abort raises") from error
         except Exception as error:
             self._refused(source, error)
             await context.abort(grpc.StatusCode.INTERNAL, _failed(error))

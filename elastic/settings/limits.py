@@ -103,6 +103,14 @@ def _check_listening(value: str) -> str:
     return _check_address(f"{EVERY_INTERFACE}{value}" if value.startswith(":") else value)
 
 
+def is_address(value: str) -> bool:
+    """Whether it is HOST:PORT."""
+    try:
+        return bool(_check_address(value))
+    except ValueError:
+        return False
+
+
 def _check_reachable(value: str) -> str:
     """A port may be left out."""
     with_port = value if _HOST_AND_PORT.fullmatch(value) else f"{value}:1"

@@ -40,20 +40,24 @@ def load_settings(
     environment: Mapping[str, str],
     config_file: Path | None,
     device_counts: Callable[[], DeviceCounts] | None = None,
+    *,
+    part_of: type | None = None,
 ) -> S:
     """Merge and validate: command line over environment over TOML file over defaults.
 
-    `settings` is the class of one of `COMMANDS`. `command_line` has the names of its options; None
-    means that one was not given. `config_file` is `--config`; without it ELASTIC_CONFIG names the
-    file, if any; the command's own table there wins over the shared one. `device_counts` is called
-    only where `nproc_per_node` is auto, gpu or cpu.
+    `settings` is the class of one of `COMMANDS`, or has some of the settings of `part_of`, which is
+    one; the others are passed over then. `command_line` has the names of its options; None means
+    that one was not given. `config_file` is `--config`; without it ELASTIC_CONFIG names the file,
+    if any; the command's own table there wins over the shared one. `device_counts` is called only
+    where `nproc_per_node` is auto, gpu or cpu.
 
     Variables and shared keys of other commands are passed over, so that one environment and one
     file serve all commands. Raises `ConfigurationError` with one line for each problem.
     """
-    command = command_of(settings)
-    problems: list[str] = []
-    given = _given(command, command_line, environment, config_file, problems)
+    whole = command_of(settings if part_of is None else part_of)
+    command, problems = whole._replace(settings=settings), list[str]()
+    given = _given(whole, command_line, environment, config_file, problems)
+    given = {name: one for name, one in given.items() if name in options_by_name(command)}
     values = validated(given, command, device_counts, problems)
     if problems:
         raise ConfigurationError("\n".join(problems))

@@ -48,9 +48,15 @@ class RunEnd:
         why = f": {self.message}" if self.message else ""
         return (
             f"run {self.run_id!r} of job {job!r} ended at {instant} after {self.committed} steps "
-            f"with exit code {self.exit_code}{why}; train again with another --run-id, or after "
-            f"`elastic forget {self.run_id} --job {job}`"
+            f"with exit code {self.exit_code}{why}; {self.how_to_go_on(job)}"
         )
+
+    def how_to_go_on(self, job: str) -> str:
+        """For whoever wants it trained further."""
+        if self.left:
+            return "started again, it goes on from its newest checkpoint"
+        forget = f"`elastic forget {self.run_id} --job {job}`"
+        return f"train again with another --run-id, or after {forget}"
 
 
 class AlreadyEnded(ElasticError):
@@ -58,7 +64,7 @@ class AlreadyEnded(ElasticError):
 
     def __init__(self, job: str, end: RunEnd) -> None:
         super().__init__(end.told(job))
-        self.end = end
+        self.job, self.end = job, end
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,6 +158,15 @@ async def list_runs(store: Store) -> list[JobRun]:
     for entry in await store.list(JOBS):
         by_job.setdefault(job_of(entry.key), []).append(entry)
     return [run for job in sorted(by_job) for run in _runs(job, by_job[job])]
+
+
+async def newest_end(store: Store, job: str) -> RunEnd | None:
+    """How the job's newest run ended; None if it is under way, or if there was none.
+
+    Raises TransientError.
+    """
+    runs = _runs(job, await store.list(JobKeys(job).folder))
+    return runs[-1].end if runs else None
 
 
 async def forget_run(store: Store, *, job: str, run_id: str) -> bool:

@@ -96,6 +96,9 @@ def test_a_finished_job_is_not_trained_again(finished: Runs, times: int) -> None
             assert "elastic forget default" in said["message"]
             assert not process.named("worker_started")
     assert finished.steps.newest() == trained
+    told = json.loads("\n".join(finished.ask("status", "--output", "json").output))
+    assert (told["phase"], told["meaning"], told["committed"]) == ("ended", "finished", trained + 1)
+    assert finished.ask("stop").process.returncode == CONFIGURATION
     assert finished.runs() == [("default", "ended", 0)]
     assert finished.keys() == [f"elastic/{JOB}/ended/default"]
     assert finished.ended(finished.start_all("--run-id", "again")) == [0, 0, 0], finished.story()

@@ -8,24 +8,29 @@ import json
 import socket
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from elastic.cli import operator
+from elastic.cli import main, operator
 from elastic.cli.operator import Target
-from elastic.errors import ConfigurationError, TransientError
+from elastic.errors import ConfigurationError, ExitCode, TransientError
 from elastic.rpc.control import AgentStream, ControlServer
+from elastic.rpc.security import PLAINTEXT, Security, Tls
 from elastic.runtime.journal import Entry
 from elastic.settings.operator import OperatorSettings
 from elastic.settings.security import SecuritySettings
 from elastic.settings.store import StoreSettings
+from elastic.settings.tls_files import TlsFiles
 from elastic.store.job_documents import LeaderDocument, to_json
 from elastic.store.job_keys import JobKeys
+from elastic.store.job_runs import RunEnd
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2
+from tests.certificates import make_certificates, sign_for_job
 from tests.unit.rpc.conversation import Recorder
 from tests.unit.store.failing_store import Clock, FailingStore
 
@@ -98,17 +103,18 @@ class Leader(Recorder):
 class Place:
     """A leader in a thread of its own, since commands run an event loop."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, address: str, security: Security = PLAINTEXT) -> None:
         self.leader = Leader()
-        self.target = Target(address=f"unix:{directory}/c.sock")
+        self.target = Target(address=address)
+        self._security = security
         self._loop = asyncio.new_event_loop()
         self._listens = threading.Event()
         self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._serve()))
         self._over = asyncio.Event()
 
     async def _serve(self) -> None:
-        server = ControlServer(self.leader, self.target.address or "")
-        await server.start()
+        server = ControlServer(self.leader, self.target.address or "", security=self._security)
+        self.target = Target(address=await server.start())
         self._listens.set()
         await self._over.wait()
         await server.stop(0)
@@ -126,10 +132,25 @@ class Place:
 @pytest.fixture
 def place() -> Iterator[Place]:
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-        made = Place(directory)
+        made = Place(f"unix:{directory}/c.sock")
         made.start()
         yield made
         made.end()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
+    """Of the job digits."""
+    return sign_for_job(make_certificates(tmp_path_factory.mktemp("tls") / "made"), "digits")
+
+
+@pytest.fixture
+def protected(certificates: TlsFiles) -> Iterator[Place]:
+    """A leader that speaks to those of its job alone."""
+    made = Place("127.0.0.1:0", Tls(job="digits", files=certificates))
+    made.start()
+    yield made
+    made.end()
 
 
 Printed = pytest.CaptureFixture[str]
@@ -256,8 +277,37 @@ def test_no_job_runs_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 def test_an_address_elsewhere_is_not_asked_in_plain_text() -> None:
-    with pytest.raises(ConfigurationError, match=r"10\.0\.0\.1:29400 is not on this.*--etcd"):
+    with pytest.raises(
+        ConfigurationError, match=r"10\.0\.0\.1:29400 is reached.*no certificate.*--tls-ca"
+    ):
         operator.status(Target(address="10.0.0.1:29400"), output="json")
+
+
+def at_address(place: Place, *options: str | Path) -> Any:
+    arguments = ["status", "--output", "json", "--address", place.target.address, *options]
+    return CliRunner().invoke(main.app, [str(argument) for argument in arguments])
+
+
+def test_an_address_is_asked_with_the_certificates_of_the_job(
+    protected: Place, certificates: TlsFiles
+) -> None:
+    files = certificates
+    tls = ("--tls-ca", files.ca, "--tls-cert", files.certificate, "--tls-key", files.key)
+    asked = at_address(protected, "--job", "digits", *map(str, tls))
+    assert asked.exit_code == 0, asked.output
+    assert json.loads(asked.stdout)["job"] == "digits"
+    refused = at_address(protected, "--job", "letters", *map(str, tls))
+    assert refused.exit_code == ExitCode.CONFIGURATION
+    assert "letters.job.elastic" in refused.output
+    half = at_address(protected, "--tls-ca", str(files.ca))
+    assert half.exit_code == ExitCode.CONFIGURATION
+    assert "--tls-ca: mutual TLS needs also --tls-cert, --tls-key" in half.output
+
+
+@pytest.mark.parametrize("address", ["host", "host:x", "host:99999", "http://host:1"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"--address: '{address}' is not allowed"):
+        operator.status(Target(address=address), output="json")
 
 
 class Opened(FailingStore):
@@ -312,6 +362,106 @@ def test_the_leader_is_found_in_the_store(
     slow = dataclasses.replace(FAR.settings, timeout_s=DEADLINE_S)  # type: ignore[type-var]
     operator.status(Target(settings=slow), output="json")
     assert json.loads(capsys.readouterr().out)["job"] == "digits"
+
+
+ENDED = RunEnd(run_id="default", exit_code=0, committed=57, ended_unix_s=1e9)
+STOPPED_RUN = RunEnd(
+    run_id="second", exit_code=82, message="maintenance", committed=99, ended_unix_s=2e9
+)
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> Target:
+    """Of a job of which two runs have ended. Whoever waited for a leader would never return."""
+    store = Opened(Clock())
+
+    async def end_all() -> None:
+        for end in (ENDED, STOPPED_RUN):
+            value = json.dumps(dataclasses.asdict(end)).encode()
+            await store.put(JobKeys("digits").end(end.run_id), value)
+
+    asyncio.run(end_all())
+    monkeypatch.setattr(operator, "open_store", lambda _settings, **_: store)
+    settings = dataclasses.replace(FAR.settings, timeout_s=1e6)  # type: ignore[type-var]
+    return Target(settings=settings)
+
+
+def test_the_status_of_a_run_that_has_ended_is_its_end(ended: Target, capsys: Printed) -> None:
+    operator.status(ended, output="table")
+    shown = capsys.readouterr().out
+    for part in (
+        "job digits: ended, run second: stopped by an operator (exit code 82)",
+        "step 99, at 2033-05-1",
+        "maintenance",
+        "another --run-id, or after `elastic forget second --job digits`",
+    ):
+        assert part in shown
+    operator.status(ended, output="json")
+    assert document(capsys) == {
+        "job": "digits",
+        "phase": "ended",
+        "meaning": "stopped by an operator",
+        "run_id": "second",
+        "exit_code": 82,
+        "message": "maintenance",
+        "committed": 99,
+        "ended_unix_s": 2e9,
+    }
+
+
+def test_a_run_that_was_left_is_told_to_go_on(ended: Target, capsys: Printed) -> None:
+    left = dataclasses.replace(STOPPED_RUN, exit_code=143, left=True)
+    store = operator.open_store(ended.settings)  # type: ignore[arg-type, union-attr]
+    value = json.dumps(dataclasses.asdict(left)).encode()
+    asyncio.run(store.put(JobKeys("digits").end("second"), value))
+    operator.status(ended, output="json")
+    assert document(capsys)["phase"] == "left"
+    operator.status(ended, output="table")
+    assert "started again, it goes on from its newest checkpoint" in capsys.readouterr().out
+
+
+def test_no_node_takes_part_in_a_run_that_has_ended(ended: Target, capsys: Printed) -> None:
+    operator.nodes(ended, output="json")
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == []
+    assert "run 'second' of job 'digits' ended at " in printed.err
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_the_events_of_a_run_that_has_ended_are_gone(
+    ended: Target, capsys: Printed, follow: bool
+) -> None:
+    assert operator.events(ended, follow=follow, output="json") == 0
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "run 'second' of job 'digits' ended at " in printed.err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda target: operator.stop(target, reason="why"),
+        lambda target: operator.drain(target, "n1", reason="why"),
+        lambda target: operator.clear(target, "n1"),
+    ],
+    ids=["stop", "drain", "clear"],
+)
+def test_a_run_that_has_ended_can_not_be_changed(
+    ended: Target, change: Callable[[Target], None]
+) -> None:
+    told = r"nothing is changed.*stopped by an operator.*run 'second'.*exit code 82: maintenance"
+    with pytest.raises(ConfigurationError, match=told):
+        change(ended)
+
+
+def test_a_run_that_nobody_leads_has_not_ended(
+    ended: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = operator.open_store(ended.settings)  # type: ignore[arg-type, union-attr]
+    asyncio.run(store.put(JobKeys("digits").run, b"third"))
+    monkeypatch.setattr(operator, "open_store", lambda _settings, **_: store)
+    with pytest.raises(TransientError, match="no coordinator leads the job 'digits' now"):
+        operator.status(FAR, output="json")
 
 
 class Handover(Opened):

@@ -329,7 +329,13 @@ def test_the_end_of_the_job_ends_both() -> None:
         kinds(stream)
         contest.one.office.agent_said(stream, view(worker("w", FINISHED, number)))
         await until(lambda: "job_ended" in kinds(stream))
-        contest.one.office.agent_lost(stream)  # it ends when it has heard of it
+        office = contest.one.office
+        with pytest.raises(ConfigurationError, match="nothing is changed, since it has ended: run"):
+            office.stop("too late", 82)
+        for said in (office.drain("n1", ""), office.clear("n1")):
+            with pytest.raises(ConfigurationError, match="exit code 0"):
+                await said
+        office.agent_lost(stream)  # it ends when it has heard of it
         assert contest.one.running is not None
         assert contest.two.running is not None
         assert await contest.one.running == 0

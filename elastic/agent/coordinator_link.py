@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from elastic.errors import ConfigurationError, NodeRefused, TransientError
@@ -16,6 +16,7 @@ _RETRY_S = 0.25
 _RETRY_REFUSED_S = 2.0
 _KEPT = ("failure", "notice", "stop", "leave")
 """What a coordinator must hear even if it was away; all else is sent anew on a new stream."""
+_SAID_ANEW = ("stop", "leave")
 _MOST_KEPT = 1000
 _REPLACED = ("view", "progress")
 """Of these the newest says it all."""
@@ -169,8 +170,19 @@ class CoordinatorLink:
             self._outgoing = None
             earlier, self._kept = self._kept, deque(maxlen=_MOST_KEPT)
             unsent = outgoing.end()  # gRPC waits for more even after the call is over
-            self._kept += [m for m in unsent if m.WhichOneof("kind") in _KEPT]
-            self._kept += earlier
+            not_said = (m for m in (*unsent, *earlier) if m.WhichOneof("kind") in _KEPT)
+            self._kept += _without_repeats(not_said)
+
+
+def _without_repeats(messages: Iterable[pb.AgentMessage]) -> Iterator[pb.AgentMessage]:
+    """What is said on every new stream would fill an outage with itself."""
+    said: list[pb.AgentMessage] = []
+    for message in messages:
+        if message.WhichOneof("kind") in _SAID_ANEW:
+            if message in said:
+                continue
+            said.append(message)
+        yield message
 
 
 class Outgoing(AsyncIterator[pb.AgentMessage]):

@@ -138,6 +138,7 @@ class AgentDaemon:
         )
         self._view: tuple[Any, ...] = ()
         self._leaves_because = ""
+        self._stop_ordered: control_pb2.StopRequest | None = None
         self._attending = False
         self.adopts = False
         """It has found what an earlier agent has left."""
@@ -430,6 +431,8 @@ class AgentDaemon:
             self._driver.post(ev.JobEnded(exit_code=message.job_ended.exit_code))
         elif kind == "probe":
             self._server.broadcast(probe=pb.ProbeProgress())
+        elif kind == "stop":
+            self._stop_ordered = message.stop
         elif kind == "stray":
             self._driver.post(ev.Strayed())
         elif kind == "drain":
@@ -446,6 +449,8 @@ class AgentDaemon:
             if before is not None:
                 known.before.CopyFrom(generation_to_pb(before))
             self._link.send(known=known)
+        if self._stop_ordered is not None:
+            self._link.send(stop=self._stop_ordered)
         self._send_view()
         if self._leaves_because:
             self._link.send(leave=control_pb2.LeaveRequest(reason=self._leaves_because))

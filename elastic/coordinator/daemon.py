@@ -126,7 +126,7 @@ class CoordinatorDaemon:
             generation=self._machine.generation,
             on_failure=self._departing.worker_failed,
             on_leave=self._departing.wants_to_leave,
-            on_stop=self._take_stop,
+            on_stop=self._agent_knows_of_stop,
             on_known=self._agent_knows,
         )
         self.ended: asyncio.Future[RunEnd] = asyncio.get_running_loop().create_future()
@@ -136,6 +136,7 @@ class CoordinatorDaemon:
         self.outdated: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
         """What the store has lost, once an agent has told of it."""
         self._lost: Stored | None = None
+        self._order: StopOrder | None = None
         self.registry: NodeRegistry | None = None
         """Where it is known which nodes there are, besides those that connect."""
 
@@ -206,6 +207,8 @@ class CoordinatorDaemon:
         current = self._machine.current
         if current is not None:
             stream.send(generation=generation_to_pb(current))
+        if self._order is not None:
+            stream.send(stop=_to_pb(self._order))
 
     def _is_held_by_another(self, stream: AgentStream) -> bool:
         """Somebody attends under the name, and the name is registered for it."""
@@ -536,12 +539,19 @@ class CoordinatorDaemon:
             told = self.ended.result().told(self._options.job)
             raise ConfigurationError(f"nothing is changed, since it has ended: {told}")
 
+    def _agent_knows_of_stop(self, reason: str, exit_code: int) -> None:
+        """It asks for it, or has heard of it under a leader before: what the store has lost."""
+        if self._order is None:
+            self._take_stop(reason, exit_code)
+
     def _take_stop(self, reason: str, exit_code: int) -> None:
         order = StopOrder(reason=reason, exit_code=exit_code)
         self._stop(order)
         self._tasks.start(self._keep_stop(order), "keep-stop")
 
     def _stop(self, order: StopOrder) -> None:
+        self._order = self._order or order
+        self._nodes.broadcast(stop=_to_pb(order))
         self._journal.record("stop_requested", reason=order.reason)
         self._views.post(ev.StopRequested(exit_code=order.exit_code, reason=order.reason))
 
@@ -586,3 +596,7 @@ class CoordinatorDaemon:
         """A bug here must not look like a hang."""
         if not self.ended.done():
             self.ended.set_exception(error)
+
+
+def _to_pb(order: StopOrder) -> pb.StopRequest:
+    return pb.StopRequest(reason=order.reason, exit_code=order.exit_code)

@@ -101,7 +101,7 @@ class Stray(_message.Message):
     def __init__(self) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("generation", "replace", "checkpoint", "ledger_stored", "dismiss", "job_ended", "probe", "refused", "drained", "drain", "stray")
+    __slots__ = ("generation", "replace", "checkpoint", "ledger_stored", "dismiss", "job_ended", "probe", "refused", "drained", "drain", "stray", "stop")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REPLACE_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +113,7 @@ class CoordinatorMessage(_message.Message):
     DRAINED_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     STRAY_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
     generation: _job_pb2.Generation
     replace: Replace
     checkpoint: _local_pb2.CheckpointCommitted
@@ -124,7 +125,8 @@ class CoordinatorMessage(_message.Message):
     drained: Drained
     drain: Drain
     stray: Stray
-    def __init__(self, generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., replace: _Optional[_Union[Replace, _Mapping]] = ..., checkpoint: _Optional[_Union[_local_pb2.CheckpointCommitted, _Mapping]] = ..., ledger_stored: _Optional[_Union[_local_pb2.LedgerStored, _Mapping]] = ..., dismiss: _Optional[_Union[_local_pb2.Dismiss, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., stray: _Optional[_Union[Stray, _Mapping]] = ...) -> None: ...
+    stop: StopRequest
+    def __init__(self, generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., replace: _Optional[_Union[Replace, _Mapping]] = ..., checkpoint: _Optional[_Union[_local_pb2.CheckpointCommitted, _Mapping]] = ..., ledger_stored: _Optional[_Union[_local_pb2.LedgerStored, _Mapping]] = ..., dismiss: _Optional[_Union[_local_pb2.Dismiss, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., stray: _Optional[_Union[Stray, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ...) -> None: ...
 
 class Probe(_message.Message):
     __slots__ = ()

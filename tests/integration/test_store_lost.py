@@ -208,6 +208,30 @@ def test_no_second_group_when_the_agents_are_started_again_too(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("leader", ["stays", "changes"])
+def test_a_job_that_is_to_stop_stops_though_etcd_has_lost_the_order(
+    place: Place, backed: Backed, leader: str
+) -> None:
+    job = Job(place, etcd=backed.etcd.endpoints(), step_s=6.0)
+    try:
+        job.start_coordinator_with_ledger()
+        for node in NODES:
+            job.start_agent(node)
+        job.wait(lambda: job.steps.newest() >= 1, "steps")
+        assert job.start("stop", "--reason", "maintenance").wait() == 0
+        job.wait(lambda: job.events("generation_formed", reason="stopping"), "the last group")
+        backed.delete_all()
+        if leader == "changes":
+            job.kill_leader()
+        for process in (job.coordinators[-1], *(job.agents[node][-1] for node in NODES)):
+            assert process.wait() == 82, job.story()
+        assert job.start("forget").wait() == 0
+    finally:
+        job.close()
+        backed.delete_all()
+
+
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("leader", ["stays", "changes"])
 @pytest.mark.parametrize(

@@ -209,6 +209,29 @@ def test_contact_after_a_loss_is_told_and_the_first_is_not(tmp_path: Path) -> No
     run(tmp_path, check)
 
 
+def test_what_is_said_on_every_stream_is_kept_once_however_long_nobody_answers(
+    tmp_path: Path,
+) -> None:
+    async def check(place: Place) -> None:
+        agent = place.agent(FixedLeader(f"unix:{tmp_path}/nobody.sock"))
+        tries = 0
+
+        def say_anew() -> None:
+            nonlocal tries
+            tries += 1
+            for why in ("SIGTERM", "drained"):
+                agent.link.send(leave=pb.LeaveRequest(reason=why))
+            agent.link.send(stop=pb.StopRequest(reason="maintenance"))
+
+        agent.link._on_connected = say_anew
+        await until(lambda: tries > 3)
+        await agent.close()
+        kinds = [m.WhichOneof("kind") for m in agent.link._kept]
+        assert kinds == ["leave", "leave", "stop"]
+
+    run(tmp_path, check)
+
+
 def test_what_matters_is_kept_while_nobody_answers_and_the_rest_is_not(tmp_path: Path) -> None:
     async def check(place: Place) -> None:
         coordinator = await place.coordinator()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -23,7 +24,7 @@ from elastic.store.leader_watch import find_leader
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2
 from tests.contract.conftest import within_deadline
-from tests.unit.coordinator.agents import Diary, agent, closed, kinds, view, worker
+from tests.unit.coordinator.agents import Diary, agent, closed, kinds, sent, view, worker
 from tests.unit.store.failing_store import Clock, FailingStore
 
 KEYS = JobKeys("job")
@@ -373,6 +374,35 @@ def test_the_next_leader_knows_of_the_order_to_stop() -> None:
         assert contest.two.running is not None
         assert await contest.two.running == 82  # after the grace: nobody has come
         assert [e.key for e in await contest.store.list(KEYS.folder)] == [KEYS.end("default")]
+
+    run(check)
+
+
+def test_an_order_to_stop_that_the_store_has_lost_is_told_by_agents_and_written_again() -> None:
+    async def check(contest: Contest) -> None:
+        stream, _ = await group_of_one(contest.one)
+        kinds(stream)
+        contest.one.office.stop("maintenance", 82)
+        (order,) = (m.stop for m in sent(stream) if m.HasField("stop"))
+        late = agent("n2", "4567")
+        await contest.one.attended_by(late)
+        assert [m.stop for m in sent(late) if m.HasField("stop")] == [order]
+        await contest.one.end()
+        await until(contest.two.leads)
+        await contest.two.end()
+        for entry in await contest.store.list(KEYS.folder):
+            await contest.store.delete(entry.key)
+        three = Candidate(contest.store, "three:1")
+        three.start()
+        await until(three.leads)
+        again = agent("n1", "0123", slots=1)
+        told = pb.AgentMessage(stop=order)
+        await three.attended_by(again, told, told, view(worker("w", TRAINING, 1)))
+        assert three.diary.of("stop_requested") == [{"reason": "maintenance"}]
+        while (kept := await contest.store.get(KEYS.stop)) is None:
+            await asyncio.sleep(0.01)
+        assert json.loads(kept.value) == {"reason": "maintenance", "exit_code": 82}
+        await three.end()
 
     run(check)
 

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,10 +21,13 @@ from elastic.agent.out_of_memory import OutOfMemory
 from elastic.agent.worker_logs import WorkerLogs
 from elastic.agent.worker_server import WorkerServer
 from elastic.agent.zygote_process import ZygoteProcess
+from elastic.checkpoint.catalog import list_checkpoints
+from elastic.checkpoint.directory import open_directory
 from elastic.core.agent import effects as fx
 from elastic.core.agent import events as ev
 from elastic.core.agent.machine import Agent, AgentSettings
 from elastic.core.membership import FailureKind
+from elastic.errors import ElasticError, ExitCode
 from elastic.rpc.codec import (
     failure_from_pb,
     failure_to_pb,
@@ -36,10 +39,12 @@ from elastic.rpc.codec import (
 from elastic.rpc.control import ControlClient
 from elastic.runtime.driver import Driver
 from elastic.runtime.journal import Journal
+from elastic.runtime.log_retention import ZYGOTE_LOG, prune
 from elastic.runtime.loop_watch import LoopPauses
 from elastic.runtime.off_loop import off_loop
 from elastic.runtime.orphans import OrphanReaper
 from elastic.runtime.tasks import TaskSupervisor
+from elastic.settings.limits import KeptLogs
 from elastic.v1 import control_pb2, job_pb2
 from elastic.v1 import local_pb2 as pb
 
@@ -47,6 +52,7 @@ _LIVENESS_INTERVAL_S = 0.5
 _DUMP_LOOK_S = 0.1
 _LEAST_DUMP_S = 0.3  # for a worker to write its stacks before it is killed
 _MOST_DUMP_S = 1.0  # where nothing of them is to be seen yet
+_LOOK_FOR_CHECKPOINT_S = 5.0
 _LOST_EXIT_S = 0.5  # for the zygote to report an exit that the pidfd has announced
 _MOST_BARREN_ZYGOTES = 3  # that end before they are ready: what they import fails
 
@@ -74,6 +80,8 @@ class NodeOptions:
     join_timeout_s: float = 10.0
     silence_s: float = 60.0
     compiling_silence_s: float = 600.0
+    keep_logs: KeptLogs = field(default_factory=KeptLogs)
+    """Of this run and those before."""
     grace_s: float = 0.0
     """How long workers outlive an agent that ends without a word, for another one to adopt them."""
     hold: IO[str] | None = None
@@ -138,6 +146,9 @@ class AgentDaemon:
         )
         self._view: tuple[Any, ...] = ()
         self._leaves_because = ""
+        self._leave_timed_out = False
+        # As far as was heard here. A later generation may have had to go back.
+        self._committed, self._newest_checkpoint = (0, 0), 0
         self._stop_ordered: control_pb2.StopRequest | None = None
         self._attending = False
         self.adopts = False
@@ -153,6 +164,7 @@ class AgentDaemon:
             self._attend()
         self._tasks.start(self._zygote.run(), "zygote")
         self._tasks.start(self._logs.run(), "logs")
+        self._tasks.start(self._remove_earlier_logs(), "earlier-logs")
         self._tasks.start(self._watch_liveness(), "liveness")
 
     def _attend(self) -> None:
@@ -212,7 +224,7 @@ class AgentDaemon:
     def _new_zygote(self) -> ZygoteProcess:
         return ZygoteProcess(
             run_directory=self._options.run_directory,
-            log=self._options.log_directory / "zygote.log",
+            log=self._options.log_directory / ZYGOTE_LOG,
             environment=self._options.environment,
             on_event=self._zygote_said,
             on_lost=self._zygote_lost,
@@ -293,6 +305,22 @@ class AgentDaemon:
             self._removes_logs = True
             self._tasks.start(self._remove_stale_logs(), "remove-logs")
 
+    async def _remove_earlier_logs(self) -> None:
+        own, kept = self._options.log_directory, self._options.keep_logs
+        pruning = functools.partial(
+            prune, own, self._options.job, runs=kept.runs, size_bytes=kept.size_bytes
+        )
+        removed = await off_loop(pruning)
+        if removed.directories:
+            self._journal.record(
+                "logs_removed",
+                directories=len(removed.directories),
+                bytes=removed.size_bytes,
+                oldest=str(removed.directories[-1]),
+            )
+        for problem in removed.problems[:1]:
+            self._journal.record("warning", source="logs", message=problem)
+
     async def _remove_stale_logs(self) -> None:
         try:
             while (stale := self._log_files.next_stale()) is not None:
@@ -346,6 +374,8 @@ class AgentDaemon:
             return
         kind = message.WhichOneof("kind")
         if kind == "progress":
+            progress = message.progress  # of which spares make none
+            self._committed = max(self._committed, (progress.generation, progress.committed))
             self._note_compiling(worker, message.progress)
         compiling = worker in self._compiling
         self._liveness.heard(worker, pid, time.monotonic(), compiling=compiling)
@@ -422,6 +452,8 @@ class AgentDaemon:
                 )
             )
         elif kind == "checkpoint":
+            if not message.checkpoint.abandoned:
+                self._newest_checkpoint = max(self._newest_checkpoint, message.checkpoint.step)
             self._server.broadcast(checkpoint=message.checkpoint)
         elif kind == "ledger_stored":
             self._server.broadcast(ledger_stored=message.ledger_stored)
@@ -551,13 +583,42 @@ class AgentDaemon:
         self._link.send(leave=control_pb2.LeaveRequest(reason=effect.reason))
 
     @_carry_out.register
+    def _(self, effect: fx.TellLeaveTimedOut) -> None:
+        self._leave_timed_out = True
+        waited_s = round(effect.waited_s, 3)
+        self._journal.record("leave_timed_out", node=self._options.hello.node, waited_s=waited_s)
+        self._link.send(leave_timed_out=control_pb2.LeaveTimedOut(waited_s=waited_s))
+
+    @_carry_out.register
     def _(self, effect: fx.SetTimer) -> None:
         self._driver.set_timer(effect.at)
 
     @_carry_out.register
     def _(self, effect: fx.ExitAgent) -> None:
-        if not self.ended.done():
-            self.ended.set_result(effect.exit_code)
+        unheard = self._leave_timed_out and not self._link.connected
+        if unheard and self._options.checkpoint_dir:
+            self._tasks.start(self._end_unsaved(effect.exit_code), "last-words")
+        else:
+            self.end(effect.exit_code)
+
+    async def _end_unsaved(self, exit_code: int) -> None:
+        """Nobody leads who could have had the job saved: say what is lost with this node."""
+        url, newest = self._options.checkpoint_dir, 0
+        with contextlib.suppress(ElasticError, asyncio.TimeoutError):
+            looking = off_loop(lambda: max(list_checkpoints(open_directory(url)), default=0))
+            newest = await asyncio.wait_for(looking, _LOOK_FOR_CHECKPOINT_S)
+        newest = max(newest, self._newest_checkpoint)
+        committed = self._committed[1]
+        if committed > newest:
+            self._journal.record(
+                "not_saved",
+                node=self._options.hello.node,
+                committed=committed,
+                checkpoint=newest,
+                reason="no coordinator",
+            )
+            exit_code = int(ExitCode.NOT_SAVED)
+        self.end(exit_code)
 
     def crashed(self, error: BaseException) -> None:
         """A bug here must not look like a hang."""

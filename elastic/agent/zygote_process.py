@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from elastic.errors import ConfigurationError, TransientError
 from elastic.rpc.framing import encode, read_message
+from elastic.runtime.log_retention import hold
 from elastic.runtime.orphans import end_marked
 from elastic.v1 import local_pb2 as pb
 
@@ -187,6 +188,7 @@ class ZygoteProcess:
         directory, python = str(self._run_directory), [sys.executable, "-m"]
         zygote = [*python, _ZYGOTE, "--listener", str(listener.fileno()), "--directory", directory]
         with listener, self._log.open("ab") as log:
+            hold(log.fileno())
             try:
                 return subprocess.Popen(
                     [*python, _KEEPER, directory, *zygote, "--grace-s", str(self._grace_s)],

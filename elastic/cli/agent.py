@@ -89,6 +89,11 @@ class NodeCommand:
         return name
 
     @property
+    def origin(self) -> dict[str, str]:
+        """Whose events and lines these are."""
+        return {"job": self.settings.job, "run": self.settings.run_id, "node": self.node}
+
+    @property
     def classic(self) -> bool:
         """The script was written for torchrun."""
         return is_classic(Path(self.argv[0]), self.settings.launch)
@@ -136,7 +141,7 @@ def attend(command: NodeCommand) -> Attended:
         return Attended(exit_code=0)
     logs = log_directory(settings.job, settings.log_dir)
     directory = NodeDirectory(settings.job, command.node, settings.state_dir, kept=kept)
-    display = JsonDisplay(settings.console)
+    display = JsonDisplay(settings.console, origin=command.origin)
     adopt_orphans()
     set_title("agent", command.node)
     attended = Attended(exit_code=1)
@@ -161,7 +166,7 @@ async def _attend(
     unsure: str,
 ) -> Attended:
     settings = command.settings
-    journal = Journal(display.entry)
+    journal = Journal(display.entry, origin=command.origin)
     warnings_to(journal)
     if unsure:
         journal.record("warning", source="node_host", message=unsure)
@@ -464,6 +469,7 @@ def _options(
         run_directory=directory.path,
         log_directory=logs,
         environment=environment,
+        keep_logs=settings.keep_logs,
         job=settings.job,
         ports=settings.worker_port_range or (0, 0),
         hello=AgentHello(

@@ -39,19 +39,25 @@ class Display(Protocol):
 
 
 class JsonDisplay:
-    """Events as JSON lines on stderr, workers' lines with a prefix on stdout."""
+    """Events as JSON lines on stderr, workers' lines on stdout: with a prefix, or as JSON too.
+
+    origin: that of the workers' lines, see Entry.
+    """
 
     def __init__(
         self,
         choice: Console,
         *,
+        origin: Mapping[str, Any] | None = None,
         out: TextIO | None = None,
         err: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._choice = choice
         self._out = out if out is not None else sys.stdout
+        self._origin = origin or {}
         self._write = JsonLines(err if err is not None else sys.stderr)
+        self._write_output = JsonLines(self._out) if choice is Console.JSON else None
         self._clock = clock
         self._progress_at: float | None = None
 
@@ -66,7 +72,12 @@ class JsonDisplay:
 
     def output(self, rank: int | None, worker: str, line: str) -> None:
         """Write it if it is to be shown."""
-        if _is_shown(self._choice, rank, worker):
+        if self._write_output is not None:
+            fields = {"worker": worker, "rank": rank, "stream": "output", "line": line}
+            self._write_output(
+                Entry(unix_s=time.time(), name="worker_output", fields=fields, origin=self._origin)
+            )
+        elif _is_shown(self._choice, rank, worker):
             self._out.write(prefix(rank, worker) + printable(line, colours=True) + "\n")
             self._out.flush()
 
@@ -247,6 +258,12 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "ledger_continued": lambda f: f"the ledger {f['path']} is written again",
     "stop_requested": lambda f: f"leaving at the next step boundary: {f['reason']}",
+    "save_retried": lambda f: (
+        f"the last save, of step {f['step']}, fails and is tried again: {f['message']}"
+    ),
+    "logs_removed": lambda f: (
+        f"logs of {f['directories']} earlier runs are removed, {f['bytes'] / 1e6:.1f} MB"
+    ),
     "zygote_lost": lambda f: f["reason"],
     "job_finished": lambda f: f"finished after {f['committed']} steps{_because(f)}",
     "job_ended": lambda f: f"ended after {f['committed']} steps{_because(f)}",
@@ -291,6 +308,14 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "node_vanished": lambda f: f"the registration of node {f['node']} is lost",
     "node_leaving": lambda f: f"node {f['node']} leaves: {f['reason']}",
     "node_left_group": lambda f: f"node {f['node']} has left the group",
+    "leave_timed_out": lambda f: (
+        f"node {f['node']} was to leave, and came to no step boundary within {f['waited_s']:g} s: "
+        "its workers are ended"
+    ),
+    "not_saved": lambda f: (
+        f"not saved: {f['reason']}; the newest checkpoint is of step {f['checkpoint']}, and node "
+        f"{f['node']} had committed {f['committed']} steps"
+    ),
     "node_drained": lambda f: f"{_place(f)} is left and kept out: {f['reason']}",
     "node_quarantined": lambda f: f"{_place(f)} is in quarantine: {f['reason']}",
     "node_cleared": lambda f: f"{_place(f)} may take part again",

@@ -47,7 +47,11 @@ async def _coordinate(
     settings: CoordinatorSettings, checkpoints: CheckpointDirectory | None, stream: Stream
 ) -> int:
     recent, pauses = RecentEntries(), LoopPauses()
-    journal = Journal(JsonLines(stream, quiet=frozenset({"progress"})), recent)
+    journal = Journal(
+        JsonLines(stream, quiet=frozenset({"progress"})),
+        recent,
+        origin={"job": settings.job, "run": settings.run_id, "node": None},
+    )
     warnings_to(journal)
     security = choose_security(settings.job, settings.security)
     await require_listenable(settings.listen)

@@ -34,6 +34,7 @@ _LOCAL_TIMEOUT_S = 5.0
 _NEXT_LEADER_S = 0.25
 _STORE_SHARE = 0.8  # of the time for an answer
 _LEAST_S = 2.0  # for one coordinator's answer
+_OF_EVERY_EVENT = ("severity", "job", "run")
 _LAST_EVENTS = ("job_finished", "job_ended")
 
 
@@ -238,7 +239,8 @@ def event_from(line: str) -> tuple[float, str, dict[str, Any]]:
 def _show_event(line: str) -> None:
     at, name, fields = event_from(line)
     clock = time.strftime("%H:%M:%S", time.localtime(at))
-    facts = " ".join(f"{key}={value}" for key, value in fields.items() if value not in ("", None))
+    told = {key: value for key, value in fields.items() if key not in _OF_EVERY_EVENT}
+    facts = " ".join(f"{key}={value}" for key, value in told.items() if value not in ("", None))
     print(printable(f"{clock} {name} {facts}".rstrip()), flush=True)
 
 

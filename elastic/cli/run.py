@@ -8,7 +8,6 @@ import math
 import os
 import signal
 import sys
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from elastic.rpc.control import ControlClient, ControlServer
 from elastic.rpc.security import stays_here
 from elastic.runtime.journal import Journal, RecentEntries
 from elastic.runtime.listening import require_listenable
+from elastic.runtime.log_retention import directory_name
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.network import interface_of
 from elastic.runtime.orphans import adopt_orphans
@@ -40,11 +40,13 @@ from elastic.runtime.run_directory import RunDirectory
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.fields import options_of
 from elastic.settings.node import NodeSettings
-from elastic.settings.run import OutputMode, RunSettings
+from elastic.settings.run import Console, OutputMode, RunSettings
+from elastic.store.job_runs import DEFAULT_RUN
 from elastic.store.memory import MemoryStore
 from elastic.v1.control_pb2 import AgentHello
 
 _LOOPBACK = "127.0.0.1"
+_NODE = "local"
 _MANY_NODES = (
     "for several machines there are `elastic coordinator` and `elastic agent` (docs/MANY_NODES.md)"
 )
@@ -90,7 +92,7 @@ async def _run(
 ) -> int:
     settings = command.settings
     recent, pauses = RecentEntries(), LoopPauses()
-    journal = Journal(display.entry, recent)
+    journal = Journal(display.entry, recent, origin=_origin(settings))
     warnings_to(journal)
     if settings.listen is not None:
         await require_listenable(settings.listen)
@@ -218,7 +220,6 @@ def _checkpoints(settings: RunSettings) -> CheckpointDirectory | None:
 
 def log_directory(job: str, parent: Path | None) -> Path:
     """A new one for this run. Raises ConfigurationError."""
-    started = time.strftime("%Y%m%d-%H%M%S")
     try:
         root = parent or _state_home() / "elastic" / "logs"
     except RuntimeError as error:  # no HOME, and a user id without a name
@@ -226,7 +227,7 @@ def log_directory(job: str, parent: Path | None) -> Path:
             f"there is no home directory to keep logs in ({error}); choose one with --log-dir, or "
             "set HOME"
         ) from error
-    directory = root / f"{job}-{started}-{os.getpid()}"
+    directory = root / directory_name(job)
     try:
         directory.mkdir(parents=True)
     except OSError as error:
@@ -244,9 +245,17 @@ def _state_home() -> Path:
 
 def _display(settings: RunSettings) -> Display:
     live = settings.output is OutputMode.LIVE or (
-        settings.output is OutputMode.AUTO and sys.stderr.isatty()
+        settings.output is OutputMode.AUTO
+        and settings.console is not Console.JSON
+        and sys.stderr.isatty()
     )
-    return LiveDisplay(settings.console) if live else JsonDisplay(settings.console)
+    if live:
+        return LiveDisplay(settings.console)
+    return JsonDisplay(settings.console, origin=_origin(settings))
+
+
+def _origin(settings: RunSettings) -> dict[str, str]:
+    return {"job": settings.job, "run": DEFAULT_RUN, "node": _NODE}
 
 
 def _job_options(settings: RunSettings, checkpoints: CheckpointDirectory | None) -> JobOptions:
@@ -300,7 +309,7 @@ def _node_options(command: Command, run_directory: Path, logs: Path) -> NodeOpti
     classic = command.classic
     return NodeOptions(
         machine=AgentSettings(
-            node="local",
+            node=_NODE,
             slots=slots,
             spares=settings.spares,
             backoff=Backoff(seed=settings.seed),
@@ -310,10 +319,11 @@ def _node_options(command: Command, run_directory: Path, logs: Path) -> NodeOpti
             end_grace_s=settings.stop_grace_s,
         ),
         host=_LOOPBACK,
-        hello=AgentHello(node="local", host=_LOOPBACK, slots=slots, classic=classic),
+        hello=AgentHello(node=_NODE, host=_LOOPBACK, slots=slots, classic=classic),
         argv=command.argv,
         run_directory=run_directory,
         log_directory=logs,
+        keep_logs=settings.keep_logs,
         environment=worker_environment(slots, _LOOPBACK, classic=classic),
         job=settings.job,
         checkpoint_dir=os.path.abspath(settings.checkpoint_dir)

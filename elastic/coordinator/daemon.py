@@ -126,6 +126,7 @@ class CoordinatorDaemon:
             generation=self._machine.generation,
             on_failure=self._departing.worker_failed,
             on_leave=self._departing.wants_to_leave,
+            on_late=self._left_late,
             on_stop=self._agent_knows_of_stop,
             on_known=self._agent_knows,
         )
@@ -349,6 +350,15 @@ class CoordinatorDaemon:
         held = node_id(name, token) if token is not None else None
         absent = (n for n in known if name_of(n) == name and not self._nodes.find(n))
         return sorted(n for n in absent if n != held)
+
+    def _left_late(self, node: AttendingNode, waited_s: float) -> None:
+        """Its workers are ended, since the time in which they were to leave is over."""
+        self._journal.record("leave_timed_out", node=node.stream.node, waited_s=round(waited_s, 3))
+        members = self._machine.members_that_may_train()
+        if any(m.node == node.node for m in members):
+            now = time.monotonic()
+            since = self._machine.last_commit_at(now)
+            self._recoveries.left_late(since, now, self._machine.current)
 
     # ---- what the store has lost
 

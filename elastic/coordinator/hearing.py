@@ -25,8 +25,9 @@ class Hearing:
 
     ledger: None for a job without. current: the newest generation; generation: one that is not long
     past.
-    on_failure: told of each worker that failed, on_leave of a node that asks to leave, on_known of
-    the generations that an agent has heard of.
+    on_failure: told of each worker that failed, on_leave of a node that asks to leave, on_late of
+    one that has not come to a step boundary in its time, on_known of the generations that an agent
+    has heard of.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Hearing:
         generation: Callable[[int], Generation | None],
         on_failure: Callable[[AttendingNode, Failure], None],
         on_leave: Callable[[AttendingNode, str], None],
+        on_late: Callable[[AttendingNode, float], None],
         on_stop: Callable[[str, int], None],
         on_known: Callable[[AttendingNode, Generation, Generation | None], None],
     ) -> None:
@@ -68,6 +70,7 @@ class Hearing:
             "notice": self._notice,
             "known": self._known,
             "leave": lambda node, leave: on_leave(node, leave.reason),
+            "leave_timed_out": lambda node, late: on_late(node, late.waited_s),
             "stop": lambda _node, stop: on_stop(stop.reason, stop.exit_code),
         }
 

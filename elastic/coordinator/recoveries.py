@@ -29,9 +29,10 @@ class Recoveries:
     """Follows a loss until the new group has committed its first step. Instants: the loop's clock.
 
     detect: first sign to decision; of a hang, from the begin of the step in which the group stood
-    still. persist: the generation written. join, sync, first step: as
-    measured by the member that was first to commit. notify: the rest, messages and waiting for the
-    last member. These add up to the total; abort overlaps them, as members free themselves.
+    still; of a node whose time to leave was over, from the last commit. persist: the generation
+    written. join, sync, first step: as measured by the member that was first to commit. notify: the
+    rest, messages and waiting for the last member. These add up to the total; abort overlaps them,
+    as members free themselves.
     """
 
     def __init__(self, finished: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -44,6 +45,18 @@ class Recoveries:
         """A first hint: a broken collective, a dead worker, a broken stream."""
         if self._sign_at is None:
             self._sign_at = now
+
+    def left_late(self, since: float, now: float, current: Generation | None) -> None:
+        """A member ends that was to leave at a step boundary: no step was committed since then.
+
+        The group without it may be planned already; else it is `lost`.
+        """
+        earlier = self._under_way
+        recovery = earlier or _Recovery(since, now, "leave_timed_out", ())
+        recovery.sign_at = min(since, recovery.sign_at)
+        if earlier is None and current is not None and current.leave_after is not None:
+            recovery.generation, recovery.persisted_at = current.number, now
+        self._under_way = recovery
 
     def lost(self, effect: Lost) -> None:
         """The coordinator has decided to go on without these workers."""

@@ -8,10 +8,57 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from elastic.errors import ExitCode
 from elastic.runtime.output import Output, Stream
+
+_ERRORS = frozenset(
+    {
+        "certificates_refused",
+        "checkpoint_damaged",
+        "ledger_failed",
+        "not_saved",
+        "worker_failed",
+    }
+)
+_WARNINGS = frozenset(
+    {
+        "checkpoint_abandoned",
+        "connection_refused",
+        "coordinator_lost",
+        "cut_off",
+        "deposed",
+        "events_lost",
+        "leadership_in_doubt",
+        "leave_timed_out",
+        "loop_paused",
+        "message_dropped",
+        "message_refused",
+        "newcomers_refused",
+        "node_lost",
+        "node_quarantined",
+        "node_refused",
+        "node_vanished",
+        "peer_refused",
+        "preempted",
+        "registration_gone",
+        "registration_suspect",
+        "report_failed",
+        "save_retried",
+        "security_warning",
+        "state_differed",
+        "step_copies_state",
+        "step_was_slow",
+        "store_rolled_back",
+        "stray_group_ended",
+        "warning",
+        "worker_not_started",
+        "zygote_lost",
+    }
+)
+_ENDS_AS_ASKED = (ExitCode.STOPPED, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,15 +72,29 @@ class Entry:
     unix_s: float
     name: str
     fields: Mapping[str, Any]
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    """Whose journal it is: "job", "run", "node". What happened to another node names that one."""
+
+    @property
+    def severity(self) -> str:
+        """ "info", "warning" or "error": somebody must look at it."""
+        if self.name in _ERRORS or (self.name == "job_ended" and self._is_failure()):
+            return "error"
+        return "warning" if self.name in _WARNINGS else "info"
+
+    def _is_failure(self) -> bool:
+        return self.fields.get("exit_code") not in _ENDS_AS_ASKED
 
     def to_json(self) -> str:
         """One line. JSON has no infinity: what is not finite is null, and named in "non_finite"."""
-        envelope = {"time": round(self.unix_s, 6), "event": self.name}
+        at = {"time": round(self.unix_s, 6), "event": self.name}
+        envelope = {**at, "severity": self.severity}
         lacking: list[str] = []
         fields = {name: _finite(value, name, lacking) for name, value in self.fields.items()}
         if lacking:
             fields["non_finite"] = lacking
-        return json.dumps({**envelope, **fields, **envelope}, default=str, allow_nan=False)
+        about = {**envelope, **self.origin, **fields, **envelope}
+        return json.dumps(about, default=str, allow_nan=False)
 
 
 def _finite(value: Any, name: str, lacking: list[str]) -> Any:
@@ -55,14 +116,15 @@ _MOST_BEHIND = 10_000
 
 
 class Journal:
-    """Distributes entries to listeners, in order."""
+    """Distributes entries to listeners, in order. origin: see Entry."""
 
-    def __init__(self, *listeners: Listener) -> None:
+    def __init__(self, *listeners: Listener, origin: Mapping[str, Any] | None = None) -> None:
         self._listeners = list(listeners)
+        self._origin = origin or {}
 
     def record(self, name: str, /, **fields: Any) -> None:
         """Something happened."""
-        entry = Entry(unix_s=time.time(), name=name, fields=fields)
+        entry = Entry(unix_s=time.time(), name=name, fields=fields, origin=self._origin)
         for listener in self._listeners:
             listener(entry)
 
@@ -109,16 +171,19 @@ class JsonLines:
     def __init__(self, stream: Stream, *, quiet: frozenset[str] = frozenset()) -> None:
         self._stream = stream
         if isinstance(stream, Output):
-            stream.tell_lost = _tell_lost
+            stream.tell_lost = self._tell_lost
         self._quiet = quiet
+        self._origin: Mapping[str, Any] = {}
 
     def __call__(self, entry: Entry) -> None:
         """Write the entry unless its name is one of the quiet ones."""
+        self._origin = entry.origin
         if entry.name not in self._quiet:
             self._stream.write(entry.to_json() + "\n")
             self._stream.flush()
 
-
-def _tell_lost(count: int) -> str:
-    entry = Entry(unix_s=time.time(), name="events_lost", fields={"lines": count})
-    return entry.to_json() + "\n"
+    def _tell_lost(self, count: int) -> str:
+        entry = Entry(
+            unix_s=time.time(), name="events_lost", fields={"lines": count}, origin=self._origin
+        )
+        return entry.to_json() + "\n"

@@ -34,6 +34,11 @@ _NAME = r"[A-Za-z0-9]([-A-Za-z0-9._]*[A-Za-z0-9])?"
 _HOST_NAME = re.compile(_NAME)
 _MOST_PORT = 65535
 _PORT_RANGE = re.compile(r"([0-9]{1,5})-([0-9]{1,5})")
+_COUNT_OR_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([KMGT]i?B)?", re.IGNORECASE)
+_BYTES = {
+    **{unit: 1000 ** (n + 1) for n, unit in enumerate(("KB", "MB", "GB", "TB"))},
+    **{unit: 1024 ** (n + 1) for n, unit in enumerate(("KIB", "MIB", "GIB", "TIB"))},
+}
 _NODE_RANGE = re.compile(r"([0-9]+)(?::([0-9]+))?")
 
 
@@ -60,6 +65,18 @@ class PortRange(NamedTuple):
     def size(self) -> int:
         """How many there are."""
         return self.last - self.first + 1
+
+
+class KeptLogs(NamedTuple):
+    """How many runs' logs are kept, and how many bytes; None: no limit."""
+
+    runs: int | None = None
+    size_bytes: int | None = None
+    text: str = ""
+    """As it was written."""
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def whole(at_least: int) -> Limits:
@@ -166,6 +183,25 @@ def _parse_port_range(value: object) -> PortRange:
     return ports
 
 
+def _parse_kept_logs(value: object) -> KeptLogs:
+    if isinstance(value, KeptLogs):
+        return value
+    runs = size_bytes = None
+    for part in str(value).split(","):
+        match = _COUNT_OR_SIZE.fullmatch(part.strip())
+        if not match:
+            raise ValueError
+        if match[2] is None and "." not in match[1] and runs is None:
+            runs = int(match[1])
+        elif match[2] is not None and size_bytes is None:
+            size_bytes = int(float(match[1]) * _BYTES[match[2].upper()])
+        else:
+            raise ValueError
+    if 0 in (runs, size_bytes) or max(runs or 0, (size_bytes or 0) >> 30) > MOST:
+        raise ValueError
+    return KeptLogs(runs, size_bytes, str(value))
+
+
 def _split_commas(value: object) -> object:
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
@@ -199,6 +235,10 @@ NODES = Limits(
 PORTS = Limits(
     f"a range of ports as FIRST-LAST, from 1 to {_MOST_PORT}, FIRST not above LAST",
     accepts=Annotated[PortRange, PlainValidator(_parse_port_range)],
+)
+KEPT_LOGS = Limits(
+    "a number of runs, at least 1, a size such as 500MB or 2.5GiB, or both with a comma between",
+    accepts=Annotated[KeptLogs, PlainValidator(_parse_kept_logs)],
 )
 PROCESSES = Limits(
     f"a whole number, at least 1{_AT_MOST}, or one of auto, gpu, cpu",

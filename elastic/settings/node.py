@@ -20,6 +20,7 @@ from elastic.settings.limits import (
     NODE_NAME,
     PORTS,
     YES_OR_NO,
+    KeptLogs,
     PortRange,
     one_of,
 )
@@ -100,6 +101,7 @@ class NodeSettings:
         metadata=about("Tell the coordinator which samples were used, for its ledger.", YES_OR_NO),
     )
     log_dir: Path | None = field(default=None, metadata=shared.LOG_DIR)
+    keep_logs: KeptLogs = field(default=KeptLogs(runs=100, text="100"), metadata=shared.KEEP_LOGS)
     state_dir: Path | None = field(
         default=None,
         metadata=about(

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from elastic.settings import shared
 from elastic.settings.fields import Naming, Relation, about
-from elastic.settings.limits import LISTENING_ADDRESS, NODES, NodeRange, one_of, whole
+from elastic.settings.limits import LISTENING_ADDRESS, NODES, KeptLogs, NodeRange, one_of, whole
 from elastic.settings.shared import Console, Launch
 
 __all__ = ["Console", "Launch", "OutputMode", "RunSettings"]
@@ -36,6 +36,14 @@ def _reachable(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
         )
 
 
+def _one_style(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
+    if values["output"] is OutputMode.LIVE and values["console"] is Console.JSON:
+        yield (
+            f"{naming.mention('output')} and {naming.mention('console')} exclude each other: JSON "
+            "is for programs, a live line for people; leave one out"
+        )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSettings:
     """Validated settings of one `elastic run`; `load_run_settings` builds it from what users wrote.
@@ -45,6 +53,7 @@ class RunSettings:
 
     relations: ClassVar[tuple[Relation, ...]] = (
         Relation(("min_workers", "nproc_per_node", "nnodes"), _reachable),
+        Relation(("output", "console"), _one_style),
     )
 
     script: Path | None = field(default=None, metadata=shared.SCRIPT)
@@ -67,6 +76,7 @@ class RunSettings:
     keep_checkpoints: int = field(default=3, metadata=shared.KEEP_CHECKPOINTS)
     ledger: Path | None = field(default=None, metadata=shared.LEDGER)
     log_dir: Path | None = field(default=None, metadata=shared.LOG_DIR)
+    keep_logs: KeptLogs = field(default=KeptLogs(runs=100, text="100"), metadata=shared.KEEP_LOGS)
     console: Console = field(default=Console.RANK0, metadata=shared.CONSOLE)
     output: OutputMode = field(
         default=OutputMode.AUTO,

@@ -12,6 +12,7 @@ from elastic.settings.limits import (
     DURATION_OR_ZERO,
     FILE,
     JOB_NAME,
+    KEPT_LOGS,
     PROCESSES,
     RUN_NAME,
     number,
@@ -26,6 +27,8 @@ class Console(enum.Enum):
     RANK0 = "rank0"
     ALL = "all"
     NONE = "none"
+    JSON = "json"
+    """That of all, each line as a JSON object."""
 
 
 class Launch(enum.Enum):
@@ -85,7 +88,15 @@ LEDGER = about("Record which samples each committed step used in this file.", FI
 LOG_DIR = about(
     "Directory for the workers' logs; unset: elastic/logs in ~/.local/state.", DIRECTORY
 )
-CONSOLE = about("Whose output is shown: rank0, all or none.", one_of(Console))
+CONSOLE = about(
+    "Whose output is shown: rank0, all or none; json: that of all, each line as a JSON object.",
+    one_of(Console),
+)
+KEEP_LOGS = about(
+    "How many runs' log directories of this job are kept, how large they may be in all, or both: "
+    "10, 5GB, or 10,5GB. The oldest go first, and never one that is in use.",
+    KEPT_LOGS,
+)
 SEED = about("Seed of the jitter between restarts.", whole(0))
 START_TIMEOUT_S = about("Seconds in which a started worker must reach its first step.", DURATION)
 JOIN_TIMEOUT_S = about(

@@ -33,6 +33,9 @@ def test_a_drain_does_not_wait_for_ever(place: Place, tmp_path: Path) -> None:
             assert job.start("drain", "b").wait() == 0
             assert job.agents["b"][-1].wait() == DRAINED, job.story()
             assert time.monotonic() - asked_s >= DRAIN_TIMEOUT_S
+            (told,) = job.events("leave_timed_out", node="b")
+            assert told["waited_s"] >= DRAIN_TIMEOUT_S
+            assert len(job.agents["b"][-1].named("leave_timed_out")) == 1
             job.wait(lambda: job.events("node_lost", node="b"), "the loss of b")
             assert job.agents["a"][-1].process.poll() is None
             assert not job.events("node_quarantined")
@@ -50,5 +53,38 @@ def test_a_drain_does_not_wait_for_ever(place: Place, tmp_path: Path) -> None:
             states = {(n["node"], n["machine"]): n["state"] for n in nodes}
             assert states["b", "another"] == "ready"
             assert states["b", "machine-of-b"] == "drained"
+        finally:
+            job.close()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(120)
+def test_the_time_for_which_a_drain_holds_up_the_group_is_accounted_for(
+    place: Place, tmp_path: Path
+) -> None:
+    flag = tmp_path / "hangs"
+    script = (SCRIPTS / "hangs_somewhere.py", "block", "1", flag)
+    with etcd_cluster(size=1) as cluster:
+        job = LoopbackJob(place, script, etcd=cluster.endpoints())
+        try:
+            job.start_coordinator()
+            for node in NODES:
+                job.start_agent(node, "--drain-timeout-s", str(DRAIN_TIMEOUT_S))
+            job.wait(flag.exists, "the hang")
+            hung_at = float(flag.read_text())
+            (formed,) = job.events("generation_formed")
+            node = str(formed["members"][1]).partition("-")[0]
+            assert job.start("drain", node).wait() == 0
+            assert job.agents[node][-1].wait() == DRAINED, job.story()
+            job.wait(lambda: job.events("recovered"), "the others to go on")
+            (recovered,) = job.events("recovered")
+            true_s = recovered["time"] - hung_at
+            print(f"accounted {recovered['total_s']:.2f} of {true_s:.2f} s")
+            assert recovered["total_s"] > DRAIN_TIMEOUT_S
+            assert abs(recovered["total_s"] - true_s) < 1.0
+            phases = ("detect_s", "persist_s", "notify_s", "join_s", "sync_s", "first_step_s")
+            assert sum(recovered[p] for p in phases) == pytest.approx(
+                recovered["total_s"], abs=0.01
+            )
         finally:
             job.close()

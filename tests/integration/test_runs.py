@@ -18,7 +18,7 @@ from tests.job_process import CommandProcess
 
 pytestmark = pytest.mark.timeout(240)
 
-STOPPED, LEFT, CONFIGURATION = 82, 143, 78
+STOPPED, LEFT, CONFIGURATION, NOT_SAVED = 82, 143, 78, 84
 JOB = "loopback"
 
 
@@ -39,6 +39,7 @@ class Runs(LoopbackJob):
             (TRAINER, out, *script),
             etcd=etcd.endpoints(),
             job=JOB,
+            ELASTIC_DRAIN_TIMEOUT_S="5",
             ELASTIC_CHECKPOINT_DIR=str(place.files / "checkpoints"),
             **ENVIRONMENT,
         )
@@ -152,5 +153,23 @@ def test_a_job_that_all_nodes_have_left_goes_on_when_they_are_back(running: Runs
     running.wait(lambda: running.steps.newest() > trained + 10, "steps beyond those before")
     assert running.events("state_restored")[-1]["source"].startswith("checkpoint of step")
     assert running.runs() == [("default", "running", -1)]
+    running.ask("stop")
+    running.ended([running.coordinators[-1], *job_agents(running)])
+
+
+@pytest.mark.long
+def test_a_job_that_all_leave_while_nobody_leads_says_what_is_not_saved(running: Runs) -> None:
+    (coordinator,) = running.coordinators
+    coordinator.process.send_signal(signal.SIGTERM)
+    assert coordinator.wait() == LEFT
+    for agent in job_agents(running):
+        agent.process.send_signal(signal.SIGTERM)
+    assert running.ended(job_agents(running)) == [NOT_SAVED] * 2
+    for agent in job_agents(running):
+        (told,) = agent.named("not_saved")
+        assert told["committed"] > told["checkpoint"]
+        assert told["reason"] == "no coordinator"
+    running.start_all()
+    running.wait(lambda: bool(running.events("generation_formed", reason="started")), "a group")
     running.ask("stop")
     running.ended([running.coordinators[-1], *job_agents(running)])

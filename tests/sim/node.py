@@ -220,6 +220,8 @@ class Node:
             case fx.AskToStop(exit_code=code, reason=reason):
                 stop = coordinator_events.StopRequested(exit_code=code, reason=reason)
                 self._up.send(self.world.leader.tell, stop)
+            case fx.TellLeaveTimedOut():
+                pass  # for the record
             case fx.ExitAgent(exit_code=code):
                 self._exit(code)
 

@@ -84,6 +84,14 @@ class AskToLeave:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TellLeaveTimedOut:
+    """Tell the coordinator, and whoever reads: this node was to leave at a step boundary, and is
+    ended now without one."""
+
+    waited_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SetTimer:
     """Send TimerFired at this instant; replaces the one before. None: no timer."""
 
@@ -107,6 +115,7 @@ Effect = (
     | ReportFailure
     | AskToStop
     | AskToLeave
+    | TellLeaveTimedOut
     | SetTimer
     | ExitAgent
 )

@@ -334,13 +334,16 @@ class Agent:
 
     def _tend(self, now: float) -> list[fx.Effect]:
         """Level-triggered: whatever happened, bring the node to where it should be."""
+        late: list[fx.Effect] = []
         ends_by = self._ends_by()
         if ends_by and now >= min(ends_by):
             if self._exit_code is None:
                 self._exit_code = ExitCode.DRAINED
+            if self.phase is AgentPhase.SERVING:
+                late.append(fx.TellLeaveTimedOut(waited_s=self._waited_to_leave_s(now)))
             self._end_all(now)
         if self.phase is AgentPhase.ENDING:
-            return [*self._let_go_of_finished(), *self._wind_up(now)]
+            return [*late, *self._let_go_of_finished(), *self._wind_up(now)]
         if self.phase is AgentPhase.WARMING:
             return []
         effects = [*self._retire_spent(now), *self._let_go_of_finished(), *self._expire(now)]
@@ -431,6 +434,11 @@ class Agent:
     def _ends_by(self) -> list[float]:
         """When this node's workers are ended, wherever they are."""
         return [by for by in (self._leave_by, self._drained_by) if by is not None]
+
+    def _waited_to_leave_s(self, now: float) -> float:
+        timeout_s = self._settings.leave_timeout_s
+        assert timeout_s is not None, "nothing ends by itself where the job is this node's"
+        return now - (min(self._ends_by()) - timeout_s)
 
     # ---- parts
 

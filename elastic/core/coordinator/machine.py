@@ -145,6 +145,10 @@ class Coordinator:
         """Steps committed, as far as reported."""
         return self._progress.committed
 
+    def last_commit_at(self, now: float) -> float:
+        """When the newest of them was, as far as reported."""
+        return self._progress.last_commit_at(now)
+
     @property
     def writes(self) -> bool:
         """A generation is being written, and does not exist yet."""

@@ -172,6 +172,13 @@ class ProgressWatch:
         since = min(begins, default=now)
         return since if now - since > self._usual_patience_s() else None
 
+    def last_commit_at(self, now: float) -> float:
+        """When the newest step was committed, as far as is known; since then there was none."""
+        at = self._advanced_at if self._advanced_at is not None else now
+        if self._in_step_s > 0.0 and self._under_way == self.committed:
+            at = min(at, self._observed_at - self._in_step_s)
+        return at
+
     def _slow_step_s(self, committed: int, over_at: float) -> float:
         excused = self._first_step or self._under_way <= self._compiles_in
         if committed <= self._under_way or self._in_step_s == 0.0 or excused:

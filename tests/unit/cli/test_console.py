@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 import elastic
 from elastic.cli import console
 from elastic.cli.console import JsonDisplay, LiveDisplay, describe
+from elastic.runtime import journal
 from elastic.runtime.journal import Entry
 from elastic.settings.run import Console
 
@@ -36,9 +38,11 @@ FIELDS = {
     "address": "h1:4000",
     "after_step": 7,
     "bytes": 10,
+    "checkpoint": 10,
     "certificate": "/tls/job.pem",
     "committed": 12,
     "copy_ms": "1.5",
+    "directories": 3,
     "exit_code": 1,
     "expected": "job.job.elastic",
     "expires": "2030-01-01",
@@ -70,6 +74,7 @@ FIELDS = {
     "sync_s": 0.5,
     "total_s": 0.25,
     "usual_s": 0.05,
+    "waited_s": 15.0,
     "worker": "local-1",
     "world_size": 4,
 }
@@ -238,3 +243,28 @@ def test_the_live_display_folds_progress_into_its_line(
     for part in ("recovered in 250 ms", "worker local-2 [bold]was killed", "[rank 0] loss [red]"):
         assert part in shown
     assert "not shown" not in shown
+
+
+def test_workers_lines_as_json_say_whose_they_are() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    origin = {"job": "digits", "run": "default", "node": "n1"}
+    display = JsonDisplay(Console.JSON, origin=origin, out=out, err=err)
+    display.output(1, "n1-2", 'a "line"\x1b[31m')
+    display.output(None, "n1-3", "of a spare")
+    first, second = map(json.loads, out.getvalue().splitlines())
+    assert time.time() - first.pop("time") < 60.0
+    assert first == {
+        "event": "worker_output",
+        "severity": "info",
+        **origin,
+        "worker": "n1-2",
+        "rank": 1,
+        "stream": "output",
+        "line": 'a "line"\x1b[31m',
+    }
+    assert (second["rank"], second["worker"]) == (None, "n1-3")
+    assert not err.getvalue()
+
+
+def test_every_event_that_is_graver_than_others_exists() -> None:
+    assert console._FORMS.keys() | {"events_lost"} >= journal._ERRORS | journal._WARNINGS

@@ -47,6 +47,7 @@ class Place:
         self.told: list[dict[str, Any]] = []
         self.failed: list[tuple[str, str]] = []
         self.left: list[tuple[str, str]] = []
+        self.late: list[tuple[str, float]] = []
         self.stopped: list[tuple[str, int]] = []
         self.known: list[tuple[str, Generation, Generation | None]] = []
         self.current: Generation | None = CURRENT
@@ -70,6 +71,7 @@ class Place:
             generation=lambda number: self.generations.get(number),
             on_failure=lambda node, failure: self.failed.append((node.node, failure.worker)),
             on_leave=lambda node, reason: self.left.append((node.node, reason)),
+            on_late=lambda node, waited_s: self.late.append((node.node, waited_s)),
             on_stop=lambda reason, code: self.stopped.append((reason, code)),
             on_known=lambda node, newest, before: self.known.append((node.node, newest, before)),
         )
@@ -259,3 +261,9 @@ def test_how_long_the_agents_loop_stood_still_is_kept_for_the_status() -> None:
     place = Place()
     place.hear(view=pb.NodeView(longest_pause_s=0.25))
     assert place.node.longest_pause_s == 0.25
+
+
+def test_of_a_node_that_is_late_it_is_known_how_long_it_waited() -> None:
+    place = Place()
+    place.hear(leave_timed_out=pb.LeaveTimedOut(waited_s=15.25))
+    assert place.late == [("n1@0123", 15.25)]

@@ -132,3 +132,25 @@ def test_only_the_newest_are_kept() -> None:
         recoveries.announced(generation(number), float(number))
         recoveries.reformed(reformed(number), number + 3.0)
     assert [r["generation"] for r in recoveries.finished] == list(range(40, 60))
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_a_group_that_waited_for_one_that_was_to_leave_counts_from_its_last_commit(
+    planned: bool,
+) -> None:
+    recoveries = Recoveries()
+    before = generation(2, leave_after=7) if planned else generation(1)
+    recoveries.announced(before, 86.0)
+    recoveries.left_late(85.0, 100.0, before)
+    if not planned:
+        recoveries.sign(100.1)
+        recoveries.lost(lost(100.5, "b"))
+        recoveries.announced(generation(2), 100.5)
+    assert recoveries.reformed(reformed(1), 101.0) is None
+    record = recoveries.reformed(reformed(2), 103.0)
+    assert record is not None
+    assert record["total_s"] == 18.0
+    assert record["detect_s"] == (15.0 if planned else 15.5)
+    assert record["reason"] == ("leave_timed_out" if planned else "member_lost")
+    phases = ("detect_s", "persist_s", "notify_s", "join_s", "sync_s", "first_step_s")
+    assert sum(record[phase] for phase in phases) == pytest.approx(18.0)

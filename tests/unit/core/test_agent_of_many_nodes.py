@@ -212,7 +212,16 @@ def test_a_node_that_is_not_drained_in_time_ends_all_the_same() -> None:
     (timer,) = of(fx.SetTimer, agent.handle(ev.TimerFired(), 11.0))
     assert timer.at == 70.0  # type: ignore[attr-defined]
     assert not of(fx.EndWorker, agent.handle(ev.TimerFired(), 69.9))
-    assert len(of(fx.EndWorker, agent.handle(ev.TimerFired(), 70.0))) == 3
+    effects = agent.handle(ev.TimerFired(), 70.5)
+    assert len(of(fx.EndWorker, effects)) == 3
+    assert of(fx.TellLeaveTimedOut, effects) == [fx.TellLeaveTimedOut(waited_s=60.5)]
+    assert not of(fx.TellLeaveTimedOut, agent.handle(ev.TimerFired(), 71.0)), "told once"
+
+
+def test_a_node_that_is_drained_in_time_has_not_waited_in_vain() -> None:
+    agent = leaving(timeout_s=60.0)
+    agent.handle(ev.Drained(), 69.0)
+    assert not of(fx.TellLeaveTimedOut, agent.handle(ev.TimerFired(), 70.5))
 
 
 def test_asked_again_it_asks_again_and_has_no_more_time() -> None:
@@ -234,7 +243,9 @@ def test_a_node_that_an_operator_drains_has_the_same_time() -> None:
     (timer,) = of(fx.SetTimer, agent.handle(ev.DrainRequested(), 10.0))
     assert timer.at == 70.0  # type: ignore[attr-defined]
     agent.handle(ev.DrainRequested(), 40.0)  # by the next leader, who knows of it too
-    assert len(of(fx.EndWorker, agent.handle(ev.TimerFired(), 70.0))) == 3
+    effects = agent.handle(ev.TimerFired(), 70.0)
+    assert len(of(fx.EndWorker, effects)) == 3
+    assert of(fx.TellLeaveTimedOut, effects) == [fx.TellLeaveTimedOut(waited_s=60.0)]
     for n in (1, 2, 3):
         effects = agent.handle(killed(f"a-s2-{n}"), 71.0)
     assert of(fx.ExitAgent, effects) == [fx.ExitAgent(exit_code=80)]

@@ -276,3 +276,14 @@ def test_a_step_that_heals_is_told_with_its_duration() -> None:
     first = watch()
     first.observe(7, 10.0, step_s=0.1, in_step_s=5.0, first_step=True)
     assert first.observe(8, 11.0, step_s=0.1) == 0.0, "the first of its group"
+
+
+def test_the_last_commit_is_the_begin_of_the_step_under_way_or_the_report_of_it() -> None:
+    progress = ProgressWatch(StallPolicy())
+    assert progress.last_commit_at(3.0) == 3.0, "nothing is known"
+    progress.observe(5, 10.0, step_s=0.1)
+    assert progress.last_commit_at(30.0) == 10.0
+    progress.observe(6, 20.0, step_s=0.1, in_step_s=0.25)
+    assert progress.last_commit_at(30.0) == 19.75
+    progress.advance(7, 20.5)
+    assert progress.last_commit_at(30.0) == 20.5

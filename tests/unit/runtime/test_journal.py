@@ -38,6 +38,7 @@ def test_json_lines() -> None:
     assert json.loads(stream.getvalue()) == {
         "time": 1.234568,
         "event": "failed",
+        "severity": "info",
         "traceback": "a\nb",
         "rank": None,
     }
@@ -54,6 +55,27 @@ def test_what_stands_in_a_field_is_never_in_the_way_of_the_line() -> None:
         "best": {"accuracy": None, "of": [1.0, None]},
     }
     assert found["non_finite"] == ["reported.loss", "reported.best.accuracy", "reported.best.of.1"]
+
+
+def test_every_line_says_whose_it_is_and_how_grave() -> None:
+    stream = io.StringIO()
+    origin = {"job": "digits", "run": "second", "node": "n1"}
+    journal = Journal(JsonLines(stream), origin=origin)
+    journal.record("agent_started", job="digits", run_id="second")
+    journal.record("warning", source="x", message="y")
+    journal.record("worker_failed", node="another")
+    found = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["severity"] for line in found] == ["info", "warning", "error"]
+    assert [line["node"] for line in found] == ["n1", "n1", "another"]
+    assert {(line["job"], line["run"]) for line in found} == {("digits", "second")}
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "severity"), [(82, "info"), (143, "info"), (1, "error"), (84, "error")]
+)
+def test_an_end_that_nobody_asked_for_is_an_error(exit_code: int, severity: str) -> None:
+    ended = Entry(unix_s=1.0, name="job_ended", fields={"exit_code": exit_code})
+    assert ended.severity == severity
 
 
 def lines(*names: str) -> list[str]:

@@ -109,13 +109,14 @@ def test_a_full_disk_costs_lines_until_there_is_space_again(tmp_path: Path) -> N
     assert stream.lost == 5
     kept = os.open(file, os.O_WRONLY | os.O_CREAT)
     os.dup2(kept, fd)
-    lines(Entry(unix_s=1.0, name="recovered", fields={"step": 5}))
+    lines(Entry(unix_s=1.0, name="recovered", fields={"step": 5}, origin={"job": "digits"}))
     stream.end()
     told = [json.loads(line) for line in file.read_text().splitlines()]
     assert [(t["event"], t.get("lines"), t.get("step")) for t in told] == [
         ("events_lost", 5, None),
         ("recovered", None, 5),
     ]
+    assert (told[0]["severity"], told[0]["job"]) == ("warning", "digits")
     os.close(fd)
     os.close(kept)
 

@@ -173,6 +173,7 @@ def test_the_sets_of_options_are_frozen() -> None:
         "checkpoint_every",
         "record_samples",
         "log_dir",
+        "keep_logs",
         "state_dir",
         "console",
         "seed",

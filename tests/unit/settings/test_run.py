@@ -9,7 +9,8 @@ import pytest
 
 from elastic.settings.fields import options_of
 from elastic.settings.limits import NodeRange
-from elastic.settings.run import RunSettings
+from elastic.settings.run import Console, RunSettings
+from tests.unit.settings.loading import load, problems
 
 
 def test_the_set_of_options_is_frozen() -> None:
@@ -28,6 +29,7 @@ def test_the_set_of_options_is_frozen() -> None:
         "keep_checkpoints",
         "ledger",
         "log_dir",
+        "keep_logs",
         "console",
         "output",
         "listen",
@@ -71,3 +73,27 @@ def test_world_size_follows_from_nodes_and_processes() -> None:
 def test_contradictory_fields_are_a_programming_error(broken: dict[str, Any]) -> None:
     with pytest.raises(AssertionError):
         RunSettings(**broken)
+
+
+@pytest.mark.parametrize(
+    ("written", "runs", "size_bytes"),
+    [
+        ("10", 10, None),
+        ("5GB", None, 5 * 10**9),
+        ("2.5 GiB", None, 5 * 2**29),
+        ("500mb", None, 500 * 10**6),
+        ("10,5GB", 10, 5 * 10**9),
+        ("1TiB, 7", 7, 2**40),
+    ],
+)
+def test_logs_are_kept_by_number_by_size_or_both(
+    written: str, runs: int | None, size_bytes: int | None
+) -> None:
+    kept = load(RunSettings, {"keep_logs": written}).keep_logs
+    assert (kept.runs, kept.size_bytes, str(kept)) == (runs, size_bytes, written)
+
+
+def test_a_live_line_is_not_for_programs() -> None:
+    (told,) = problems(RunSettings, {"output": "live", "console": "json"})
+    assert "--output live and --console json exclude each other" in told
+    assert load(RunSettings, {"console": "json"}).console is Console.JSON

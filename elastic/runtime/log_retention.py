@@ -1,0 +1,137 @@
+"""Which log directories of earlier runs are removed; none that anybody writes to."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ZYGOTE_LOG = "zygote.log"
+"""In each of them. The zygote, which lives as long as any worker, holds a lock on it."""
+_YOUNG_S = 60.0  # in which a run that has just begun starts its zygote
+
+
+class Removed(NamedTuple):
+    """What is gone, and what the system did not let go."""
+
+    directories: list[Path]
+    size_bytes: int
+    problems: list[str]
+
+
+def directory_name(job: str) -> str:
+    """Of a run of this job by this process; they sort by time."""
+    return f"{job}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
+def hold(log: int) -> None:
+    """Lock an open log for as long as any process has the descriptor, by inheritance too."""
+    with contextlib.suppress(OSError):  # a file system without locks: see _is_held
+        fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def prune(
+    present: Path,
+    job: str,
+    *,
+    runs: int | None,
+    size_bytes: int | None,
+    is_in_use: Callable[[Path], bool] | None = None,
+) -> Removed:
+    """Remove the oldest directories of the job beside `present` until the limits hold.
+
+    Only what `directory_name` has named, and no link, is looked at. Blocks on the file system.
+    """
+    in_use = is_in_use if is_in_use is not None else _is_in_use
+    removed = Removed([], 0, [])
+    kept_bytes = 0
+    for count, directory in enumerate(_newest_first(present, job), start=1):
+        own_bytes = _size_of(directory) if size_bytes is not None else 0
+        too_many = runs is not None and count > runs
+        too_large = size_bytes is not None and kept_bytes + own_bytes > size_bytes
+        if directory == present or not (too_many or too_large) or in_use(directory):
+            kept_bytes += own_bytes
+            continue
+        removed = _removed(directory, own_bytes or _size_of(directory), removed)
+    return removed
+
+
+def _removed(directory: Path, own_bytes: int, before: Removed) -> Removed:
+    try:
+        shutil.rmtree(directory)
+    except OSError as error:
+        problem = f"can not remove {error.filename or directory}: {error.strerror}"
+        return before._replace(problems=[*before.problems, problem])
+    return before._replace(
+        directories=[*before.directories, directory], size_bytes=before.size_bytes + own_bytes
+    )
+
+
+def _newest_first(present: Path, job: str) -> list[Path]:
+    named = re.compile(rf"{re.escape(job)}-(\d{{8}}-\d{{6}})-\d+")
+    found: list[tuple[bool, str, Path]] = []
+    with contextlib.suppress(OSError), os.scandir(present.parent) as entries:
+        for entry in entries:
+            match = named.fullmatch(entry.name)
+            if match and entry.is_dir(follow_symlinks=False):
+                path = present.parent / entry.name
+                found.append((path == present, match[1], path))
+    return [path for _, _, path in sorted(found, reverse=True)]
+
+
+def _size_of(directory: Path) -> int:
+    return sum(_sizes(directory))
+
+
+def _sizes(directory: Path) -> Iterator[int]:
+    for folder, _, files in os.walk(directory):  # follows no link
+        for name in files:
+            with contextlib.suppress(OSError):
+                yield os.lstat(os.path.join(folder, name)).st_size
+
+
+def _is_in_use(directory: Path) -> bool:
+    """By workers, or by an agent that has none yet. In doubt it is."""
+    return _is_alive(int(directory.name.rpartition("-")[2])) or _is_held(directory)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _is_held(directory: Path) -> bool:
+    try:
+        descriptor = os.open(directory / ZYGOTE_LOG, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return _is_young(directory)
+    except OSError:
+        return True
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return True
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _is_young(directory: Path) -> bool:
+    try:
+        return time.time() - directory.stat().st_mtime < _YOUNG_S
+    except OSError:
+        return True

@@ -1,0 +1,139 @@
+"""Logs of earlier runs: the oldest go when there are too many, and none that is in use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic.runtime.log_retention import ZYGOTE_LOG, directory_name, hold, prune
+
+GONE = 2**22 + 1  # above every process id
+
+
+def made(root: Path, name: str, size_bytes: int = 100, *, zygote: bool = True) -> Path:
+    directory = root / name
+    directory.mkdir()
+    (directory / "w.log").write_bytes(b"x" * size_bytes)
+    if zygote:
+        (directory / ZYGOTE_LOG).touch()
+    return directory
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def runs(root: Path) -> list[Path]:
+    """Ten of the job, oldest first; the last one is the present run's."""
+    earlier = [made(root, f"digits-2026010{n}-000000-{GONE}") for n in range(1, 10)]
+    return [*earlier, made(root, directory_name("digits"))]
+
+
+def left(root: Path) -> set[str]:
+    return {path.name for path in root.iterdir()}
+
+
+def test_the_newest_runs_are_kept(root: Path, runs: list[Path]) -> None:
+    removed = prune(runs[-1], "digits", runs=4, size_bytes=None)
+    assert left(root) == {path.name for path in runs[-4:]}
+    assert removed.directories == runs[-5::-1]
+    assert (removed.size_bytes, removed.problems) == (600, [])
+
+
+def test_as_many_are_kept_as_have_room(root: Path, runs: list[Path]) -> None:
+    prune(runs[-1], "digits", runs=8, size_bytes=350)
+    assert left(root) == {path.name for path in runs[-3:]}
+
+
+def test_the_present_run_stays_though_it_has_no_room(root: Path, runs: list[Path]) -> None:
+    prune(runs[-1], "digits", runs=None, size_bytes=1)
+    assert left(root) == {runs[-1].name}
+
+
+def test_what_no_run_of_this_job_has_made_is_not_looked_at(root: Path, runs: list[Path]) -> None:
+    others = [
+        made(root, f"digits-2-20260101-000000-{GONE}"),
+        made(root, f"letters-20260101-000000-{GONE}"),
+        made(root, "digits-notes"),
+        made(root, f"digits-20260101-000000-{GONE}.bak"),
+    ]
+    (root / "digits-20260101-000000-1").write_text("a file")
+    prune(runs[-1], "digits", runs=1, size_bytes=1)
+    expected = {runs[-1].name, *(path.name for path in others), "digits-20260101-000000-1"}
+    assert left(root) == expected
+
+
+def test_no_link_is_followed(root: Path, runs: list[Path], tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis").touch()
+    link = root / f"digits-20250101-000000-{GONE}"
+    link.symlink_to(precious)
+    (runs[0] / "inside").symlink_to(precious)
+    prune(runs[-1], "digits", runs=1, size_bytes=None)
+    assert link.is_symlink()
+    assert not runs[0].exists()
+    assert (precious / "thesis").exists()
+
+
+def test_a_run_whose_agent_lives_is_kept(root: Path, runs: list[Path]) -> None:
+    live = made(root, f"digits-20250101-000000-{os.getpid()}")
+    prune(runs[-1], "digits", runs=1, size_bytes=1)
+    assert left(root) == {runs[-1].name, live.name}
+
+
+HOLDER = "import sys; print(1, flush=True); sys.stdin.read()"
+
+
+def test_a_run_whose_workers_outlive_their_agent_is_kept(root: Path, runs: list[Path]) -> None:
+    """Their zygote has inherited the lock with its log."""
+    with (runs[0] / ZYGOTE_LOG).open("ab") as log:
+        hold(log.fileno())
+        zygote = subprocess.Popen(
+            [sys.executable, "-c", HOLDER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+        )
+    with zygote:
+        assert zygote.stdout is not None
+        zygote.stdout.readline()
+        prune(runs[-1], "digits", runs=1, size_bytes=None)
+        assert left(root) == {runs[0].name, runs[-1].name}
+        zygote.kill()
+    prune(runs[-1], "digits", runs=1, size_bytes=None)
+    assert left(root) == {runs[-1].name}
+
+
+def test_a_run_that_has_just_begun_is_kept(root: Path, runs: list[Path]) -> None:
+    """In another container, where its process id tells nothing."""
+    young = made(root, f"digits-20250101-000000-{GONE}", zygote=False)
+    old = made(root, f"digits-20250102-000000-{GONE}", zygote=False)
+    os.utime(old, (0, 0))
+    prune(runs[-1], "digits", runs=1, size_bytes=None)
+    assert left(root) == {runs[-1].name, young.name}
+
+
+def test_what_can_not_be_removed_is_told(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path / "w.log"))
+
+    monkeypatch.setattr("elastic.runtime.log_retention.shutil.rmtree", refuse)
+    removed = prune(runs[-1], "digits", runs=9, size_bytes=None)
+    assert removed.directories == []
+    assert removed.problems == [f"can not remove {runs[0]}/w.log: Permission denied"]
+
+
+def test_a_file_system_that_says_nothing_costs_nothing(tmp_path: Path) -> None:
+    present = tmp_path / "gone" / "digits-20260101-000000-1"
+    assert prune(present, "digits", runs=1, size_bytes=1).directories == []
+    hold(10**6)  # no such descriptor

@@ -572,6 +572,7 @@ class CoordinatorDaemon:
     def _end(self, exit_code: int, message: str) -> None:
         if self.ended.done():
             return
+        self._saves.give_up_last()
         left = exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
         lost = self._machine.committed - self._saves.newest_step
         was_to_save = left or exit_code in (ExitCode.STOPPED, ExitCode.OK)

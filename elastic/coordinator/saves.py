@@ -40,6 +40,7 @@ class Saves:
         self._given_up: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
         self._in_order = asyncio.Lock()  # a checkpoint that is committed overtakes those before it
         self._refused: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
+        self._retried: tuple[int, int] | None = None
         self.newest_step = 0
         """The newest that can be loaded."""
         self.last_failure = ""
@@ -75,6 +76,9 @@ class Saves:
     def failed(self, stream: AgentStream, report: job_pb2.SaveFailed) -> None:
         """A member could not write its part."""
         if self._is_old_news(stream, report.step):
+            return
+        if report.retried:
+            self._tried_again(report)
             return
         self._post(
             ev.SaveReportedFailed(
@@ -117,6 +121,19 @@ class Saves:
             self._journal.record("checkpoint_abandoned", step=step, message=message)
             self.last_failure = message
         self._settle(local_pb2.CheckpointCommitted(step=step, abandoned=True))
+
+    def _tried_again(self, report: job_pb2.SaveFailed) -> None:
+        """It is the last one, and no failure while there is time."""
+        self.last_failure = report.message
+        if self._retried != (report.step, report.generation):
+            self._retried = (report.step, report.generation)
+            self._journal.record("save_retried", step=report.step, message=report.message)
+
+    def give_up_last(self) -> None:
+        """The job ends: of a save that was tried again in vain nothing is to stay."""
+        if self._commits is not None and self._retried is not None and self.last_failure:
+            discarding = asyncio.to_thread(self._commits.discard, *self._retried)
+            self._start(discarding, "discard-save")
 
     def _discard_if_refused(self, step: int, generation: int) -> None:
         """A disk that is full is not to keep parts that nobody will ever read."""

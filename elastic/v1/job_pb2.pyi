@@ -206,16 +206,18 @@ class ShardSaved(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., step: _Optional[int] = ..., generation: _Optional[int] = ..., index: _Optional[int] = ..., count: _Optional[int] = ..., files: _Optional[_Iterable[_Union[FileDigest, _Mapping]]] = ..., epoch: _Optional[int] = ..., cursor: _Optional[int] = ..., learning_rate_json: _Optional[str] = ...) -> None: ...
 
 class SaveFailed(_message.Message):
-    __slots__ = ("worker", "step", "generation", "message")
+    __slots__ = ("worker", "step", "generation", "message", "retried")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRIED_FIELD_NUMBER: _ClassVar[int]
     worker: str
     step: int
     generation: int
     message: str
-    def __init__(self, worker: _Optional[str] = ..., step: _Optional[int] = ..., generation: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+    retried: bool
+    def __init__(self, worker: _Optional[str] = ..., step: _Optional[int] = ..., generation: _Optional[int] = ..., message: _Optional[str] = ..., retried: bool = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("worker", "generation", "committed", "epoch", "step_s", "samples_per_s", "in_step_s", "reported", "probed", "first_step", "compiling", "waiting_s", "collectives", "quiet_s")

@@ -355,7 +355,7 @@ class Training:
             act.PutBackForRetry: lambda _: self._undo.put_back_for_retry(),
             act.CompareReplicas: self._compare_replicas,
             act.Save: self._save,
-            act.SaveAndWait: lambda _: self._save_and_wait(),
+            act.SaveAndWait: lambda _: self._save_and_wait(insists=True),
             act.LeaveJob: self._leave_job,
             act.MeetForCall: self._meet_for_call,
             act.Perform: self._perform_call,
@@ -584,10 +584,10 @@ class Training:
         self.state.progress = save.progress
         self.control.checkpoints.save(self.state, self._joining())
 
-    def _save_and_wait(self) -> None:
+    def _save_and_wait(self, *, insists: bool = False) -> None:
         self.state.progress = self.part.here
         self.control.checkpoints.save_and_wait(
-            self.state, self._joining(), self._membership.must_leave
+            self.state, self._joining(), self._membership.must_leave, insists=insists
         )
 
     def _leave_job(self, _: act.LeaveJob) -> None:

@@ -14,6 +14,7 @@ import pytest
 from tests.integration.running import CONFIGURATION, FAILED, Place, steps_of, tiny_disk
 
 NOT_SAVED = 84
+TERMINATED = 143
 EPOCHS = 3  # of six steps with two workers: checkpoints of steps 6, 12 and 18
 
 
@@ -135,19 +136,37 @@ def test_a_job_that_cannot_be_saved_when_it_is_left_says_so(place: Place, tmp_pa
     with tiny_disk(tmp_path / "disk", size_kib=128) as disk:
         checkpoints, filler = disk / "checkpoints", disk / "filler"
         options = ["--checkpoint-dir", checkpoints, "--checkpoint-every", "3"]
+        options += ["--stop-grace-s", "2"]
         job = place.start("fills_the_disk.py", filler, 100000, options=options)
         job.wait_for_event("checkpoint_abandoned")
         job.process.send_signal(signal.SIGTERM)
         assert job.wait() == NOT_SAVED, job.story()
+        assert len(job.named("save_retried")) == 1
         ended = job.named("job_ended")[0]
         assert ended["exit_code"] == NOT_SAVED
-        assert ended["message"].startswith("SIGTERM; the last save failed (")
+        assert "save within 2 s of: SIGTERM; the last save failed (" in ended["message"]
         assert "No space left" in ended["message"]
         assert "since the checkpoint of step 6 are not saved" in ended["message"]
         filler.unlink()
         assert problems(place, checkpoints) == {"3": [], "6": []}
         left = [path.name for path in checkpoints.glob("step-*/shard-*")]
         assert len(left) == 4, f"parts of what was given up stay on the disk: {left}"
+
+
+def test_a_last_save_that_finds_room_in_time_is_made(place: Place, tmp_path: Path) -> None:
+    with tiny_disk(tmp_path / "disk", size_kib=128) as disk:
+        checkpoints, filler = disk / "checkpoints", disk / "filler"
+        options = ["--checkpoint-dir", checkpoints, "--checkpoint-every", "3"]
+        job = place.start("fills_the_disk.py", filler, 100000, options=options)
+        job.wait_for_event("checkpoint_abandoned")
+        job.process.send_signal(signal.SIGTERM)
+        retried = job.wait_for_event("save_retried")
+        assert "No space left" in retried["message"]
+        filler.unlink()
+        assert job.wait() == TERMINATED, job.story()
+        committed = job.named("job_ended")[0]["committed"]
+        assert job.named("checkpoint_committed")[-1]["step"] == committed == retried["step"]
+        assert not problems(place, checkpoints)[str(committed)]
 
 
 def test_what_the_list_shows(place: Place, checkpoints: Path) -> None:

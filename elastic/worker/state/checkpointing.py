@@ -73,18 +73,27 @@ class Checkpointing:
         if self._saver is not None and state.committed > 0:
             self._saver.save(state, _place(group))
 
-    def save_and_wait(self, state: JobState, group: Group, superseded: Callable[[], bool]) -> None:
+    def save_and_wait(
+        self,
+        state: JobState,
+        group: Group,
+        superseded: Callable[[], bool],
+        *,
+        insists: bool = False,
+    ) -> None:
         """Save unless this very step is saved, and wait until it is committed or given up.
 
+        insists: try again what the storage refuses, until the coordinator ends the job.
         Raises GroupLost once `superseded`: another group must save then.
         """
         saver, step = self._saver, state.committed
         if saver is None or step == 0 or saver.is_committed(step):
             return
-        saver.save(state, _place(group))
+        saver.save(state, _place(group), insists=insists)
         while not saver.is_settled(step, timeout_s=0.05):
             if superseded() or group.aborted:
                 raise GroupLost("superseded while saving")
+            saver.try_again()
 
     def settle(self, step: int, *, committed: bool) -> None:
         """The coordinator has committed or abandoned the checkpoint of `step`."""

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from elastic.checkpoint.catalog import is_committed
 from elastic.checkpoint.directory import CheckpointDirectory
-from elastic.checkpoint.layout import group_name
+from elastic.checkpoint.layout import group_name, path_in_step, shard_name, structure_name
 from elastic.errors import ElasticError
 from elastic.v1 import job_pb2 as pb
 from elastic.worker.state.job_state import JobState
 from elastic.worker.state.shards import HostShare, copy_share, plan_shards, write_share
 from elastic.worker.state.structure import Structure
 from elastic.worker.state.tensor_specs import describe
+
+_RETRY_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,13 +52,18 @@ class Saver:
         self._settled: dict[int, bool] = {}
         self._reports: dict[int, dict[str, Any]] = {}  # not settled, by step
         self._last: tuple[int, Place] | None = None
+        self._work: tuple[int, Place, HostShare, Structure, Mapping[str, Any]] | None = None
+        self._insists = False
+        self._again_at: float | None = None
 
-    def save(self, state: JobState, place: Place) -> None:
+    def save(self, state: JobState, place: Place, *, insists: bool = False) -> None:
         """Copy this member's share to host memory and write it while training goes on.
 
         A group saves a step once: what it would write again has the same names, may by then be part
         of a checkpoint, and may differ in what was acknowledged meanwhile. If it was abandoned, the
         coordinator takes no other from this group.
+
+        insists: what the storage refuses is no failure yet: `try_again` does.
         """
         step = state.committed
         if self._last == (step, place):
@@ -72,11 +81,21 @@ class Saver:
         with self._changed:
             self._settled.pop(step, None)
             self._reports.pop(step, None)
-        self._writing = threading.Thread(
-            target=self._write,
-            args=(step, place, self._share, structure, _positions(state)),
-            name="elastic-save",
-        )
+        self._insists, self._again_at = insists, None
+        self._work = step, place, self._share, structure, _positions(state)
+        self._start_writing()
+
+    def try_again(self) -> None:
+        """Write once more what the storage has refused, if it was some time ago."""
+        if self._again_at is None or time.monotonic() < self._again_at or self._work is None:
+            return
+        self.wait_idle()
+        self._again_at = None
+        self._start_writing()
+
+    def _start_writing(self) -> None:
+        assert self._work is not None
+        self._writing = threading.Thread(target=self._write, args=self._work, name="elastic-save")
         self._writing.start()
 
     def settle(self, step: int, *, committed: bool) -> None:
@@ -134,9 +153,17 @@ class Saver:
             )
         except (ElasticError, OSError) as error:
             failed = pb.SaveFailed(
-                worker=self._worker, step=step, generation=place.generation, message=str(error)
+                worker=self._worker,
+                step=step,
+                generation=place.generation,
+                message=str(error),
+                retried=self._insists,
             )
+            if self._insists:
+                self._remove_own(step, place)  # a disk that is full needs the room
             self._report(step, save_failed=failed)
+            if self._insists:
+                self._again_at = time.monotonic() + _RETRY_S
             return
         digests = [
             pb.FileDigest(name=f.name, size_bytes=f.size_bytes, xxh3_128=f.xxh3_128) for f in files
@@ -151,6 +178,15 @@ class Saver:
             **positions,
         )
         self._report(step, shard_saved=saved)
+
+    def _remove_own(self, step: int, place: Place) -> None:
+        """This member's files of the save; those of the others stay."""
+        group = group_name(place.generation, place.run)
+        names = [shard_name(place.rank, place.world_size, group)]
+        names += [structure_name(group)] if place.rank == 0 else []
+        for name in names:
+            with contextlib.suppress(ElasticError, OSError):
+                self._directory.remove(path_in_step(step, name))
 
     def _report(self, step: int, **report: Any) -> None:
         with self._changed:

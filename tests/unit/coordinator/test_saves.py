@@ -259,3 +259,29 @@ def test_commits_at_the_same_time(steps: tuple[int, int]) -> None:
         assert sorted(place.settled()) == [(5, False), (6, False)]
 
     run(check)
+
+
+def test_a_last_save_that_is_tried_again_is_no_failure_while_there_is_time() -> None:
+    place = Place()
+    refused = job_pb2.SaveFailed(generation=3, step=5, message="full", retried=True)
+    for _ in range(3):
+        place.saves.failed(place.agent, refused)
+    assert place.events == []
+    assert place.told == []
+    assert place.storage.discarded == []
+    assert place.diary.of("save_retried") == [{"step": 5, "message": "full"}]
+    assert place.saves.last_failure == "full"
+    place.saves.give_up_last()
+    assert place.storage.discarded == [(5, 3)]
+
+
+def test_of_a_last_save_that_succeeds_after_all_everything_stays() -> None:
+    async def check(place: Place) -> None:
+        refused = job_pb2.SaveFailed(generation=3, step=5, message="full", retried=True)
+        place.saves.failed(place.agent, refused)
+        await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))
+        assert place.saves.last_failure == ""
+        place.saves.give_up_last()
+        assert place.storage.discarded == []
+
+    run(check)

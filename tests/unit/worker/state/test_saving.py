@@ -12,6 +12,7 @@ from elastic.checkpoint import catalog
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.directory import open_directory
 from elastic.core.worker.actions import Progress
+from elastic.errors import CheckpointWriteError
 from elastic.worker.state.job_state import JobState
 from elastic.worker.state.loading import load
 from elastic.worker.state.saving import Place, Saver
@@ -161,3 +162,47 @@ def test_a_checkpoint_that_is_there_is_not_written_again(job: Job) -> None:
     assert restored.sent == []
     assert restored.saver.is_committed(2)
     assert restored.again() == []
+
+
+def test_a_last_save_is_tried_again_until_the_storage_takes_it(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastic.worker.state.saving._RETRY_S", 0.0)
+    job.state.progress = Progress(committed=2)
+    place = Place(run="run", generation=3, rank=0, world_size=1)
+    shards = job.root / "step-000000002"
+    with monkeypatch.context() as full:
+        directory = type(job.saver._directory)
+        write = directory.write
+
+        def refuse_structure(self: Any, relative: str, data: Any, **how: Any) -> FileDigest:
+            if "structure" in relative:
+                raise CheckpointWriteError("No space left on device")
+            return write(self, relative, data, **how)
+
+        full.setattr(directory, "write", refuse_structure)
+        job.saver.save(job.state, place, insists=True)
+        for _ in range(3):
+            job.saver.wait_idle()
+            assert not list(shards.iterdir()), "its own part makes room"
+            job.saver.try_again()
+        job.saver.wait_idle()
+    assert len(job.sent) == 4
+    assert all(sent["save_failed"].retried for sent in job.sent)
+    job.saver.try_again()
+    job.saver.wait_idle()
+    assert job.again() == [("shard_saved", 2, 3)]
+    job.saver.try_again()
+    assert job.saver._writing is None, "once it is written there is nothing to do"
+
+
+def test_another_save_is_not_tried_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("elastic.worker.state.saving._RETRY_S", 0.0)
+    monkeypatch.setattr("elastic.worker.state.saving.write_share", full)
+    job.save(2)
+    job.saver.try_again()
+    assert job.saver._writing is None
+    assert not job.sent[0]["save_failed"].retried

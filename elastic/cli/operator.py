@@ -22,7 +22,7 @@ from elastic.errors import ConfigurationError, ExitCode, TransientError, meaning
 from elastic.rpc.control import ControlClient
 from elastic.rpc.security import PLAINTEXT, choose_security, is_unix_socket
 from elastic.runtime.run_directory import find_job
-from elastic.settings.limits import ADDRESS, is_address
+from elastic.settings.limits import is_address
 from elastic.settings.operator import DirectSettings, OperatorSettings
 from elastic.store.interface import Store
 from elastic.store.job_runs import AlreadyEnded, JobRun, forget_run, list_runs, newest_end
@@ -299,7 +299,8 @@ def _require_address(address: str) -> None:
     """Raises ConfigurationError unless it can be that of a coordinator."""
     if not is_unix_socket(address) and not is_address(address):
         raise ConfigurationError(
-            f"--address: {address!r} is not allowed; expected {ADDRESS.text}, or unix:/PATH"
+            f"--address: {address!r} is not allowed; expected HOST:PORT, an IPv6 host in brackets, "
+            "or unix:/PATH"
         )
 
 

@@ -48,9 +48,11 @@ class StepRecords:
 
     def at_work(self) -> set[str]:
         """The hosts whose processes have committed in the newest generation that has any."""
-        last = [rows[-1] for rows in self._committed().values()]
-        newest = max((row["generation"] for row in last), default=-1)
-        return {row["host"] for row in last if row["generation"] == newest}
+        return {row["host"] for row in self._newest_group().values()}
+
+    def together(self) -> set[str]:
+        """The processes that have committed in the newest generation that has any."""
+        return set(self._newest_group())
 
     def repeated(self, since_s: float) -> list[Record]:
         """Attempts, from an instant on, of steps that the same process had begun before."""
@@ -63,6 +65,12 @@ class StepRecords:
                     again.append(row)
                 seen.add(row["step"])
         return again
+
+    def _newest_group(self) -> dict[str, Record]:
+        """The last commit of each of its processes."""
+        last = {process: rows[-1] for process, rows in self._committed().items()}
+        newest = max((row["generation"] for row in last.values()), default=-1)
+        return {process: row for process, row in last.items() if row["generation"] == newest}
 
     def _committed(self) -> dict[str, list[Record]]:
         found = {

@@ -75,7 +75,16 @@ class Job(TrainingJob):
 
     def start_coordinator_with_ledger(self) -> None:
         ledger = self.files / f"ledger-{len(self.coordinators)}.jsonl"
-        self.start_coordinator("--ledger", ledger, "--leader-ttl-s", "2", "--agent-grace-s", "20")
+        self.start_coordinator(
+            "--ledger",
+            ledger,
+            "--leader-ttl-s",
+            "2",
+            "--agent-grace-s",
+            "20",
+            "--quarantine-after",
+            "0",
+        )
 
     def kill_leader(self) -> None:
         self.coordinators[-1].process.send_signal(signal.SIGKILL)
@@ -90,6 +99,7 @@ class Job(TrainingJob):
             lambda: self.generation() > generation + 1 and self.world() == len(NODES),
             "a whole group again",
         )
+        self.wait(lambda: len(self.steps.together()) == len(NODES), "two that hold the state")
         self.trains_on()
 
     def numbers(self) -> list[int]:

@@ -31,7 +31,7 @@ from elastic.rpc.control import ControlClient, ControlServer
 from elastic.rpc.security import stays_here
 from elastic.runtime.journal import Journal, RecentEntries
 from elastic.runtime.listening import require_listenable
-from elastic.runtime.log_retention import directory_name
+from elastic.runtime.log_retention import make_directory
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.network import interface_of
 from elastic.runtime.orphans import adopt_orphans
@@ -227,15 +227,13 @@ def log_directory(job: str, parent: Path | None) -> Path:
             f"there is no home directory to keep logs in ({error}); choose one with --log-dir, or "
             "set HOME"
         ) from error
-    directory = root / directory_name(job)
     try:
-        directory.mkdir(parents=True)
+        return make_directory(root, job)
     except OSError as error:
         raise ConfigurationError(
-            f"can not make the log directory {directory}: {error.strerror}; "
+            f"can not make the log directory {error.filename or root}: {error.strerror}; "
             "choose another with --log-dir"
         ) from error
-    return directory
 
 
 def _state_home() -> Path:

@@ -26,9 +26,22 @@ class Removed(NamedTuple):
     problems: list[str]
 
 
-def directory_name(job: str) -> str:
-    """Of a run of this job by this process; they sort by time."""
-    return f"{job}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+def make_directory(root: Path, job: str) -> Path:
+    """A new one for a run of this job by this process; their names sort by time. Raises OSError.
+
+    Agents in containers that share `root` may all be process 1 and begin in the same second.
+    """
+    name = f"{job}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    root.mkdir(parents=True, exist_ok=True)
+    directory, times = root / name, 1
+    while True:
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            times += 1
+            directory = root / f"{name}.{times}"
+        else:
+            return directory
 
 
 def hold(log: int) -> None:
@@ -47,7 +60,7 @@ def prune(
 ) -> Removed:
     """Remove the oldest directories of the job beside `present` until the limits hold.
 
-    Only what `directory_name` has named, and no link, is looked at. Blocks on the file system.
+    Only what `make_directory` has named, and no link, is looked at. Blocks on the file system.
     """
     in_use = is_in_use if is_in_use is not None else _is_in_use
     removed = Removed([], 0, [])
@@ -75,7 +88,7 @@ def _removed(directory: Path, own_bytes: int, before: Removed) -> Removed:
 
 
 def _newest_first(present: Path, job: str) -> list[Path]:
-    named = re.compile(rf"{re.escape(job)}-(\d{{8}}-\d{{6}})-\d+")
+    named = re.compile(rf"{re.escape(job)}-(\d{{8}}-\d{{6}})-\d+(\.\d+)?")
     found: list[tuple[bool, str, Path]] = []
     with contextlib.suppress(OSError), os.scandir(present.parent) as entries:
         for entry in entries:
@@ -99,7 +112,8 @@ def _sizes(directory: Path) -> Iterator[int]:
 
 def _is_in_use(directory: Path) -> bool:
     """By workers, or by an agent that has none yet. In doubt it is."""
-    return _is_alive(int(directory.name.rpartition("-")[2])) or _is_held(directory)
+    pid, _, _ = directory.name.rpartition("-")[2].partition(".")
+    return _is_alive(int(pid)) or _is_held(directory)
 
 
 def _is_alive(pid: int) -> bool:

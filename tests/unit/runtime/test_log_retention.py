@@ -6,19 +6,20 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from elastic.runtime.log_retention import ZYGOTE_LOG, directory_name, hold, prune
+from elastic.runtime.log_retention import ZYGOTE_LOG, hold, make_directory, prune
 
 GONE = 2**22 + 1  # above every process id
 
 
 def made(root: Path, name: str, size_bytes: int = 100, *, zygote: bool = True) -> Path:
     directory = root / name
-    directory.mkdir()
+    directory.mkdir(exist_ok=True)
     (directory / "w.log").write_bytes(b"x" * size_bytes)
     if zygote:
         (directory / ZYGOTE_LOG).touch()
@@ -35,7 +36,21 @@ def root() -> Iterator[Path]:
 def runs(root: Path) -> list[Path]:
     """Ten of the job, oldest first; the last one is the present run's."""
     earlier = [made(root, f"digits-2026010{n}-000000-{GONE}") for n in range(1, 10)]
-    return [*earlier, made(root, directory_name("digits"))]
+    return [*earlier, made(root, make_directory(root, "digits").name)]
+
+
+def test_two_that_begin_in_the_same_second_have_one_each(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: GONE)  # as in containers that share a volume
+    monkeypatch.setattr(time, "strftime", lambda _: "20260101-000000")
+    logs = root / "logs"
+    runs = [make_directory(logs, "digits") for _ in range(3)]
+    assert left(logs) == {f"digits-20260101-000000-{GONE}{end}" for end in ("", ".2", ".3")}
+    for run in runs:
+        (run / ZYGOTE_LOG).touch()
+    prune(runs[-1], "digits", runs=1, size_bytes=None)
+    assert left(logs) == {runs[-1].name}
 
 
 def left(root: Path) -> set[str]:

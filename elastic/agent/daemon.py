@@ -9,6 +9,7 @@ import functools
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import IO, Any
 from elastic.agent.coordinator_link import CoordinatorLink, LeaderSource
 from elastic.agent.liveness import Liveness
 from elastic.agent.logs import LogFollower, last_lines
+from elastic.agent.metrics import AgentFigures
 from elastic.agent.out_of_memory import OutOfMemory
 from elastic.agent.worker_logs import WorkerLogs
 from elastic.agent.worker_server import WorkerServer
@@ -145,6 +147,7 @@ class AgentDaemon:
             on_refused=self.crashed,
         )
         self._view: tuple[Any, ...] = ()
+        self._failed: Counter[str] = Counter()  # workers, by kind
         self._leaves_because = ""
         self._leave_timed_out = False
         # As far as was heard here. A later generation may have had to go back.
@@ -205,6 +208,19 @@ class AgentDaemon:
     def in_contact(self) -> bool:
         """A coordinator answers."""
         return self._link.connected
+
+    def figures(self, counts: Mapping[str, int], *, registered: bool | None = None) -> AgentFigures:
+        """The node as it is now, for its metrics. counts: of the journal's entries."""
+        return AgentFigures(
+            node=self._options.machine.node,
+            slots=self._options.machine.slots,
+            connected=self.in_contact,
+            registered=registered,
+            step=max((s.committed for s in self._view), default=0),
+            phases=Counter(s.phase.name.lower() for s in self._view),
+            failures=dict(self._failed),
+            counts=dict(counts),
+        )
 
     def job_ended(self, exit_code: int) -> None:
         """The job is over, whoever says so."""
@@ -564,6 +580,7 @@ class AgentDaemon:
     @_carry_out.register
     def _(self, effect: fx.ReportFailure) -> None:
         failure = effect.failure
+        self._failed[failure.kind.name.lower()] += 1
         log = self._log_files.path(failure.worker)
         message = failure_to_pb(failure)
         message.log = str(log) if log is not None else ""

@@ -11,17 +11,23 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from elastic.agent.daemon import AgentDaemon, NodeOptions
 from elastic.agent.membership import LastContact, LeaderOnceRegistered, watch_isolation
+from elastic.agent.metrics import collect
 from elastic.agent.preemption import until_preempted
 from elastic.agent.registration import Registration
 from elastic.agent.start_token import next_start, start_token
 from elastic.cli.console import JsonDisplay
 from elastic.cli.etcd import address_towards, host_name, open_store
+from elastic.cli.http import (
+    checkpoint_directories,
+    require_http_protection,
+    watched_over_http,
+)
 from elastic.cli.launch import is_classic
 from elastic.cli.run import log_directory, require_command, worker_environment
 from elastic.core.agent.machine import AgentSettings
@@ -29,11 +35,13 @@ from elastic.core.restarts import Backoff
 from elastic.errors import ConfigurationError, ExitCode, TransientError
 from elastic.rpc.control import ControlClient
 from elastic.rpc.security import Security, choose_security
-from elastic.runtime.journal import Journal
+from elastic.runtime.journal import EntryCounts, Journal
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
+from elastic.runtime.metrics import Found
 from elastic.runtime.off_loop import off_loop
 from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.own_address import require_own
+from elastic.runtime.process_metrics import ProcessParts, Watched
 from elastic.runtime.process_title import set_title
 from elastic.runtime.reexec import (
     NewStart,
@@ -54,6 +62,7 @@ from elastic.store.job_documents import NodeDocument
 from elastic.store.job_runs import AlreadyEnded, RunEnds
 from elastic.store.leader_watch import LeaderWatch
 from elastic.store.lease_keeper import LeaseState
+from elastic.store.measured import MeasuredStore, StoreCalls
 from elastic.v1.control_pb2 import AgentHello
 from elastic.version import __version__
 
@@ -166,11 +175,13 @@ async def _attend(
     unsure: str,
 ) -> Attended:
     settings = command.settings
-    journal = Journal(display.entry, origin=command.origin)
+    counts, calls = EntryCounts(), StoreCalls()
+    journal = Journal(display.entry, counts, origin=command.origin)
     warnings_to(journal)
     if unsure:
         journal.record("warning", source="node_host", message=unsure)
     security = choose_security(settings.job, settings.security)
+    require_http_protection(settings.http_address, security)
     host = settings.node_host
     if host is None:
         host = await off_loop(lambda: address_towards(settings.store))
@@ -179,7 +190,8 @@ async def _attend(
             worker_environment, settings.nproc_per_node, host, classic=command.classic
         )
     )
-    async with open_store(settings.store) as store:
+    async with open_store(settings.store) as etcd:
+        store = MeasuredStore(etcd, calls)
         node = _Node(
             command,
             directory,
@@ -192,10 +204,21 @@ async def _attend(
             host=host,
             environment=environment,
         )
+        watched = Watched(
+            job=settings.job,
+            snapshot=functools.partial(node.collector, counts),
+            why_not_ready=node.why_not_ready,
+            parts=ProcessParts(
+                pauses=node.pauses,
+                directories=checkpoint_directories(settings.checkpoint_dir, logs=str(logs)),
+                store=calls,
+            ),
+        )
         try:
-            with watched_loop(journal, node.pauses):
-                await node.start()
-                return Attended(exit_code=await node.daemon.ended, begins_anew=node.begins_anew)
+            async with watched_over_http(watched, settings.http_address, journal, security):
+                with watched_loop(journal, node.pauses):
+                    await node.start()
+                    return Attended(exit_code=await node.daemon.ended, begins_anew=node.begins_anew)
         except ConfigurationError:
             node.spare_what_it_found()
             raise
@@ -336,6 +359,18 @@ class _Node:
         await self.tasks.close()
         if not self._let_go:
             await self._registration.close()
+
+    def collector(self, counts: EntryCounts) -> Callable[[Found], None]:
+        """Adds what is known of the node now."""
+        registered = self._registration.held()
+        figures = self.daemon.figures(counts.by_name, registered=registered)
+        return functools.partial(collect, figures=figures)
+
+    async def why_not_ready(self) -> str:
+        """Empty once it is registered and hears a coordinator."""
+        if not self._registration.held():
+            return "etcd has not confirmed that this node is registered"
+        return "" if self.daemon.in_contact else "no coordinator answers"
 
     async def _register(self) -> None:
         ends = RunEnds(self._store, job=self._settings.job, run_id=self._settings.run_id)

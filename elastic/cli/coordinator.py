@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import signal
 import sys
@@ -11,11 +12,19 @@ from collections.abc import Iterator
 
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.cli.etcd import address_towards, open_store
+from elastic.cli.http import (
+    COORDINATOR_DEFAULT,
+    checkpoint_directories,
+    require_http_protection,
+    watched_over_http,
+)
 from elastic.coordinator.job_options import JobOptions
+from elastic.coordinator.metrics import collect
 from elastic.coordinator.office import Office
+from elastic.coordinator.totals import Totals
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
-from elastic.errors import ConfigurationError, ExitCode
+from elastic.errors import ConfigurationError, ElasticError, ExitCode
 from elastic.rpc.control import ControlServer
 from elastic.rpc.security import choose_security
 from elastic.runtime.journal import Journal, JsonLines, RecentEntries
@@ -23,13 +32,18 @@ from elastic.runtime.listening import require_listenable
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.off_loop import off_loop
 from elastic.runtime.output import Output, Stream
+from elastic.runtime.process_metrics import ProcessParts, Watched
 from elastic.runtime.process_title import set_title
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.coordinator import CoordinatorSettings
+from elastic.store.interface import Store
+from elastic.store.job_keys import JobKeys
+from elastic.store.measured import MeasuredStore, StoreCalls
 
 _NO_LIMIT = 1 << 20
 _SIGNALS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
 _STOP_GRACE_S = 0.5
+_STORE_WITHIN_S = 1.0
 
 
 def coordinate(settings: CoordinatorSettings) -> int:
@@ -46,16 +60,19 @@ def coordinate(settings: CoordinatorSettings) -> int:
 async def _coordinate(
     settings: CoordinatorSettings, checkpoints: CheckpointDirectory | None, stream: Stream
 ) -> int:
-    recent, pauses = RecentEntries(), LoopPauses()
+    recent, pauses, totals, calls = RecentEntries(), LoopPauses(), Totals(), StoreCalls()
     journal = Journal(
         JsonLines(stream, quiet=frozenset({"progress"})),
         recent,
+        totals,
         origin={"job": settings.job, "run": settings.run_id, "node": None},
     )
     warnings_to(journal)
     security = choose_security(settings.job, settings.security)
+    require_http_protection(settings.http_address, security)
     await require_listenable(settings.listen)
-    async with open_store(settings.store) as store:
+    async with open_store(settings.store) as etcd:
+        store = MeasuredStore(etcd, calls)
         address = await off_loop(lambda: _advertised(settings))
         office = Office(
             _job_options(settings, checkpoints, address),
@@ -64,17 +81,45 @@ async def _coordinate(
             recent,
             leader_ttl_s=settings.leader_ttl_s,
             pauses=pauses,
+            totals=totals,
         )
         server = ControlServer(office, settings.listen, security=security, report=journal.record)
         await server.start()
         journal.record(
             "coordinator_started", job=settings.job, run_id=settings.run_id, address=address
         )
+        parts = ProcessParts(
+            pauses=pauses,
+            directories=checkpoint_directories(settings.checkpoint_dir),
+            store=calls,
+        )
+        watched = Watched(
+            job=settings.job,
+            snapshot=lambda: functools.partial(collect, figures=office.figures()),
+            why_not_ready=functools.partial(_why_not_ready, office, store, settings.job),
+            parts=parts,
+        )
+        serving = watched_over_http(
+            watched, settings.http_address, journal, security, default=COORDINATOR_DEFAULT
+        )
         try:
-            with watched_loop(journal, pauses):
-                return await _until_signalled(office, journal)
+            async with serving:
+                with watched_loop(journal, pauses):
+                    return await _until_signalled(office, journal)
         finally:
             await server.stop(_STOP_GRACE_S)
+
+
+async def _why_not_ready(office: Office, store: Store, job: str) -> str:
+    if reason := office.why_not_ready():
+        return reason
+    try:
+        await asyncio.wait_for(store.get(JobKeys(job).leader), _STORE_WITHIN_S)
+    except asyncio.TimeoutError:
+        return f"etcd has not answered within {_STORE_WITHIN_S:g} s"
+    except ElasticError as error:
+        return f"etcd does not answer: {' '.join(str(error).split())}"
+    return ""
 
 
 async def _until_signalled(office: Office, journal: Journal) -> int:

@@ -9,18 +9,26 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastic.agent import metrics as agent_metrics
 from elastic.agent.coordinator_link import FixedLeader
 from elastic.agent.daemon import AgentDaemon, NodeOptions
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.cli.console import Display, JsonDisplay, LiveDisplay
+from elastic.cli.http import (
+    checkpoint_directories,
+    require_http_protection,
+    watched_over_http,
+)
 from elastic.cli.launch import is_classic
+from elastic.coordinator import metrics as coordinator_metrics
 from elastic.coordinator.daemon import CoordinatorDaemon
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import lead
+from elastic.coordinator.totals import Totals
 from elastic.core.agent.machine import AgentSettings
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
@@ -28,13 +36,15 @@ from elastic.core.legible import is_text
 from elastic.core.restarts import Backoff
 from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.control import ControlClient, ControlServer
-from elastic.rpc.security import stays_here
-from elastic.runtime.journal import Journal, RecentEntries
+from elastic.rpc.security import choose_security, stays_here
+from elastic.runtime.journal import EntryCounts, Journal, RecentEntries
 from elastic.runtime.listening import require_listenable
 from elastic.runtime.log_retention import make_directory
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
+from elastic.runtime.metrics import Found
 from elastic.runtime.network import interface_of
 from elastic.runtime.orphans import adopt_orphans
+from elastic.runtime.process_metrics import ProcessParts, Watched
 from elastic.runtime.process_title import set_title
 from elastic.runtime.run_directory import RunDirectory
 from elastic.runtime.warnings_to_journal import warnings_to
@@ -91,9 +101,11 @@ async def _run(
     display: Display,
 ) -> int:
     settings = command.settings
-    recent, pauses = RecentEntries(), LoopPauses()
-    journal = Journal(display.entry, recent, origin=_origin(settings))
+    recent, pauses, totals, counts = RecentEntries(), LoopPauses(), Totals(), EntryCounts()
+    journal = Journal(display.entry, recent, totals, counts, origin=_origin(settings))
     warnings_to(journal)
+    security = choose_security(settings.job, settings.security)
+    require_http_protection(settings.http_address, security)
     if settings.listen is not None:
         await require_listenable(settings.listen)
     directory = RunDirectory(settings.job)
@@ -109,6 +121,7 @@ async def _run(
             journal,
             recent=recent,
             pauses=pauses,
+            totals=totals,
         )
         ends.push_async_callback(coordinator.close)
         await coordinator.start()
@@ -128,6 +141,20 @@ async def _run(
             pauses,
         )
         ends.push_async_callback(agent.close)
+        watched = Watched(
+            job=settings.job,
+            snapshot=lambda: _collector(coordinator, agent, counts),
+            why_not_ready=_always_ready,
+            parts=ProcessParts(
+                pauses=pauses,
+                directories=checkpoint_directories(settings.checkpoint_dir, logs=str(logs)),
+            ),
+        )
+        await ends.enter_async_context(
+            watched_over_http(
+                watched, settings.http_address, journal, security, tells_of_certificates=True
+            )
+        )
         _handle_signals(agent)
         await agent.start()
         with watched_loop(journal, pauses):
@@ -137,6 +164,24 @@ async def _run(
             committed = coordinator.status().progress.committed
             journal.record("job_ended", exit_code=exit_code, committed=committed)
         return exit_code
+
+
+def _collector(
+    coordinator: CoordinatorDaemon, agent: AgentDaemon, counts: EntryCounts
+) -> Callable[[Found], None]:
+    """Adds what both know now."""
+    job, node = coordinator.figures(), agent.figures(counts.by_name)
+
+    def collect(found: Found) -> None:
+        coordinator_metrics.collect(found, job)
+        agent_metrics.collect(found, node)
+
+    return collect
+
+
+async def _always_ready() -> str:
+    """Its coordinator serves for as long as this is asked at all."""
+    return ""
 
 
 async def _end_of(agent: AgentDaemon, coordinator: CoordinatorDaemon) -> None:

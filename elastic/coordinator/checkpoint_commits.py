@@ -6,6 +6,7 @@ import contextlib
 import json
 import threading
 import time
+from dataclasses import dataclass
 
 from elastic.checkpoint import catalog
 from elastic.checkpoint.digest import FileDigest
@@ -15,6 +16,18 @@ from elastic.errors import CheckpointWriteError, ElasticError
 from elastic.v1 import job_pb2 as pb
 
 _MOST_UNCOMMITTED = 64  # saves whose reports are kept; one whose end was missed stays for good
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Committed:
+    """A checkpoint that can be loaded; durations are those of the slowest member."""
+
+    size_bytes: int
+    stall_s: float
+    """For which training waited."""
+    save_s: float
+    """From the step boundary at which it was begun until it was committed, but for the time in
+    which nobody worked on it."""
 
 
 class CheckpointCommits:
@@ -55,18 +68,19 @@ class CheckpointCommits:
         with contextlib.suppress(ElasticError):
             catalog.discard(self._directory, step, generation)
 
-    def commit(self, step: int, generation: int) -> int:
-        """Write the manifest; return the checkpoint's bytes.
+    def commit(self, step: int, generation: int) -> Committed:
+        """Write the manifest; return what became of it.
 
         Two groups may save the same step, one after the other. The first that is whole stands: its
         manifest is not replaced by one whose files may have been swept.
         Raises CheckpointWriteError.
         """
         with self._committing:
+            began_at = time.monotonic()
+            reports = self._reports.get((step, generation), {})
             if catalog.is_committed(self._directory, step):
                 manifest = catalog.read_manifest(self._directory, step)
             else:
-                reports = self._reports.get((step, generation), {})
                 if not reports or len(reports) < next(iter(reports.values())).count:
                     raise CheckpointWriteError(
                         f"step {step} is not committed: given up, or one of a later step was first"
@@ -80,7 +94,13 @@ class CheckpointCommits:
                 self._reports.pop(key, None)
             with contextlib.suppress(ElasticError):  # it goes with the step, if not now
                 catalog.sweep(self._directory, manifest)
-        return sum(file.size_bytes for file in manifest.files)
+        stall_s = max((r.stall_s for r in reports.values()), default=0.0)
+        wrote_s = max((r.stall_s + r.write_s for r in reports.values()), default=0.0)
+        return Committed(
+            size_bytes=sum(file.size_bytes for file in manifest.files),
+            stall_s=stall_s,
+            save_s=wrote_s + time.monotonic() - began_at,
+        )
 
     def prune(self) -> None:
         """Remove what is older than the checkpoints to keep. Raises ElasticError."""

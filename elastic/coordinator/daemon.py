@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -25,10 +26,12 @@ from elastic.coordinator.leadership import (
     save_generation,
     save_stop,
 )
+from elastic.coordinator.metrics import JobFigures, TotalFigures
 from elastic.coordinator.node_registry import NodeRegistry
 from elastic.coordinator.records import Records, save_records, since_boot, to_unix
 from elastic.coordinator.recoveries import Recoveries
 from elastic.coordinator.saves import Saves
+from elastic.coordinator.totals import Totals
 from elastic.coordinator.view_batches import ViewBatches
 from elastic.coordinator.wording import ending, refusal
 from elastic.core.coordinator import effects as fx
@@ -52,6 +55,7 @@ from elastic.v1 import job_pb2, local_pb2
 _HELD = "another agent is registered under this name; give one of them another --node-name"
 _MOST_SHOWN = 80  # characters of a name that is none
 _MOST_REFUSED = 1000  # names of which it is known what they were told
+_KEEP_TOTALS_S = 10.0  # while nothing but steps has been counted
 _FAREWELL_S = 10.0  # for agents to end their workers after the job
 
 
@@ -59,7 +63,8 @@ class CoordinatorDaemon:
     """One job's coordinator; the handler of elastic.rpc.control.ControlServer.
 
     in_office: whether it is certain at this moment that nobody else leads. recent: the entries of
-    the journal that operators can ask for. pauses: those of its event loop.
+    the journal that operators can ask for. pauses: those of its event loop. totals: of the run;
+    they listen to the journal.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class CoordinatorDaemon:
         in_office: Callable[[], bool] = lambda: True,
         recent: RecentEntries | None = None,
         pauses: LoopPauses | None = None,
+        totals: Totals | None = None,
     ) -> None:
         self._options, self._journal = options, journal
         self._store, self._leadership = store, leadership
@@ -103,7 +109,11 @@ class CoordinatorDaemon:
         )
         self._refused: dict[str, str] = {}  # why, by name
         self._recoveries = Recoveries(known.recoveries)
+        self._totals = totals if totals is not None else Totals()
+        self._totals.adopt(known.totals)
         self._kept: tuple[object, ...] = self._counted() if leadership.records.are_kept else ()
+        self._kept_steps, self._kept_at = self._totals.steps_committed, time.monotonic()
+        self._progressed_at = time.monotonic()
         self._keeping = False
         self._saves = Saves(
             make_commits(options),
@@ -129,6 +139,8 @@ class CoordinatorDaemon:
             on_late=self._left_late,
             on_stop=self._agent_knows_of_stop,
             on_known=self._agent_knows,
+            on_progress=self._progressed,
+            on_reformed=self._totals.reformed,
         )
         self.ended: asyncio.Future[RunEnd] = asyncio.get_running_loop().create_future()
         """How the run ended, once it has."""
@@ -309,6 +321,50 @@ class CoordinatorDaemon:
             in_office=self._in_office(),
             longest_pause_s=round(self._pauses.longest_s, 3),
         )
+
+    def figures(self) -> JobFigures:
+        """The job as it is now, for its metrics."""
+        now, current = time.monotonic(), self._machine.current
+        policy, options, progress = self._options.formation, self._options, self._hearing.progress
+        nodes = tuple(self._departing.figures())
+        attending = list(self._nodes)
+        kept_out = {node.node for node in nodes if node.state != "ready"}
+        room = sum(n.stream.slots for n in attending if n.stream.node not in kept_out)
+        phases = Counter(s.phase.name.lower() for n in attending for s in n.statuses)
+        elapsed_s = progress.in_step_s
+        return JobFigures(
+            phase=self._machine.phase.value,
+            totals=TotalFigures.of(self._totals),
+            in_office=self._in_office(),
+            started_unix_s=self._leadership.records.started_unix_s,
+            exit_code=self._exit_code(),
+            step=self._machine.committed,
+            epoch=progress.epoch,
+            step_elapsed_s=elapsed_s + now - self._progressed_at if elapsed_s else 0.0,
+            step_usual_s=progress.step_s,
+            samples_per_s=progress.samples_per_s,
+            world_size=current.world_size if current is not None else 0,
+            wanted=min(policy.max_workers, room),
+            minimum=policy.min_workers,
+            generation=current.number if current is not None else 0,
+            restarts_left=max(0, options.max_restarts - self._machine.restarts_spent(now)),
+            restarts_allowed=options.max_restarts,
+            nodes=nodes,
+            workers=phases,
+            saves=bool(self._saves.url),
+            checkpoint_step=self._saves.newest_step,
+            values=dict(progress.reported),
+        )
+
+    def _exit_code(self) -> int | None:
+        if not self.ended.done() or self.ended.cancelled() or self.ended.exception() is not None:
+            return None
+        return self.ended.result().exit_code
+
+    def _progressed(self, progress: job_pb2.Progress) -> None:
+        """Rank 0 of the present group reports."""
+        self._progressed_at = time.monotonic()
+        self._totals.progressed(progress, time.time())
 
     def _note_steps(self, nodes: Iterable[pb.NodeStatus]) -> None:
         """Members report their steps when the group changes; in between they are rank 0's."""
@@ -504,10 +560,16 @@ class CoordinatorDaemon:
     def _counted(self) -> tuple[object, ...]:
         """Changes whenever there is more for the leaders after to know of."""
         newest = self._recoveries.finished[-1] if self._recoveries.finished else None
-        return (self._machine.restarts()[-1:], self._failures.instants(), id(newest))
+        counted = (self._machine.restarts()[-1:], self._failures.instants(), id(newest))
+        return (*counted, self._totals.weight)
 
     def _keep_records(self) -> None:
-        if not self._keeping and self._counted() != self._kept:
+        if self._keeping:
+            return
+        steps, since_s = self._totals.steps_committed, time.monotonic() - self._kept_at
+        if steps != self._kept_steps and since_s >= _KEEP_TOTALS_S:
+            self._kept = ()
+        if self._counted() != self._kept:
             self._keeping = True
             self._tasks.start(self._save_records(), "records")
 
@@ -519,7 +581,9 @@ class CoordinatorDaemon:
                     restarts=to_unix(self._machine.restarts()),
                     failures={n: to_unix(found) for n, found in self._failures.instants().items()},
                     recoveries=tuple(self._recoveries.finished),
+                    totals=self._totals.to_document(),
                 )
+                self._kept_steps, self._kept_at = self._totals.steps_committed, time.monotonic()
                 guard = self._leadership.guard
                 await save_records(self._store, job=self._options.job, guard=guard, records=records)
                 self._kept = counted

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
 from elastic.coordinator.attendance import Attendance, AttendingNode, name_of
 from elastic.coordinator.exclusions import DRAINED, QUARANTINED, Exclusion, Exclusions
+from elastic.coordinator.metrics import NodeFigures
 from elastic.core.coordinator import events as ev
 from elastic.core.membership import Failure, NodeId
 from elastic.core.quarantine import NodeFailures
@@ -187,10 +188,29 @@ class DepartingNodes:
                 )
         return sorted(found, key=lambda status: (status.node, status.machine))
 
+    def figures(self) -> Iterator[NodeFigures]:
+        """Of the same nodes, for their metrics."""
+        now = time.monotonic()
+        for node in self._nodes:
+            yield NodeFigures(
+                node=node.stream.node,
+                state=self._state(node),
+                failures=self._failures.failures(self._key(node.node), now),
+                longest_pause_s=node.longest_pause_s,
+            )
+        for key in self._exclusions.names():
+            excluded = self._exclusions.get(key)
+            if excluded is not None and not self._nodes_of(key):
+                yield NodeFigures(node=excluded.node or key, state=excluded.state)
+
+    def _state(self, node: AttendingNode) -> str:
+        excluded = self._excluded(node)
+        leaving = node.node in self._leaving
+        return excluded.state if excluded else "leaving" if leaving else "ready"
+
     def _status(self, node: AttendingNode) -> pb.NodeStatus:
         excluded = self._excluded(node)
         leaving = self._leaving.get(node.node)
-        state = excluded.state if excluded else "leaving" if leaving is not None else "ready"
         return pb.NodeStatus(
             node=node.stream.node,
             machine=node.stream.hello.machine,
@@ -198,7 +218,7 @@ class DepartingNodes:
             slots=node.stream.slots,
             version=node.stream.hello.version,
             workers=[status_to_pb(s) for s in node.statuses],
-            state=state,
+            state=self._state(node),
             reason=excluded.reason if excluded else leaving or "",
             since_unix_s=excluded.since_unix_s if excluded else node.connected_unix_s,
             failures=self._failures.failures(self._key(node.node), time.monotonic()),

@@ -27,7 +27,8 @@ class Hearing:
     past.
     on_failure: told of each worker that failed, on_leave of a node that asks to leave, on_late of
     one that has not come to a step boundary in its time, on_known of the generations that an agent
-    has heard of.
+    has heard of, on_progress of what rank 0 reports unasked, on_reformed of each member's first
+    step in a group.
     """
 
     def __init__(
@@ -46,6 +47,8 @@ class Hearing:
         on_late: Callable[[AttendingNode, float], None],
         on_stop: Callable[[str, int], None],
         on_known: Callable[[AttendingNode, Generation, Generation | None], None],
+        on_progress: Callable[[job_pb2.Progress], None] = lambda _: None,
+        on_reformed: Callable[[job_pb2.Reformed], None] = lambda _: None,
     ) -> None:
         self._journal = journal
         self._recoveries = recoveries
@@ -57,6 +60,7 @@ class Hearing:
         self._generation = generation
         self._on_failure = on_failure
         self._on_known = on_known
+        self._on_progress, self._on_reformed = on_progress, on_reformed
         self.progress = job_pb2.Progress()
         """The newest of rank 0."""
         self._kinds: dict[str, Callable[[AttendingNode, Any], None]] = {
@@ -119,6 +123,7 @@ class Hearing:
             return  # left at once: what it says of itself is past
         if not progress.probed:
             self.progress = progress
+            self._on_progress(progress)
             self._record_progress(progress, group)
         self._post(
             ev.ProgressReported(
@@ -149,6 +154,7 @@ class Hearing:
 
     def _reformed(self, node: AttendingNode, report: job_pb2.Reformed) -> None:
         del node
+        self._on_reformed(report)
         if report.source:
             self._journal.record("state_restored", source=report.source, committed=report.committed)
         if report.bytes_received:

@@ -11,7 +11,9 @@ from elastic.coordinator.daemon import CoordinatorDaemon
 from elastic.coordinator.election import LEADER_TTL_S, Election
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import Leadership, Stored, restore_generation
+from elastic.coordinator.metrics import JobFigures
 from elastic.coordinator.node_registry import NodeRegistry
+from elastic.coordinator.totals import Totals
 from elastic.errors import TransientError
 from elastic.rpc.control import AgentStream
 from elastic.runtime.journal import Journal, RecentEntries
@@ -39,8 +41,11 @@ class Office:
         *,
         leader_ttl_s: float = LEADER_TTL_S,
         pauses: LoopPauses | None = None,
+        totals: Totals | None = None,
     ) -> None:
         self._pauses = pauses
+        self._totals = totals if totals is not None else Totals()
+        self._follows = False
         self._options = options
         self._store = store
         self._journal = journal
@@ -93,7 +98,9 @@ class Office:
     async def _lead_once(self) -> int | None:
         """One term of office; the run's exit code if it ended with it. Raises AlreadyEnded."""
         self._journal.record("campaigning", address=self._options.address)
+        self._follows = True
         leadership: Leadership | None = await self._election.campaign()
+        self._follows = False
         self._suspect = False
         try:
             while leadership is not None:
@@ -116,6 +123,7 @@ class Office:
             in_office=self._election.held,
             recent=self._recent,
             pauses=self._pauses,
+            totals=self._totals,
         )
         last = leadership.last_generation
         self._journal.record(
@@ -206,6 +214,16 @@ class Office:
             self._journal.record("leadership_confirmed")
             if self._daemon is not None:
                 self._daemon.leadership_confirmed()
+
+    def figures(self) -> JobFigures | None:
+        """The job as it is now; None where another coordinator leads, or none."""
+        return self._daemon.figures() if self._daemon is not None else None
+
+    def why_not_ready(self) -> str:
+        """Empty while it leads, or follows."""
+        if self._daemon is not None or self._follows:
+            return ""
+        return "it neither leads nor follows yet"
 
     # ---- ControlHandler
 

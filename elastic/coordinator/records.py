@@ -29,6 +29,8 @@ class Records:
     """Those that count against a machine, by its name."""
     recoveries: tuple[Mapping[str, Any], ...] = ()
     """The newest, newest last."""
+    totals: Mapping[str, Any] = field(default_factory=dict)
+    """Of the whole run, as Totals has them; empty: nothing is known."""
     are_kept: bool = True
     """They are in the store."""
 
@@ -52,6 +54,7 @@ async def save_records(store: Store, *, job: str, guard: Guard, records: Records
         "restarts": records.restarts,
         "failures": records.failures,
         "recoveries": records.recoveries,
+        "totals": records.totals,
     }
     key, value = JobKeys(job).records, json.dumps(document).encode()
     await until_answered(lambda: store.put(key, value, guard=guard), "save the records")
@@ -74,9 +77,14 @@ async def load_records(store: Store, job: str) -> Records:
             restarts=_instants(document["restarts"]),
             failures={name: _instants(found) for name, found in document["failures"].items()},
             recoveries=tuple(dict(recovery) for recovery in document["recoveries"][-_MOST:]),
+            totals=_table(document.get("totals")),
         )
     except Exception:  # noqa: BLE001 - in whatever way it is no such document
         return Records(are_kept=False)
+
+
+def _table(found: Any) -> Mapping[str, Any]:
+    return found if isinstance(found, dict) else {}
 
 
 def _instants(found: Sequence[Any]) -> tuple[float, ...]:

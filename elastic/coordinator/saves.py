@@ -94,15 +94,19 @@ class Saves:
             return
         try:
             async with self._in_order:
-                size_bytes = await asyncio.to_thread(
-                    self._commits.commit, effect.step, effect.generation
-                )
+                done = await asyncio.to_thread(self._commits.commit, effect.step, effect.generation)
         except Exception as error:  # noqa: BLE001 - of whatever storage; a job can do without
             self._give_up(effect.step, _words(error), effect.generation)
             return
         self.newest_step = max(self.newest_step, effect.step)
         self.last_failure = ""
-        self._journal.record("checkpoint_committed", step=effect.step, bytes=size_bytes)
+        self._journal.record(
+            "checkpoint_committed",
+            step=effect.step,
+            bytes=done.size_bytes,
+            stall_s=round(done.stall_s, 6),
+            save_s=round(done.save_s, 6),
+        )
         self._settle(local_pb2.CheckpointCommitted(step=effect.step))
         try:
             await asyncio.to_thread(self._commits.prune)

@@ -40,8 +40,11 @@ class OwnCertificate:
     not_after_s: float
 
 
-def load_certificate(files: TlsFiles, job: str, role: Role) -> OwnCertificate:
-    """The certificate of `files`, which must be valid now and one of `job`.
+def load_certificate(
+    files: TlsFiles, job: str, role: Role, *, coordinates: bool | None = None
+) -> OwnCertificate:
+    """The certificate of `files`, which must be valid now and one of `job`; of its coordinator, if
+    it `coordinates`, as servers do where nothing else is said.
 
     Raises ConfigurationError that names the file, what is wrong and what to do.
     """
@@ -59,7 +62,7 @@ def load_certificate(files: TlsFiles, job: str, role: Role) -> OwnCertificate:
     )
     _check_time(files.certificate, certificate)
     _check_job(files.certificate, certificate, job)
-    if role is Role.SERVER:
+    if role is Role.SERVER if coordinates is None else coordinates:
         _check_coordinator(files.certificate, certificate, job)
     return certificate
 

@@ -14,9 +14,13 @@ from elastic.settings.tls_files import read_tls_files
 class NewestCertificate:
     """Looks at the files whenever it is asked, on any thread; `report` is called there."""
 
-    def __init__(self, tls: Tls, role: Role, report: Report) -> None:
+    def __init__(
+        self, tls: Tls, role: Role, report: Report, *, coordinates: bool | None = None
+    ) -> None:
+        """coordinates: it must be one of a coordinator; None: a server's must."""
         self._tls = tls
         self._role = role
+        self._coordinates = coordinates
         self._report = report
         self._lock = threading.Lock()
         self._current: OwnCertificate | None = None
@@ -30,6 +34,12 @@ class NewestCertificate:
         with self._lock:
             return self._get()
 
+    @property
+    def expires_unix_s(self) -> float | None:
+        """When the one in use does; None while there is none."""
+        current = self._current
+        return current.not_after_s if current is not None else None
+
     def _get(self) -> OwnCertificate:
         state: object = None
         try:
@@ -37,7 +47,8 @@ class NewestCertificate:
             if self._current is not None and state == self._current.contents:
                 self._look_at_expiry(self._current)
                 return self._current
-            found = load_certificate(self._tls.files, self._tls.job, self._role)
+            tls = self._tls
+            found = load_certificate(tls.files, tls.job, self._role, coordinates=self._coordinates)
         except ConfigurationError as error:
             if self._current is None:
                 raise

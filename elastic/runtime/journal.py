@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -163,6 +163,17 @@ class RecentEntries:
                 yield await queue.get()
         finally:
             self._followers.discard(queue)
+
+
+class EntryCounts:
+    """How many entries of each name there were."""
+
+    def __init__(self) -> None:
+        self.by_name: Counter[str] = Counter()
+
+    def __call__(self, entry: Entry) -> None:
+        """Take an entry of the journal."""
+        self.by_name[entry.name] += 1
 
 
 class JsonLines:

@@ -31,6 +31,8 @@ class LoopPauses:
 
     longest_s: float = 0.0
     """The longest so far, in seconds; 0 if none was worth telling."""
+    count: int = 0
+    total_s: float = 0.0
 
 
 class LoopWatch:
@@ -68,7 +70,9 @@ class LoopWatch:
         self._timer = self._loop.call_later(_BEAT_S, self._beat)
         # What was as late on the thread was the machine's, or somebody has stopped the process.
         if pause_s - late_s >= _LONG_S and where:
-            self.pauses.longest_s = max(self.pauses.longest_s, pause_s)
+            pauses = self.pauses
+            pauses.longest_s = max(pauses.longest_s, pause_s)
+            pauses.count, pauses.total_s = pauses.count + 1, pauses.total_s + pause_s
             self._tell(now, pause_s, where)
 
     def _tell(self, now: float, pause_s: float, where: str) -> None:

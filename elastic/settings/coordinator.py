@@ -67,6 +67,7 @@ class CoordinatorSettings:
             REACHABLE_ADDRESS,
         ),
     )
+    http_address: str | None = field(default=None, metadata=shared.HTTP_ADDRESS_OF_A_COORDINATOR)
     min_workers: int = field(
         default=1, metadata=about("Train only with at least this many workers.", whole(1))
     )

@@ -249,6 +249,10 @@ LISTENING_ADDRESS = Limits(
     "brackets",
     accepts=Annotated[str, AfterValidator(_check_listening)],
 )
+HTTP_ADDRESS = Limits(
+    f"{LISTENING_ADDRESS.text}; or off",
+    accepts=Literal["off"] | Annotated[str, AfterValidator(_check_listening)],
+)
 REACHABLE_ADDRESS = Limits(
     "HOST or HOST:PORT of this machine, an IPv6 host in brackets, the host not a wildcard such as "
     "0.0.0.0, the port from 1 to 65535",

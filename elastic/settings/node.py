@@ -110,6 +110,7 @@ class NodeSettings:
             DIRECTORY,
         ),
     )
+    http_address: str | None = field(default=None, metadata=shared.HTTP_ADDRESS_OF_A_NODE)
     console: Console = field(default=Console.RANK0, metadata=shared.CONSOLE)
     seed: int = field(default=0, metadata=shared.SEED)
     start_timeout_s: float = field(default=600.0, metadata=shared.START_TIMEOUT_S)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from elastic.settings import shared
-from elastic.settings.fields import Naming, Relation, about
+from elastic.settings.fields import Naming, Relation, about, group
 from elastic.settings.limits import LISTENING_ADDRESS, NODES, KeptLogs, NodeRange, one_of, whole
+from elastic.settings.security import SecuritySettings
 from elastic.settings.shared import Console, Launch
 
 __all__ = ["Console", "Launch", "OutputMode", "RunSettings"]
@@ -91,6 +92,7 @@ class RunSettings:
             "HOST:PORT of the coordinator; unset: a private Unix socket.", LISTENING_ADDRESS
         ),
     )
+    http_address: str | None = field(default=None, metadata=shared.HTTP_ADDRESS_OF_A_NODE)
     job: str = field(default="job", metadata=shared.JOB)
     launch: Launch = field(default=Launch.AUTO, metadata=shared.LAUNCH)
     seed: int = field(default=0, metadata=shared.SEED)
@@ -103,6 +105,7 @@ class RunSettings:
     pause_timeout_s: float = field(default=600.0, metadata=shared.PAUSE_TIMEOUT_S)
     hang_factor: float = field(default=10.0, metadata=shared.HANG_FACTOR)
     stop_grace_s: float = field(default=30.0, metadata=shared.STOP_GRACE_S)
+    security: SecuritySettings = field(default_factory=SecuritySettings, metadata=group("TLS"))
 
     def __post_init__(self) -> None:
         assert 1 <= self.nnodes.minimum <= self.nnodes.maximum, self.nnodes

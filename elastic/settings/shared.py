@@ -11,6 +11,7 @@ from elastic.settings.limits import (
     DURATION,
     DURATION_OR_ZERO,
     FILE,
+    HTTP_ADDRESS,
     JOB_NAME,
     KEPT_LOGS,
     PROCESSES,
@@ -130,4 +131,12 @@ ISOLATION_TIMEOUT_S = about(
     "Seconds for which a node that reaches neither etcd nor the leader may train on; must be the "
     "same for the coordinators and all nodes.",
     DURATION,
+)
+HTTP_ADDRESS_OF_A_NODE = about(
+    "HOST:PORT for /metrics, /healthz and /readyz over HTTP; unset or off: none.", HTTP_ADDRESS
+)
+HTTP_ADDRESS_OF_A_COORDINATOR = about(
+    "HOST:PORT for /metrics, /healthz and /readyz over HTTP; off: none; unset: 127.0.0.1:9400, "
+    "where that is free.",
+    HTTP_ADDRESS,
 )

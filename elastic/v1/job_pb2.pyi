@@ -184,7 +184,7 @@ class FileDigest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., size_bytes: _Optional[int] = ..., xxh3_128: _Optional[str] = ...) -> None: ...
 
 class ShardSaved(_message.Message):
-    __slots__ = ("worker", "step", "generation", "index", "count", "files", "epoch", "cursor", "learning_rate_json")
+    __slots__ = ("worker", "step", "generation", "index", "count", "files", "epoch", "cursor", "learning_rate_json", "stall_s", "write_s")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +194,8 @@ class ShardSaved(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_JSON_FIELD_NUMBER: _ClassVar[int]
+    STALL_S_FIELD_NUMBER: _ClassVar[int]
+    WRITE_S_FIELD_NUMBER: _ClassVar[int]
     worker: str
     step: int
     generation: int
@@ -203,7 +205,9 @@ class ShardSaved(_message.Message):
     epoch: int
     cursor: int
     learning_rate_json: str
-    def __init__(self, worker: _Optional[str] = ..., step: _Optional[int] = ..., generation: _Optional[int] = ..., index: _Optional[int] = ..., count: _Optional[int] = ..., files: _Optional[_Iterable[_Union[FileDigest, _Mapping]]] = ..., epoch: _Optional[int] = ..., cursor: _Optional[int] = ..., learning_rate_json: _Optional[str] = ...) -> None: ...
+    stall_s: float
+    write_s: float
+    def __init__(self, worker: _Optional[str] = ..., step: _Optional[int] = ..., generation: _Optional[int] = ..., index: _Optional[int] = ..., count: _Optional[int] = ..., files: _Optional[_Iterable[_Union[FileDigest, _Mapping]]] = ..., epoch: _Optional[int] = ..., cursor: _Optional[int] = ..., learning_rate_json: _Optional[str] = ..., stall_s: _Optional[float] = ..., write_s: _Optional[float] = ...) -> None: ...
 
 class SaveFailed(_message.Message):
     __slots__ = ("worker", "step", "generation", "message", "retried")
@@ -220,7 +224,7 @@ class SaveFailed(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., step: _Optional[int] = ..., generation: _Optional[int] = ..., message: _Optional[str] = ..., retried: bool = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("worker", "generation", "committed", "epoch", "step_s", "samples_per_s", "in_step_s", "reported", "probed", "first_step", "compiling", "waiting_s", "collectives", "quiet_s")
+    __slots__ = ("worker", "generation", "committed", "epoch", "step_s", "samples_per_s", "in_step_s", "reported", "probed", "first_step", "compiling", "waiting_s", "collectives", "quiet_s", "step_counts", "steps_total_s", "samples")
     class ReportedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -242,6 +246,9 @@ class Progress(_message.Message):
     WAITING_S_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
     QUIET_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_TOTAL_S_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
     worker: str
     generation: int
     committed: int
@@ -256,7 +263,10 @@ class Progress(_message.Message):
     waiting_s: float
     collectives: int
     quiet_s: float
-    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., epoch: _Optional[int] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., in_step_s: _Optional[float] = ..., reported: _Optional[_Mapping[str, float]] = ..., probed: bool = ..., first_step: bool = ..., compiling: bool = ..., waiting_s: _Optional[float] = ..., collectives: _Optional[int] = ..., quiet_s: _Optional[float] = ...) -> None: ...
+    step_counts: _containers.RepeatedScalarFieldContainer[int]
+    steps_total_s: float
+    samples: int
+    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., epoch: _Optional[int] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., in_step_s: _Optional[float] = ..., reported: _Optional[_Mapping[str, float]] = ..., probed: bool = ..., first_step: bool = ..., compiling: bool = ..., waiting_s: _Optional[float] = ..., collectives: _Optional[int] = ..., quiet_s: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_total_s: _Optional[float] = ..., samples: _Optional[int] = ...) -> None: ...
 
 class Reformed(_message.Message):
     __slots__ = ("worker", "generation", "committed", "abort_s", "join_s", "sync_s", "first_step_s", "bytes_received", "recomputed", "source")

@@ -93,6 +93,7 @@ class Pulse:
             reformed = self._reformed
             if reformed is not None:
                 reformed.first_step_s = self._membership.durations.since_ready_s()
+                reformed.recomputed, self._clock.given_up = self._clock.given_up, 0
                 self._wake.set()
 
     def report(self, values: Mapping[str, Any]) -> None:
@@ -181,6 +182,9 @@ class Pulse:
     def _send_progress(self, group: Group | None) -> None:
         self._compilations.watch()
         progress = self._progress(group)
+        clock = self._clock
+        progress.step_counts.extend(clock.durations.counts)
+        progress.steps_total_s, progress.samples = clock.durations.total, clock.samples
         progress.reported.update(_numbers(dict(self._reported)))
         self._link.send(progress=progress)
 

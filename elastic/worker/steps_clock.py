@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from elastic.core.histogram import STEP_BOUNDS_S, Histogram
 from elastic.worker.compilation import COMPILATIONS, Compilations
 
 _SMOOTHING = 0.1  # weight of the newest step in the usual duration
@@ -29,6 +30,12 @@ class StepsClock:
         self.step_s = 0.0
         """Usual time from one commit to the next, exponentially averaged; 0 while unknown."""
         self.samples_per_s = 0.0
+        self.durations = Histogram(STEP_BOUNDS_S)
+        """From one commit to the next, of all steps but the first ones of a group."""
+        self.samples = 0
+        """Committed while this process was a member."""
+        self.given_up = 0
+        """Steps that were begun and are begun again, since somebody has taken the count."""
 
     def begin(self) -> None:
         """A step begins."""
@@ -39,8 +46,11 @@ class StepsClock:
         """It was committed, with this many samples of the whole group."""
         now = time.monotonic()
         compiled, self._compiled = self._compiled, self._compilations.count
-        if self._last_commit is not None and compiled == self._compiled:
-            self._note(now - self._last_commit, samples)
+        self.samples += samples
+        if self._last_commit is not None:
+            self.durations.observe(now - self._last_commit)
+            if compiled == self._compiled:
+                self._note(now - self._last_commit, samples)
         self._last_commit = now
         self._began = None
 
@@ -69,6 +79,10 @@ class StepsClock:
         """The group was lost or changes: the time until the next commit is no usual step."""
         self._began = self._sets_up_since = None
         self._last_commit = None
+
+    def give_up(self) -> None:
+        """A step that was begun does not count: it is computed again."""
+        self.given_up += 1
 
     def in_step_s(self) -> float:
         """How long the step under way has lasted; 0 between steps."""

@@ -261,6 +261,8 @@ class Training:
             scaled.restore()
         counts: bool = self._drive(self.part.give_up_block(_as_loss(error)))
         self.state.progress = self.part.here if not counts else self.part.progress
+        if not counts:
+            self.clock.give_up()
         return counts
 
     def is_loss(self, error: BaseException) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests import protos, settings_doc
+from tests import metrics_doc, protos, settings_doc
 
 
 def test_the_generated_modules_are_those_of_the_protos(tmp_path: Path) -> None:
@@ -22,3 +22,8 @@ def test_the_generated_modules_are_those_of_the_protos(tmp_path: Path) -> None:
 def test_the_settings_page_is_that_of_the_settings() -> None:
     """If this fails: python -m tests.settings_doc"""
     assert settings_doc.TARGET.read_text() == settings_doc.text()
+
+
+def test_the_metrics_page_is_that_of_the_definitions() -> None:
+    """If this fails: python -m tests.metrics_doc"""
+    assert metrics_doc.TARGET.read_text() == metrics_doc.text()

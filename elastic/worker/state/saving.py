@@ -68,6 +68,7 @@ class Saver:
         step = state.committed
         if self._last == (step, place):
             return
+        began_at = time.monotonic()
         self.wait_idle()
         flat = state.capture()
         specs = describe(flat.tensors)
@@ -82,7 +83,8 @@ class Saver:
             self._settled.pop(step, None)
             self._reports.pop(step, None)
         self._insists, self._again_at = insists, None
-        self._work = step, place, self._share, structure, _positions(state)
+        stall_s = time.monotonic() - began_at
+        self._work = step, place, self._share, structure, _positions(state), stall_s
         self._start_writing()
 
     def try_again(self) -> None:
@@ -136,8 +138,10 @@ class Saver:
         share: HostShare,
         structure: Structure,
         positions: Mapping[str, Any],
+        stall_s: float,
     ) -> None:
         index, count = place.rank, place.world_size
+        began_at = time.monotonic()
         try:
             if is_committed(self._directory, step):  # restored from it, or by the group before
                 self.settle(step, committed=True)
@@ -175,6 +179,8 @@ class Saver:
             index=index,
             count=count,
             files=digests,
+            stall_s=stall_s,
+            write_s=time.monotonic() - began_at,
             **positions,
         )
         self._report(step, shard_saved=saved)

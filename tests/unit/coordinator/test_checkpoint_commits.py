@@ -71,7 +71,7 @@ def test_the_manifest_says_what_was_reported(
 ) -> None:
     members.save(5, 1, size_bytes=7)
     members.save(5, 0)
-    assert commits.commit(5, 1) == 17
+    assert commits.commit(5, 1).size_bytes == 17
     manifest = catalog.read_manifest(directory, 5)
     assert (manifest.job, manifest.step, manifest.generation) == ("digits", 5, 1)
     assert (manifest.world_size, manifest.epoch, manifest.cursor) == (2, 3, 64)
@@ -90,7 +90,7 @@ def test_generations_are_kept_apart(
     members.save(5, 0, generation=1, size_bytes=1)
     members.save(5, 0, 1, generation=2, size_bytes=100)
     members.report(5, 1, generation=1, size_bytes=1)
-    assert commits.commit(5, 2) == 200
+    assert commits.commit(5, 2).size_bytes == 200
     assert catalog.read_manifest(directory, 5).generation == 2
     assert directory.list("step-000000005") == ["manifest.json", name(0, 2), name(1, 2)]
 
@@ -101,15 +101,15 @@ def test_a_step_that_is_committed_is_not_committed_again(
     """Two groups may have saved it; the second one's files may be swept already."""
     members.save(5, 0, 1, generation=1)
     members.save(5, 0, 1, generation=2, size_bytes=100)
-    assert commits.commit(5, 1) == 20
-    assert commits.commit(5, 2) == 20
+    assert commits.commit(5, 1).size_bytes == 20
+    assert commits.commit(5, 2).size_bytes == 20
     assert catalog.read_manifest(directory, 5).generation == 1
     assert directory.list("step-000000005") == ["manifest.json", name(0, 1), name(1, 1)]
 
 
 def test_a_share_reported_again_counts_once(members: Members, commits: CheckpointCommits) -> None:
     members.save(5, 0, 1, 1)
-    assert commits.commit(5, 1) == 20
+    assert commits.commit(5, 1).size_bytes == 20
 
 
 def test_old_checkpoints_are_removed(
@@ -177,11 +177,11 @@ def test_a_manifest_that_another_coordinator_writes_meanwhile_stands(
 
     def pause_and_write(relative: str, data: bytes, *, replace: bool) -> FileDigest:
         monkeypatch.undo()
-        assert other.commit(5, 2) == 200
+        assert other.commit(5, 2).size_bytes == 200
         return write(relative, data, replace=replace)
 
     monkeypatch.setattr(directory, "write", pause_and_write)
-    assert commits.commit(5, 1) == 200
+    assert commits.commit(5, 1).size_bytes == 200
     assert catalog.read_manifest(directory, 5).generation == 2
 
 
@@ -193,4 +193,4 @@ def test_saves_that_never_become_whole_are_not_kept_for_ever(
         members.report(step, 0, generation=1, size_bytes=1)
     assert len(commits._reports) == 64
     members.save(1000, 0, 1)
-    assert commits.commit(1000, 1) == 20
+    assert commits.commit(1000, 1).size_bytes == 20

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from elastic.coordinator.checkpoint_commits import CheckpointCommits
+from elastic.coordinator.checkpoint_commits import CheckpointCommits, Committed
 from elastic.coordinator.saves import Saves
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
@@ -46,11 +46,11 @@ class Storage(CheckpointCommits):
     def discard(self, step: int, generation: int) -> None:
         self.discarded.append((step, generation))
 
-    def commit(self, step: int, generation: int) -> int:
+    def commit(self, step: int, generation: int) -> Committed:
         del step, generation
         if self.error is not None:
             raise self.error
-        return 4096
+        return Committed(size_bytes=4096, stall_s=0.25, save_s=1.5)
 
     def prune(self) -> None:
         if self.prune_error is not None:
@@ -132,7 +132,8 @@ def test_everybody_hears_of_a_commit_and_whoever_missed_it_hears_again() -> None
         await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))
         assert place.saves.newest_step == 5
         assert place.settled() == [(5, False)]
-        assert place.diary.of("checkpoint_committed") == [{"step": 5, "bytes": 4096}]
+        durations = {"stall_s": 0.25, "save_s": 1.5}
+        assert place.diary.of("checkpoint_committed") == [{"step": 5, "bytes": 4096, **durations}]
         place.saves.saved(place.agent, shard(5))
         late = job_pb2.SaveFailed(generation=3, step=5, message="late")
         place.saves.failed(place.agent, late)
@@ -206,13 +207,13 @@ def test_commits_are_made_in_the_order_in_which_checkpoints_were_whole() -> None
     async def check(place: Place) -> None:
         begun, committed = threading.Event(), []
 
-        def commit(step: int, generation: int) -> int:
+        def commit(step: int, generation: int) -> Committed:
             del generation
             if step == 5:
                 begun.set()
                 time.sleep(0.2)  # the other, if it can, is far ahead by then
             committed.append(step)
-            return 1
+            return Committed(size_bytes=1, stall_s=0.0, save_s=0.0)
 
         place.storage.commit = commit  # type: ignore[method-assign]
         first = asyncio.ensure_future(place.saves.commit(fx.CommitCheckpoint(generation=3, step=5)))

@@ -135,6 +135,7 @@ def test_the_sets_of_options_are_frozen() -> None:
         "run_id",
         "listen",
         "advertise",
+        "http_address",
         "min_workers",
         "max_workers",
         "checkpoint_dir",
@@ -175,6 +176,7 @@ def test_the_sets_of_options_are_frozen() -> None:
         "log_dir",
         "keep_logs",
         "state_dir",
+        "http_address",
         "console",
         "seed",
         "start_timeout_s",
@@ -208,4 +210,4 @@ def test_the_shared_groups(settings: Any) -> None:
             "etcd_password",
         ],
     }
-    assert grouped(RunSettings) == {}
+    assert grouped(RunSettings) == {"TLS": grouped(settings)["TLS"]}

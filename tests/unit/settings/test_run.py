@@ -33,6 +33,7 @@ def test_the_set_of_options_is_frozen() -> None:
         "console",
         "output",
         "listen",
+        "http_address",
         "job",
         "launch",
         "seed",
@@ -45,6 +46,10 @@ def test_the_set_of_options_is_frozen() -> None:
         "pause_timeout_s",
         "hang_factor",
         "stop_grace_s",
+        "tls_ca",
+        "tls_cert",
+        "tls_key",
+        "insecure",
     ]
 
 

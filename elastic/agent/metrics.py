@@ -1,0 +1,90 @@
+"""The metrics of a node, as its agent knows them: what they are, and how a snapshot has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from elastic.core.membership import FailureKind, WorkerPhase
+from elastic.runtime.metrics import Catalog, Found
+
+CATALOG = Catalog("Agent, and `elastic run`")
+CONNECTED = CATALOG.gauge(
+    "elastic_agent_connected",
+    "1: a coordinator answers this agent; 0: its workers train on without one.",
+    "node",
+)
+REGISTERED = CATALOG.gauge(
+    "elastic_agent_registered",
+    "1: etcd has confirmed in time that the node has its name. Not of `elastic run`.",
+    "node",
+)
+LOST = CATALOG.counter(
+    "elastic_agent_coordinator_losses_total",
+    "Times that this agent lost its coordinator, or another reason for it was found.",
+    "node",
+)
+SLOTS = CATALOG.gauge("elastic_agent_slots", "Workers that the node takes part with.", "node")
+WORKERS = CATALOG.gauge(
+    "elastic_agent_workers",
+    "Workers of the node, warm spares included, by phase.",
+    *("node", "phase"),
+)
+STARTED = CATALOG.counter("elastic_agent_workers_started_total", "Workers forked.", "node")
+NOT_STARTED = CATALOG.counter(
+    "elastic_agent_workers_not_started_total", "Workers that could not be forked.", "node"
+)
+FAILED = CATALOG.counter(
+    "elastic_agent_worker_failures_total", "Workers that failed, by how.", *("node", "kind")
+)
+ZYGOTES_LOST = CATALOG.counter(
+    "elastic_agent_zygote_losses_total", "Times that the process that forks workers ended.", "node"
+)
+STEP = CATALOG.gauge(
+    "elastic_agent_step",
+    "Steps that the node's workers have committed, as they reported last: at least when the group "
+    "changes.",
+    "node",
+)
+
+_COUNTERS = {
+    LOST: "coordinator_lost",
+    STARTED: "worker_started",
+    NOT_STARTED: "worker_not_started",
+    ZYGOTES_LOST: "zygote_lost",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentFigures:
+    """A node at one moment; nothing of it changes any more."""
+
+    node: str
+    slots: int
+    connected: bool
+    registered: bool | None = None
+    """None where nothing is registered."""
+    step: int = 0
+    phases: Mapping[str, int] = field(default_factory=dict)
+    """How many workers are in each."""
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """By kind."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """How often something was recorded, by the journal's entry."""
+
+
+def collect(found: Found, figures: AgentFigures) -> None:
+    """Add what is known of the node."""
+    node = figures.node
+    found.set(CONNECTED, figures.connected, node=node)
+    found.set(REGISTERED, figures.registered, node=node)
+    found.set(SLOTS, figures.slots, node=node)
+    found.set(STEP, figures.step, node=node)
+    for phase in WorkerPhase:
+        name = phase.name.lower()
+        found.set(WORKERS, figures.phases.get(name, 0), node=node, phase=name)
+    for kind in FailureKind:
+        name = kind.name.lower()
+        found.set(FAILED, figures.failures.get(name, 0), node=node, kind=name)
+    for metric, entry in _COUNTERS.items():
+        found.set(metric, figures.counts.get(entry, 0), node=node)

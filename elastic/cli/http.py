@@ -1,0 +1,207 @@
+"""Serves a daemon's /metrics, /healthz and /readyz beside it: where, to whom, and when not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from elastic.errors import ConfigurationError
+from elastic.rpc.certificates import Role
+from elastic.rpc.identity import job_identity
+from elastic.rpc.newest_certificate import NewestCertificate
+from elastic.rpc.security import Report, Security, Tls, on_this_loop, stays_here
+from elastic.runtime.journal import Journal
+from elastic.runtime.listener import address_of, listen_at
+from elastic.runtime.off_loop import off_loop
+from elastic.runtime.process_metrics import Directories, Watched
+from elastic.settings.tls_files import TlsFiles
+
+if TYPE_CHECKING:
+    from elastic.runtime.http_server import HttpServer, Request
+
+COORDINATOR_DEFAULT = "127.0.0.1:9400"
+OFF = "off"
+_RESOLVE_S = 5.0
+_END_WITHIN_S = 1.0
+
+
+def require_http_protection(address: str | None, security: Security) -> None:
+    """Raises ConfigurationError where others could read what nothing protects."""
+    if address is None or address == OFF or stays_here(address):
+        return
+    if not isinstance(security, Tls) and not security.insecure:
+        raise ConfigurationError(
+            f"--http-address {address} is reached from other machines, and there is no "
+            "certificate: whoever reaches the port could read the job's figures; give --tls-ca, "
+            "--tls-cert and --tls-key, or --insecure on a network where you trust everybody, or "
+            "listen on 127.0.0.1"
+        )
+
+
+def checkpoint_directories(url: str | None, **others: str) -> Directories:
+    """The directories of a daemon whose space can be told, by what they are for."""
+    if url is not None and "://" not in url:
+        others["checkpoints"] = os.path.abspath(url)
+    return Directories(others)
+
+
+@contextlib.asynccontextmanager
+async def watched_over_http(
+    watched: Watched,
+    address: str | None,
+    journal: Journal,
+    security: Security,
+    *,
+    default: str | None = None,
+    tells_of_certificates: bool = False,
+) -> AsyncIterator[None]:
+    """Within, it is served. default: where, if nothing is wanted; it may be had by another.
+    tells_of_certificates: when they are replaced or cannot be used; else gRPC does.
+
+    On a loopback address in plain text; elsewhere with the job's certificates, if it has any.
+    Raises ConfigurationError.
+    """
+    newest: NewestCertificate | None = None
+    if isinstance(security, Tls):
+        told = on_this_loop(journal.record) if tells_of_certificates else _tell_nobody
+        newest = NewestCertificate(security, Role.SERVER, told, coordinates=False)
+        watched = replace(watched, parts=replace(watched.parts, certificate=newest))
+    server = await _server(watched, address, journal, security, default, newest)
+    if server is None:
+        yield
+        return
+    server.start()
+    try:
+        yield
+    finally:
+        await off_loop(server.close)
+
+
+async def _server(
+    watched: Watched,
+    address: str | None,
+    journal: Journal,
+    security: Security,
+    default: str | None,
+    newest: NewestCertificate | None,
+) -> _Serving | None:
+    wanted = address or default
+    if wanted is None or wanted == OFF:
+        return None
+    require_http_protection(wanted, security)
+    try:
+        listener = await asyncio.wait_for(
+            off_loop(functools.partial(listen_at, wanted)), _RESOLVE_S
+        )
+    except asyncio.TimeoutError:
+        raise ConfigurationError(
+            f"can not serve HTTP at {wanted}: no name server answers within {_RESOLVE_S:g} s; "
+            "give an address in place of the name with --http-address HOST:PORT"
+        ) from None
+    except ConfigurationError as error:
+        if address is not None:
+            raise
+        message = f"{error}; metrics and health are not served"
+        journal.record("warning", source="http", message=message)
+        return None
+    secured = isinstance(security, Tls) and not stays_here(wanted)
+    files = security.files if isinstance(security, Tls) and secured else None
+    try:
+        if newest is not None and secured:
+            await off_loop(newest.get)
+    except BaseException:
+        listener.close()
+        raise
+    if not secured and not stays_here(wanted):
+        message = (
+            f"{wanted} serves metrics in plain text (--insecure): whoever reaches it reads them"
+        )
+        journal.record("security_warning", message=message)
+    scheme = "https" if secured else "http"
+    journal.record("http_started", address=f"{scheme}://{address_of(listener)}")
+    loop, report = asyncio.get_running_loop(), on_this_loop(journal.record)
+    return _Serving(listener, watched, loop, _admission(security), report, files, newest)
+
+
+class _Serving:
+    """The server's thread, which also imports it: that takes longer than all else of a start."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        watched: Watched,
+        loop: asyncio.AbstractEventLoop,
+        may_scrape: Callable[[Request], str],
+        report: Report,
+        files: TlsFiles | None,
+        newest: NewestCertificate | None,
+    ) -> None:
+        self._listener, self._watched, self._loop = listener, watched, loop
+        self._may_scrape, self._report = may_scrape, report
+        self._files, self._newest = files, newest
+        self._lock = threading.Lock()
+        self._server: HttpServer | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="elastic-http", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End; blocks for a short time at most."""
+        with self._lock:
+            self._closed = True
+            if self._server is not None:
+                self._server.close()
+        self._thread.join(_END_WITHIN_S)
+
+    def _run(self) -> None:
+        try:
+            server = self._make()
+            with self._lock:
+                if self._closed:
+                    return
+                self._server = server
+            server.run()
+        except Exception as error:  # noqa: BLE001 - the daemon goes on without
+            message = f"metrics and health are not served: {type(error).__name__}: {error}"
+            self._report("warning", source="http", message=message)
+        finally:
+            self._listener.close()
+
+    def _make(self) -> HttpServer:
+        from elastic.runtime.http_pages import WatcherPages
+        from elastic.runtime.http_server import HttpServer, HttpTls
+
+        tls = None
+        if self._files is not None and self._newest is not None:
+            tls = HttpTls(files=self._files, newest=self._newest)
+        pages = WatcherPages(self._watched, self._loop, self._may_scrape).by_path()
+        return HttpServer(self._listener, pages, report=self._report, tls=tls)
+
+
+def _tell_nobody(name: str, /, **fields: Any) -> None:
+    del name, fields
+
+
+def _admission(security: Security) -> Callable[[Request], str]:
+    """Over TLS, metrics are for certificates of the job, whatever role they are limited to."""
+    if not isinstance(security, Tls):
+        return lambda _: ""
+    expected = job_identity(security.job)
+
+    def refused(request: Request) -> str:
+        if request.peer is None or expected in request.peer:
+            return ""
+        found = ", ".join(request.peer) or "no certificate, or one that names nothing"
+        return f"/metrics is for certificates that name {expected}; shown was {found}"
+
+    return refused

@@ -1,0 +1,314 @@
+"""The metrics of a job, as a coordinator knows them: what they are, and how a snapshot has them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from elastic.coordinator.totals import Totals
+from elastic.core.coordinator.phases import JobPhase
+from elastic.core.histogram import Histogram
+from elastic.core.membership import ChangeReason, FailureKind, WorkerPhase
+from elastic.runtime.metrics import Catalog, Found
+
+NODE_STATES = ("ready", "leaving", "drained", "quarantined")
+MOST_VALUES = 100
+"""Of a script."""
+
+CATALOG = Catalog("Coordinator, and `elastic run`")
+LEADER = CATALOG.gauge(
+    "elastic_leader",
+    "1: this coordinator leads the job; 0: it stands by. What follows of a job is served by its "
+    "leader alone.",
+)
+IN_DOUBT = CATALOG.gauge(
+    "elastic_leader_in_doubt",
+    "1: etcd has not confirmed in time that this coordinator still leads.",
+)
+PHASE = CATALOG.gauge("elastic_job_phase", "1 of the job's phase, 0 of the others.", "phase")
+STARTED = CATALOG.gauge("elastic_job_start_timestamp_seconds", "When the run began.")
+EXIT_CODE = CATALOG.gauge(
+    "elastic_job_exit_code",
+    "With which the job has ended; absent before. Coordinators end some seconds later, so a scrape "
+    "may miss it: `elastic jobs` has it.",
+)
+LAST_COMMIT = CATALOG.gauge(
+    "elastic_last_commit_timestamp_seconds",
+    "When the newest step was committed: every kind of standstill shows here. Absent before the "
+    "first one that this leader has heard of.",
+)
+STEP = CATALOG.gauge("elastic_step", "Steps committed: goes back with the job to a checkpoint.")
+EPOCH = CATALOG.gauge("elastic_epoch", "The epoch of the data, from 0.")
+STEP_ELAPSED = CATALOG.gauge(
+    "elastic_step_elapsed_seconds",
+    "How long the step under way lasts, as rank 0 said last and the time since; 0 between steps.",
+)
+STEP_USUAL = CATALOG.gauge(
+    "elastic_step_usual_seconds", "How long steps last now, exponentially averaged."
+)
+SAMPLE_RATE = CATALOG.gauge(
+    "elastic_samples_per_second", "Samples of the whole group, exponentially averaged."
+)
+STEP_SECONDS = CATALOG.histogram(
+    "elastic_step_duration_seconds",
+    "Steps from one commit to the next, but the first one of each group.",
+)
+STEPS = CATALOG.counter(
+    "elastic_steps_committed_total", "Committed, those that were lost later included."
+)
+STEPS_LOST = CATALOG.counter(
+    "elastic_steps_lost_total", "Committed, and lost: the job went back to a checkpoint."
+)
+STEPS_RECOMPUTED = CATALOG.counter(
+    "elastic_steps_recomputed_total", "Begun when the group was lost, and begun again."
+)
+STEPS_SLOW = CATALOG.counter(
+    "elastic_steps_slow_total", "That lasted suspiciously long and came to their end after all."
+)
+SAMPLES = CATALOG.counter("elastic_samples_committed_total", "Of all committed steps.")
+WORLD_SIZE = CATALOG.gauge("elastic_world_size", "Members of the newest group.")
+WANTED = CATALOG.gauge(
+    "elastic_wanted_world_size",
+    "Workers that the nodes which take part have room for, up to the limit of the job.",
+)
+MINIMUM = CATALOG.gauge("elastic_min_world_size", "Fewest workers with which the job trains.")
+GENERATION = CATALOG.gauge("elastic_generation", "The number of the newest group.")
+GENERATIONS = CATALOG.counter("elastic_generations_total", "Groups formed, by why.", "reason")
+RECOVERY_SECONDS = CATALOG.histogram(
+    "elastic_recovery_duration_seconds",
+    "From the first sign of a loss to the first step committed without what was lost.",
+    "reason",
+)
+RECOVERY_PHASES = CATALOG.histogram(
+    "elastic_recovery_phase_duration_seconds",
+    "The same by phase; `abort` overlaps with others, which add up to the whole.",
+    "phase",
+)
+FAILURES = CATALOG.counter("elastic_worker_failures_total", "Workers that failed, by how.", "kind")
+REFUSALS = CATALOG.counter(
+    "elastic_newcomers_refused_total",
+    "Times that newcomers were kept out for a while since they failed again and again.",
+)
+RESTARTS_LEFT = CATALOG.gauge(
+    "elastic_restarts_left", "Failures that the budget still allows; with the next one, the end."
+)
+RESTARTS_MOST = CATALOG.gauge(
+    "elastic_restarts_allowed", "Failures that it allows within the restart window."
+)
+WORKERS = CATALOG.gauge("elastic_workers", "Workers on the connected nodes, by phase.", "phase")
+NODES = CATALOG.gauge("elastic_nodes", "Nodes that are connected or kept out, by state.", "state")
+NODE_STATE = CATALOG.gauge(
+    "elastic_node_state", "1; the node's state is in the label.", "node", "state"
+)
+NODE_FAILURES = CATALOG.gauge(
+    "elastic_node_failures", "Failures that count against a node; absent: none.", "node"
+)
+NODE_PAUSE = CATALOG.gauge(
+    "elastic_node_loop_longest_pause_seconds",
+    "Longest pause of the event loop of a node's agent; absent: none.",
+    "node",
+)
+NODES_LOST = CATALOG.counter("elastic_node_losses_total", "Streams of agents that broke.")
+QUARANTINES = CATALOG.counter("elastic_node_quarantines_total", "Nodes put into quarantine.")
+DRAINS = CATALOG.counter("elastic_node_drains_total", "Nodes drained by operators.")
+ELECTIONS = CATALOG.counter("elastic_elections_total", "Coordinators that were elected.")
+DOUBTS = CATALOG.counter(
+    "elastic_leader_doubts_total", "Times that etcd did not confirm the leader in time."
+)
+ROLL_BACKS = CATALOG.counter(
+    "elastic_store_roll_backs_total", "Times that etcd was found emptied or restored from a backup."
+)
+CHECKPOINT_STEP = CATALOG.gauge(
+    "elastic_checkpoint_step", "The step of the newest checkpoint; 0: there is none."
+)
+CHECKPOINT_TIME = CATALOG.gauge(
+    "elastic_checkpoint_timestamp_seconds",
+    "When this run last committed one; absent before it has.",
+)
+CHECKPOINTS = CATALOG.counter("elastic_checkpoints_total", "Checkpoints committed.")
+CHECKPOINT_FAILURES = CATALOG.counter(
+    "elastic_checkpoint_failures_total", "Saves that were given up."
+)
+CHECKPOINT_BYTES = CATALOG.counter(
+    "elastic_checkpoint_bytes_total", "Bytes of the checkpoints committed."
+)
+CHECKPOINT_STALL = CATALOG.histogram(
+    "elastic_checkpoint_stall_duration_seconds",
+    "For how long the slowest member held up training to save.",
+)
+CHECKPOINT_SECONDS = CATALOG.histogram(
+    "elastic_checkpoint_duration_seconds", "From the step boundary of a save to its commit."
+)
+DIFFERED = CATALOG.counter(
+    "elastic_state_differences_total", "Members found with another state than the majority."
+)
+LEDGER_FAILURES = CATALOG.counter(
+    "elastic_ledger_failures_total", "Times that the ledger could not be written from some step on."
+)
+VALUE = CATALOG.gauge(
+    "elastic_script_value",
+    f"What rank 0's script gave to `step.report` last: the first {MOST_VALUES} names, finite "
+    "numbers only.",
+    "name",
+)
+
+_COUNTERS = {  # by the journal's entry
+    NODES_LOST: "node_lost",
+    QUARANTINES: "node_quarantined",
+    DRAINS: "node_drained",
+    ELECTIONS: "elected",
+    DOUBTS: "leadership_in_doubt",
+    ROLL_BACKS: "store_rolled_back",
+    STEPS_SLOW: "step_was_slow",
+    REFUSALS: "newcomers_refused",
+    CHECKPOINTS: "checkpoint_committed",
+    CHECKPOINT_FAILURES: "checkpoint_abandoned",
+    DIFFERED: "state_differed",
+    LEDGER_FAILURES: "ledger_failed",
+}
+_REASONS = tuple(reason.name.lower() for reason in ChangeReason)
+_KINDS = tuple(kind.name.lower() for kind in FailureKind)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeFigures:
+    """Of one node."""
+
+    node: str
+    state: str
+    failures: int = 0
+    longest_pause_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TotalFigures:
+    """Of the whole run; nothing of it changes any more."""
+
+    events: Mapping[tuple[str, str], float]
+    counters: Mapping[str, float]
+    last_commit_unix_s: float
+    last_checkpoint_unix_s: float
+    steps: Histogram
+    save_stalls: Histogram
+    saves: Histogram
+    recoveries: Mapping[str, Histogram]
+    phases: Mapping[str, Histogram]
+
+    @classmethod
+    def of(cls, totals: Totals) -> TotalFigures:
+        """As they are now."""
+        return cls(
+            events=dict(totals.events),
+            counters={
+                STEPS.name: totals.steps_committed,
+                STEPS_LOST.name: totals.steps_lost,
+                STEPS_RECOMPUTED.name: totals.steps_recomputed,
+                SAMPLES.name: totals.samples,
+                CHECKPOINT_BYTES.name: totals.checkpoint_bytes,
+            },
+            last_commit_unix_s=totals.last_commit_unix_s,
+            last_checkpoint_unix_s=totals.last_checkpoint_unix_s,
+            steps=totals.steps.copy(),
+            save_stalls=totals.save_stalls.copy(),
+            saves=totals.saves.copy(),
+            recoveries={reason: h.copy() for reason, h in totals.recoveries.items()},
+            phases={phase: h.copy() for phase, h in totals.phases.items()},
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobFigures:
+    """A job as its leader knows it at one moment; nothing of it changes any more."""
+
+    phase: str
+    totals: TotalFigures
+    in_office: bool = True
+    started_unix_s: float = 0.0
+    exit_code: int | None = None
+    step: int = 0
+    epoch: int = 0
+    step_elapsed_s: float = 0.0
+    step_usual_s: float = 0.0
+    samples_per_s: float = 0.0
+    world_size: int = 0
+    wanted: int = 0
+    minimum: int = 1
+    generation: int = 0
+    restarts_left: int = 0
+    restarts_allowed: int = 0
+    nodes: tuple[NodeFigures, ...] = ()
+    workers: Mapping[str, int] = field(default_factory=dict)
+    saves: bool = False
+    checkpoint_step: int = 0
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+def collect(found: Found, figures: JobFigures | None) -> None:
+    """Add what is known of the job; None: this coordinator stands by."""
+    found.set(LEADER, figures is not None)
+    if figures is None:
+        return
+    found.set(IN_DOUBT, not figures.in_office)
+    found.set_each(PHASE, "phase", {p.value: p.value == figures.phase for p in JobPhase})
+    found.set(STARTED, figures.started_unix_s)
+    found.set(EXIT_CODE, figures.exit_code)
+    _progress(found, figures)
+    _group(found, figures)
+    _nodes(found, figures)
+    _totals(found, figures.totals)
+    if figures.saves:
+        found.set(CHECKPOINT_STEP, figures.checkpoint_step)
+        found.set(CHECKPOINT_TIME, figures.totals.last_checkpoint_unix_s or None)
+        found.buckets(CHECKPOINT_STALL, figures.totals.save_stalls)
+        found.buckets(CHECKPOINT_SECONDS, figures.totals.saves)
+
+
+def _progress(found: Found, figures: JobFigures) -> None:
+    found.set(LAST_COMMIT, figures.totals.last_commit_unix_s or None)
+    found.set(STEP, figures.step)
+    found.set(EPOCH, figures.epoch)
+    found.set(STEP_ELAPSED, figures.step_elapsed_s)
+    found.set(STEP_USUAL, figures.step_usual_s or None)
+    found.set(SAMPLE_RATE, figures.samples_per_s)
+    finite = {name: v for name, v in sorted(figures.values.items()) if math.isfinite(v)}
+    for name in list(finite)[:MOST_VALUES]:
+        found.set(VALUE, finite[name], name=name)
+
+
+def _group(found: Found, figures: JobFigures) -> None:
+    found.set(WORLD_SIZE, figures.world_size)
+    found.set(WANTED, figures.wanted)
+    found.set(MINIMUM, figures.minimum)
+    found.set(GENERATION, figures.generation)
+    found.set(RESTARTS_LEFT, figures.restarts_left)
+    found.set(RESTARTS_MOST, figures.restarts_allowed)
+
+
+def _nodes(found: Found, figures: JobFigures) -> None:
+    phases = {phase.name.lower(): 0 for phase in WorkerPhase}
+    found.set_each(WORKERS, "phase", {**phases, **figures.workers})
+    states = dict.fromkeys(NODE_STATES, 0)
+    for node in figures.nodes:
+        states[node.state] = states.get(node.state, 0) + 1
+    found.set_each(NODES, "state", states)
+    for node in figures.nodes:
+        found.set(NODE_STATE, 1.0, node=node.node, state=node.state)
+        found.set(NODE_FAILURES, node.failures or None, node=node.node)
+        found.set(NODE_PAUSE, node.longest_pause_s or None, node=node.node)
+
+
+def _totals(found: Found, totals: TotalFigures) -> None:
+    found.buckets(STEP_SECONDS, totals.steps)
+    for metric in (STEPS, STEPS_LOST, STEPS_RECOMPUTED, SAMPLES, CHECKPOINT_BYTES):
+        found.set(metric, totals.counters[metric.name])
+    for metric, entry in _COUNTERS.items():
+        found.set(metric, totals.events.get((entry, ""), 0))
+    for reason in _REASONS:
+        found.set(GENERATIONS, totals.events.get(("generation_formed", reason), 0), reason=reason)
+    for kind in _KINDS:
+        found.set(FAILURES, totals.events.get(("worker_failed", kind), 0), kind=kind)
+    for reason, durations in sorted(totals.recoveries.items()):
+        found.buckets(RECOVERY_SECONDS, durations, reason=reason)
+    for phase, durations in totals.phases.items():
+        found.buckets(RECOVERY_PHASES, durations, phase=phase)

@@ -1,0 +1,225 @@
+"""What is counted of a job from its begin on, whoever leads: it is kept with the records."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from elastic.core.histogram import PHASE_BOUNDS_S, SAVE_BOUNDS_S, STEP_BOUNDS_S, Histogram
+from elastic.runtime.journal import Entry
+from elastic.v1 import job_pb2 as pb
+
+PHASES = ("detect", "persist", "notify", "abort", "join", "sync", "first_step")
+_MOST = 2.0**53  # of what is read: above it a float does not count any more
+_LONGEST = 100  # characters of a name that is read
+_MOST_NAMES = 1000
+
+_COUNTED = {  # entries of the journal, and the field by which they are told apart
+    "worker_failed": "kind",
+    "generation_formed": "reason",
+    "recovered": "reason",
+    "elected": "",
+    "store_rolled_back": "",
+    "leadership_in_doubt": "",
+    "node_lost": "",
+    "node_quarantined": "",
+    "node_drained": "",
+    "newcomers_refused": "",
+    "step_was_slow": "",
+    "checkpoint_committed": "",
+    "checkpoint_abandoned": "",
+    "state_differed": "",
+    "ledger_failed": "",
+}
+
+
+class Totals:
+    """Listens to the journal of whoever leads, and to rank 0's progress.
+
+    Counts are of this run. Those of the leaders before are taken over by `adopt`; what was counted
+    after they were last kept is lost, but for steps, which are counted from their numbers.
+    """
+
+    def __init__(self) -> None:
+        self.events: dict[tuple[str, str], float] = {}
+        """How often something was recorded, by the entry's name and what tells it apart."""
+        self.steps_committed = 0
+        self.steps_lost = 0
+        """That were committed, and given up again: the job went back to a checkpoint."""
+        self.steps_recomputed = 0
+        """Begun, and begun again since the group was lost in them."""
+        self.samples = 0
+        self.checkpoint_bytes = 0
+        self.steps = Histogram(STEP_BOUNDS_S)
+        self.recoveries: dict[str, Histogram] = {}
+        """By reason."""
+        self.phases = {phase: Histogram(PHASE_BOUNDS_S) for phase in PHASES}
+        """Of recoveries."""
+        self.save_stalls = Histogram(SAVE_BOUNDS_S)
+        self.saves = Histogram(SAVE_BOUNDS_S)
+        self.committed = 0
+        """Steps of the job: the count that goes back with it."""
+        self.last_commit_unix_s = 0.0
+        """When the newest step was committed, as far as is known; 0: none was."""
+        self.last_checkpoint_unix_s = 0.0
+        self.weight = 0
+        """Grows with every event that counts: of two totals of a run the one with more is newer."""
+        self._reporter = _Reporter()
+        self._recomputed_in = 0
+
+    # ---- what happens
+
+    def __call__(self, entry: Entry) -> None:
+        """Take an entry of the journal."""
+        by = _COUNTED.get(entry.name)
+        if by is None:
+            return
+        told_apart = str(entry.fields.get(by, "")) if by else ""
+        key = (entry.name, told_apart)
+        self.events[key] = self.events.get(key, 0) + 1
+        self.weight += 1
+        if entry.name == "recovered":
+            self._recovered(told_apart, entry.fields)
+        elif entry.name == "checkpoint_committed":
+            self.checkpoint_bytes += int(entry.fields["bytes"])
+            self.last_checkpoint_unix_s = entry.unix_s
+            if "save_s" in entry.fields:
+                self.saves.observe(entry.fields["save_s"])
+                self.save_stalls.observe(entry.fields["stall_s"])
+
+    def progressed(self, progress: pb.Progress, now_unix_s: float) -> None:
+        """Rank 0 of the present group reports."""
+        fresh = progress.committed - self.committed
+        if fresh > 0:
+            self.steps_committed += fresh
+        else:
+            self.steps_lost -= fresh
+        if fresh:
+            self.committed = progress.committed
+        if fresh > 0:
+            self.last_commit_unix_s = now_unix_s - progress.in_step_s
+        self.samples += self._reporter.samples(progress, max(0, fresh))
+        self._reporter.steps(progress, self.steps)
+
+    def reformed(self, report: pb.Reformed) -> None:
+        """A member has committed its first step in a group; each says what it computed twice."""
+        if report.recomputed and report.generation > self._recomputed_in:
+            self._recomputed_in = report.generation
+            self.steps_recomputed += report.recomputed
+
+    def _recovered(self, reason: str, fields: Mapping[str, Any]) -> None:
+        histogram = self.recoveries.setdefault(reason, Histogram(PHASE_BOUNDS_S))
+        histogram.observe(fields["total_s"])
+        for phase, durations in self.phases.items():
+            durations.observe(fields[f"{phase}_s"])
+
+    # ---- from leader to leader
+
+    def to_document(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
+            "weight": self.weight,
+            "counts": {name: getattr(self, name) for name in _NUMBERS},
+            "instants": {name: round(getattr(self, name), 3) for name in _INSTANTS},
+            "events": [[name, by, count] for (name, by), count in self.events.items()],
+            "histograms": [
+                [name, by, [*h.counts], round(h.total, 6)] for name, by, h in self._histograms()
+            ],
+        }
+
+    def adopt(self, document: Mapping[str, Any]) -> None:
+        """Go on from what a leader before has kept, if that is more than is known here.
+
+        It is not where the store was emptied and this is the process that led before. Raises
+        ValueError, KeyError or TypeError for what is no such document, and changes nothing then.
+        """
+        found = Totals()
+        found._read(document)
+        if found.weight >= self.weight:
+            self._take(found)
+
+    def _take(self, found: Totals) -> None:
+        for name in (*_NUMBERS, *_INSTANTS, *_TABLES, "weight"):
+            setattr(self, name, getattr(found, name))
+        self._reporter = _Reporter()
+
+    def _read(self, document: Mapping[str, Any]) -> None:
+        self.weight = int(_count(document["weight"]))
+        for name in _NUMBERS:
+            setattr(self, name, int(_count(document["counts"][name])))
+        for name in _INSTANTS:
+            setattr(self, name, _count(document["instants"][name]))
+        for name, by, count in document["events"][:_MOST_NAMES]:
+            self.events[_name(name), _name(by)] = _count(count)
+        for name, by, counts, total in document["histograms"][:_MOST_NAMES]:
+            histogram = self._named(_name(name), _name(by))
+            if histogram is not None and len(counts) == len(histogram.counts):
+                histogram.add([int(_count(count)) for count in counts], _count(total))
+
+    def _histograms(self) -> list[tuple[str, str, Histogram]]:
+        return [
+            ("steps", "", self.steps),
+            ("save_stalls", "", self.save_stalls),
+            ("saves", "", self.saves),
+            *(("recoveries", reason, h) for reason, h in self.recoveries.items()),
+            *(("phases", phase, h) for phase, h in self.phases.items()),
+        ]
+
+    def _named(self, name: str, by: str) -> Histogram | None:
+        if name == "recoveries":
+            return self.recoveries.setdefault(by, Histogram(PHASE_BOUNDS_S))
+        if name == "phases":
+            return self.phases.get(by)
+        return {n: h for n, b, h in self._histograms() if not b}.get(name)
+
+
+_NUMBERS = (
+    *("steps_committed", "steps_lost", "steps_recomputed", "samples", "checkpoint_bytes"),
+    "committed",
+)
+_INSTANTS = ("last_commit_unix_s", "last_checkpoint_unix_s")
+_TABLES = ("events", "steps", "recoveries", "phases", "save_stalls", "saves")
+
+
+class _Reporter:
+    """Whose cumulative figures were taken last. Those of another process begin anew."""
+
+    def __init__(self) -> None:
+        self._worker = ""
+        self._samples = 0
+        self._counts: list[int] = []
+        self._total_s = 0.0
+
+    def samples(self, progress: pb.Progress, fresh_steps: int) -> int:
+        """Those since the last report; of another worker, as many as its steps usually have."""
+        if progress.worker == self._worker:
+            more = max(0, progress.samples - self._samples)
+        else:
+            more = round(fresh_steps * progress.step_s * progress.samples_per_s)
+            self._worker, self._counts = progress.worker, []
+        self._samples = progress.samples
+        return more
+
+    def steps(self, progress: pb.Progress, into: Histogram) -> None:
+        """Add the durations of steps since the last report; call it after `samples`."""
+        counts, total_s = list(progress.step_counts), progress.steps_total_s
+        if len(counts) != len(into.counts):
+            return  # of another version
+        fresh = [new - old for new, old in zip(counts, self._counts or counts, strict=True)]
+        if self._counts and min(fresh) >= 0:
+            into.add(fresh, max(0.0, total_s - self._total_s))
+        self._counts, self._total_s = counts, total_s
+
+
+def _count(value: Any) -> float:
+    number = float(value)
+    if isinstance(value, bool) or not (math.isfinite(number) and 0.0 <= number <= _MOST):
+        raise ValueError(f"{value!r} counts nothing")
+    return number
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _LONGEST:
+        raise ValueError(f"{value!r} is no name")
+    return value

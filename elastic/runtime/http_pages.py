@@ -1,0 +1,118 @@
+"""The pages for whoever watches a daemon: /metrics, /healthz, /readyz.
+
+They run on the server's thread. The daemon's own event loop is only asked for a snapshot, twice a
+second at most and never waited for by anything but the asker; the rest is done here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from prometheus_client.process_collector import ProcessCollector
+
+from elastic.runtime.http_server import Page, Request, Response
+from elastic.runtime.metrics import Collect, Found
+from elastic.runtime.metrics_text import OPENMETRICS, Written, write
+from elastic.runtime.process_metrics import Watched, collect
+
+T = TypeVar("T")
+
+ASK_WITHIN_S = 2.0
+"""For the daemon's event loop to answer."""
+_FRESH_S = 0.5
+_SILENT = f"the event loop of this process has not answered within {ASK_WITHIN_S:g} s"
+
+
+class _Question(Generic[T]):
+    """Asked on the daemon's loop, by one asker at a time; its answer holds for a moment."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, question: Callable[[], Awaitable[T]]
+    ) -> None:
+        self._loop, self._question = loop, question
+        self._under_way: asyncio.Future[T] | None = None
+        self._answered_at = 0.0
+        self.answer: T | None = None
+        """The newest; None before the first."""
+
+    async def ask(self) -> T:
+        """Raises asyncio.TimeoutError while the loop does not answer."""
+        if self.answer is not None and time.monotonic() - self._answered_at < _FRESH_S:
+            return self.answer
+        if self._under_way is None or self._under_way.done():
+            self._under_way = asyncio.ensure_future(self._on_the_loop())
+        return await asyncio.wait_for(asyncio.shield(self._under_way), ASK_WITHIN_S)
+
+    async def _on_the_loop(self) -> T:
+        async def ask() -> T:
+            return await self._question()
+
+        asked = asyncio.run_coroutine_threadsafe(ask(), self._loop)
+        self.answer = await asyncio.wrap_future(asked)
+        self._answered_at = time.monotonic()
+        return self.answer
+
+
+class WatcherPages:
+    """`may_scrape` says why one may not see the metrics; empty: it may."""
+
+    def __init__(
+        self,
+        watched: Watched,
+        loop: asyncio.AbstractEventLoop,
+        may_scrape: Callable[[Request], str] = lambda _: "",
+    ) -> None:
+        self._watched, self._may_scrape = watched, may_scrape
+        self._snapshot = _Question(loop, self._take)
+        self._ready = _Question(loop, watched.why_not_ready)
+        self._process = ProcessCollector(registry=None)
+        self._written: dict[bool, tuple[float, Written]] = {}  # since when; OpenMetrics or not
+
+    def by_path(self) -> dict[str, Page]:
+        """All of them."""
+        return {"/metrics": self.metrics, "/healthz": self.healthz, "/readyz": self.readyz}
+
+    async def healthz(self, request: Request) -> Response:
+        """This process lives; nothing else is asked."""
+        del request
+        return Response.of(200, "ok")
+
+    async def readyz(self, request: Request) -> Response:
+        """It can do its part; if not, why."""
+        del request
+        try:
+            reason = await self._ready.ask()
+        except asyncio.TimeoutError:
+            reason = _SILENT
+        return Response.of(503, reason) if reason else Response.of(200, "ready")
+
+    async def metrics(self, request: Request) -> Response:
+        """The newest snapshot, which says when it was taken."""
+        if refused := self._may_scrape(request):
+            return Response.of(403, refused)
+        try:
+            taken = await self._snapshot.ask()
+        except asyncio.TimeoutError:
+            if self._snapshot.answer is None:
+                return Response.of(503, _SILENT)
+            taken = self._snapshot.answer
+        opens = OPENMETRICS in request.accept
+        since, written = self._written.get(opens, (0.0, None))
+        if written is None or time.monotonic() - since >= _FRESH_S:
+            await self._watched.parts.look()
+            written = self._write(taken, opens=opens)
+            self._written[opens] = (time.monotonic(), written)
+        return Response(status=200, body=written.body, content_type=written.content_type)
+
+    def _write(self, taken: tuple[float, Collect], *, opens: bool) -> Written:
+        at_unix_s, collect_snapshot = taken
+        found = Found(job=self._watched.job)
+        collect_snapshot(found)
+        collect(found, self._watched.parts, at_unix_s)
+        return write(found, opens=opens, others=self._process.collect())
+
+    async def _take(self) -> tuple[float, Collect]:
+        return time.time(), self._watched.snapshot()

@@ -1,0 +1,279 @@
+"""A small HTTP server on a thread of its own, which costs the daemon beside it nothing.
+
+Everything that a stranger can make grow is bounded: connections, the time of each, the size of a
+request. TLS is that of the job's certificates, looked at again for each new connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from elastic.rpc.newest_certificate import NewestCertificate
+from elastic.rpc.security import Report
+from elastic.settings.tls_files import TlsFiles
+
+MOST_CONNECTIONS = 100
+MOST_HEAD_BYTES = 16 * 1024
+"""Of request line and headers."""
+ANSWER_WITHIN_S = 10.0
+"""A connection on which no answer was completed for so long is cut."""
+_KEEP_ALIVE_S = 5
+_END_WITHIN_S = 1.0
+_PAUSE_S = 0.5  # where no descriptor is left for a connection
+_METHODS = ("GET", "HEAD")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What pages may know of one."""
+
+    accept: str = ""
+    peer: tuple[str, ...] | None = None
+    """The DNS names in the client's certificate, which the job's authority has signed; empty: it
+    has shown none. None: plain text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Response:
+    """An answer."""
+
+    status: int
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, status: int, text: str, **headers: str) -> Response:
+        """One line."""
+        return cls(status=status, body=f"{text}\n".encode(), headers=headers)
+
+
+Page = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HttpTls:
+    """Whose certificate is shown, and which files it comes from."""
+
+    files: TlsFiles
+    newest: NewestCertificate
+
+
+class HttpServer:
+    """Serves `pages` by path at a socket that listens, on an event loop of its own."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        pages: Mapping[str, Page],
+        *,
+        report: Report,
+        tls: HttpTls | None = None,
+    ) -> None:
+        """report: takes a warning about a page that fails, on any thread. Raises
+        ConfigurationError for a certificate that can not be used."""
+        self._listener, self._pages, self._report = listener, pages, report
+        self._context = _context(tls) if tls is not None else None
+        self._connections: dict[socket.socket, asyncio.Task[None]] = {}  # oldest first
+        self._state = ServerState()
+        self._config = uvicorn.Config(
+            self._answer,
+            interface="asgi3",
+            proxy_headers=False,
+            http=_Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            h11_max_incomplete_event_size=MOST_HEAD_BYTES,
+        )
+        self._config.load()
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # of strangers' nonsense, none
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_on_loop_error)
+        self._ends = asyncio.Event()
+
+    def run(self) -> None:
+        """Serve until `close` is called from another thread."""
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+            self._listener.close()
+
+    def close(self) -> None:
+        """Have it end soon, whatever is under way."""
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(self._ends.set)
+
+    async def _serve(self) -> None:
+        accepting = asyncio.ensure_future(self._accept())
+        await self._ends.wait()
+        tasks = [accepting, *self._connections.values(), *self._state.tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=_END_WITHIN_S)
+        await asyncio.sleep(0.01)  # transports that were aborted are let go by the loop
+
+    async def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = await self._loop.sock_accept(self._listener)
+            except OSError:  # no descriptor is left, or the client has gone again
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            if len(self._connections) >= MOST_CONNECTIONS:
+                self._cut_oldest()
+            task = asyncio.ensure_future(self._attend(connection))
+            self._connections[connection] = task
+            task.add_done_callback(functools.partial(self._forget, connection))
+            await asyncio.sleep(0)
+
+    def _forget(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        del task
+        self._connections.pop(connection, None)
+
+    def _cut_oldest(self) -> None:
+        """For a newer one: a probe must not wait for those who only keep a connection open."""
+        oldest = next(iter(self._connections))
+        self._connections.pop(oldest).cancel()
+
+    async def _attend(self, connection: socket.socket) -> None:
+        """Until it is over, or makes no progress."""
+        protocol = _Connection(
+            config=self._config, server_state=self._state, app_state={}, _loop=self._loop
+        )
+        transport: asyncio.Transport | None = None
+        try:
+            transport, _ = await self._loop.connect_accepted_socket(
+                lambda: protocol,
+                connection,
+                ssl=self._context,
+                ssl_handshake_timeout=ANSWER_WITHIN_S if self._context else None,
+            )
+            await protocol.ends()
+        except (OSError, asyncio.TimeoutError):
+            pass  # a handshake that fails is the client's affair
+        finally:
+            if transport is not None:
+                transport.abort()
+
+    async def _answer(
+        self,
+        scope: MutableMapping[str, Any],
+        receive: Callable[[], Awaitable[Any]],
+        send: Callable[[Any], Awaitable[None]],
+    ) -> None:
+        """The ASGI application."""
+        del receive
+        try:
+            response = await self._respond(scope)
+        except Exception as error:  # noqa: BLE001 - a page that fails is told of, and no more
+            message = f"{scope['path']}: {type(error).__name__}: {error}"
+            self._report("warning", source="http", message=message)
+            response = Response.of(500, "this page fails; the daemon's events say why")
+        headers = {
+            "content-type": response.content_type,
+            "content-length": str(len(response.body)),
+            "cache-control": "no-store",
+            "x-content-type-options": "nosniff",
+            **response.headers,
+        }
+        encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": response.status, "headers": encoded})
+        await send({"type": "http.response.body", "body": response.body})
+
+    async def _respond(self, scope: MutableMapping[str, Any]) -> Response:
+        if scope["method"] not in _METHODS:
+            return Response.of(405, "only GET and HEAD", allow=", ".join(_METHODS))
+        page = self._pages.get(scope["path"])
+        if page is None:
+            return Response.of(404, f"there is {', '.join(self._pages)}")
+        headers = dict(scope["headers"])
+        request = Request(
+            accept=headers.get(b"accept", b"").decode("latin-1"), peer=scope["state"].get("peer")
+        )
+        return await page(request)
+
+
+def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """What a client does to its connection is its own affair."""
+    if not isinstance(context.get("exception"), OSError):
+        loop.default_exception_handler(context)
+
+
+class _Connection(H11Protocol):
+    """Ends where no answer is completed for too long, whatever is the reason."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._ended = asyncio.Event()
+        self._answered = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        secured: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+        if secured is not None:
+            self.app_state["peer"] = _names(secured)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._ended.set()
+
+    def on_response_complete(self) -> None:
+        self._answered += 1
+        super().on_response_complete()
+
+    async def ends(self) -> None:
+        """Return when the connection has ended, or should."""
+        seen = -1
+        while seen != self._answered:
+            seen = self._answered
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), ANSWER_WITHIN_S)
+                return
+
+
+def _names(secured: ssl.SSLObject) -> tuple[str, ...]:
+    shown: Mapping[str, Any] = secured.getpeercert() or {}
+    return tuple(name for kind, name in shown.get("subjectAltName", ()) if kind == "DNS")
+
+
+def _context(tls: HttpTls) -> ssl.SSLContext:
+    """Of a server; each handshake looks for newer certificates."""
+    used, context = tls.newest.get(), _plain_context(tls.files)
+    current = context
+
+    def newer(secured: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        nonlocal used, current
+        if (found := tls.newest.get()) is not used:
+            with contextlib.suppress(OSError, ValueError):  # replaced again: with the next one
+                current, used = _plain_context(tls.files), found
+        secured.context = current
+
+    context.sni_callback = newer
+    return context
+
+
+def _plain_context(files: TlsFiles) -> ssl.SSLContext:
+    assert files.certificate is not None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(files.certificate, files.key)
+    context.load_verify_locations(cafile=files.ca)
+    context.verify_mode = ssl.CERT_OPTIONAL
+    return context

@@ -1,0 +1,152 @@
+"""Metrics that every daemon has: of its process, its store, its certificate and its directories."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from elastic.errors import ConfigurationError
+from elastic.rpc.newest_certificate import NewestCertificate
+from elastic.runtime.loop_watch import LoopPauses
+from elastic.runtime.metrics import Catalog, Collect, Found
+from elastic.runtime.off_loop import off_loop
+from elastic.store.measured import StoreCalls
+from elastic.version import __version__
+
+CATALOG = Catalog("Every daemon")
+BUILD_INFO = CATALOG.gauge(
+    "elastic_build_info", "1; the version that runs is in the labels.", "version", "python_version"
+)
+SNAPSHOT_TIME = CATALOG.gauge(
+    "elastic_snapshot_timestamp_seconds",
+    "When the figures of this answer were taken. An old one: the daemon's event loop stands still, "
+    "and nothing else in the answer can be relied on.",
+)
+PAUSES = CATALOG.counter(
+    "elastic_loop_pauses_total",
+    "Times that something held up the daemon's event loop for 50 ms or more.",
+)
+PAUSE_SECONDS = CATALOG.counter(
+    "elastic_loop_pause_seconds_total", "For how long, all of them together."
+)
+LONGEST_PAUSE = CATALOG.gauge("elastic_loop_longest_pause_seconds", "The longest so far.")
+CALL_SECONDS = CATALOG.histogram(
+    "elastic_store_call_duration_seconds",
+    "Calls of this process to etcd, by what is called, until they were answered or failed.",
+    "kind",
+)
+CALL_ERRORS = CATALOG.counter(
+    "elastic_store_errors_total",
+    "Calls of this process to etcd that failed: it did not answer, or refused. Some are tried "
+    "again.",
+    "kind",
+)
+LAST_ANSWER = CATALOG.gauge(
+    "elastic_store_last_answer_timestamp_seconds", "When etcd last answered this process."
+)
+CERTIFICATE_EXPIRY = CATALOG.gauge(
+    "elastic_certificate_expiry_timestamp_seconds",
+    "When the certificate expires that this process shows; absent without TLS.",
+)
+FREE = CATALOG.gauge(
+    "elastic_directory_free_bytes",
+    "Free space of the file system of a directory, for this user. Absent for remote ones, and "
+    "until a file system that hangs answers.",
+    "kind",
+)
+SIZE = CATALOG.gauge("elastic_directory_size_bytes", "Size of that file system.", "kind")
+
+_FREE_WITHIN_S = 0.2  # a file system that takes longer is answered for as it was before
+
+
+class Directories:
+    """The space that directories have, by what they are for; looked at beside every loop."""
+
+    def __init__(self, paths: Mapping[str, str]) -> None:
+        self._paths = paths
+        self._found: dict[str, tuple[float, float]] = {}
+        self._looking: dict[str, asyncio.Task[None]] = {}
+
+    async def look(self) -> None:
+        """Again; returns soon whatever the file systems do."""
+        for kind, path in self._paths.items():
+            if kind not in self._looking or self._looking[kind].done():
+                self._looking[kind] = asyncio.ensure_future(self._look_at(kind, path))
+        if self._looking:
+            await asyncio.wait(self._looking.values(), timeout=_FREE_WITHIN_S)
+
+    def collect(self, found: Found) -> None:
+        """What was seen last."""
+        for kind, (free, size) in self._found.items():
+            found.set(FREE, free, kind=kind)
+            found.set(SIZE, size, kind=kind)
+
+    async def _look_at(self, kind: str, path: str) -> None:
+        try:
+            space = await off_loop(lambda: os.statvfs(path))
+        except OSError:
+            self._found.pop(kind, None)
+            return
+        self._found[kind] = (space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessParts:
+    """What of a process is measured."""
+
+    pauses: LoopPauses
+    directories: Directories
+    store: StoreCalls | None = None
+    certificate: NewestCertificate | None = None
+
+    async def look(self) -> None:
+        """At what may have to be waited for; returns soon whatever the file systems do."""
+        looks = [asyncio.ensure_future(self.directories.look())]
+        if self.certificate is not None:
+            looks.append(asyncio.ensure_future(_look_at(self.certificate)))
+        await asyncio.wait(looks, timeout=2 * _FREE_WITHIN_S)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Watched:
+    """What a daemon is asked by those who watch it; both are called on its event loop."""
+
+    job: str
+    snapshot: Callable[[], Collect]
+    """What it knows now; the result is called on another thread, and reads nothing that changes."""
+    why_not_ready: Callable[[], Awaitable[str]]
+    """Empty: it is ready."""
+    parts: ProcessParts
+
+
+async def _look_at(certificate: NewestCertificate) -> None:
+    """Its files may have been replaced."""
+    with contextlib.suppress(ConfigurationError):  # whoever needs it says so
+        await off_loop(certificate.get)
+
+
+def collect(found: Found, parts: ProcessParts, taken_unix_s: float) -> None:
+    """Add the figures of this process to a snapshot that was taken at a time."""
+    python = platform.python_version()
+    found.set(BUILD_INFO, 1.0, version=__version__, python_version=python)
+    found.set(SNAPSHOT_TIME, taken_unix_s)
+    pauses = parts.pauses
+    found.set(PAUSES, pauses.count)
+    found.set(PAUSE_SECONDS, pauses.total_s)
+    found.set(LONGEST_PAUSE, pauses.longest_s)
+    if parts.store is not None:
+        _store(found, parts.store)
+    if parts.certificate is not None:
+        found.set(CERTIFICATE_EXPIRY, parts.certificate.expires_unix_s)
+    parts.directories.collect(found)
+
+
+def _store(found: Found, calls: StoreCalls) -> None:
+    for kind, durations in sorted(calls.durations.items()):
+        found.buckets(CALL_SECONDS, durations.copy(), kind=kind)
+        found.set(CALL_ERRORS, calls.errors[kind], kind=kind)
+    found.set(LAST_ANSWER, calls.answered_unix_s)

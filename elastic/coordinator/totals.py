@@ -131,11 +131,14 @@ class Totals:
     def adopt(self, document: Mapping[str, Any]) -> None:
         """Go on from what a leader before has kept, if that is more than is known here.
 
-        It is not where the store was emptied and this is the process that led before. Raises
-        ValueError, KeyError or TypeError for what is no such document, and changes nothing then.
+        It is not where the store was emptied and this is the process that led before. What is no
+        such document changes nothing.
         """
         found = Totals()
-        found._read(document)
+        try:
+            found._read(document)
+        except Exception:  # noqa: BLE001 - in whatever way it is no such document
+            return
         if found.weight >= self.weight:
             self._take(found)
 

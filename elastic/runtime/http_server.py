@@ -230,6 +230,12 @@ class _Connection(H11Protocol):
         if secured is not None:
             self.app_state["peer"] = _names(secured)
 
+    def data_received(self, data: bytes) -> None:
+        # In pieces: h11 bounds only what it has not understood yet, and a piece may be of 256 KiB.
+        for begin in range(0, len(data), MOST_HEAD_BYTES):
+            if not self.transport.is_closing():
+                super().data_received(data[begin : begin + MOST_HEAD_BYTES])
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._ended.set()

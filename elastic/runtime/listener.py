@@ -9,7 +9,7 @@ from typing import Any
 
 from elastic.errors import ConfigurationError
 
-_BACKLOG = 100
+_BACKLOG = 1024  # connections that nobody has looked at: they cost the kernel little
 
 
 def listen_at(address: str) -> socket.socket:

@@ -1,0 +1,116 @@
+"""Where metrics and health are served, and where not."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic.cli.http import require_http_protection, watched_over_http
+from elastic.errors import ConfigurationError
+from elastic.rpc.security import PLAINTEXT, Plaintext, Security, Tls
+from elastic.runtime.loop_watch import LoopPauses
+from elastic.runtime.process_metrics import Directories, ProcessParts, Watched
+from elastic.settings.tls_files import TlsFiles
+from tests.unit.coordinator.agents import Diary
+
+FILES = Tls(job="digits", files=TlsFiles(ca=Path("a"), certificate=Path("b"), key=Path("c")))
+
+
+async def ready() -> str:
+    return ""
+
+
+WATCHED = Watched(
+    job="digits",
+    snapshot=lambda: lambda _: None,
+    why_not_ready=ready,
+    parts=ProcessParts(pauses=LoopPauses(), directories=Directories({})),
+)
+
+
+@pytest.fixture
+def taken() -> Iterator[str]:
+    """An address that somebody else has."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        yield f"127.0.0.1:{other.getsockname()[1]}"
+
+
+def serve(
+    address: str | None, default: str | None = None, security: Security = PLAINTEXT
+) -> tuple[Diary, list[bytes]]:
+    """What was recorded, and what is answered where it says that it serves."""
+    diary, answers = Diary(), list[bytes]()
+
+    def ask(url: str) -> bytes:
+        with urllib.request.urlopen(f"{url}/healthz", timeout=20.0) as answer:
+            found: bytes = answer.read()
+            return found
+
+    async def main() -> None:
+        serving = watched_over_http(WATCHED, address, diary.journal, security, default=default)
+        async with serving:
+            for event in diary.of("http_started"):
+                answers.append(await asyncio.to_thread(ask, event["address"]))
+
+    asyncio.run(main())
+    return diary, answers
+
+
+@pytest.mark.parametrize(("address", "default"), [(None, None), ("off", None), ("off", "x:1")])
+def test_nothing_is_served_where_nothing_is_wanted(address: str, default: str) -> None:
+    diary, _ = serve(address, default)
+    assert diary.names() == []
+
+
+@pytest.mark.parametrize(
+    ("address", "default"), [("127.0.0.1:0", None), ("[::1]:0", None), (None, "127.0.0.1:0")]
+)
+def test_what_is_served_is_told(address: str | None, default: str | None) -> None:
+    diary, answers = serve(address, default)
+    assert diary.names() == ["http_started"]
+    assert answers == [b"ok\n"]
+
+
+def test_a_default_that_another_has_is_gone_without(taken: str) -> None:
+    diary, _ = serve(None, taken)
+    (warning,) = diary.of("warning")
+    assert f"{taken}: port {taken.rpartition(':')[2]} is in use" in warning["message"]
+    assert diary.names() == ["warning"]
+
+
+def test_an_address_that_is_wanted_and_cannot_be_had_is_an_error(taken: str) -> None:
+    for address in (taken, "192.0.2.1:9400"):
+        with pytest.raises(ConfigurationError, match=f"HTTP at {address}") as raised:
+            serve(address, "127.0.0.1:0", Plaintext(insecure=True))
+        assert raised.value.exit_code == 78
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:9400", "10.0.0.1:9400", "somewhere:9400", "[::]:1"])
+def test_other_machines_are_served_with_certificates_or_if_that_is_wanted(address: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"--tls-ca.*--insecure"):
+        require_http_protection(address, PLAINTEXT)
+    require_http_protection(address, Plaintext(insecure=True))
+    require_http_protection(address, FILES)
+
+
+@pytest.mark.parametrize("address", [None, "off", "127.0.0.1:1", "localhost:1", "[::1]:1"])
+def test_this_machine_is_served_in_plain_text(address: str | None) -> None:
+    require_http_protection(address, PLAINTEXT)
+
+
+def test_plain_text_for_others_is_warned_of() -> None:
+    diary, answers = serve("0.0.0.0:0", security=Plaintext(insecure=True))
+    assert diary.names() == ["security_warning", "http_started"]
+    assert answers == [b"ok\n"]
+
+
+def test_certificates_that_cannot_be_used_are_an_error_where_they_are_needed() -> None:
+    with pytest.raises(ConfigurationError, match="TLS authority a can not be used"):
+        serve("0.0.0.0:0", security=FILES)
+    diary, _ = serve("127.0.0.1:0", security=FILES)
+    assert diary.names() == ["http_started"], "in plain text, for this machine"

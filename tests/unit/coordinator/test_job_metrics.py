@@ -1,0 +1,113 @@
+"""What a coordinator's snapshot says as metrics."""
+
+from __future__ import annotations
+
+import math
+
+from elastic.agent import metrics as agent
+from elastic.coordinator import metrics
+from elastic.coordinator.metrics import CATALOG, JobFigures, NodeFigures, TotalFigures, collect
+from elastic.coordinator.totals import Totals
+from elastic.runtime.metrics import Found, Metric
+from elastic.runtime.metrics_text import write
+from tests.unit.coordinator.test_totals import some, tell
+
+
+def found(figures: JobFigures | None) -> Found:
+    found = Found(job="digits")
+    collect(found, figures)
+    return found
+
+
+def value(found: Found, metric: Metric, **labels: str) -> float | None:
+    for sample in found.samples.get(metric, ()):
+        if sample.labels == {"job": "digits", **labels}:
+            return sample.value
+    return None
+
+
+def figures(totals: Totals | None = None, **fields: object) -> JobFigures:
+    return JobFigures(
+        phase="running",
+        totals=TotalFigures.of(totals if totals is not None else some()),
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+def test_a_standby_says_only_that_it_stands_by() -> None:
+    assert list(found(None).samples) == [metrics.LEADER]
+    assert value(found(None), metrics.LEADER) == 0
+
+
+def test_a_leader_tells_of_the_job() -> None:
+    nodes = (
+        NodeFigures(node="a", state="ready"),
+        NodeFigures(node="b", state="quarantined", failures=3, longest_pause_s=0.5),
+    )
+    job = found(figures(nodes=nodes, restarts_left=7, workers={"training": 3}, step=6))
+    assert value(job, metrics.LEADER) == 1
+    assert value(job, metrics.PHASE, phase="running") == 1
+    assert value(job, metrics.PHASE, phase="waiting") == 0
+    assert value(job, metrics.LAST_COMMIT) == 101.0
+    assert value(job, metrics.STEPS) == 6
+    assert value(job, metrics.FAILURES, kind="signal") == 1
+    assert value(job, metrics.FAILURES, kind="exception") == 0, "from the begin on"
+    assert value(job, metrics.NODES, state="ready") == 1
+    assert value(job, metrics.NODES, state="drained") == 0
+    assert value(job, metrics.NODE_STATE, node="b", state="quarantined") == 1
+    assert value(job, metrics.NODE_FAILURES, node="b") == 3
+    assert value(job, metrics.NODE_FAILURES, node="a") is None
+    assert value(job, metrics.WORKERS, phase="training") == 3
+    assert value(job, metrics.WORKERS, phase="spare") == 0
+    assert value(job, metrics.RESTARTS_LEFT) == 7
+    assert value(job, metrics.EXIT_CODE) is None
+    assert value(found(figures(exit_code=82)), metrics.EXIT_CODE) == 82
+
+
+def test_before_the_first_commit_there_is_no_time_of_it() -> None:
+    job = found(figures(Totals()))
+    assert value(job, metrics.LAST_COMMIT) is None
+    assert value(job, metrics.STEPS) == 0
+
+
+def test_only_a_job_with_checkpoints_tells_of_them() -> None:
+    assert value(found(figures()), metrics.CHECKPOINT_STEP) is None
+    job = found(figures(saves=True, checkpoint_step=5))
+    assert (value(job, metrics.CHECKPOINT_STEP), value(job, metrics.CHECKPOINT_TIME)) == (5, 50.0)
+
+
+def test_of_a_script_only_so_many_names_and_only_numbers() -> None:
+    values = {f"v{n:05}": float(n) for n in range(10_000)}
+    job = found(figures(values={**values, "a": math.nan, "b": math.inf, "loss": 0.5}))
+    assert value(job, metrics.VALUE, name="loss") == 0.5
+    assert value(job, metrics.VALUE, name="a") is None
+    assert len(job.samples[metrics.VALUE]) == metrics.MOST_VALUES
+
+
+def test_a_snapshot_does_not_change() -> None:
+    totals = some()
+    before = figures(totals)
+    text = write(found(before)).body
+    tell(totals, "worker_failed", kind="signal")
+    totals.steps.observe(1.0)
+    assert write(found(before)).body == text
+    assert write(found(figures(totals))).body != text
+
+
+def test_each_definition_is_found_in_some_snapshot() -> None:
+    node = NodeFigures(node="a", state="ready", failures=1, longest_pause_s=0.1)
+    all_of_it = figures(
+        nodes=(node,), saves=True, exit_code=0, step_usual_s=0.1, values={"loss": 1.0}
+    )
+    assert set(found(all_of_it).samples) == set(CATALOG.metrics)
+    of_agent = Found(job="digits")
+    agent.collect(of_agent, agent.AgentFigures(node="a", slots=1, connected=True, registered=True))
+    assert set(of_agent.samples) == set(agent.CATALOG.metrics)
+
+
+def test_a_scrape_of_a_thousand_nodes_is_bounded() -> None:
+    nodes = tuple(
+        NodeFigures(node=f"node-{n:04}.cluster.example", state="ready", failures=1)
+        for n in range(1000)
+    )
+    assert len(write(found(figures(nodes=nodes))).body) < 2_000_000

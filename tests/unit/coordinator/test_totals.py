@@ -1,0 +1,129 @@
+"""What is counted of a job, from leader to leader."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from elastic.coordinator.metrics import TotalFigures
+from elastic.coordinator.totals import PHASES, Totals
+from elastic.core.histogram import STEP_BOUNDS_S, Histogram
+from elastic.runtime.journal import Entry
+from elastic.v1 import job_pb2 as pb
+from tests.fuzzed_documents import documents, thoroughly
+
+RECOVERED = {"reason": "member_lost", "total_s": 0.2, **{f"{phase}_s": 0.01 for phase in PHASES}}
+SAVED = {"step": 5, "bytes": 100, "stall_s": 0.1, "save_s": 2.0}
+
+
+def tell(totals: Totals, name: str, /, **fields: Any) -> None:
+    totals(Entry(unix_s=50.0, name=name, fields=fields))
+
+
+def progress(worker: str, committed: int, *durations_s: float, samples: int = 0) -> pb.Progress:
+    histogram = Histogram(STEP_BOUNDS_S)
+    for duration_s in durations_s:
+        histogram.observe(duration_s)
+    return pb.Progress(
+        worker=worker,
+        committed=committed,
+        samples=samples,
+        step_s=0.1,
+        samples_per_s=80.0,
+        step_counts=histogram.counts,
+        steps_total_s=histogram.total,
+    )
+
+
+def some() -> Totals:
+    totals = Totals()
+    totals.progressed(progress("w0", 4, 0.1, samples=32), 100.0)
+    totals.progressed(progress("w0", 6, 0.1, 0.2, 0.2, samples=48), 101.0)
+    tell(totals, "worker_failed", kind="signal")
+    tell(totals, "recovered", **RECOVERED)
+    tell(totals, "checkpoint_committed", **SAVED)
+    return totals
+
+
+def test_entries_are_counted_by_what_tells_them_apart() -> None:
+    totals = some()
+    tell(totals, "worker_failed", kind="signal")
+    tell(totals, "worker_failed", kind="exception")
+    tell(totals, "progress", step=7)
+    assert totals.events == {
+        ("worker_failed", "signal"): 2,
+        ("worker_failed", "exception"): 1,
+        ("recovered", "member_lost"): 1,
+        ("checkpoint_committed", ""): 1,
+    }
+    assert sum(totals.recoveries["member_lost"].counts) == 1
+    assert all(sum(h.counts) == 1 for h in totals.phases.values())
+    assert (totals.checkpoint_bytes, totals.last_checkpoint_unix_s) == (100, 50.0)
+    assert (totals.saves.total, totals.save_stalls.total) == (2.0, 0.1)
+
+
+def test_steps_are_counted_once_and_those_that_are_lost_too() -> None:
+    totals = some()
+    assert (totals.steps_committed, totals.steps_lost, totals.committed) == (6, 0, 6)
+    assert totals.last_commit_unix_s == 101.0
+    totals.progressed(progress("w1", 2), 110.0)
+    assert (totals.steps_committed, totals.steps_lost, totals.committed) == (6, 4, 2)
+    assert totals.last_commit_unix_s == 101.0
+    totals.progressed(progress("w1", 5), 111.0)
+    assert (totals.steps_committed, totals.steps_lost, totals.committed) == (9, 4, 5)
+
+
+def test_a_step_under_way_began_with_the_last_commit() -> None:
+    totals, report = Totals(), progress("w0", 4)
+    report.in_step_s = 7.0
+    totals.progressed(report, 100.0)
+    assert totals.last_commit_unix_s == 93.0
+
+
+def test_durations_are_those_since_the_last_report_of_the_same_process() -> None:
+    totals = some()
+    assert (sum(totals.steps.counts), totals.steps.total) == (2, pytest.approx(0.4))
+    totals.progressed(progress("w1", 7, *[0.3] * 9, samples=500), 102.0)
+    assert sum(totals.steps.counts) == 2, "w1 has counted what w0 has told"
+    assert totals.samples == 16 + 32 + 8, "of the first report of each, what its steps usually have"
+    totals.progressed(progress("w1", 9, *[0.3] * 11, samples=516), 103.0)
+    assert sum(totals.steps.counts) == 4
+    assert totals.samples == 56 + 16
+
+
+def test_a_step_is_computed_again_once_whoever_says_so() -> None:
+    totals = Totals()
+    for generation, recomputed in ((1, 0), (2, 1), (2, 1), (3, 0), (4, 1)):
+        totals.reformed(pb.Reformed(generation=generation, recomputed=recomputed))
+    assert totals.steps_recomputed == 2
+
+
+def test_the_next_leader_goes_on() -> None:
+    first, second = some(), Totals()
+    second.adopt(json.loads(json.dumps(first.to_document())))
+    assert second.to_document() == first.to_document()
+    second.progressed(progress("w0", 8, 0.1, samples=64), 105.0)
+    assert second.steps_committed == 8, "those that were not kept are known by their number"
+    tell(second, "worker_failed", kind="signal")
+    assert second.events["worker_failed", "signal"] == 2
+
+
+def test_an_emptied_store_takes_nothing_away() -> None:
+    totals = some()
+    totals.adopt({})
+    totals.adopt(Totals().to_document())
+    assert totals.to_document() == some().to_document()
+
+
+@thoroughly
+@given(value=documents(json.dumps(some().to_document()).encode()))
+def test_whatever_stands_there_a_leader_can_begin(value: bytes) -> None:
+    totals = Totals()
+    with contextlib.suppress(ValueError, RecursionError):
+        totals.adopt(json.loads(value))
+    json.dumps(totals.to_document(), allow_nan=False)
+    TotalFigures.of(totals)

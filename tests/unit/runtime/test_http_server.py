@@ -1,0 +1,255 @@
+"""What strangers send costs little and ends; who asks properly is answered all the while."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic.errors import ConfigurationError
+from elastic.rpc.certificates import Role
+from elastic.rpc.newest_certificate import NewestCertificate
+from elastic.rpc.security import Tls
+from elastic.runtime import http_server
+from elastic.runtime.http_server import HttpServer, HttpTls, Request, Response
+from elastic.runtime.listener import address_of, listen_at
+from tests.certificates import make_certificates, sign_for_job
+
+DEADLINE_S = 20.0
+BODY = b"x" * 2_000_000
+
+
+class Site:
+    """A server on this machine's loopback, and what it has told of."""
+
+    def __init__(self, tls: HttpTls | None = None) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.asked: list[Request] = []
+        listener = listen_at("127.0.0.1:0")
+        self.port = int(address_of(listener).rpartition(":")[2])
+        pages = {"/small": self._small, "/large": self._large, "/fails": self._fails}
+        self.server = HttpServer(listener, pages, report=self._report, tls=tls)
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+
+    def _report(self, name: str, /, **fields: Any) -> None:
+        self.told.append({"name": name, **fields})
+
+    async def _small(self, request: Request) -> Response:
+        self.asked.append(request)
+        return Response.of(200, "small")
+
+    async def _large(self, request: Request) -> Response:
+        del request
+        return Response(status=200, body=BODY)
+
+    async def _fails(self, request: Request) -> Response:
+        raise LookupError(f"no {request}")
+
+    def ask(self, path: str = "/small", method: str = "GET", **headers: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+        with contextlib.closing(connection):
+            connection.request(method, path, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S)
+
+    def close(self) -> None:
+        self.server.close()
+        self.thread.join(DEADLINE_S)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    site = Site()
+    yield site
+    site.close()
+
+
+def rest_of(connection: socket.socket) -> bytes:
+    """What comes until the other end closes."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := connection.recv(65536):
+            received += data
+    return received
+
+
+def test_pages_are_answered_and_nothing_else(site: Site) -> None:
+    assert site.ask() == (200, b"small\n")
+    assert site.ask(method="HEAD") == (200, b"")
+    assert site.ask("/small?name[]=x") == (200, b"small\n")
+    assert site.ask("/large") == (200, BODY)
+    for path in ("/", "/smaller", "/small/", "/small/../small", "/..%2f..%2fetc/passwd", "//small"):
+        assert site.ask(path)[0] == 404, path
+    for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE", "NONSENSE"):
+        assert site.ask(method=method)[0] == 405, method
+
+
+def test_a_page_that_fails_is_told_of(site: Site) -> None:
+    status, body = site.ask("/fails")
+    assert status == 500
+    assert b"Lookup" not in body
+    assert site.told[0]["name"] == "warning"
+    assert "/fails: LookupError" in site.told[0]["message"]
+    assert site.ask()[0] == 200
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", id="path"),
+        pytest.param(b"GET / HTTP/1.1\r\nX: " + b"a" * 100_000 + b"\r\n\r\n", id="header"),
+        pytest.param(b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 20_000 + b"\r\n", id="headers"),
+        pytest.param(b"GET /small\x00 HTTP/1.1\r\nHost: x\r\n\r\n", id="zero"),
+        pytest.param(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\xff" * 100, id="tls"),
+        pytest.param(b"\xff" * 50_000, id="bytes"),
+        pytest.param(b"POST /small HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", id="length"),
+    ],
+)
+def test_garbage_is_refused_and_the_connection_ends(site: Site, sent: bytes) -> None:
+    with site.connect() as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(sent)
+        received = rest_of(connection)
+    assert not received or b" 400 " in received.splitlines()[0], received[:200]
+    assert site.asked == []
+    assert site.ask()[0] == 200
+    assert site.told == []
+
+
+def test_what_takes_too_long_is_cut(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "ANSWER_WITHIN_S", 0.3)
+    with site.connect() as silent, site.connect() as slow, site.connect() as deaf:
+        slow.sendall(b"GET /small HTTP/1.1\r\nHost: x\r\n")
+        deaf.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n" * 20)
+        stops_at = time.monotonic() + DEADLINE_S
+        trickle = threading.Thread(target=drip, args=(slow, stops_at))
+        trickle.start()
+        assert rest_of(silent) == b""
+        trickle.join(DEADLINE_S)
+        assert not trickle.is_alive()
+        assert time.monotonic() < stops_at, "cut while it was still sending"
+        while True:  # of what it has not read the end is lost with the connection
+            try:
+                if not deaf.recv(65536):
+                    break
+            except ConnectionResetError:
+                break
+    assert site.ask()[0] == 200
+
+
+def drip(connection: socket.socket, stops_at: float) -> None:
+    """A header that never ends."""
+    with contextlib.suppress(OSError):
+        while time.monotonic() < stops_at:
+            connection.sendall(b"X-A: b\r\n")
+            time.sleep(0.02)
+
+
+def test_thousands_of_connections_keep_nobody_out(site: Site) -> None:
+    with contextlib.ExitStack() as kept:
+        for n in range(10 * http_server.MOST_CONNECTIONS):
+            kept.enter_context(contextlib.closing(site.connect()))
+            if n % 250 == 249:
+                assert site.ask()[0] == 200
+                assert len(site.server._connections) <= http_server.MOST_CONNECTIONS
+        assert site.ask()[0] == 200
+
+
+def test_closing_waits_for_nobody() -> None:
+    site = Site()
+    with site.connect() as silent, site.connect() as deaf:
+        deaf.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        site.ask()
+        began_at = time.monotonic()
+        site.close()
+        assert time.monotonic() - began_at < DEADLINE_S / 2
+        assert rest_of(silent) == b""
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("192.0.2.1:0", r"192\.0\.2\.1 is no address of this machine"),
+        ("nowhere.invalid:1", "the host does not resolve"),
+    ],
+)
+def test_an_address_that_cannot_be_had_is_named(address: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"HTTP at {address}.*{said}.*--http-address"):
+        listen_at(address)
+
+
+def test_a_port_in_use_is_named(site: Site) -> None:
+    with pytest.raises(ConfigurationError, match=f"port {site.port} is in use"):
+        listen_at(f"127.0.0.1:{site.port}")
+
+
+# ---- TLS
+
+
+class Secured(Site):
+    """With certificates of the job `digits`."""
+
+    def __init__(self, files: Any) -> None:
+        tls = Tls(job="digits", files=files)
+        newest = NewestCertificate(tls, Role.SERVER, lambda _name, **_: None, coordinates=False)
+        super().__init__(HttpTls(files=files, newest=newest))
+
+    def peer(self, ca: Path, client: Any = None) -> tuple[tuple[str, ...] | None, bytes]:
+        """What the page has seen of a client, and the certificate that was shown to it."""
+        context = ssl.create_default_context(cafile=str(ca))
+        context.check_hostname = False
+        if client is not None:
+            context.load_cert_chain(client.certificate, client.key)
+        with self.connect() as plain, context.wrap_socket(plain) as secured:
+            secured.sendall(b"GET /small HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            rest_of(secured)
+            return self.asked[-1].peer, secured.getpeercert(binary_form=True) or b""
+
+
+def test_a_client_may_show_a_certificate_and_the_newest_is_shown_to_it(tmp_path: Path) -> None:
+    made, other = make_certificates(tmp_path / "ours"), make_certificates(tmp_path / "theirs")
+    files, foreign = sign_for_job(made, "digits"), sign_for_job(other, "digits")
+    ca, site = made.ca, Secured(files)
+    try:
+        nobody, first = site.peer(ca)
+        assert nobody == ()
+        assert site.peer(ca, files)[0] == ("digits.job.elastic",)
+        sign_for_job(made, "digits")
+        assert site.peer(ca)[1] != first
+        count = len(site.asked)
+        with contextlib.suppress(OSError, ValueError):
+            site.peer(ca, foreign)
+        assert len(site.asked) == count, "signed by another authority"
+        with site.connect() as plain:
+            plain.sendall(b"GET /small HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b"200" not in rest_of(plain)
+        assert site.peer(ca)[0] == ()
+        assert site.told == []
+    finally:
+        site.close()
+
+
+def test_handshakes_that_are_never_finished_keep_nobody_out(tmp_path: Path) -> None:
+    made = make_certificates(tmp_path / "tls")
+    site = Secured(sign_for_job(made, "digits"))
+    try:
+        with contextlib.ExitStack() as kept:
+            for _ in range(3 * http_server.MOST_CONNECTIONS):
+                kept.enter_context(contextlib.closing(site.connect()))
+            assert site.peer(made.ca)[0] == ()
+            assert len(site.server._connections) <= http_server.MOST_CONNECTIONS
+    finally:
+        site.close()

@@ -7,7 +7,6 @@ import contextlib
 import functools
 import json
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -330,7 +329,6 @@ class CoordinatorDaemon:
         attending = list(self._nodes)
         kept_out = {node.node for node in nodes if node.state != "ready"}
         room = sum(n.stream.slots for n in attending if n.stream.node not in kept_out)
-        phases = Counter(s.phase.name.lower() for n in attending for s in n.statuses)
         elapsed_s = progress.in_step_s
         return JobFigures(
             phase=self._machine.phase.value,
@@ -350,7 +348,7 @@ class CoordinatorDaemon:
             restarts_left=max(0, options.max_restarts - self._machine.restarts_spent(now)),
             restarts_allowed=options.max_restarts,
             nodes=nodes,
-            workers=phases,
+            workers=tuple(node.statuses for node in attending),
             saves=bool(self._saves.url),
             checkpoint_step=self._saves.newest_step,
             values=dict(progress.reported),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from elastic.coordinator.totals import Totals
 from elastic.core.coordinator.phases import JobPhase
 from elastic.core.histogram import Histogram
-from elastic.core.membership import ChangeReason, FailureKind, WorkerPhase
+from elastic.core.membership import ChangeReason, FailureKind, WorkerPhase, WorkerStatus
 from elastic.runtime.metrics import Catalog, Found
 
 NODE_STATES = ("ready", "leaving", "drained", "quarantined")
@@ -238,7 +239,8 @@ class JobFigures:
     restarts_left: int = 0
     restarts_allowed: int = 0
     nodes: tuple[NodeFigures, ...] = ()
-    workers: Mapping[str, int] = field(default_factory=dict)
+    workers: tuple[tuple[WorkerStatus, ...], ...] = ()
+    """Of each connected node; counted where nobody waits for it."""
     saves: bool = False
     checkpoint_step: int = 0
     values: Mapping[str, float] = field(default_factory=dict)
@@ -286,8 +288,8 @@ def _group(found: Found, figures: JobFigures) -> None:
 
 
 def _nodes(found: Found, figures: JobFigures) -> None:
-    phases = {phase.name.lower(): 0 for phase in WorkerPhase}
-    found.set_each(WORKERS, "phase", {**phases, **figures.workers})
+    phases = Counter(status.phase for workers in figures.workers for status in workers)
+    found.set_each(WORKERS, "phase", {p.name.lower(): phases[p] for p in WorkerPhase})
     states = dict.fromkeys(NODE_STATES, 0)
     for node in figures.nodes:
         states[node.state] = states.get(node.state, 0) + 1

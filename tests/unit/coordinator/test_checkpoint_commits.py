@@ -194,3 +194,14 @@ def test_saves_that_never_become_whole_are_not_kept_for_ever(
     assert len(commits._reports) == 64
     members.save(1000, 0, 1)
     assert commits.commit(1000, 1).size_bytes == 20
+
+
+def test_durations_are_those_of_the_slowest_member(
+    members: Members, commits: CheckpointCommits
+) -> None:
+    members.save(5, 0, 1)
+    for report in commits._reports[5, 1].values():
+        report.stall_s, report.write_s = 0.1 * (report.index + 1), 3.0 - report.index
+    done = commits.commit(5, 1)
+    assert done.stall_s == pytest.approx(0.2)
+    assert 3.1 <= done.save_s < 30.0

@@ -8,9 +8,16 @@ from elastic.agent import metrics as agent
 from elastic.coordinator import metrics
 from elastic.coordinator.metrics import CATALOG, JobFigures, NodeFigures, TotalFigures, collect
 from elastic.coordinator.totals import Totals
+from elastic.core.membership import WorkerPhase
 from elastic.runtime.metrics import Found, Metric
 from elastic.runtime.metrics_text import write
+from tests.unit.coordinator.agents import worker
 from tests.unit.coordinator.test_totals import some, tell
+
+WORKERS = (
+    (worker("a", WorkerPhase.TRAINING), worker("b", WorkerPhase.TRAINING)),
+    (worker("c", WorkerPhase.TRAINING),),
+)
 
 
 def found(figures: JobFigures | None) -> Found:
@@ -44,7 +51,7 @@ def test_a_leader_tells_of_the_job() -> None:
         NodeFigures(node="a", state="ready"),
         NodeFigures(node="b", state="quarantined", failures=3, longest_pause_s=0.5),
     )
-    job = found(figures(nodes=nodes, restarts_left=7, workers={"training": 3}, step=6))
+    job = found(figures(nodes=nodes, restarts_left=7, workers=WORKERS, step=6))
     assert value(job, metrics.LEADER) == 1
     assert value(job, metrics.PHASE, phase="running") == 1
     assert value(job, metrics.PHASE, phase="waiting") == 0

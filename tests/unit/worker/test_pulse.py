@@ -140,6 +140,30 @@ def test_others_than_rank_0_keep_the_ledger_to_themselves() -> None:
     assert script.ledger() == []
 
 
+def test_what_was_counted_goes_with_the_progress(alone: Group) -> None:
+    script = Script(alone)
+    for _ in range(3):
+        script.clock.commit(samples=8)
+    script.pulse.flush()
+    (progress,) = script.wire.taken("progress")
+    assert list(progress.step_counts) == script.clock.durations.counts
+    assert sum(progress.step_counts) == 2
+    assert progress.steps_total_s == script.clock.durations.total
+    assert progress.samples == 24
+
+
+def test_a_step_that_is_computed_again_is_told_once(alone: Group) -> None:
+    script = Script(alone)
+    for given_up in (1, 0):
+        if given_up:
+            script.clock.give_up()
+        script.pulse.entered(alone, Outcome())
+        script.pulse.committed()
+        script.pulse.flush()
+        (reformed,) = script.wire.taken("reformed")
+        assert reformed.recomputed == given_up
+
+
 @pytest.mark.parametrize("source", ["", "initial"])
 def test_the_way_into_a_group_is_told_with_its_first_step(alone: Group, source: str) -> None:
     script = Script(alone)

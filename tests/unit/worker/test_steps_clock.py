@@ -121,3 +121,16 @@ def test_what_hangs_while_a_group_is_set_up_is_seen_like_a_step(time: Time) -> N
     time.now += 3.0
     clock.interrupt()
     assert clock.under_way_s() == 0.0
+
+
+def test_every_duration_and_sample_is_counted_but_that_of_a_first_step(time: Time) -> None:
+    clock = StepsClock()
+    run(clock, time, 5.0, 0.2, 0.2, 40.0)
+    clock.begin()
+    clock.interrupt()
+    clock.give_up()
+    time.now += 1000.0
+    run(clock, time, 1.0, 0.2)
+    assert sum(clock.durations.counts) == 4
+    assert clock.durations.total == pytest.approx(40.6)
+    assert (clock.samples, clock.given_up) == (60, 1)

@@ -1,0 +1,137 @@
+"""Scrapes of a real job while a worker is killed and the leader changes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.etcd_cluster import etcd_cluster, free_ports
+from tests.integration.loopback_job import NODES, TrainingJob
+from tests.integration.running import Place
+from tests.job_process import CommandProcess
+
+Samples = dict[tuple[str, ...], float]
+
+
+class Job(TrainingJob):
+    """Every daemon of it is watched over HTTP."""
+
+    def start_candidate(self) -> CommandProcess:
+        (port,) = free_ports(1)
+        address = f"127.0.0.1:{port}"
+        where = ("--listen", address, "--advertise", address, "--http-address", "127.0.0.1:0")
+        most = ("--max-workers", str(len(NODES)))  # else the first group waits for more
+        candidate = self.start("coordinator", *where, *most, "--events-file", "/dev/stderr")
+        self.coordinators.append(candidate)
+        return candidate
+
+
+def ask(process: CommandProcess, path: str) -> tuple[int, str]:
+    address = process.wait_for_event("http_started")["address"]
+    try:
+        with urllib.request.urlopen(f"{address}{path}", timeout=10.0) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def scrape(process: CommandProcess) -> Samples:
+    """Values by name and labels but those that all have."""
+    status, text = ask(process, "/metrics")
+    assert status == 200, text
+    return {
+        (s.name, *(v for k, v in sorted(s.labels.items()) if k not in ("job", "le"))): s.value
+        for family in text_string_to_metric_families(text)
+        for s in family.samples
+    }
+
+
+def settled(process: CommandProcess, *name: str, deadline_s: float = 30.0) -> float:
+    """The first value that is not 0."""
+    ends_at = time.monotonic() + deadline_s
+    while not (value := scrape(process).get(name, 0.0)):
+        assert time.monotonic() < ends_at, f"{name} is 0\n{ask(process, '/metrics')[1]}"
+        time.sleep(0.2)
+    return value
+
+
+def settled_at_0(process: CommandProcess, *name: str) -> bool:
+    """Within some seconds."""
+    ends_at = time.monotonic() + 10.0
+    while scrape(process)[name] != 0 and time.monotonic() < ends_at:
+        time.sleep(0.2)
+    return scrape(process)[name] == 0
+
+
+@pytest.fixture
+def job(place: Place) -> Iterator[Job]:
+    with etcd_cluster(size=1) as etcd:
+        job = Job(place, etcd=etcd.endpoints())
+        try:
+            job.start_candidate()
+            job.wait(lambda: job.events("elected"), "a leader")
+            for node in NODES:
+                job.start_agent(node, "--http-address", "127.0.0.1:0")
+            job.wait(lambda: job.world() == len(NODES), "a group of all")
+            job.trains_on()
+            yield job
+        finally:
+            job.close()
+
+
+def test_what_happens_to_a_job_is_seen_and_outlives_its_leader(job: Job) -> None:
+    (leader,) = job.coordinators
+    standby = job.start_candidate()
+    before = scrape(leader)
+    assert before["elastic_leader",] == 1
+    assert before["elastic_world_size",] == before["elastic_wanted_world_size",] == len(NODES)
+    assert abs(before["elastic_last_commit_timestamp_seconds",] - time.time()) < 30.0
+    assert before["elastic_store_errors_total", "put"] == 0
+    os.kill(job.worker_pid("b"), signal.SIGKILL)
+    job.wait(lambda: job.events("recovered"), "a recovery")
+    job.wait(lambda: job.world() == len(NODES), "a whole group again")
+    job.trains_on()
+    reason = job.events("recovered")[0]["reason"]
+    assert settled(leader, "elastic_recovery_duration_seconds_count", reason) == 1
+    after = scrape(leader)
+    assert after["elastic_recovery_phase_duration_seconds_count", "join"] == 1
+    assert after["elastic_worker_failures_total", "signal"] == 1
+    assert after["elastic_steps_committed_total",] > before["elastic_steps_committed_total",]
+    assert after["elastic_step_duration_seconds_count",] > 0
+    assert after["elastic_samples_committed_total",] > 0
+
+    assert ask(standby, "/readyz") == (200, "ready\n")
+    followed = scrape(standby)
+    assert followed["elastic_leader",] == 0
+    assert ("elastic_world_size",) not in followed
+    agent = job.agents["a"][0]
+    assert ask(agent, "/readyz") == (200, "ready\n")
+    assert scrape(agent)["elastic_agent_connected", "a"] == 1
+
+    os.kill(leader.process.pid, signal.SIGKILL)
+    job.wait(lambda: standby.named("elected"), "the next leader")
+    assert settled(standby, "elastic_leader") == 1
+    assert settled(standby, "elastic_step_duration_seconds_count") > 0
+    job.trains_on()
+    taken_over = scrape(standby)
+    assert taken_over["elastic_elections_total",] == 2
+    assert taken_over["elastic_worker_failures_total", "signal"] == 1
+    assert taken_over["elastic_recovery_duration_seconds_count", reason] == 1
+    assert settled(standby, "elastic_world_size") == len(NODES)
+    committed = "elastic_steps_committed_total"
+    assert settled(standby, committed) > after[committed,], "they go on"
+
+    os.kill(standby.process.pid, signal.SIGKILL)
+    job.wait(lambda: ask(agent, "/readyz")[0] == 503, "an agent without a coordinator")
+    assert ask(agent, "/readyz") == (503, "no coordinator answers\n")
+    assert ask(agent, "/healthz") == (200, "ok\n")
+    assert settled_at_0(agent, "elastic_agent_connected", "a")
+    job.trains_on()

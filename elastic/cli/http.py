@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
 import socket
 import threading
@@ -18,7 +17,7 @@ from elastic.rpc.identity import job_identity
 from elastic.rpc.newest_certificate import NewestCertificate
 from elastic.rpc.security import Report, Security, Tls, on_this_loop, stays_here
 from elastic.runtime.journal import Journal
-from elastic.runtime.listener import address_of, listen_at
+from elastic.runtime.listening import address_of, listen_for_http
 from elastic.runtime.off_loop import off_loop
 from elastic.runtime.process_metrics import Directories, Watched
 from elastic.settings.tls_files import TlsFiles
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 COORDINATOR_DEFAULT = "127.0.0.1:9400"
 OFF = "off"
-_RESOLVE_S = 5.0
 _END_WITHIN_S = 1.0
 
 
@@ -66,7 +64,7 @@ async def watched_over_http(
     tells_of_certificates: when they are replaced or cannot be used; else gRPC does.
 
     On a loopback address in plain text; elsewhere with the job's certificates, if it has any.
-    Raises ConfigurationError.
+    Raises ConfigurationError, and TransientError where no name server answers.
     """
     newest: NewestCertificate | None = None
     if isinstance(security, Tls):
@@ -97,14 +95,7 @@ async def _server(
         return None
     require_http_protection(wanted, security)
     try:
-        listener = await asyncio.wait_for(
-            off_loop(functools.partial(listen_at, wanted)), _RESOLVE_S
-        )
-    except asyncio.TimeoutError:
-        raise ConfigurationError(
-            f"can not serve HTTP at {wanted}: no name server answers within {_RESOLVE_S:g} s; "
-            "give an address in place of the name with --http-address HOST:PORT"
-        ) from None
+        listener = await listen_for_http(wanted)
     except ConfigurationError as error:
         if address is not None:
             raise

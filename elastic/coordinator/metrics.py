@@ -294,8 +294,9 @@ def _nodes(found: Found, figures: JobFigures) -> None:
     for node in figures.nodes:
         states[node.state] = states.get(node.state, 0) + 1
     found.set_each(NODES, "state", states)
-    for node in figures.nodes:
+    for node in {(n.node, n.state): n for n in figures.nodes}.values():  # machines may share names
         found.set(NODE_STATE, 1.0, node=node.node, state=node.state)
+    for node in {n.node: n for n in figures.nodes}.values():
         found.set(NODE_FAILURES, node.failures or None, node=node.node)
         found.set(NODE_PAUSE, node.longest_pause_s or None, node=node.node)
 

@@ -1,6 +1,6 @@
-"""Whether this process can listen at an address, found by trying it, so that it can say why not.
+"""Sockets that listen at an address, and in words why they cannot.
 
-gRPC says only that it cannot.
+gRPC says only that it cannot, so whether it will is tried before.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from elastic.errors import ConfigurationError, TransientError
 from elastic.runtime.off_loop import off_loop
 
 _RESOLVE_S = 5.0
-_ADVICE = "choose another with --listen HOST:PORT, or :PORT for all interfaces"
+_BACKLOG = 1024  # connections that nobody has looked at: they cost the kernel little
+_ADVICE = "choose another with {} HOST:PORT, or :PORT for all interfaces"
 
 
 async def require_listenable(address: str) -> None:
@@ -25,53 +26,74 @@ async def require_listenable(address: str) -> None:
     Raises ConfigurationError that says what is wrong with the address, and TransientError where no
     name server tells what the host is.
     """
+    (await _listening(address, "listen", "--listen")).close()
+
+
+async def listen_for_http(address: str) -> socket.socket:
+    """A socket that listens at HOST:PORT, for `--http-address`; raises as `require_listenable`."""
+    return await _listening(address, "serve HTTP", "--http-address")
+
+
+def address_of(listener: socket.socket) -> str:
+    """Where it listens."""
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def _listening(address: str, what: str, option: str) -> socket.socket:
     host, _, port = address.rpartition(":")
-    look = functools.partial(_problems, host.strip("[]"), int(port))
+    look = functools.partial(_first, host.strip("[]"), int(port))
+    begin, advice = f"can not {what} at {address}", _ADVICE.format(option)
     try:
-        problems = await asyncio.wait_for(off_loop(look), _RESOLVE_S)
+        listener, problem = await asyncio.wait_for(off_loop(look), _RESOLVE_S)
     except asyncio.TimeoutError:
         raise TransientError(
-            f"can not listen at {address}: no name server answers within {_RESOLVE_S:g} s; try "
-            "again, or give an address in place of the name"
+            f"{begin}: no name server answers within {_RESOLVE_S:g} s; try again, or give an "
+            "address in place of the name"
         ) from None
     except socket.gaierror as error:
         kind = TransientError if error.errno == socket.EAI_AGAIN else ConfigurationError
-        raise kind(
-            f"can not listen at {address}: the host does not resolve ({error.strerror}); {_ADVICE}"
-        ) from error
+        raise kind(f"{begin}: the host does not resolve ({error.strerror}); {advice}") from error
     except UnicodeError as error:
         raise ConfigurationError(
-            f"can not listen at {address}: that is no name of a host ({error}); {_ADVICE}"
+            f"{begin}: that is no name of a host ({error}); {advice}"
         ) from error
-    if problems:
-        raise ConfigurationError(f"can not listen at {address}: {problems[0]}; {_ADVICE}")
+    if listener is None:
+        raise ConfigurationError(f"{begin}: {problem}; {advice}")
+    return listener
 
 
-def _problems(host: str, port: int) -> list[str]:
-    """Those of every address that the host has; none if one can be had."""
+def _first(host: str, port: int) -> tuple[socket.socket | None, str]:
+    """At the first of the host's addresses that can be had; else what is wrong with the first."""
     problems: list[str] = []
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     for family, kind, protocol, _, target in found:
-        problem = _problem(family, kind, protocol, target)
-        if problem is None:
-            return []
-        problems.append(problem)
-    return problems
+        try:
+            return _bound(family, kind, protocol, target), ""
+        except OSError as error:
+            problems.append(_words(error, str(target[0]), int(target[1])))
+    return None, problems[0]
 
 
-def _problem(family: int, kind: int, protocol: int, target: Any) -> str | None:
+def _bound(family: int, kind: int, protocol: int, target: Any) -> socket.socket:
+    """Raises OSError."""
     try:
-        with socket.socket(family, kind, protocol) as trying:
-            trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does
-            if family == socket.AF_INET6:
-                trying.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            trying.bind(target)
-            trying.listen(1)
+        listener = socket.socket(family, kind, protocol)
     except OSError as error:
         if error.errno == errno.EAFNOSUPPORT and target[0] == "::":
-            return _problem(socket.AF_INET, kind, protocol, ("0.0.0.0", target[1]))
-        return _words(error, str(target[0]), int(target[1]))
-    return None
+            return _bound(socket.AF_INET, kind, protocol, ("0.0.0.0", target[1]))
+        raise
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC does
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind(target)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def _words(error: OSError, host: str, port: int) -> str:

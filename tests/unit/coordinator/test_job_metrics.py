@@ -112,6 +112,14 @@ def test_each_definition_is_found_in_some_snapshot() -> None:
     assert set(of_agent.samples) == set(agent.CATALOG.metrics)
 
 
+def test_machines_that_have_borne_one_name_are_one_node() -> None:
+    out = NodeFigures(node="a", state="drained", failures=1)
+    job = found(figures(nodes=(out, out, NodeFigures(node="a", state="ready", failures=2))))
+    assert value(job, metrics.NODES, state="drained") == 2
+    assert len(job.samples[metrics.NODE_STATE]) == 2
+    assert value(job, metrics.NODE_FAILURES, node="a") == 2
+
+
 def test_a_scrape_of_a_thousand_nodes_is_bounded() -> None:
     nodes = tuple(
         NodeFigures(node=f"node-{n:04}.cluster.example", state="ready", failures=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import socket
@@ -20,7 +21,7 @@ from elastic.rpc.newest_certificate import NewestCertificate
 from elastic.rpc.security import Tls
 from elastic.runtime import http_server
 from elastic.runtime.http_server import HttpServer, HttpTls, Request, Response
-from elastic.runtime.listener import address_of, listen_at
+from elastic.runtime.listening import address_of, listen_for_http
 from tests.certificates import make_certificates, sign_for_job
 
 DEADLINE_S = 20.0
@@ -33,7 +34,7 @@ class Site:
     def __init__(self, tls: HttpTls | None = None) -> None:
         self.told: list[dict[str, Any]] = []
         self.asked: list[Request] = []
-        listener = listen_at("127.0.0.1:0")
+        listener = asyncio.run(listen_for_http("127.0.0.1:0"))
         self.port = int(address_of(listener).rpartition(":")[2])
         pages = {"/small": self._small, "/large": self._large, "/fails": self._fails}
         self.server = HttpServer(listener, pages, report=self._report, tls=tls)
@@ -188,12 +189,12 @@ def test_closing_waits_for_nobody() -> None:
 )
 def test_an_address_that_cannot_be_had_is_named(address: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=f"HTTP at {address}.*{said}.*--http-address"):
-        listen_at(address)
+        asyncio.run(listen_for_http(address))
 
 
 def test_a_port_in_use_is_named(site: Site) -> None:
     with pytest.raises(ConfigurationError, match=f"port {site.port} is in use"):
-        listen_at(f"127.0.0.1:{site.port}")
+        asyncio.run(listen_for_http(f"127.0.0.1:{site.port}"))
 
 
 # ---- TLS

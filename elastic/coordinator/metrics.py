@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from elastic.coordinator.totals import Totals
 from elastic.core.coordinator.phases import JobPhase
-from elastic.core.histogram import Histogram
+from elastic.core.histogram import PHASE_BOUNDS_S, Histogram
 from elastic.core.membership import ChangeReason, FailureKind, WorkerPhase, WorkerStatus
 from elastic.runtime.metrics import Catalog, Found
 
@@ -311,7 +311,8 @@ def _totals(found: Found, totals: TotalFigures) -> None:
         found.set(GENERATIONS, totals.events.get(("generation_formed", reason), 0), reason=reason)
     for kind in _KINDS:
         found.set(FAILURES, totals.events.get(("worker_failed", kind), 0), kind=kind)
-    for reason, durations in sorted(totals.recoveries.items()):
-        found.buckets(RECOVERY_SECONDS, durations, reason=reason)
+    none = Histogram(PHASE_BOUNDS_S)  # of each from the begin on: `increase` sees the first one
+    for reason in sorted({*_REASONS, *totals.recoveries}):
+        found.buckets(RECOVERY_SECONDS, totals.recoveries.get(reason, none), reason=reason)
     for phase, durations in totals.phases.items():
         found.buckets(RECOVERY_PHASES, durations, phase=phase)

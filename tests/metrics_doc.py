@@ -64,6 +64,7 @@ At most 100 connections are kept, the oldest makes room for a new one, and one o
   process, begin anew with it.
 - The label `reason` has the reasons of `generation_formed`, `kind` of failures those of `worker_failed` (docs/EVENTS.md).
 - The names of `elastic_script_value` are the script's own: it should report few. 100 are kept.
+- Rules and alerts are in `deploy/prometheus`; [RUNBOOK.md](RUNBOOK.md) says what to do about each alert.
 - Snapshots are taken at most twice a second, beside training, and written on a thread of their own.
 """
 

@@ -9,6 +9,7 @@ import pytest
 
 from elastic.cli import agent
 from elastic.errors import ConfigurationError
+from tests.etcd_cluster import free_ports
 from tests.integration.running import CONFIGURATION, SCRIPTS, USAGE, Place
 
 STEADY = SCRIPTS / "steady.py"
@@ -95,6 +96,26 @@ def test_an_address_at_which_a_coordinator_can_not_listen(
     assert line.startswith(f"elastic: can not listen at {listen}: ")
     assert says in line
     assert "--listen" in line
+
+
+@pytest.mark.parametrize("command", ["run", "coordinator", "agent"])
+def test_an_address_at_which_nothing_can_be_served(place: Place, command: str) -> None:
+    script = [] if command == "coordinator" else [STEADY]
+    many = [] if command == "run" else ["--etcd", "http://127.0.0.1:1"]
+    many += ["--state-dir", "state", "--node-host", "127.0.0.1"] if command == "agent" else []
+    many += (
+        ["--listen", f"127.0.0.1:{free_ports(1)[0]}"]
+        if command == "coordinator"
+        else ["--log-dir", "logs"]
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        at = ("--http-address", address)
+        result = place.elastic(command, *many, *at, *map(str, script))
+    assert result.returncode == CONFIGURATION
+    line = result.stderr.splitlines()[-1]
+    assert line.startswith(f"elastic: can not serve HTTP at {address}: port ")
+    assert "--http-address" in line
 
 
 def test_ports_for_which_the_right_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def test_every_setting_of_a_run_has_an_option(parameters: dict[str, Any], option
 
 @pytest.mark.parametrize("option", RUN, ids=lambda o: o.name)
 def test_the_help_shows_the_default(help_lines: list[str], option: Option) -> None:
-    shown = "unset" if option.default is None else option.default
+    shown = option.shown_default
     (line,) = [line for line in help_lines if f"{option.flag} " in line[:40]]
     assert f"{option.help} [default: ({shown})]" in line
 

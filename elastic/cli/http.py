@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from elastic.errors import ConfigurationError
+from elastic.errors import ConfigurationError, ElasticError
 from elastic.rpc.certificates import Role
 from elastic.rpc.identity import job_identity
 from elastic.rpc.newest_certificate import NewestCertificate
@@ -75,11 +75,15 @@ async def watched_over_http(
     if server is None:
         yield
         return
-    server.start()
+    try:
+        server.start()
+    except RuntimeError as error:  # there is no thread to be had
+        _go_without(journal, error)
     try:
         yield
     finally:
-        await off_loop(server.close)
+        with contextlib.suppress(RuntimeError):
+            await off_loop(server.close)
 
 
 async def _server(
@@ -96,11 +100,10 @@ async def _server(
     require_http_protection(wanted, security)
     try:
         listener = await listen_for_http(wanted)
-    except ConfigurationError as error:
+    except (ElasticError, RuntimeError, OSError) as error:
         if address is not None:
             raise
-        message = f"{error}; metrics and health are not served"
-        journal.record("warning", source="http", message=message)
+        _go_without(journal, error)
         return None
     secured = isinstance(security, Tls) and not stays_here(wanted)
     files = security.files if isinstance(security, Tls) and secured else None
@@ -119,6 +122,11 @@ async def _server(
     journal.record("http_started", address=f"{scheme}://{address_of(listener)}")
     loop, report = asyncio.get_running_loop(), on_this_loop(journal.record)
     return _Serving(listener, watched, loop, _admission(security), report, files, newest)
+
+
+def _go_without(journal: Journal, error: Exception) -> None:
+    message = f"{error}; metrics and health are not served"
+    journal.record("warning", source="http", message=message)
 
 
 class _Serving:
@@ -152,7 +160,10 @@ class _Serving:
             self._closed = True
             if self._server is not None:
                 self._server.close()
-        self._thread.join(_END_WITHIN_S)
+        if self._thread.ident is None:  # it was never started
+            self._listener.close()
+        else:
+            self._thread.join(_END_WITHIN_S)
 
     def _run(self) -> None:
         try:

@@ -336,6 +336,7 @@ class CoordinatorDaemon:
             in_office=self._in_office(),
             started_unix_s=self._leadership.records.started_unix_s,
             exit_code=self._exit_code(),
+            counts_steps=not any(node.stream.hello.classic for node in attending),
             step=self._machine.committed,
             epoch=progress.epoch,
             step_elapsed_s=elapsed_s + now - self._progressed_at if elapsed_s else 0.0,

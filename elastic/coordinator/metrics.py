@@ -39,6 +39,11 @@ LAST_COMMIT = CATALOG.gauge(
     "When the newest step was committed: every kind of standstill shows here. Absent before the "
     "first one that this leader has heard of.",
 )
+COUNTS_STEPS = CATALOG.gauge(
+    "elastic_job_counts_steps",
+    "1: the script uses the steps of elastic; 0: it was written for torchrun, so that nothing is "
+    "known of its steps.",
+)
 STEP = CATALOG.gauge("elastic_step", "Steps committed: goes back with the job to a checkpoint.")
 EPOCH = CATALOG.gauge("elastic_epoch", "The epoch of the data, from 0.")
 STEP_ELAPSED = CATALOG.gauge(
@@ -227,6 +232,7 @@ class JobFigures:
     in_office: bool = True
     started_unix_s: float = 0.0
     exit_code: int | None = None
+    counts_steps: bool = True
     step: int = 0
     epoch: int = 0
     step_elapsed_s: float = 0.0
@@ -268,6 +274,7 @@ def collect(found: Found, figures: JobFigures | None) -> None:
 
 def _progress(found: Found, figures: JobFigures) -> None:
     found.set(LAST_COMMIT, figures.totals.last_commit_unix_s or None)
+    found.set(COUNTS_STEPS, figures.counts_steps)
     found.set(STEP, figures.step)
     found.set(EPOCH, figures.epoch)
     found.set(STEP_ELAPSED, figures.step_elapsed_s)

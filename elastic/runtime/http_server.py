@@ -12,6 +12,7 @@ import functools
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,7 @@ ANSWER_WITHIN_S = 10.0
 _KEEP_ALIVE_S = 5
 _END_WITHIN_S = 1.0
 _PAUSE_S = 0.5  # where no descriptor is left for a connection
+_TOLD_EVERY_S = 10.0
 _METHODS = ("GET", "HEAD")
 
 
@@ -88,6 +90,7 @@ class HttpServer:
         self._context = _context(tls) if tls is not None else None
         self._connections: dict[socket.socket, asyncio.Task[None]] = {}  # oldest first
         self._state = ServerState()
+        self._told_at = -_TOLD_EVERY_S
         self._config = uvicorn.Config(
             self._answer,
             interface="asgi3",
@@ -183,8 +186,7 @@ class HttpServer:
         try:
             response = await self._respond(scope)
         except Exception as error:  # noqa: BLE001 - a page that fails is told of, and no more
-            message = f"{scope['path']}: {type(error).__name__}: {error}"
-            self._report("warning", source="http", message=message)
+            self._tell(f"{scope['path']}: {type(error).__name__}: {error}")
             response = Response.of(500, "this page fails; the daemon's events say why")
         headers = {
             "content-type": response.content_type,
@@ -196,6 +198,13 @@ class HttpServer:
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": response.status, "headers": encoded})
         await send({"type": "http.response.body", "body": response.body})
+
+    def _tell(self, message: str) -> None:
+        """Now and then, however often somebody asks."""
+        now = time.monotonic()
+        if now - self._told_at >= _TOLD_EVERY_S:
+            self._told_at = now
+            self._report("warning", source="http", message=message)
 
     async def _respond(self, scope: MutableMapping[str, Any]) -> Response:
         if scope["method"] not in _METHODS:

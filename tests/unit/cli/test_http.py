@@ -114,3 +114,21 @@ def test_certificates_that_cannot_be_used_are_an_error_where_they_are_needed() -
         serve("0.0.0.0:0", security=FILES)
     diary, _ = serve("127.0.0.1:0", security=FILES)
     assert diary.names() == ["http_started"], "in plain text, for this machine"
+
+
+def test_without_a_thread_the_daemon_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("elastic.cli.http._Serving.start", refuse)
+    asyncio.run(served_by_nobody())
+
+
+async def served_by_nobody() -> None:
+    diary = Diary()
+    async with watched_over_http(WATCHED, "127.0.0.1:0", diary.journal, PLAINTEXT):
+        assert diary.names() == ["http_started", "warning"]
+        (address,) = [e["address"].removeprefix("http://") for e in diary.of("http_started")]
+    host, _, port = address.rpartition(":")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((host, int(port)), timeout=20.0)

@@ -102,6 +102,9 @@ def test_a_page_that_fails_is_told_of(site: Site) -> None:
     status, body = site.ask("/fails")
     assert status == 500
     assert b"Lookup" not in body
+    for _ in range(5):
+        site.ask("/fails")
+    assert len(site.told) == 1
     assert site.told[0]["name"] == "warning"
     assert "/fails: LookupError" in site.told[0]["message"]
     assert site.ask()[0] == 200

@@ -52,7 +52,7 @@ class Saver:
         self._settled: dict[int, bool] = {}
         self._reports: dict[int, dict[str, Any]] = {}  # not settled, by step
         self._last: tuple[int, Place] | None = None
-        self._work: tuple[int, Place, HostShare, Structure, Mapping[str, Any]] | None = None
+        self._work: tuple[int, Place, HostShare, Structure, Mapping[str, Any], float] | None = None
         self._insists = False
         self._again_at: float | None = None
 

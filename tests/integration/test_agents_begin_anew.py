@@ -7,13 +7,14 @@ import os
 import re
 import signal
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from elastic.runtime.orphans import is_zombie
-from tests.etcd_cluster import EtcdCluster, etcd_cluster
+from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports
 from tests.integration.loopback_job import NODES, TrainingJob, training_job
 from tests.integration.running import Place, command_line, eventually
 from tests.job_process import CommandProcess
@@ -68,7 +69,8 @@ def test_an_agent_that_is_the_first_process_begins_anew(
 def test_what_can_not_be_started_does_not_end_what_runs(job: TrainingJob, tmp_path: Path) -> None:
     settings = tmp_path / "agent.toml"
     settings.write_text("[agent]\nspares = 0\n")
-    agent = job.start_agent("c", "--config", settings)
+    (port,) = free_ports(1)
+    agent = job.start_agent("c", "--config", settings, "--http-address", f"127.0.0.1:{port}")
     job.wait(lambda: job.world() == len(NODES) + 1, "a third node")
     settings.write_text("[agent]\nspares = many\n")
     agent.process.send_signal(signal.SIGHUP)
@@ -79,6 +81,8 @@ def test_what_can_not_be_started_does_not_end_what_runs(job: TrainingJob, tmp_pa
     settings.write_text("[agent]\nspares = 0\n")
     agent.process.send_signal(signal.SIGHUP)
     agent.wait_for_event("worker_adopted")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10) as answer:
+        assert answer.status == 200
 
 
 def _begins_anew(job: TrainingJob, agent: CommandProcess, pid: int, *, times: int) -> None:

@@ -33,7 +33,9 @@ def _restore_numbers(document: dict[str, Any], kind: Any) -> None:
     for field in kind.fields:
         value = document.get(field.name)
         if field.cpp_type in (field.CPPTYPE_INT64, field.CPPTYPE_UINT64):
-            document[field.name] = int(value or 0)
+            document[field.name] = (
+                [int(n) for n in value] if isinstance(value, list) else int(value or 0)
+            )
         elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
             for part in value if isinstance(value, list) else filter(None, [value]):
                 _restore_numbers(part, field.message_type)

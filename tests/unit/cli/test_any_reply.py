@@ -15,6 +15,7 @@ from elastic.cli.operator import event_from
 from elastic.cli.status import print_status, to_document
 from elastic.errors import ConfigurationError
 from elastic.v1 import control_pb2 as pb
+from elastic.v1 import job_pb2
 from tests.fuzzed_documents import documents, may_be_refused, thoroughly
 from tests.fuzzed_messages import messages
 
@@ -48,3 +49,10 @@ def test_any_status_is_shown(reply: pb.JobStatus, recovery: bytes) -> None:
 def test_an_event_of_no_time_is_refused(time_of_it: str) -> None:
     with pytest.raises(ConfigurationError, match="no event"):
         event_from(f'{{"time": {time_of_it}, "event": "x"}}' if time_of_it != "true" else "true")
+
+
+def test_counts_are_numbers_also_where_there_are_several() -> None:
+    progress = job_pb2.Progress(committed=2**40, step_counts=[3, 2**40])
+    document = to_document(pb.JobStatus(progress=progress))
+    assert document["progress"]["committed"] == 2**40
+    assert document["progress"]["step_counts"] == [3, 2**40]

@@ -36,6 +36,7 @@ from elastic.runtime.process_metrics import ProcessParts, Watched
 from elastic.runtime.process_title import set_title
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.coordinator import CoordinatorSettings
+from elastic.settings.shared import AfterEnd
 from elastic.store.interface import Store
 from elastic.store.job_keys import JobKeys
 from elastic.store.measured import MeasuredStore, StoreCalls
@@ -105,7 +106,7 @@ async def _coordinate(
         try:
             async with serving:
                 with watched_loop(journal, pauses):
-                    return await _until_signalled(office, journal)
+                    return await _until_signalled(office, journal, settings.after_end)
         finally:
             await server.stop(_STOP_GRACE_S)
 
@@ -122,10 +123,11 @@ async def _why_not_ready(office: Office, store: Store, job: str) -> str:
     return ""
 
 
-async def _until_signalled(office: Office, journal: Journal) -> int:
+async def _until_signalled(office: Office, journal: Journal, after_end: AfterEnd) -> int:
     """A signal makes way for another coordinator; the job goes on."""
     loop = asyncio.get_running_loop()
-    working = asyncio.ensure_future(office.run())
+    ends: list[int] = []
+    working = asyncio.ensure_future(_work(office, journal, after_end, ends))
     codes: list[ExitCode] = []
 
     def leave(number: signal.Signals) -> None:
@@ -140,7 +142,19 @@ async def _until_signalled(office: Office, journal: Journal) -> int:
     except asyncio.CancelledError:
         if not codes:
             raise
-        return int(codes[0])
+        return ends[0] if ends else int(codes[0])
+
+
+async def _work(office: Office, journal: Journal, after_end: AfterEnd, ends: list[int]) -> int:
+    """The run's exit code; with `serve` it is put into `ends`, and only a signal ends this."""
+    while True:
+        exit_code = await office.run()
+        if after_end is AfterEnd.EXIT:
+            return exit_code
+        if exit_code not in _SIGNALS.values():  # those nodes that have left come back
+            ends.append(exit_code)
+            journal.record("serving_after_end", exit_code=exit_code)
+            await asyncio.Future()
 
 
 def _advertised(settings: CoordinatorSettings) -> str:

@@ -51,6 +51,8 @@ class Office:
         self._journal = journal
         self._recent = recent
         self._daemon: CoordinatorDaemon | None = None
+        self._last: CoordinatorDaemon | None = None  # once the run has ended under it
+        self._over = False
         self._suspect = False
         self._concluding = False
         self._election = Election(
@@ -66,8 +68,10 @@ class Office:
     async def run(self) -> int:
         """Campaign and lead until the run ends, under whichever coordinator; its exit code.
 
-        Cancelled, it makes way for another one at once.
+        Cancelled, it makes way for another one at once. May be called again for a run that all
+        nodes have left.
         """
+        self._concluding, self._over, self._last = False, False, None
         ends = RunEnds(self._store, job=self._options.job, run_id=self._options.run_id)
         elsewhere: asyncio.Future[RunEnd] | None = None
         try:
@@ -94,6 +98,7 @@ class Office:
                 elsewhere.cancel()
                 await asyncio.gather(elsewhere, return_exceptions=True)
             await self._election.resign()
+            self._over = True
 
     async def _lead_once(self) -> int | None:
         """One term of office; the run's exit code if it ended with it. Raises AlreadyEnded."""
@@ -174,7 +179,7 @@ class Office:
     async def _conclude(self, leadership: Leadership, daemon: CoordinatorDaemon) -> int:
         """The run has ended: tell whoever is not connected, and whoever comes to it again."""
         end = daemon.ended.result()
-        self._concluding = True
+        self._concluding, self._last = True, daemon
         with contextlib.suppress(GuardFailed, TransientError):
             await announce_end(self._store, job=self._options.job, guard=leadership.guard, end=end)
         await daemon.flushed()
@@ -216,12 +221,13 @@ class Office:
                 self._daemon.leadership_confirmed()
 
     def figures(self) -> JobFigures | None:
-        """The job as it is now; None where another coordinator leads, or none."""
-        return self._daemon.figures() if self._daemon is not None else None
+        """The job as it is now, or was at its end; None where another coordinator leads, or none."""
+        daemon = self._daemon or self._last
+        return daemon.figures() if daemon is not None else None
 
     def why_not_ready(self) -> str:
-        """Empty while it leads, or follows."""
-        if self._daemon is not None or self._follows:
+        """Empty while it leads, or follows, and after the end of the run."""
+        if self._daemon is not None or self._follows or self._over:
             return ""
         return "it neither leads nor follows yet"
 
@@ -245,8 +251,8 @@ class Office:
             self._daemon.agent_lost(stream)
 
     def status(self) -> pb.JobStatus:
-        """The job's status; raises NotLeading."""
-        return self._in_office().status()
+        """The job's status, also after its end; raises NotLeading."""
+        return (self._last or self._in_office()).status()
 
     def stop(self, reason: str, exit_code: int) -> None:
         """Have the job saved and left; raises NotLeading."""

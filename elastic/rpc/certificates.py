@@ -7,6 +7,7 @@ itself, in a handshake in memory in which it is its own authority and no clock i
 from __future__ import annotations
 
 import enum
+import os
 import ssl
 import stat
 import time
@@ -68,8 +69,14 @@ def load_certificate(
 
 
 def readable_by_others(key: Path) -> bool:
-    """Whether more than its owner may read it, or write it."""
-    return bool(stat.S_IMODE(key.stat().st_mode) & 0o077)
+    """Whether more than its owner may read it, or write it.
+
+    One of root's may be read by its group where this process is not root: in a pod that is how it
+    reads a Secret.
+    """
+    found = key.stat()
+    others = 0o037 if found.st_uid == 0 != os.geteuid() else 0o077
+    return bool(stat.S_IMODE(found.st_mode) & others)
 
 
 def at(unix_s: float) -> str:

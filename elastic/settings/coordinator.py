@@ -17,6 +17,7 @@ from elastic.settings.limits import (
     LISTENING_ADDRESS,
     REACHABLE_ADDRESS,
     is_wildcard,
+    one_of,
     port_of,
     whole,
 )
@@ -128,6 +129,15 @@ class CoordinatorSettings:
     quarantine_window_s: float = field(
         default=600.0,
         metadata=about("Seconds for which a failure counts against its node.", DURATION),
+    )
+    after_end: shared.AfterEnd = field(
+        default=shared.AfterEnd.EXIT,
+        metadata=about(
+            "What the coordinator does when the run has ended: exit with its code, or serve what "
+            "it knows of it until a signal comes, where whatever exits is started again. A run "
+            "that all nodes have left goes on when they are back; serve waits for them.",
+            one_of(shared.AfterEnd),
+        ),
     )
     events_file: Path | None = field(
         default=None,

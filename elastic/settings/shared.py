@@ -50,6 +50,13 @@ class OnQuarantine(enum.Enum):
     EXIT = "exit"
 
 
+class AfterEnd(enum.Enum):
+    """What a coordinator does when the run has ended."""
+
+    EXIT = "exit"
+    SERVE = "serve"
+
+
 SCRIPT = about("The training script.", FILE, positional="SCRIPT")
 ARGS = about(
     "The script's own arguments; in a variable quoted as for a shell, in a file an array.",

@@ -348,6 +348,48 @@ def test_the_end_of_the_job_ends_both() -> None:
     run(check)
 
 
+def test_status_is_answered_after_the_end_by_who_led() -> None:
+    async def check(contest: Contest) -> None:
+        stream, number = await group_of_one(contest.one)
+        contest.one.office.agent_said(stream, view(worker("w", FINISHED, number)))
+        contest.one.office.agent_lost(stream)
+        assert contest.one.running is not None
+        assert contest.two.running is not None
+        assert [await contest.one.running, await contest.two.running] == [0, 0]
+        assert contest.one.office.status().phase == "finished"
+        figures = contest.one.office.figures()
+        assert figures is not None
+        assert figures.exit_code == 0
+        for candidate in (contest.one, contest.two):
+            assert candidate.office.why_not_ready() == ""
+        with pytest.raises(NotLeading):
+            contest.two.office.status()
+        with pytest.raises(NotLeading):
+            contest.one.office.stop("why", 82)
+
+    run(check)
+
+
+def test_a_run_that_was_left_goes_on_under_the_same_offices() -> None:
+    async def check(contest: Contest) -> None:
+        stream, _ = await group_of_one(contest.one)
+        for said in ("kill", "kill"):
+            contest.one.office.stop(said, 143)
+        await until(lambda: "generation" in kinds(stream))
+        number = contest.one.office.status().generation.number
+        contest.one.office.agent_said(stream, view(worker("w", FINISHED, number)))
+        contest.one.office.agent_lost(stream)
+        codes = [await c.running for c in (contest.one, contest.two) if c.running is not None]
+        assert codes == [143, 143]
+        contest.one.start()
+        await until(lambda: contest.one.diary.names().count("elected") == 2)
+        await until(contest.one.leads)
+        assert contest.one.office.status().phase == "gathering"
+        assert await contest.leader() == "one:1"
+
+    run(check)
+
+
 def test_who_comes_to_a_run_that_has_ended_ends_as_it_did() -> None:
     async def main() -> None:
         store = FailingStore(Clock())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from pathlib import Path
 
@@ -142,4 +143,16 @@ def test_a_key_that_others_can_read(digits: TlsFiles) -> None:
     for mode in (0o640, 0o604, 0o610):
         digits.key.chmod(mode)
         assert certificates.readable_by_others(digits.key)
+    digits.key.chmod(0o600)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a file of root's")
+def test_key_of_root_is_read_by_the_group_of_another_user(
+    digits: TlsFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert digits.key is not None
+    monkeypatch.setattr(os, "geteuid", lambda: 10001)
+    for mode, others in ((0o440, False), (0o640, False), (0o660, True), (0o444, True)):
+        digits.key.chmod(mode)
+        assert certificates.readable_by_others(digits.key) is others
     digits.key.chmod(0o600)

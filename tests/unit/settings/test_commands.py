@@ -157,6 +157,7 @@ def test_the_sets_of_options_are_frozen() -> None:
         "join_debounce_s",
         "quarantine_after",
         "quarantine_window_s",
+        "after_end",
         "events_file",
     ]
     assert only(NodeSettings) == [

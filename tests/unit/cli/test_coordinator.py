@@ -1,0 +1,67 @@
+"""What `elastic coordinator` does when a run has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import cast
+
+import pytest
+
+from elastic.cli.coordinator import _until_signalled
+from elastic.coordinator.office import Office
+from elastic.runtime.journal import Journal
+from elastic.settings.shared import AfterEnd
+from tests.unit.coordinator.agents import Diary
+
+
+class Ends:
+    """An office whose runs end with these codes, one after the other, and then no more."""
+
+    def __init__(self, *codes: int) -> None:
+        self.codes = list(codes)
+
+    async def run(self) -> int:
+        return self.codes.pop(0) if self.codes else await asyncio.Future()
+
+
+def coordinate(office: Ends, after_end: AfterEnd, *, signalled: bool) -> tuple[int, Diary]:
+    diary = Diary()
+
+    async def main() -> int:
+        journal = Journal(diary.entries.append)
+        working = asyncio.ensure_future(_until_signalled(cast(Office, office), journal, after_end))
+        while signalled and office.codes:
+            await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        if signalled:
+            assert not working.done()
+            os.kill(os.getpid(), signal.SIGTERM)
+        return await working
+
+    return asyncio.run(main()), diary
+
+
+@pytest.mark.parametrize("code", [0, 1, 82, 143])
+def test_it_exits_with_the_code_of_the_run(code: int) -> None:
+    exit_code, diary = coordinate(Ends(code), AfterEnd.EXIT, signalled=False)
+    assert (exit_code, diary.names()) == (code, [])
+
+
+@pytest.mark.parametrize("code", [0, 1, 78, 82, 84])
+def test_with_serve_a_signal_ends_it_with_the_code_of_the_run(code: int) -> None:
+    exit_code, diary = coordinate(Ends(code), AfterEnd.SERVE, signalled=True)
+    assert exit_code == code
+    assert diary.of("serving_after_end") == [{"exit_code": code}]
+    assert diary.names() == ["serving_after_end", "leaving"]
+
+
+@pytest.mark.parametrize("left", [130, 143])
+def test_with_serve_a_run_that_was_left_is_coordinated_again(left: int) -> None:
+    office = Ends(left, left, 0)
+    exit_code, diary = coordinate(office, AfterEnd.SERVE, signalled=True)
+    assert (exit_code, office.codes) == (0, [])
+    exit_code, diary = coordinate(Ends(left), AfterEnd.SERVE, signalled=True)
+    assert (exit_code, diary.names()) == (143, ["leaving"])

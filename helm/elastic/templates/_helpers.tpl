@@ -1,0 +1,214 @@
+{{- define "elastic.fullname" -}}
+{{- if .Values.fullnameOverride -}}{{ .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
+{{- else -}}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{- end -}}
+{{- end }}
+
+{{- define "elastic.job" -}}
+{{ .Values.job | default (include "elastic.fullname" .) }}
+{{- end }}
+
+{{/* What all pods of the release have in common, and never changes. */}}
+{{- define "elastic.selector" -}}
+app.kubernetes.io/name: elastic
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{/* Takes a list: the root, and the component. */}}
+{{- define "elastic.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "elastic.selector" $root }}
+app.kubernetes.io/component: {{ index . 1 }}
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+{{- with $root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Of objects, not of pods: a new version of the chart does not replace pods. */}}
+{{- define "elastic.objectLabels" -}}
+{{ include "elastic.labels" . }}
+helm.sh/chart: elastic-{{ (index . 0).Chart.Version }}
+{{- end }}
+
+{{- define "elastic.image" -}}
+{{- $root := index . 0 -}}{{- $own := index . 1 -}}{{- $all := $root.Values.image -}}
+{{- $repository := $own.repository | default $all.repository -}}
+{{- $digest := $own.digest | default (ternary "" $all.digest (not (empty $own.tag))) -}}
+{{- if $digest -}}{{ $repository }}@{{ $digest }}
+{{- else -}}{{ $repository }}:{{ $own.tag | default $all.tag | default $root.Chart.AppVersion }}{{- end -}}
+{{- end }}
+
+{{- define "elastic.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}{{ .Values.serviceAccount.name | default (include "elastic.fullname" .) }}
+{{- else -}}{{ .Values.serviceAccount.name | default "default" }}{{- end -}}
+{{- end }}
+
+{{- define "elastic.script" -}}
+{{- if .Values.script.inline -}}/script/train.py{{- else -}}{{ .Values.script.path }}{{- end -}}
+{{- end }}
+
+{{- define "elastic.scriptConfigMap" -}}
+{{ include "elastic.fullname" . }}-script-{{ .Values.script.inline | sha256sum | trunc 8 }}
+{{- end }}
+
+{{/* All that agents must have in common: another one is another run. */}}
+{{- define "elastic.runId" -}}
+{{- $settings := .Values.agents.settings -}}
+{{- $same := list .Values.script.path .Values.script.inline .Values.script.args .Values.checkpoint.dir (int64 .Values.checkpoint.every) (get $settings "record_samples") (get $settings "launch") -}}
+{{ .Values.run }}-{{ $same | toJson | sha256sum | trunc 8 }}
+{{- end }}
+
+{{- define "elastic.onVolume" -}}
+{{- if and .Values.checkpoint.dir (not (contains "://" .Values.checkpoint.dir)) .Values.checkpoint.volume.enabled -}}true{{- end -}}
+{{- end }}
+
+{{- define "elastic.claim" -}}
+{{ .Values.checkpoint.volume.existingClaim | default (printf "%s-checkpoints" (include "elastic.fullname" .)) }}
+{{- end }}
+
+{{- define "elastic.drainTimeout" -}}
+{{- if .Values.agents.spot -}}10{{- else -}}{{ int64 .Values.agents.drainTimeoutSeconds }}{{- end -}}
+{{- end }}
+
+{{/* Beyond the drain time-out: for the agent to end what has not left, and itself. */}}
+{{- define "elastic.grace" -}}
+{{ add (include "elastic.drainTimeout" .) 5 }}
+{{- end }}
+
+{{/* Takes a list: the root, and the role. */}}
+{{- define "elastic.tlsSecret" -}}
+{{- $root := index . 0 -}}{{- $role := index . 1 -}}
+{{- if eq $root.Values.tls.mode "secret" -}}{{ get $root.Values.tls.secrets $role }}
+{{- else -}}{{ include "elastic.fullname" $root }}-{{ $role }}-tls{{- end -}}
+{{- end }}
+
+{{/* The names in the certificate of a role: docs/SECURITY.md. */}}
+{{- define "elastic.tlsNames" -}}
+{{- $job := include "elastic.job" (index . 0) -}}
+{{- $names := list (printf "%s.job.elastic" $job) (printf "%s.%s.job.elastic" (index . 1) $job) -}}
+{{- if eq (index . 1) "coordinator" -}}{{- $names = append $names (printf "operator.%s.job.elastic" $job) -}}{{- end -}}
+{{ toJson $names }}
+{{- end }}
+
+{{- define "elastic.endpoints" -}}
+{{- if .Values.etcd.bundled.enabled -}}http://{{ include "elastic.fullname" . }}-etcd:2379
+{{- else -}}{{ join "," .Values.etcd.endpoints }}{{- end -}}
+{{- end }}
+
+{{/* Settings that agents, coordinators and commands share. Takes a list: the root, and the role. */}}
+{{- define "elastic.sharedEnv" -}}
+{{- $root := index . 0 -}}
+- name: ELASTIC_JOB
+  value: {{ include "elastic.job" $root | quote }}
+- name: ELASTIC_ETCD
+  value: {{ include "elastic.endpoints" $root | quote }}
+{{- with $root.Values.etcd.tls }}
+{{- if .secret }}
+- name: ELASTIC_ETCD_CA
+  value: /etc/elastic/etcd/ca.crt
+{{- if .clientCertificate }}
+- name: ELASTIC_ETCD_CERT
+  value: /etc/elastic/etcd/tls.crt
+- name: ELASTIC_ETCD_KEY
+  value: /etc/elastic/etcd/tls.key
+{{- end }}
+{{- end }}
+{{- end }}
+{{- with $root.Values.etcd.auth.secret }}
+- name: ELASTIC_ETCD_USER
+  valueFrom:
+    secretKeyRef:
+      name: {{ . }}
+      key: username
+- name: ELASTIC_ETCD_PASSWORD
+  valueFrom:
+    secretKeyRef:
+      name: {{ . }}
+      key: password
+{{- end }}
+{{- if eq $root.Values.tls.mode "insecure" }}
+- name: ELASTIC_INSECURE
+  value: "true"
+{{- else }}
+- name: ELASTIC_TLS_CA
+  value: /etc/elastic/tls/ca.crt
+- name: ELASTIC_TLS_CERT
+  value: /etc/elastic/tls/tls.crt
+- name: ELASTIC_TLS_KEY
+  value: /etc/elastic/tls/tls.key
+{{- end }}
+{{- end }}
+
+{{- define "elastic.runEnv" -}}
+- name: ELASTIC_RUN_ID
+  value: {{ include "elastic.runId" . | quote }}
+{{- with .Values.checkpoint.dir }}
+- name: ELASTIC_CHECKPOINT_DIR
+  value: {{ . | quote }}
+{{- end }}
+{{- end }}
+
+{{/* A value as an option or a variable has it; numbers of YAML are floating ones. */}}
+{{- define "elastic.text" -}}
+{{- if and (kindIs "float64" .) (eq (float64 (int64 .)) .) }}{{ int64 . }}
+{{- else if kindIs "slice" . }}{{ join "," . }}
+{{- else }}{{ . }}{{ end -}}
+{{- end }}
+
+{{/* Settings by their names in a TOML file. */}}
+{{- define "elastic.settingsEnv" -}}
+{{- range $name, $value := . }}
+- name: ELASTIC_{{ upper $name }}
+  value: {{ include "elastic.text" $value | quote }}
+{{- end }}
+{{- end }}
+
+{{- define "elastic.tlsMounts" -}}
+{{- if ne .Values.tls.mode "insecure" }}
+- name: tls
+  mountPath: /etc/elastic/tls
+  readOnly: true
+{{- end }}
+{{- if .Values.etcd.tls.secret }}
+- name: etcd-tls
+  mountPath: /etc/elastic/etcd
+  readOnly: true
+{{- end }}
+{{- end }}
+
+{{- define "elastic.tlsVolumes" -}}
+{{- $root := index . 0 -}}
+{{- if ne $root.Values.tls.mode "insecure" }}
+- name: tls
+  secret:
+    secretName: {{ include "elastic.tlsSecret" . }}
+    defaultMode: 0440
+    items:
+      - {key: ca.crt, path: ca.crt}
+      - {key: tls.crt, path: tls.crt}
+      - {key: tls.key, path: tls.key}
+{{- end }}
+{{- with $root.Values.etcd.tls.secret }}
+- name: etcd-tls
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+{{- end }}
+{{- end }}
+
+{{- define "elastic.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{- define "elastic.podCommon" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+serviceAccountName: {{ include "elastic.serviceAccount" . }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- end }}

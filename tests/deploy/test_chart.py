@@ -1,0 +1,417 @@
+"""What the Helm chart renders, for each of its options; by the real helm."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from typer.testing import CliRunner
+
+from elastic.cli import agent as agent_command
+from elastic.cli import coordinator as coordinator_command
+from elastic.cli import main
+from elastic.cli import operator as operator_commands
+from elastic.errors import ExitCode
+from elastic.rpc.certificates import Role, load_certificate
+from elastic.settings.tls_files import TlsFiles
+from tests.deploy import chart_documents
+from tests.deploy.helm import CHART, Document, Refused, Values, merged, render, run
+from tests.deploy.rendered import Pod, check, job_spec, of_kind, pod_of
+
+PLAIN: Values = {"tls": {"mode": "insecure"}}  # no keys are made, which takes a while
+LEAST: Values = {
+    "script": {"path": "/app/train.py"},
+    "checkpoint": {"dir": "s3://bucket/gpt"},
+    "etcd": {"endpoints": ["etcd-0.etcd:2379", "etcd-1.etcd:2379"]},
+}
+INLINE: Values = {
+    "script": {
+        "inline": "import elastic\nelastic.init()\n",
+        "args": ["--lr", 1e-4, "--epochs", 10],
+    },
+    "checkpoint": {"dir": "/checkpoints", "every": 50},
+    "etcd": {"endpoints": ["https://etcd:2379"]},
+}
+ALL: Values = {
+    "job": "gpt-2",
+    "image": {"pullSecrets": [{"name": "pull"}], "digest": "sha256:" + "0" * 64},
+    "commonLabels": {"team": "ml"},
+    "checkpoint": {"credentialsSecret": "s3"},
+    "etcd": {
+        "tls": {"secret": "etcd-tls", "clientCertificate": True},
+        "auth": {"secret": "etcd-user"},
+    },
+    "tls": {"mode": "secret", "secrets": {"coordinator": "c-tls", "agent": "a-tls"}},
+    "agents": {
+        "nprocPerNode": 8,
+        "spot": True,
+        "ttlSecondsAfterFinished": 86400,
+        "settings": {"hang_timeout_s": 30, "record_samples": True, "launch": "elastic"},
+        "resources": {"limits": {"nvidia.com/gpu": 8, "rdma/hca": 1}},
+        "shm": {"size": "64Gi"},
+        "tmp": {"size": "20Gi"},
+        "hostNetwork": True,
+        "priorityClassName": "high",
+        "runtimeClassName": "nvidia",
+        "nodeSelector": {"gpu": "h200"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "podLabels": {"a": "b"},
+        "podAnnotations": {"c": "d"},
+        "extraEnv": [{"name": "NCCL_DEBUG", "value": "INFO"}],
+        "extraEnvFrom": [{"configMapRef": {"name": "more"}}],
+        "extraVolumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
+        "extraVolumeMounts": [{"name": "data", "mountPath": "/data"}],
+        "initContainers": [{"name": "fetch", "image": "fetch:1"}],
+        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+        "podSecurityContext": {"supplementalGroups": [44]},
+    },
+    "kueue": {"queue": "team", "priorityClass": "high"},
+    "coordinators": {
+        "minWorkers": 8,
+        "maxWorkers": 64,
+        "image": {"tag": "2"},
+        "settings": {"max_restarts": 1000000, "quarantine_after": 5},
+        "priorityClassName": "high",
+        "nodeSelector": {"pool": "cpu"},
+        "tolerations": [{"key": "cpu", "operator": "Exists"}],
+        "podLabels": {"a": "b"},
+        "podAnnotations": {"c": "d"},
+        "extraEnv": [{"name": "AWS_REGION", "value": "eu-north-1"}],
+        "extraVolumes": [{"name": "ledger", "persistentVolumeClaim": {"claimName": "ledger"}}],
+        "extraVolumeMounts": [{"name": "ledger", "mountPath": "/ledger"}],
+    },
+    "networkPolicy": {"from": [{"namespaceSelector": {"matchLabels": {"team": "ops"}}}]},
+}
+MATRIX: dict[str, Values] = {
+    "url": merged(LEAST, PLAIN),
+    "inline": merged(INLINE, PLAIN),
+    "no-checkpoints": merged(LEAST, PLAIN, {"checkpoint": {"dir": "", "allowLoss": True}}),
+    "claim": merged(INLINE, PLAIN, {"checkpoint": {"volume": {"existingClaim": "ckpt"}}}),
+    "own-volume": merged(
+        INLINE,
+        PLAIN,
+        {"checkpoint": {"volume": {"enabled": False, "storageClassName": "fast"}}},
+        {
+            key: {
+                "extraVolumes": [{"name": "nfs", "persistentVolumeClaim": {"claimName": "nfs"}}],
+                "extraVolumeMounts": [{"name": "nfs", "mountPath": "/checkpoints"}],
+            }
+            for key in ("agents", "coordinators")
+        },
+    ),
+    "all": merged(LEAST, ALL),
+    "generated": LEAST,
+    "cert-manager": merged(LEAST, {"tls": {"mode": "certManager"}}),
+    "issuer": merged(
+        LEAST, {"tls": {"mode": "certManager", "certManager": {"issuerRef": {"name": "corp"}}}}
+    ),
+    "bundled-etcd": merged(
+        LEAST, PLAIN, {"etcd": {"endpoints": [], "bundled": {"enabled": True, "image": "etcd:3"}}}
+    ),
+    "jobset": merged(LEAST, ALL, {"agents": {"kind": "JobSet"}}),
+    "statefulset": merged(LEAST, ALL, {"agents": {"kind": "StatefulSet"}}),
+    "daemonset": merged(LEAST, PLAIN, {"agents": {"kind": "DaemonSet"}}),
+    "one-coordinator": merged(LEAST, PLAIN, {"coordinators": {"replicas": 1}}),
+    "open": merged(
+        LEAST,
+        PLAIN,
+        {
+            "networkPolicy": {"enabled": False},
+            "serviceAccount": {"create": False, "name": "mine"},
+            "agents": {"topologySpreadConstraints": []},
+        },
+    ),
+    "long-names": merged(LEAST, PLAIN, {"fullnameOverride": "x" * 40}),
+}
+QUICK = ("inline", "all", "generated")
+VERDICTS = {
+    "finished": {ExitCode.OK},
+    "FailIndex": {ExitCode.SCRIPT_FAILED},
+    "FailJob": {
+        ExitCode.USAGE,
+        ExitCode.CONFIGURATION,
+        ExitCode.STOPPED,
+        ExitCode.NOT_SAVED,
+    },
+    "Ignore": {
+        ExitCode.DRAINED,
+        ExitCode.QUARANTINED,
+        ExitCode.INTERRUPTED,
+        ExitCode.TERMINATED,
+    },
+    "counted": {ExitCode.TEMPORARY, ExitCode.REFUSED},  # of an upgrade under way, perhaps
+}
+"""What becomes of a pod of a Job by the exit code of its agent."""
+
+
+@functools.cache
+def _rendered(given: str, release: str) -> str:
+    return json.dumps(render(json.loads(given), release=release))
+
+
+def rendered(given: Values, release: str = "gpt") -> list[Document]:
+    documents: list[Document] = json.loads(_rendered(json.dumps(given), release))
+    return documents
+
+
+cases = pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.long) for n in MATRIX]
+)
+
+
+# ---- what is rendered
+
+
+@cases
+def test_objects_are_valid_and_restricted_and_fit_together(name: str) -> None:
+    check(rendered(MATRIX[name]))
+
+
+@cases
+def test_commands_are_taken_by_the_real_command_line(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: dict[str, Any] = {}
+    monkeypatch.setattr(
+        coordinator_command, "coordinate", lambda s: taken.update(coordinator=s) or 0
+    )
+
+    def attend(command: agent_command.NodeCommand) -> agent_command.Attended:
+        taken["agent"] = command
+        return agent_command.Attended(exit_code=0)
+
+    monkeypatch.setattr(agent_command, "attend", attend)
+    monkeypatch.setattr(operator_commands, "status", lambda target, **_: taken.update(test=target))
+    values, documents = MATRIX[name], rendered(MATRIX[name])
+    for component in ("coordinator", "agent", "test"):
+        pod = pod_of(documents, component)
+        assert pod.container["command"] == ["elastic"]
+        environment = dict.fromkeys(map(str, main.os.environ), None) | outcome(pod)
+        ended = CliRunner().invoke(main.app, pod.container["args"], env=environment)
+        assert (ended.exit_code, component in taken) == (0, True), ended.output
+    node, leader = taken["agent"], taken["coordinator"]
+    assert node.settings.job == leader.job == taken["test"].settings.job
+    assert node.settings.run_id == leader.run_id
+    assert node.settings.checkpoint_dir == leader.checkpoint_dir
+    assert node.settings.isolation_timeout_s == leader.isolation_timeout_s
+    assert node.argv[1:] == [str(one) for one in values["script"].get("args", ())]
+    assert node.settings.node_host == "10.0.0.7"
+
+
+def outcome(pod: Pod) -> dict[str, str]:
+    """The environment as Kubernetes gives it to the container."""
+    fields = {
+        "metadata.annotations['batch.kubernetes.io/job-completion-index']": "3",
+        "metadata.name": "gpt-3",
+        "spec.nodeName": "machine-1",
+        "status.podIP": "10.0.0.7",
+    }
+    found: dict[str, str] = {}
+    for name, value in pod.environment.items():
+        if isinstance(value, dict):
+            value = fields[value["fieldRef"]["fieldPath"]] if "fieldRef" in value else "given"
+        for known, content in found.items():
+            value = value.replace(f"$({known})", content)
+        found[name] = value
+    return found
+
+
+def test_what_is_given_reaches_the_pods() -> None:
+    documents = rendered(MATRIX["all"])
+    agent, leader = pod_of(documents, "agent"), pod_of(documents, "coordinator")
+    assert agent.spec["terminationGracePeriodSeconds"] == 15
+    assert outcome(agent)["ELASTIC_NODE_NAME"] == "gpt-3"
+    assert outcome(agent)["ELASTIC_HANG_TIMEOUT_S"] == "30"
+    assert outcome(leader)["ELASTIC_MAX_RESTARTS"] == "1000000"
+    assert leader.container["image"] == "elastic:2"
+    assert agent.container["image"] == "elastic@sha256:" + "0" * 64
+    assert agent.container["securityContext"]["capabilities"] == {
+        "drop": ["ALL"],
+        "add": ["IPC_LOCK"],
+    }
+    (job,) = of_kind(documents, "Job")
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    assert job["metadata"]["annotations"] == {"kueue.x-k8s.io/elastic-job": "true"}
+
+
+def test_verdict_on_each_exit_code_is_the_one_of_the_table() -> None:
+    assert set().union(*VERDICTS.values()) == set(ExitCode)
+    spec = job_spec(rendered(MATRIX["inline"]))
+    found: dict[str, set[int]] = {}
+    for rule in spec["podFailurePolicy"]["rules"]:
+        if "onExitCodes" in rule:
+            assert rule["onExitCodes"]["containerName"] == "agent"
+            found.setdefault(rule["action"], set()).update(rule["onExitCodes"]["values"])
+    for action in ("FailIndex", "FailJob", "Ignore"):
+        assert found.pop(action) == VERDICTS[action]
+    assert found == {}
+    assert spec["completions"] == spec["parallelism"] == 2
+    assert (spec["completionMode"], spec["template"]["spec"]["restartPolicy"]) == (
+        "Indexed",
+        "Never",
+    )
+
+
+def test_generated_certificates_are_those_of_their_roles(tmp_path: Path) -> None:
+    documents = rendered(MATRIX["generated"])
+    for role in ("coordinator", "agent"):
+        (secret,) = (one for one in of_kind(documents, "Secret") if role in one["metadata"]["name"])
+        for name, content in secret["data"].items():
+            (tmp_path / name).write_bytes(base64.b64decode(content))
+        files = TlsFiles(
+            ca=tmp_path / "ca.crt", certificate=tmp_path / "tls.crt", key=tmp_path / "tls.key"
+        )
+        load_certificate(files, "gpt", Role.SERVER if role == "coordinator" else Role.CLIENT)
+        mounted = pod_of(documents, role).spec["volumes"]
+        (volume,) = (one for one in mounted if one["name"] == "tls")
+        assert volume["secret"]["secretName"] == secret["metadata"]["name"]
+
+
+@pytest.mark.long
+def test_what_makes_a_new_run_and_what_a_new_job() -> None:
+    def identity(*changes: Values) -> tuple[str, str]:
+        documents = rendered(merged(MATRIX["inline"], *changes))
+        (job,) = of_kind(documents, "Job")
+        run_id = pod_of(documents, "agent").environment["ELASTIC_RUN_ID"]
+        assert pod_of(documents, "coordinator").environment["ELASTIC_RUN_ID"] == run_id
+        return run_id, job["metadata"]["name"]
+
+    run_id, job = identity()
+    for change in (
+        {"script": {"inline": "import elastic\n"}},
+        {"script": {"args": ["--lr", "0.2"]}},
+        {"checkpoint": {"every": 51}},
+        {"checkpoint": {"dir": "/elsewhere"}},
+        {"agents": {"settings": {"record_samples": True}}},
+        {"run": "2"},
+    ):
+        other_run, other_job = identity(change)
+        assert other_run != run_id, change
+        assert other_job != job, change
+    for change in ({"image": {"tag": "2"}}, {"agents": {"drainTimeoutSeconds": 30}}):
+        other_run, other_job = identity(change)
+        assert other_run == run_id, change
+        assert other_job != job, change
+    for change in (
+        {"nodes": 5},
+        {"coordinators": {"image": {"tag": "2"}}},
+        {"coordinators": {"settings": {"quarantine_after": 1}}},
+        {"agents": {"ttlSecondsAfterFinished": 60}},
+    ):
+        assert identity(change) == (run_id, job), change
+
+
+@pytest.mark.long
+def test_lint_has_nothing_to_say() -> None:
+    said = run("lint", "--strict", str(CHART), given=MATRIX["all"])
+    assert "WARNING" not in said
+    assert "ERROR" not in said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", list(MATRIX))
+def test_notes_name_commands_that_exist(name: str) -> None:
+    said = run("install", "gpt", str(CHART), "--dry-run=client", given=MATRIX[name])
+    notes = said.partition("NOTES:")[2]
+    lines = [shlex.split(line, comments=True) for line in notes.splitlines() if "--" in line]
+    named = {line[line.index("elastic") + 1] for line in lines if "elastic" in line}
+    assert named >= {"status", "nodes", "events", "stop"}
+    assert named <= {command.callback.__name__ for command in main.app.registered_commands}  # type: ignore[union-attr]
+
+
+# ---- values that are refused
+
+
+WRONG: list[tuple[Values, str]] = [
+    ({"node": 3}, "node"),
+    ({"nodes": "three"}, "nodes"),
+    ({"nodes": -1}, "nodes"),
+    ({"agents": {"kind": "Deployment"}}, "Deployment"),
+    ({"agents": {"nprocPerNode": 0}}, "nprocPerNode"),
+    ({"agents": {"settings": {"hang_timeout": 3}}}, "hang_timeout"),
+    ({"agents": {"settings": {"checkpoint_dir": "/x"}}}, "checkpoint_dir"),
+    ({"coordinators": {"settings": {"spares": 3}}}, "spares"),
+    ({"tls": {"mode": "none"}}, "none"),
+    ({"checkpoint": {"directory": "/x"}}, "directory"),
+    ({"etcd": {"endpoints": "etcd:2379"}}, "endpoints"),
+]
+MISSING: list[tuple[Values, str]] = [
+    ({"script": {"path": ""}}, "no script: set script.path"),
+    ({"script": {"inline": "x"}}, "script.path and script.inline are both set"),
+    ({"checkpoint": {"dir": ""}}, "no checkpoints: set checkpoint.dir"),
+    ({"checkpoint": {"dir": "here"}}, 'checkpoint.dir is "here": give an absolute path or a URL'),
+    ({"etcd": {"endpoints": []}}, "no etcd: set etcd.endpoints"),
+    ({"etcd": {"bundled": {"enabled": True}}}, "are both set"),
+    ({"etcd": {"endpoints": [], "bundled": {"enabled": True}}}, "etcd.bundled.image is empty"),
+    ({"etcd": {"tls": {"clientCertificate": True}}}, "no etcd.tls.secret"),
+    ({"tls": {"mode": "secret"}}, "name the Secrets with tls.secrets"),
+    ({"tls": {"secrets": {"agent": "x"}}}, "tls.mode is insecure: set tls.mode=secret"),
+    ({"kueue": {"queue": "q"}, "agents": {"kind": "DaemonSet"}}, "Kueue does not queue"),
+    (
+        {"coordinators": {"minWorkers": 9, "maxWorkers": 8}},
+        "minWorkers 9 can never be reached with coordinators.maxWorkers 8",
+    ),
+    ({"agents": {"settings": {"isolation_timeout_s": 60}}}, "must be the same"),
+]
+
+
+@pytest.mark.parametrize(("given", "named"), WRONG)
+def test_the_schema_names_what_is_wrong(given: Values, named: str) -> None:
+    schema = json.loads(chart_documents.SCHEMA.read_text())
+    with pytest.raises(jsonschema.ValidationError) as refused:
+        jsonschema.validate(merged(LEAST, given), schema)
+    assert named in f"{list(refused.value.absolute_path)} {refused.value.message}"
+
+
+@pytest.mark.parametrize("name", list(MATRIX))
+def test_the_schema_takes_what_is_right(name: str) -> None:
+    jsonschema.validate(MATRIX[name], json.loads(chart_documents.SCHEMA.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("given", "named"), [pytest.param(*one, marks=pytest.mark.long) for one in [*WRONG, *MISSING]]
+)
+def test_helm_says_what_is_wrong(given: Values, named: str) -> None:
+    with pytest.raises(Refused) as refused:
+        render(merged(LEAST, PLAIN, given))
+    assert named in str(refused.value)
+
+
+def test_helm_says_that_there_is_no_script() -> None:
+    with pytest.raises(Refused, match=r"no script: set script\.path"):
+        render({})
+
+
+# ---- what is written from values.yaml and the settings
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        (chart_documents.README, chart_documents.readme),
+        (chart_documents.SCHEMA, chart_documents.schema),
+    ],
+    ids=["README", "schema"],
+)
+def test_documents_of_the_chart_are_fresh(path: Path, text: Any) -> None:
+    assert path.read_text() == text(), "run: python -m tests.deploy.chart_documents"
+
+
+def test_settings_that_follow_from_other_values_are_settings() -> None:
+    unknown = {
+        name
+        for command, names in chart_documents.SET_BY_CHART.items()
+        for name in names - set(chart_documents.all_settings(command))
+    }
+    assert unknown == set()
+
+
+def test_versions_are_those_of_elastic() -> None:
+    assert f"appVersion: {main.__version__}\n" in (CHART / "Chart.yaml").read_text()

@@ -48,7 +48,7 @@ Generated from values.yaml by `python -m tests.deploy.chart_documents`. How to u
 |---|---|---|
 """
 _NUMBERS: dict[str, dict[str, Any]] = {
-    "nodes": {"minimum": 0},
+    "nodes": {"minimum": 1},
     "checkpoint.every": {"minimum": 0},
     "checkpoint.keep": {"minimum": 1},
     "tls.days": {"minimum": 1},

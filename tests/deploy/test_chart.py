@@ -332,13 +332,13 @@ def test_notes_name_commands_that_exist(name: str) -> None:
 WRONG: list[tuple[Values, str]] = [
     ({"node": 3}, "node"),
     ({"nodes": "three"}, "nodes"),
-    ({"nodes": -1}, "nodes"),
-    ({"agents": {"kind": "Deployment"}}, "Deployment"),
+    ({"nodes": 0}, "nodes"),
+    ({"agents": {"kind": "Deployment"}}, "kind"),
     ({"agents": {"nprocPerNode": 0}}, "nprocPerNode"),
     ({"agents": {"settings": {"hang_timeout": 3}}}, "hang_timeout"),
     ({"agents": {"settings": {"checkpoint_dir": "/x"}}}, "checkpoint_dir"),
     ({"coordinators": {"settings": {"spares": 3}}}, "spares"),
-    ({"tls": {"mode": "none"}}, "none"),
+    ({"tls": {"mode": "none"}}, "mode"),
     ({"checkpoint": {"directory": "/x"}}, "directory"),
     ({"etcd": {"endpoints": "etcd:2379"}}, "endpoints"),
 ]

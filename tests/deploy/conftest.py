@@ -1,0 +1,5 @@
+"""The place in which a test's jobs run."""
+
+from tests.integration.conftest import place
+
+__all__ = ["place"]

@@ -30,7 +30,7 @@ SET_BY_CHART = {
     },
     "coordinator": {
         *("job", "run_id", "listen", "advertise", "min_workers", "max_workers"),
-        *("checkpoint_dir", "keep_checkpoints", "after_end", "events_file"),
+        *("checkpoint_dir", "keep_checkpoints", "after_end", "events_file", "http_address"),
     },
 }
 """Settings that follow from other values."""

@@ -194,3 +194,27 @@ def test_pods_train_are_replaced_and_end_as_the_job_must(place: Place, etcd: Etc
         assert leaders[0].wait() == 0
     finally:
         release.close()
+
+
+def test_pods_of_a_job_with_another_image_go_on(place: Place, etcd: EtcdCluster) -> None:
+    release = Release(place, etcd, {"run": "image"})
+    try:
+        release.coordinator()
+        before = [release.agent(0, "machine-0"), release.agent(1, "machine-1")]
+        release.wait(lambda: release.world() == 2, "a group of both")
+        release.wait(lambda: release.steps.newest() >= 10, "ten steps")
+        after = [release.agent(0, "machine-2"), release.agent(1, "machine-3")]
+        for agent in after:
+            agent.wait_for_event("agent_started")
+        for agent in before:
+            agent.process.send_signal(signal.SIGTERM)
+        assert [agent.wait() for agent in before] == [ExitCode.TERMINATED] * 2
+        trained = release.steps.newest()
+        for agent in after:
+            agent.wait_for_event("registration_held")
+        release.wait(lambda: release.steps.newest() >= trained + 10, "steps beyond those before")
+        assert not release.events("state_restored", source="initial")[1:]
+        assert release.exec("stop").process.returncode == 0
+        assert [agent.wait() for agent in after] == [ExitCode.STOPPED] * 2
+    finally:
+        release.close()

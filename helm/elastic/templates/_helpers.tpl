@@ -212,3 +212,11 @@ serviceAccountName: {{ include "elastic.serviceAccount" . }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- end }}
+
+{{/* Takes a list: the root, and the path. */}}
+{{- define "elastic.httpGet" -}}
+httpGet:
+  path: {{ index . 1 }}
+  port: http
+  scheme: {{ ternary "HTTP" "HTTPS" (eq (index . 0).Values.tls.mode "insecure") }}
+{{- end }}

@@ -387,8 +387,13 @@ class _Node:
         await self._registration.keep()
 
     async def _hear_of_end(self, ends: RunEnds) -> None:
-        """The leader tells; but this node may have been cut off then."""
-        self.daemon.job_ended((await ends.next_end()).exit_code)
+        """The leader tells; but this node may have been cut off then.
+
+        That the others have left is no end for one that still waits to take a place of theirs.
+        """
+        while (end := await ends.next_end()).left and not self._leaders.registered.is_set():
+            pass
+        self.daemon.job_ended(end.exit_code)
 
     async def _leave_when_preempted(self) -> None:
         settings = self._settings

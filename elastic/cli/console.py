@@ -305,6 +305,9 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "deposed": lambda f: f"leads no more: {f['reason']}",
     "leadership_in_doubt": lambda f: f"another one may lead soon: {f['reason']}",
     "leadership_confirmed": lambda _: "leads still",
+    "serving_after_end": lambda f: (
+        f"the run has ended with exit code {f['exit_code']}; it stays until a signal comes"
+    ),
     "leaving": lambda f: f"makes way for another coordinator: {f['reason']}",
     "node_vanished": lambda f: f"the registration of node {f['node']} is lost",
     "node_leaving": lambda f: f"node {f['node']} leaves: {f['reason']}",

@@ -100,10 +100,11 @@ class RunEnds:
             _require_going_on(self._job, _end(entry))
 
     async def next_end(self) -> RunEnd:
-        """The end, of whichever kind; waits for it."""
+        """The end, of whichever kind; waits for it. Called again, the one after it."""
         async with aclosing(follow_key(self._store, self._key)) as entries:
             async for entry in entries:
                 if entry is not None and entry.modified != self._past:
+                    self._past = entry.modified
                     return _end(entry)
         return await asyncio.Future()
 

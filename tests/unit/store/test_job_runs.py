@@ -42,6 +42,22 @@ def test_an_outage_is_sat_out() -> None:
     within_deadline(check())
 
 
+def test_next_end_called_again_waits_for_the_one_after() -> None:
+    async def check() -> None:
+        store = FailingStore(Clock())
+        ends = RunEnds(store, job="job", run_id="default")
+        await ends.start()
+        await store.put(KEY, to_json(LEFT))
+        assert await ends.next_end() == LEFT
+        waiting = asyncio.create_task(ends.next_end())
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await store.put(KEY, to_json(ENDED))
+        assert await waiting == ENDED
+
+    within_deadline(check())
+
+
 @thoroughly
 @given(value=documents(to_json(ENDED)))
 def test_whatever_is_said_of_an_end_it_is_one(value: bytes) -> None:

@@ -60,7 +60,7 @@ _NUMBERS: dict[str, dict[str, Any]] = {
 }
 _SPECIAL: dict[str, dict[str, Any]] = {
     "job": {"type": "string", "maxLength": 40},
-    "run": {"type": "string", "minLength": 1, "maxLength": 100},
+    "run": {"type": ["string", "integer"], "minLength": 1, "maxLength": 100},
     "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
     "script.args": {"type": "array", "items": {"type": ["string", "number"]}},
     "checkpoint.volume.accessModes": {"type": "array", "items": {"type": "string"}},

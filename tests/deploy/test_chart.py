@@ -298,11 +298,12 @@ def test_what_makes_a_new_run_and_what_a_new_job() -> None:
         {"checkpoint": {"every": 51}},
         {"checkpoint": {"dir": "/elsewhere"}},
         {"agents": {"settings": {"record_samples": True}}},
-        {"run": "2"},
+        {"run": 2},
     ):
         other_run, other_job = identity(change)
         assert other_run != run_id, change
         assert other_job != job, change
+    assert identity({"run": "2"}) == identity({"run": 2})
     for change in ({"image": {"tag": "2"}}, {"agents": {"drainTimeoutSeconds": 30}}):
         other_run, other_job = identity(change)
         assert other_run == run_id, change
@@ -341,6 +342,7 @@ WRONG: list[tuple[Values, str]] = [
     ({"node": 3}, "node"),
     ({"nodes": "three"}, "nodes"),
     ({"nodes": 0}, "nodes"),
+    ({"image": {"tag": 1.1}}, "tag"),
     ({"agents": {"kind": "Deployment"}}, "kind"),
     ({"agents": {"nprocPerNode": 0}}, "nprocPerNode"),
     ({"agents": {"settings": {"hang_timeout": 3}}}, "hang_timeout"),

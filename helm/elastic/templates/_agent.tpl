@@ -111,6 +111,11 @@ spec:
           value: {{ include "elastic.drainTimeout" . | quote }}
         - name: ELASTIC_ON_QUARANTINE
           value: {{ ternary "exit" "wait" (has $v.kind (list "Job" "JobSet")) }}
+        # A user without an entry in passwd(5), on a root that is read-only.
+        - name: HOME
+          value: /tmp
+        - name: USER
+          value: elastic
         - name: ELASTIC_LOG_DIR
           value: /tmp/elastic/logs
         - name: ELASTIC_STATE_DIR

@@ -110,7 +110,8 @@ def all_settings(command: str) -> Mapping[str, Option]:
 def _schema_of(path: str, default: Any) -> dict[str, Any]:
     for command, key in OWN_KEYS.items():
         if path == f"{key}.settings":
-            names = {name: _setting(option) for name, option in settings_of(command).items()}
+            plain = {"type": ["string", "number", "boolean"]}
+            names = {name: plain for name in settings_of(command)}
             return {"type": "object", "properties": names, "additionalProperties": False}
     if path in _SPECIAL:
         return _SPECIAL[path]
@@ -133,13 +134,6 @@ def _schema_of(path: str, default: Any) -> dict[str, Any]:
             **{key: _schema_of(prefix + key, value) for key, value in default.items()},
         },
         "additionalProperties": False,
-    }
-
-
-def _setting(option: Option) -> dict[str, Any]:
-    return {
-        "description": option.help,
-        "type": ["string", "number", "boolean"],
     }
 
 

@@ -221,7 +221,7 @@ class Office:
                 self._daemon.leadership_confirmed()
 
     def figures(self) -> JobFigures | None:
-        """The job as it is now, or was at its end; None where another coordinator leads, or none."""
+        """The job as it is, or was at its end; None where another coordinator leads, or none."""
         daemon = self._daemon or self._last
         return daemon.figures() if daemon is not None else None
 

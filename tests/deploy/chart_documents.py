@@ -111,7 +111,7 @@ def _schema_of(path: str, default: Any) -> dict[str, Any]:
     for command, key in OWN_KEYS.items():
         if path == f"{key}.settings":
             plain = {"type": ["string", "number", "boolean"]}
-            names = {name: plain for name in settings_of(command)}
+            names = dict.fromkeys(settings_of(command), plain)
             return {"type": "object", "properties": names, "additionalProperties": False}
     if path in _SPECIAL:
         return _SPECIAL[path]

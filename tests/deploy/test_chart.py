@@ -19,7 +19,6 @@ from elastic.cli import main
 from elastic.cli import operator as operator_commands
 from elastic.errors import ExitCode
 from elastic.rpc.certificates import Role, load_certificate
-from elastic.settings.commands import every_option
 from elastic.settings.tls_files import TlsFiles
 from tests.deploy import chart_documents
 from tests.deploy.helm import CHART, Document, Refused, Values, merged, render, run
@@ -53,7 +52,7 @@ ALL: Values = {
         "nprocPerNode": 8,
         "spot": True,
         "ttlSecondsAfterFinished": 86400,
-        "settings": {"hang_timeout_s": 30, "record_samples": True, "launch": "elastic"},
+        "settings": {"join_timeout_s": 30, "record_samples": True, "launch": "elastic"},
         "resources": {"limits": {"nvidia.com/gpu": 8, "rdma/hca": 1}},
         "shm": {"size": "64Gi"},
         "tmp": {"size": "20Gi"},
@@ -129,15 +128,14 @@ MATRIX: dict[str, Values] = {
             "agents": {"topologySpreadConstraints": []},
         },
     ),
-    "http": merged(
+    "no-http": merged(LEAST, PLAIN, {"coordinators": {"http": {"enabled": False}}}),
+    "pod-monitor": merged(
         LEAST,
-        {"coordinators": {"http": {"enabled": True, "podMonitor": True}}},
+        {"coordinators": {"http": {"podMonitor": True}}},
         {"tls": {"mode": "secret", "secrets": {"coordinator": "c", "agent": "a"}}},
     ),
     "long-names": merged(LEAST, PLAIN, {"fullnameOverride": "x" * 40}),
 }
-if "http_address" not in every_option():  # elastic can not yet what the chart then sets
-    del MATRIX["http"]
 QUICK = ("inline", "all", "generated")
 VERDICTS = {
     "finished": {ExitCode.OK},
@@ -236,7 +234,7 @@ def test_what_is_given_reaches_the_pods() -> None:
     agent, leader = pod_of(documents, "agent"), pod_of(documents, "coordinator")
     assert agent.spec["terminationGracePeriodSeconds"] == 15
     assert outcome(agent)["ELASTIC_NODE_NAME"] == "gpt-3"
-    assert outcome(agent)["ELASTIC_HANG_TIMEOUT_S"] == "30"
+    assert outcome(agent)["ELASTIC_JOIN_TIMEOUT_S"] == "30"
     assert outcome(leader)["ELASTIC_MAX_RESTARTS"] == "1000000"
     assert leader.container["image"] == "elastic:2"
     assert agent.container["image"] == "elastic@sha256:" + "0" * 64
@@ -363,7 +361,7 @@ MISSING: list[tuple[Values, str]] = [
     ({"etcd": {"tls": {"clientCertificate": True}}}, "no etcd.tls.secret"),
     ({"tls": {"mode": "secret"}}, "name the Secrets with tls.secrets"),
     ({"tls": {"secrets": {"agent": "x"}}}, "tls.mode is insecure: set tls.mode=secret"),
-    ({"coordinators": {"http": {"podMonitor": True}}}, "nothing serves metrics"),
+    ({"coordinators": {"http": {"enabled": False, "podMonitor": True}}}, "nothing serves metrics"),
     ({"kueue": {"queue": "q"}, "agents": {"kind": "DaemonSet"}}, "Kueue does not queue"),
     (
         {"coordinators": {"minWorkers": 9, "maxWorkers": 8}},
@@ -421,7 +419,7 @@ def test_settings_that_follow_from_other_values_are_settings() -> None:
         for command, names in chart_documents.SET_BY_CHART.items()
         for name in names - set(chart_documents.all_settings(command))
     }
-    assert unknown <= {"http_address"}  # which a later version has
+    assert unknown == set()
 
 
 def test_versions_are_those_of_elastic() -> None:

@@ -58,7 +58,11 @@ class Release(LoopbackJob):
 
     def coordinator(self) -> CommandProcess:
         (port,) = free_ports(1)
-        own = {"ELASTIC_LISTEN": f"127.0.0.1:{port}", "ELASTIC_EVENTS_FILE": "/dev/stderr"}
+        own = {
+            "ELASTIC_LISTEN": f"127.0.0.1:{port}",
+            "ELASTIC_EVENTS_FILE": "/dev/stderr",
+            "ELASTIC_HTTP_ADDRESS": "off",
+        }
         pod = pod_of(self.documents, "coordinator")
         process = self.start_pod(pod, own)  # a pod has the port for itself
         self._coordinator_environment = self.environment_of(pod, {}) | own

@@ -44,6 +44,9 @@ from elastic.store.measured import MeasuredStore, StoreCalls
 _NO_LIMIT = 1 << 20
 _SIGNALS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
 _STOP_GRACE_S = 0.5
+_HEARD_WITHIN_S = 5.0
+"""Who leads the run again removes its end from etcd, and a watch that is late does not show it: for
+so long agents can hear that all have left."""
 _STORE_WITHIN_S = 1.0
 
 
@@ -155,6 +158,7 @@ async def _work(office: Office, journal: Journal, after_end: AfterEnd, ends: lis
             ends.append(exit_code)
             journal.record("serving_after_end", exit_code=exit_code)
             await asyncio.Future()
+        await asyncio.sleep(_HEARD_WITHIN_S)
 
 
 def _advertised(settings: CoordinatorSettings) -> str:

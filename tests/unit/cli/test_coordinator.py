@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+from elastic.cli import coordinator
 from elastic.cli.coordinator import _until_signalled
 from elastic.coordinator.office import Office
 from elastic.runtime.journal import Journal
@@ -59,7 +60,10 @@ def test_with_serve_a_signal_ends_it_with_the_code_of_the_run(code: int) -> None
 
 
 @pytest.mark.parametrize("left", [130, 143])
-def test_with_serve_a_run_that_was_left_is_coordinated_again(left: int) -> None:
+def test_with_serve_a_run_that_was_left_is_coordinated_again(
+    left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "_HEARD_WITHIN_S", 0.0)
     office = Ends(left, left, 0)
     exit_code, diary = coordinate(office, AfterEnd.SERVE, signalled=True)
     assert (exit_code, office.codes) == (0, [])

@@ -222,6 +222,17 @@ class AgentDaemon:
             counts=dict(counts),
         )
 
+    @property
+    def step(self) -> int:
+        """The newest step that a worker of this node is known to have committed."""
+        return self._committed[1]
+
+    @property
+    def generation(self) -> int:
+        """The number of the newest generation known, or 0."""
+        newest = self._machine.generation
+        return newest.number if newest is not None else 0
+
     def job_ended(self, exit_code: int) -> None:
         """The job is over, whoever says so."""
         self._driver.post(ev.JobEnded(exit_code=exit_code))

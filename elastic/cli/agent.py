@@ -52,6 +52,7 @@ from elastic.runtime.reexec import (
     unblock_signals,
 )
 from elastic.runtime.run_directory import NodeDirectory
+from elastic.runtime.service_notice import Condition, ServiceNotice
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.limits import require_node_name
@@ -73,6 +74,8 @@ _SIGNALS = {
 _LAUNCHED = {True: ("--launch torchrun",), False: ()}  # shown where nodes of a job differ
 _LISTENER = "agent.sock"
 _TOKEN_SHOWN = 4  # characters of the start token in the names of workers
+STOP_MARGIN_S = 20.0
+"""Seconds beyond the drain time-out in which an agent that leaves has ended for certain."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,6 +144,7 @@ def attend(command: NodeCommand) -> Attended:
     Raises ConfigurationError.
     """
     kept = inherited()
+    notice = ServiceNotice.of_environment(os.environ)
     require_command(command.argv)
     settings = command.settings
     unsure = "" if kept else _require_reachable(settings.node_host)  # else its trial has asked
@@ -156,13 +160,23 @@ def attend(command: NodeCommand) -> Attended:
     attended = Attended(exit_code=1)
     try:
         attended = asyncio.run(
-            _attend(command, directory, logs, display, listener=kept.get(_LISTENER), unsure=unsure)
+            _attend(
+                command,
+                directory,
+                logs,
+                display,
+                notice,
+                listener=kept.get(_LISTENER),
+                unsure=unsure,
+            )
         )
         return attended
     finally:
         display.close()
         if attended.begins_anew is None:
             directory.close()
+        else:
+            notice.hand_on(os.environ)
 
 
 async def _attend(
@@ -170,6 +184,7 @@ async def _attend(
     directory: NodeDirectory,
     logs: Path,
     display: JsonDisplay,
+    notice: ServiceNotice,
     *,
     listener: int | None,
     unsure: str,
@@ -200,6 +215,7 @@ async def _attend(
             display,
             store,
             security,
+            notice,
             listener,
             host=host,
             environment=environment,
@@ -214,16 +230,19 @@ async def _attend(
                 store=calls,
             ),
         )
-        try:
-            async with watched_over_http(watched, settings.http_address, journal, security):
-                with watched_loop(journal, node.pauses):
-                    await node.start()
-                    return Attended(exit_code=await node.daemon.ended, begins_anew=node.begins_anew)
-        except ConfigurationError:
-            node.spare_what_it_found()
-            raise
-        finally:
-            await node.close()
+        serving = watched_over_http(watched, settings.http_address, journal, security)
+        with notice.telling(node.condition):
+            try:
+                async with serving:
+                    with watched_loop(journal, node.pauses):
+                        await node.start()
+                        code = await node.daemon.ended
+                        return Attended(exit_code=code, begins_anew=node.begins_anew)
+            except ConfigurationError:
+                node.spare_what_it_found()
+                raise
+            finally:
+                await node.close()
 
 
 def _require_reachable(node_host: str | None) -> str:
@@ -271,6 +290,7 @@ class _Node:
         display: JsonDisplay,
         store: Store,
         security: Security,
+        notice: ServiceNotice,
         listener: int | None,
         *,
         host: str,
@@ -278,6 +298,7 @@ class _Node:
     ) -> None:
         settings = command.settings
         self._settings, self._journal, self._directory = settings, journal, directory
+        self._notice = notice
         self.pauses = LoopPauses()
         token = start_token(directory.path)
         self._watch = LeaderWatch(store, job=settings.job)
@@ -312,6 +333,8 @@ class _Node:
         self.tasks = TaskSupervisor(self.daemon.crashed)
         self._store = store
         self._let_go = False
+        self._had_ended = False  # the run, before this agent came to it
+        self._leaves_because = ""
         self._leaves = self._begins = self._ignores_hangup = False
         self._had_terminal = has_terminal()
         self.begins_anew: NewStart | None = None
@@ -353,8 +376,28 @@ class _Node:
             self._journal.record("handing_over", grace_s=self._settings.grace_s)
             self._let_go = True
 
+    def condition(self) -> Condition:
+        """For the service manager: ready once it has its name, or has nothing to do."""
+        return Condition(
+            ready=self._leaders.registered.is_set() or self._had_ended, status=self._status()
+        )
+
+    def _status(self) -> str:
+        if self._had_ended:
+            return "the run has ended"
+        if self._leaves_because:
+            return f"leaves: {self._leaves_because}"
+        if not self._leaders.registered.is_set():
+            return "registers in etcd"
+        generation = self.daemon.generation
+        if not self.daemon.in_contact:
+            return f"{_of_group(generation, self.daemon.step)}, without a coordinator"
+        return _of_group(generation, self.daemon.step)
+
     async def close(self) -> None:
         """End the workers and leave, or leave the workers to the next agent."""
+        if self.begins_anew is None:
+            self._notice.stopping(STOP_MARGIN_S)
         await self.daemon.close(let_go=self._let_go)
         await self.tasks.close()
         if not self._let_go:
@@ -379,6 +422,7 @@ class _Node:
         except AlreadyEnded as ended:
             code = ended.end.exit_code
             self._journal.record("already_ended", exit_code=code, message=str(ended))
+            self._had_ended = True
             self.daemon.job_ended(code)
             return
         self.tasks.start(self._hear_of_end(ends), "run-end")
@@ -429,7 +473,8 @@ class _Node:
             self._leave(int(exit_code), name)
 
     def _leave(self, exit_code: int, reason: str) -> None:
-        self._leaves = True
+        self._leaves, self._leaves_because = True, reason
+        self._notice.stopping(self._settings.drain_timeout_s + STOP_MARGIN_S)
         self.daemon.leave(exit_code, reason)
 
     def _hang_up(self) -> None:
@@ -438,6 +483,7 @@ class _Node:
                 self._leave(int(ExitCode.TERMINATED), "its terminal was closed")
         elif not self._begins:
             self._begins = True
+            self._notice.reloading()
             self.tasks.start(self._begin_anew(), "begin-anew")
 
     async def _begin_anew(self) -> None:
@@ -448,6 +494,7 @@ class _Node:
         except TransientError as error:
             self._journal.record("not_begun_anew", reason=str(error))
             self._begins = False
+            self._notice.reloaded()
             return
         self._journal.record("begins_anew", command=" ".join(masked_arguments(sys.orig_argv)))
         descriptors = self._directory.descriptors
@@ -465,6 +512,10 @@ class _Node:
     def _require_staying(self) -> None:
         if self._leaves or self.daemon.ended.done():
             raise TransientError("this node leaves the job")
+
+
+def _of_group(generation: int, step: int) -> str:
+    return f"generation {generation}, step {step}" if generation else "waits for a group"
 
 
 def _document(command: NodeCommand, host: str, token: str) -> NodeDocument:

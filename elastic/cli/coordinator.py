@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import math
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ from elastic.runtime.off_loop import off_loop
 from elastic.runtime.output import Output, Stream
 from elastic.runtime.process_metrics import ProcessParts, Watched
 from elastic.runtime.process_title import set_title
+from elastic.runtime.service_notice import Condition, ServiceNotice
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.coordinator import CoordinatorSettings
 from elastic.settings.shared import AfterEnd
@@ -48,6 +50,8 @@ _HEARD_WITHIN_S = 5.0
 """Who leads the run again removes its end from etcd, and a watch that is late does not show it: for
 so long agents can hear that all have left."""
 _STORE_WITHIN_S = 1.0
+STOP_TIMEOUT_S = 10.0
+"""Seconds in which a coordinator that makes way has ended for certain."""
 
 
 def coordinate(settings: CoordinatorSettings) -> int:
@@ -55,14 +59,18 @@ def coordinate(settings: CoordinatorSettings) -> int:
 
     Raises ConfigurationError.
     """
+    notice = ServiceNotice.of_environment(os.environ)
     checkpoints = _checkpoints(settings)
     set_title("coordinator", settings.job)
     with _events(settings) as stream:
-        return asyncio.run(_coordinate(settings, checkpoints, stream))
+        return asyncio.run(_coordinate(settings, checkpoints, stream, notice))
 
 
 async def _coordinate(
-    settings: CoordinatorSettings, checkpoints: CheckpointDirectory | None, stream: Stream
+    settings: CoordinatorSettings,
+    checkpoints: CheckpointDirectory | None,
+    stream: Stream,
+    notice: ServiceNotice,
 ) -> int:
     recent, pauses, totals, calls = RecentEntries(), LoopPauses(), Totals(), StoreCalls()
     journal = Journal(
@@ -106,12 +114,14 @@ async def _coordinate(
         serving = watched_over_http(
             watched, settings.http_address, journal, security, default=COORDINATOR_DEFAULT
         )
-        try:
-            async with serving:
-                with watched_loop(journal, pauses):
-                    return await _until_signalled(office, journal, settings.after_end)
-        finally:
-            await server.stop(_STOP_GRACE_S)
+        with notice.telling(lambda: _condition(office)):
+            try:
+                async with serving:
+                    with watched_loop(journal, pauses):
+                        return await _until_signalled(office, journal, settings.after_end, notice)
+            finally:
+                notice.stopping(STOP_TIMEOUT_S)
+                await server.stop(_STOP_GRACE_S)
 
 
 async def _why_not_ready(office: Office, store: Store, job: str) -> str:
@@ -126,7 +136,21 @@ async def _why_not_ready(office: Office, store: Store, job: str) -> str:
     return ""
 
 
-async def _until_signalled(office: Office, journal: Journal, after_end: AfterEnd) -> int:
+def _condition(office: Office) -> Condition:
+    """For the service manager: ready once it campaigns, or has nothing to do."""
+    term = office.term
+    if term is None:
+        status = "follows" if office.stands else "waits for etcd"
+    elif term.generation == 0:
+        status = "leads, no group yet"
+    else:
+        status = f"leads, generation {term.generation}, {term.world_size} workers, step {term.step}"
+    return Condition(ready=office.stands, status=status)
+
+
+async def _until_signalled(
+    office: Office, journal: Journal, after_end: AfterEnd, notice: ServiceNotice
+) -> int:
     """A signal makes way for another coordinator; the job goes on."""
     loop = asyncio.get_running_loop()
     ends: list[int] = []
@@ -136,6 +160,7 @@ async def _until_signalled(office: Office, journal: Journal, after_end: AfterEnd
     def leave(number: signal.Signals) -> None:
         codes.append(_SIGNALS[number])
         journal.record("leaving", reason=number.name)
+        notice.stopping(STOP_TIMEOUT_S)
         working.cancel()
 
     for number in _SIGNALS:

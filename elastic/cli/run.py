@@ -47,6 +47,7 @@ from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.process_metrics import ProcessParts, Watched
 from elastic.runtime.process_title import set_title
 from elastic.runtime.run_directory import RunDirectory
+from elastic.runtime.service_notice import NOTICE_VARIABLES
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.fields import options_of
 from elastic.settings.node import NodeSettings
@@ -330,7 +331,8 @@ def worker_environment(workers: int, host: str, *, classic: bool) -> dict[str, s
     """This process's but its secrets, and what several workers on a machine need besides, who are
     reached at `host`."""
     secrets = {option.variable for option in options_of(NodeSettings) if option.secret}
-    environment = {name: value for name, value in os.environ.items() if name not in secrets}
+    withheld = {*secrets, *NOTICE_VARIABLES}
+    environment = {name: value for name, value in os.environ.items() if name not in withheld}
     if environment.get("GRPC_VERBOSITY") == "NONE":  # our own wish, see main.py
         del environment["GRPC_VERBOSITY"]
     # Several workers must not each take every core. torchrun gives each one, if there are several.

@@ -8,6 +8,7 @@ import functools
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from elastic.coordinator.attendance import Attendance, AttendingNode, name_of, node_id
@@ -56,6 +57,17 @@ _MOST_SHOWN = 80  # characters of a name that is none
 _MOST_REFUSED = 1000  # names of which it is known what they were told
 _KEEP_TOTALS_S = 10.0  # while nothing but steps has been counted
 _FAREWELL_S = 10.0  # for agents to end their workers after the job
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Term:
+    """What a leader leads, in three figures."""
+
+    generation: int = 0
+    """Its number; 0: there is no group yet."""
+    world_size: int = 0
+    step: int = 0
+    """The newest one committed, as far as rank 0 has told."""
 
 
 class CoordinatorDaemon:
@@ -295,6 +307,15 @@ class CoordinatorDaemon:
     def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
         """The journal as JSON lines: what is remembered, then what comes."""
         return self._recent.follow() if follow else self._recent.remembered()
+
+    @property
+    def term(self) -> Term:
+        """The group that it leads."""
+        current = self._machine.current
+        if current is None:
+            return Term()
+        step = self._hearing.progress.committed
+        return Term(generation=current.number, world_size=len(current.members), step=step)
 
     def status(self) -> pb.JobStatus:
         """The job as it is now."""

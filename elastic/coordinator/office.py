@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from elastic.coordinator.daemon import CoordinatorDaemon
+from elastic.coordinator.daemon import CoordinatorDaemon, Term
 from elastic.coordinator.election import LEADER_TTL_S, Election
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import Leadership, Stored, restore_generation
@@ -55,6 +55,8 @@ class Office:
         self._over = False
         self._suspect = False
         self._concluding = False
+        self.stands = False
+        """It campaigns or leads, or the run has ended before."""
         self._election = Election(
             store,
             job=options.job,
@@ -92,6 +94,7 @@ class Office:
                     await asyncio.gather(here, return_exceptions=True)
         except AlreadyEnded as ended:
             self._journal.record("already_ended", exit_code=ended.end.exit_code, message=str(ended))
+            self.stands = True
             return ended.end.exit_code
         finally:
             if elsewhere is not None:
@@ -103,7 +106,7 @@ class Office:
     async def _lead_once(self) -> int | None:
         """One term of office; the run's exit code if it ended with it. Raises AlreadyEnded."""
         self._journal.record("campaigning", address=self._options.address)
-        self._follows = True
+        self._follows = self.stands = True
         leadership: Leadership | None = await self._election.campaign()
         self._follows = False
         self._suspect = False
@@ -230,6 +233,11 @@ class Office:
         if self._daemon is not None or self._follows or self._over:
             return ""
         return "it neither leads nor follows yet"
+
+    @property
+    def term(self) -> Term | None:
+        """The group that it leads; None while it does not lead."""
+        return self._daemon.term if self._daemon is not None else None
 
     # ---- ControlHandler
 

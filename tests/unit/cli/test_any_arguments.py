@@ -96,8 +96,7 @@ async def _attend(
     command: agent.NodeCommand,
     directory: Any,
     logs: Path,
-    _display: Any,
-    *,
+    *_: Any,
     listener: int | None,
     unsure: str,
 ) -> agent.Attended:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from elastic.coordinator.daemon import Term
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import lead, save_generation
 from elastic.coordinator.office import NotLeading, Office
@@ -177,6 +178,19 @@ def test_one_that_waits_says_who_leads_and_what_it_waits_for(run_id: str, waits_
         ]
         await third.end()
         assert "standing_by" not in contest.one.diary.names()
+
+    run(check)
+
+
+def test_both_stand_and_the_leader_knows_its_term() -> None:
+    async def check(contest: Contest) -> None:
+        one, two = contest.one.office, contest.two.office
+        assert (one.stands, two.stands) == (True, True)
+        assert (one.term, two.term) == (Term(), None)
+        stream, number = await group_of_one(contest.one)
+        progress = job_pb2.Progress(worker="w", generation=number, committed=7)
+        one.agent_said(stream, pb.AgentMessage(progress=progress))
+        assert one.term == Term(generation=number, world_size=1, step=7)
 
     run(check)
 

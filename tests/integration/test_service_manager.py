@@ -1,0 +1,129 @@
+"""Real agents and coordinators tell a service manager how they are, in every state."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic.errors import ExitCode
+from elastic.runtime.service_notice import NOTICE_VARIABLES
+from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports
+from tests.integration.loopback_job import TrainingJob
+from tests.integration.running import Place
+from tests.job_process import CommandProcess
+from tests.service_manager import FakeServiceManager, service_manager
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[EtcdCluster]:
+    with etcd_cluster(size=1) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def job(place: Place, etcd: EtcdCluster) -> Iterator[TrainingJob]:
+    job = TrainingJob(place, etcd=etcd.endpoints(), job="served")
+    with contextlib.closing(job):
+        yield job
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[FakeServiceManager]:
+    with service_manager(tmp_path / "n", watchdog_s=1.0) as manager:
+        yield manager
+
+
+def test_an_agent_is_ready_once_registered_and_begins_anew_as_a_reload(
+    job: TrainingJob, manager: FakeServiceManager
+) -> None:
+    agent = job.start_agent("a", **manager.environment)
+    ready = manager.wait_for("READY=1")
+    assert manager.all_of("STATUS")[0] == "registers in etcd"
+    manager.wait_for("STATUS=waits for a group, without a coordinator", after=ready)
+    agent.process.send_signal(signal.SIGHUP)
+    reload = manager.wait_for("RELOADING=1", after=ready)
+    anew = manager.wait_for("READY=1", after=reload)
+    assert agent.named("agent_started")[-1]["begun_anew"]
+    manager.wait_for("WATCHDOG=1", after=anew)
+    agent.process.terminate()
+    stop = manager.wait_for("STOPPING=1", after=anew)
+    assert "EXTEND_TIMEOUT_USEC=35000000" in manager.messages[stop]
+    assert agent.wait() == ExitCode.TERMINATED
+    assert manager.count("READY=1") == 2
+
+
+@pytest.mark.long
+def test_an_agent_is_followed_from_its_start_through_reloads_to_its_end(
+    job: TrainingJob, manager: FakeServiceManager, tmp_path: Path
+) -> None:
+    settings = tmp_path / "agent.toml"
+    settings.write_text("[agent]\nspares = 0\n")
+    agent = job.start_agent("a", "--config", settings, **manager.environment)
+    ready = manager.wait_for("READY=1")
+    job.start_coordinator("--gather-timeout-s", "1")
+    manager.wait_for("STATUS=generation 1, step ", after=ready)
+    manager.wait_for("WATCHDOG=1", after=ready)
+    for worker in agent.named("worker_started"):
+        variables = Path(f"/proc/{worker['pid']}/environ").read_bytes().split(b"\0")
+        assert not [v for v in variables if v.split(b"=")[0].decode() in NOTICE_VARIABLES]
+
+    agent.process.send_signal(signal.SIGHUP)
+    reload = manager.wait_for("RELOADING=1", after=ready)
+    anew = manager.wait_for("READY=1", after=reload)
+    assert agent.named("agent_started")[-1]["begun_anew"]
+    manager.wait_for("STATUS=generation 1, step ", after=anew)
+    manager.wait_for("WATCHDOG=1", after=anew)
+    assert manager.count("READY=1") == 2
+
+    settings.write_text("[agent]\nspares = many\n")
+    agent.process.send_signal(signal.SIGHUP)
+    refused = manager.wait_for("RELOADING=1", after=anew)
+    manager.wait_for("READY=1", after=refused)
+    agent.wait_for_event("not_begun_anew")
+    assert manager.count("STOPPING=1") == 0
+
+    agent.process.terminate()
+    manager.wait_for("STOPPING=1", after=refused)
+    manager.wait_for("STATUS=leaves: SIGTERM", after=refused)
+    assert agent.wait() == ExitCode.TERMINATED
+
+
+def test_a_coordinator_is_followed_as_leader_as_follower_and_after_the_end(
+    job: TrainingJob, manager: FakeServiceManager, tmp_path: Path
+) -> None:
+    def start() -> CommandProcess:
+        (port,) = free_ports(1)
+        address = ("--listen", f"127.0.0.1:{port}")
+        return job.start("coordinator", *address, "--events-file", "/dev/stderr", **environment)
+
+    environment = manager.environment
+    leader = start()
+    ready = manager.wait_for("READY=1")
+    manager.wait_for("STATUS=leads, no group yet")
+    manager.wait_for("WATCHDOG=1", after=ready)
+    with service_manager(tmp_path / "f") as other:
+        environment = other.environment
+        follower = start()
+        other.wait_for("READY=1")
+        other.wait_for("STATUS=follows")
+        follower.process.terminate()
+        other.wait_for("STOPPING=1")
+        assert follower.wait() == ExitCode.TERMINATED
+        assert not other.count("WATCHDOG=1")
+    assert job.start("stop").wait() == 0
+    assert leader.wait() == ExitCode.STOPPED
+    manager.wait_for("STOPPING=1", after=ready)
+
+    with service_manager(tmp_path / "e") as again:
+        environment = again.environment
+        assert start().wait() == ExitCode.STOPPED
+        assert again.wait_for("READY=1") < again.wait_for("STOPPING=1")
+        agent = job.start_agent("a", **environment)
+        assert agent.wait() == ExitCode.STOPPED
+        assert again.count("READY=1") == 2

@@ -17,6 +17,7 @@ import typer
 
 from elastic.cli.options import SettingsCommand, with_options, with_run_options
 from elastic.errors import ElasticError, ExitCode
+from elastic.rpc.identity import JobRole
 from elastic.runtime.output import never_blocking
 from elastic.settings.coordinator import CoordinatorSettings
 from elastic.settings.node import NodeSettings
@@ -61,6 +62,8 @@ def _main(*, version: _Version = False) -> None:
 
 checkpoint_app = typer.Typer(no_args_is_help=True, help="Look at checkpoints.")
 app.add_typer(checkpoint_app, name="checkpoint")
+certs_app = typer.Typer(no_args_is_help=True, help="Make certificates for jobs of many nodes.")
+app.add_typer(certs_app, name="certs")
 
 
 _Config = Annotated[
@@ -314,6 +317,50 @@ def checkpoint_verify(
 
     with _errors():
         raise typer.Exit(verify_them(directory, step=step, output=output))
+
+
+_Directory = Annotated[
+    Path, typer.Argument(metavar="DIRECTORY", help="Where the authority's files are.")
+]
+
+
+@certs_app.command("init")
+def certs_init(
+    directory: _Directory,
+    *,
+    days: Annotated[int, typer.Option(help="How long it is valid.", min=1, max=36500)] = 3650,
+) -> None:
+    """Make an authority that signs certificates of jobs: ca.pem and ca.key in DIRECTORY."""
+    from elastic.cli import certs
+
+    with _errors():
+        certs.init(directory, days=days)
+
+
+@certs_app.command("issue")
+def certs_issue(
+    directory: _Directory,
+    *,
+    job: Annotated[str, typer.Option(help="The job that it names.", show_default="required")],
+    role: Annotated[
+        Optional[list[JobRole]],  # noqa: UP045 - read at run time by typer
+        typer.Option(help="Limit its holder to this; several may be given.", show_default="all"),
+    ] = None,
+    host: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="Name a host or address too; elastic itself does not look at it."),
+    ] = None,
+    days: Annotated[int, typer.Option(help="How long it is valid.", min=1, max=36500)] = 90,
+    name: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Name of the files.", show_default="JOB, its roles and first host"),
+    ] = None,
+) -> None:
+    """Sign a certificate of a job with the authority in DIRECTORY: JOB.pem and JOB.key there."""
+    from elastic.cli import certs
+
+    with _errors():
+        certs.issue(directory, job=job, roles=role or [], hosts=host or [], days=days, name=name)
 
 
 def main() -> None:

@@ -290,6 +290,16 @@ RUN_NAME = Limits(
 )
 
 
+def require_host(host: str) -> None:
+    """Raises ConfigurationError unless it is a host's name or address."""
+    try:
+        _check_host(host)
+    except ValueError:
+        raise ConfigurationError(
+            f"{host!r} is no host; expected a name or an address without a port"
+        ) from None
+
+
 def require_node_name(name: str, of: str = "node") -> None:
     """Of what others say. Raises ConfigurationError unless a node, or a machine, can have the
     name."""

@@ -1,0 +1,153 @@
+"""The systemd units say what the code does: exit codes, times, files. No systemd is needed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from elastic.cli.agent import STOP_MARGIN_S
+from elastic.cli.coordinator import STOP_TIMEOUT_S
+from elastic.errors import ExitCode
+from elastic.settings.commands import every_option
+from elastic.settings.coordinator import CoordinatorSettings
+from elastic.settings.fields import options_of
+from elastic.settings.node import NodeSettings
+from elastic.settings.operator import OperatorSettings
+from elastic.settings.sources import DeviceCounts, load_settings
+
+ROOT = Path(__file__).parents[2]
+UNITS = ROOT / "deploy" / "systemd"
+AGENT, COORDINATOR = "elastic-agent@.service", "elastic-coordinator@.service"
+BOTH = pytest.mark.parametrize("name", [AGENT, COORDINATOR])
+EXPOSURE = 3.5
+PAUSED = {ExitCode.INTERRUPTED, ExitCode.TERMINATED}
+"""All nodes have left after signals, and the run goes on when they are back."""
+
+
+def unit(name: str) -> dict[str, list[str]]:
+    """The values of each key, by "Section.Key"."""
+    found: dict[str, list[str]] = {}
+    section = ""
+    for line in (UNITS / name).read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
+        if line.startswith("["):
+            section = line.strip("[]")
+            continue
+        key, equals, value = line.partition("=")
+        assert section, line
+        assert equals, line
+        found.setdefault(f"{section}.{key}", []).append(value)
+    return found
+
+
+def one(name: str, key: str) -> str:
+    (value,) = unit(name)[f"Service.{key}"]
+    return value
+
+
+def codes(name: str, key: str) -> set[int]:
+    return set(map(int, one(name, key).split()))
+
+
+@BOTH
+def test_only_what_does_not_answer_is_tried_again(name: str) -> None:
+    assert one(name, "Restart") == "on-failure"
+    stays = codes(name, "RestartPreventExitStatus")
+    expected = set(ExitCode) - {ExitCode.OK, ExitCode.TEMPORARY}
+    if name == COORDINATOR:
+        expected -= {ExitCode.DRAINED, ExitCode.QUARANTINED}  # of nodes alone
+        expected -= PAUSED
+    assert stays == expected
+
+
+def test_a_coordinator_waits_for_nodes_that_come_back() -> None:
+    assert codes(COORDINATOR, "RestartForceExitStatus") == PAUSED
+    assert "Service.RestartForceExitStatus" not in unit(AGENT)
+
+
+@BOTH
+def test_what_an_operator_wanted_is_no_failure(name: str) -> None:
+    wanted = {ExitCode.STOPPED, *PAUSED}
+    wanted |= {ExitCode.DRAINED} if name == AGENT else set()
+    assert codes(name, "SuccessExitStatus") == wanted
+
+
+def test_the_table_of_exit_codes_knows_the_same_ones() -> None:
+    table = (ROOT / "docs" / "EVENTS.md").read_text().partition("# Exit codes")[2]
+    rows = [re.findall(r"\d+", row) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.M)]
+    assert {int(code) for row in rows for code in row} == set(ExitCode)
+
+
+def test_an_agent_has_the_time_to_leave_and_its_successor_to_adopt() -> None:
+    default = {option.name: option.default for option in options_of(NodeSettings)}
+    needed_s = default["drain_timeout_s"] + STOP_MARGIN_S
+    assert int(one(AGENT, "TimeoutStopSec")) >= needed_s
+    assert int(one(COORDINATOR, "TimeoutStopSec")) >= STOP_TIMEOUT_S
+    assert int(one(AGENT, "RestartSec")) < default["grace_s"] / 4
+    assert one(AGENT, "KillMode") == "process"
+    assert one(AGENT, "RuntimeDirectoryPreserve") == "yes"
+    assert "Service.PrivateTmp" not in unit(AGENT)
+
+
+@BOTH
+def test_the_service_manager_hears_of_the_main_process_alone(name: str) -> None:
+    assert one(name, "Type") == "notify"
+    assert one(name, "NotifyAccess") == "main"
+    assert int(one(name, "WatchdogSec")) >= 10
+
+
+@BOTH
+def test_the_command_and_the_variables_exist(name: str) -> None:
+    command = shlex.split(one(name, "ExecStart"))
+    given = unit(name)["Service.Environment"]
+    variables = {pair.partition("=")[0] for line in given for pair in line.split()}
+    known = {option.variable for option in every_option().values()} | {"PYTHONFAULTHANDLER"}
+    assert variables <= known
+    assert command[1] in name
+    assert command[2:6] == ["--config", "/etc/elastic/%i.toml", "--job", "%i"]
+
+
+def test_the_agents_directories_are_those_that_systemd_makes() -> None:
+    environment = " ".join(unit(AGENT)["Service.Environment"])
+    assert f"ELASTIC_STATE_DIR=/run/{one(AGENT, 'RuntimeDirectory')} " in environment
+    assert f"ELASTIC_LOG_DIR=/var/log/{one(AGENT, 'LogsDirectory')}" in environment
+
+
+@pytest.mark.parametrize("settings", [NodeSettings, CoordinatorSettings, OperatorSettings])
+def test_the_settings_file_of_the_document_is_one(settings: type, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "BARE_METAL.md").read_text()
+    (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    file = tmp_path / "gpt.toml"
+    file.write_text(example)
+    loaded = load_settings(settings, {}, {}, file, lambda: DeviceCounts(8, 64))
+    assert len(loaded.store.etcd) == 3
+    if settings is NodeSettings:
+        assert Path(loaded.preemption_command[0]).name == "elastic-preemption-watch"
+
+
+def test_the_document_names_what_there_is() -> None:
+    text = (ROOT / "docs" / "BARE_METAL.md").read_text()
+    for path in re.findall(r"deploy/systemd/[-\w.@]+\w", text):
+        assert (ROOT / path).exists(), path
+    assert (UNITS / "elastic-preemption-watch").stat().st_mode & 0o111
+
+
+@BOTH
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
+def test_systemd_finds_nothing_wrong_and_little_exposed(name: str, tmp_path: Path) -> None:
+    copy = tmp_path / name
+    text = (UNITS / name).read_text()
+    copy.write_text(text.replace("/opt/elastic/bin/elastic", "/bin/true"))  # it must be there
+    verified = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", copy], capture_output=True, text=True, timeout=60
+    )
+    assert (verified.returncode, verified.stdout, verified.stderr) == (0, "", "")
+    command = ["systemd-analyze", "security", "--offline=true", f"--threshold={EXPOSURE * 10:.0f}"]
+    looked = subprocess.run([*command, copy], capture_output=True, text=True, timeout=60)
+    assert looked.returncode == 0, looked.stdout

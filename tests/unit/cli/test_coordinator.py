@@ -13,6 +13,7 @@ from elastic.cli import coordinator
 from elastic.cli.coordinator import _until_signalled
 from elastic.coordinator.office import Office
 from elastic.runtime.journal import Journal
+from elastic.runtime.service_notice import ServiceNotice
 from elastic.settings.shared import AfterEnd
 from tests.unit.coordinator.agents import Diary
 
@@ -32,7 +33,10 @@ def coordinate(office: Ends, after_end: AfterEnd, *, signalled: bool) -> tuple[i
 
     async def main() -> int:
         journal = Journal(diary.entries.append)
-        working = asyncio.ensure_future(_until_signalled(cast(Office, office), journal, after_end))
+        notice = ServiceNotice({})
+        working = asyncio.ensure_future(
+            _until_signalled(cast(Office, office), journal, after_end, notice)
+        )
         while signalled and office.codes:
             await asyncio.sleep(0)
         for _ in range(10):

@@ -8,6 +8,7 @@ from typing import Any, cast
 from elastic.v1 import local_pb2 as pb
 from elastic.worker.pulse import Pulse
 from elastic.worker.state.ledger import LedgerBacklog, LedgerRecord
+from elastic.worker.steps_clock import StepsClock
 
 
 class Place:
@@ -22,15 +23,7 @@ class Place:
         self.pulse = Pulse(cast(Any, link), cast(Any, membership))
         position = SimpleNamespace(epoch=0)
         state = SimpleNamespace(ledger=self.ledger, committed=0, position=position)
-        clock = SimpleNamespace(
-            in_call=False,
-            waiting_s=lambda: 0.0,
-            step_s=0.0,
-            samples_per_s=0.0,
-            under_way_s=lambda: 0.0,
-            first_step=False,
-        )
-        self.pulse.publish(cast(Any, state), cast(Any, clock), lambda: None)
+        self.pulse.publish(cast(Any, state), StepsClock(), lambda: None)
 
     def commit(self, *steps: int) -> None:
         for s in steps:

@@ -26,7 +26,7 @@ class Link:
     def __init__(self, worker: str, path: str) -> None:
         self.worker = worker
         self._path = path
-        self._socket = self._connect()
+        self._socket = self._connect_at_last()
         self._sending = threading.Lock()
 
     def fileno(self) -> int:
@@ -81,16 +81,19 @@ class Link:
                 on_command(command)  # type: ignore[arg-type]
 
     def _reconnect(self) -> None:
+        fresh = self._connect_at_last()
+        with self._sending:
+            self._socket.close()
+            self._socket = fresh
+        self.hello()
+
+    def _connect_at_last(self) -> socket.socket:
+        """The agent may have ended as this worker was forked, or be starting anew."""
         while True:
             try:
-                fresh = self._connect()
+                return self._connect()
             except OSError:
                 time.sleep(_RETRY_S)
-                continue
-            with self._sending:
-                self._socket.close()
-                self._socket = fresh
-            return self.hello()
 
     def _connect(self) -> socket.socket:
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

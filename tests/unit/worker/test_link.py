@@ -206,14 +206,3 @@ def test_an_error_of_whoever_is_told_is_not_lost_with_the_thread() -> None:
 def test_without_an_agent_at_first_there_is_no_link(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         Link("w", str(tmp_path / "agent.sock"))
-
-
-def test_a_worker_that_finds_no_agent_yet_connects_when_there_is_one() -> None:
-    """Forked as its agent ended, or while it begins anew."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-        path, made = Path(directory) / "agent.sock", queue.SimpleQueue[Link]()
-        threading.Thread(target=lambda: made.put(Link("w", str(path))), daemon=True).start()
-        agent = Agent(path)
-        agent.accept()
-        made.get(timeout=DEADLINE_S).hello()
-        assert agent.hear().hello.worker == "w"

@@ -126,7 +126,7 @@ def _plan(
 @contextlib.contextmanager
 def _cluster(size: str) -> Iterator[Cluster]:
     """Three nodes that train the benchmarks' model."""
-    with tempfile.TemporaryDirectory() as scratch, network_with_etcd() as (net, etcd):
+    with tempfile.TemporaryDirectory() as scratch, network_with_etcd(durable=True) as (net, etcd):
         cluster = Cluster(net, etcd, Path(scratch))
         marks = Path(scratch) / "marks"
         marks.mkdir()
@@ -144,7 +144,7 @@ def _cluster(size: str) -> Iterator[Cluster]:
 
 def _torchrun(name: str, rendezvous: str, options: argparse.Namespace) -> list[Figures]:
     done: list[Figures] = []
-    with network_with_etcd() as (net, _), tempfile.TemporaryDirectory() as scratch:
+    with network_with_etcd(durable=True) as (net, _), tempfile.TemporaryDirectory() as scratch:
         for number in range(options.torchrun_kills):
             files = Path(scratch) / str(number)
             load = os.getloadavg()[0]

@@ -172,7 +172,7 @@ def _parse() -> argparse.Namespace:
 def _measure(agents: int) -> dict[str, float]:
     (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"
-    with tempfile.TemporaryDirectory() as scratch, etcd_cluster(size=1) as etcd:
+    with tempfile.TemporaryDirectory() as scratch, etcd_cluster(size=1, durable=True) as etcd:
         log = (Path(scratch) / "events").open("w")
         command = [sys.executable, "-m", "elastic.cli", "coordinator", "--job", JOB]
         command += ["--listen", address, "--etcd", etcd.endpoints(), "--min-workers", "1"]

@@ -244,11 +244,11 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def network_with_etcd() -> Iterator[tuple[Network, EtcdCluster]]:
-    """On which no job runs yet. Nothing is left of it afterwards."""
+def network_with_etcd(*, durable: bool = False) -> Iterator[tuple[Network, EtcdCluster]]:
+    """On which no job runs yet, with etcd as `etcd_cluster` has it. Nothing is left afterwards."""
     with network(*NODES, JOINER, *STORES) as net:
         stores: list[Host] = [net.host(name) for name in STORES]
-        with etcd_cluster(machines=stores) as etcd:
+        with etcd_cluster(machines=stores, durable=durable) as etcd:
             yield net, etcd
 
 

@@ -139,6 +139,7 @@ class EtcdCluster:
     members: list[Member]
     flags: Sequence[str] = ()
     certificates: Certificates | None = None
+    durable: bool = False
 
     def start(self) -> None:
         # One by one: new members ask each other for news, and wait a second for one that asks too.
@@ -243,6 +244,7 @@ class EtcdCluster:
             "--strict-reconfig-check=false",  # members come and go within its 5 s
             "--logger=zap",
             "--log-level=warn",
+            *(() if self.durable else ("--unsafe-no-fsync",)),
             *(self.certificates.etcd_flags() if self.certificates is not None else ()),
             *self.flags,
         ]
@@ -254,14 +256,16 @@ def etcd_cluster(
     size: int = 3,
     certificates: Certificates | None = None,
     machines: Sequence[Machine] = (),
+    durable: bool = False,
 ) -> Iterator[EtcdCluster]:
     """A running cluster, on this machine or with a member on each of `machines`.
 
-    Nothing is left of it afterwards.
+    Nothing is left of it afterwards. One that is not `durable` leaves it to the kernel when its
+    files reach the disk: no less than a killed process can lose, and no wait for a busy disk.
     """
     with tempfile.TemporaryDirectory(prefix="etcd-") as directory:
         members = _on_machines(machines) if machines else _on_this_machine(size)
-        cluster = EtcdCluster(Path(directory), members, flags, certificates)
+        cluster = EtcdCluster(Path(directory), members, flags, certificates, durable)
         try:
             cluster.start()
             yield cluster

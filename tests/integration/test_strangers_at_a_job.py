@@ -139,7 +139,7 @@ def test_endpoints_that_nobody_answers_at_are_named_one_by_one(guarded: Guarded)
         assert commands["status"].wait() == TEMPORARY, commands["status"].story()
         told = [commands.pop("status").messages[-1]]
         for command in commands.values():  # a daemon waits for its etcd, and says so
-            told.append(command.wait_for_event("warning")["message"])
+            told.append(command.wait_for(lambda at=command: _of_etcd(at), "a warning of etcd"))
             command.process.terminate()
             assert command.wait() == TERMINATED, command.story()
         for port in ports:
@@ -174,6 +174,11 @@ def test_an_agent_started_wrongly_leaves_the_workers_to_a_right_one(guarded: Gua
 def _papers(made: Certificates, name: str) -> dict[str, str]:
     files = TlsFiles(ca=made.ca, certificate=made.certificate(name), key=made.key(name))
     return tls_environment(files)
+
+
+def _of_etcd(command: CommandProcess) -> str | None:
+    warnings = [e["message"] for e in command.events if e["event"] == "warning"]
+    return next((w for w in warnings if "etcd did not answer" in w), None)
 
 
 def _all_refused(guarded: Guarded, commands: tuple[str, ...], why: str, **environment: str) -> None:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -203,6 +204,17 @@ def test_an_error_of_whoever_is_told_is_not_lost_with_the_thread() -> None:
         link._socket.close()
 
 
-def test_without_an_agent_at_first_there_is_no_link(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No such file"):
-        Link("w", str(tmp_path / "agent.sock"))
+def test_an_agent_that_is_not_there_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have ended as this worker was forked."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        path = Path(directory) / "agent.sock"
+        agents: list[Agent] = []
+        clock = SimpleNamespace(sleep=lambda _s: agents.append(Agent(path)))
+        monkeypatch.setattr(link_module, "time", clock)
+        link = Link("w", str(path))
+        (agent,) = agents
+        agent.accept()
+        link.hello()
+        assert agent.hear().hello.worker == "w"
+        agent.end()
+        link._socket.close()

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from elastic.coordinator.attendance import name_of, node_id
 from elastic.core.membership import NodeId
-from elastic.store.follow import Listing, follow
-from elastic.store.interface import Entry, Store
+from elastic.store.follow import follow
+from elastic.store.interface import Entry, Listing, Store
 from elastic.store.job_documents import NodeDocument, Unreadable, node_from_json
 from elastic.store.job_keys import JobKeys, node_of
 

@@ -6,7 +6,7 @@ writes guarded by the identity of another key.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,13 +24,11 @@ class LeaseLost(TransientError):
 class WatchCompacted(TransientError):
     """The store has forgotten changes that a watch asked for.
 
-    List the keys, then watch after `revision`: what is missing happened before it, so the list
-    shows it. A change that the list shows already may come once more.
+    List the keys, then watch after the listing's revision.
     """
 
     def __init__(self, revision: int) -> None:
         super().__init__(f"changes before revision {revision} have been compacted away")
-        self.revision = revision
 
 
 class StoreWentBack(TransientError):
@@ -50,6 +48,18 @@ class Entry:
     """Revision at which the key came into being: the identity of a guard."""
     modified: int
     lease: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All entries under a prefix, by key, as they were at one revision of the store."""
+
+    entries: tuple[Entry, ...]
+    revision: int
+    """Of the store, not of the entries: a watch after it tells all that is not in the listing."""
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +103,7 @@ class Store(Protocol):
         """The key's entry, or None."""
         ...
 
-    async def list(self, prefix: str) -> list[Entry]:
+    async def list(self, prefix: str) -> Listing:
         """Entries whose key starts with `prefix`, by key."""
         ...
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from elastic.core.histogram import CALL_BOUNDS_S, Histogram
 from elastic.errors import ElasticError
-from elastic.store.interface import Change, Entry, Guard, GuardFailed, LeaseLost, Store
+from elastic.store.interface import Change, Entry, Guard, GuardFailed, LeaseLost, Listing, Store
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class MeasuredStore:
         """See Store."""
         return await self._timed("get", self._store.get(key))
 
-    async def list(self, prefix: str) -> list[Entry]:
+    async def list(self, prefix: str) -> Listing:
         """See Store."""
         return await self._timed("list", self._store.list(prefix))
 

@@ -7,7 +7,15 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from elastic.store.interface import Change, Entry, Guard, GuardFailed, LeaseLost, WatchCompacted
+from elastic.store.interface import (
+    Change,
+    Entry,
+    Guard,
+    GuardFailed,
+    LeaseLost,
+    Listing,
+    WatchCompacted,
+)
 
 _MOST_CHANGES = 100  # that a watch may be behind
 
@@ -41,10 +49,11 @@ class MemoryStore:
         self._expire()
         return self._entries.get(key)
 
-    async def list(self, prefix: str) -> list[Entry]:
+    async def list(self, prefix: str) -> Listing:
         """Entries whose key starts with `prefix`, by key."""
         self._expire()
-        return [self._entries[k] for k in sorted(self._entries) if k.startswith(prefix)]
+        found = (self._entries[k] for k in sorted(self._entries) if k.startswith(prefix))
+        return Listing(tuple(found), self._revision)
 
     async def put(
         self, key: str, value: bytes, *, guard: Guard | None = None, lease: int = 0

@@ -19,8 +19,8 @@ from elastic.store.etcd.methods import LEASE_GRANT, TXN, Method, RequestT, Respo
 from elastic.store.etcd.options import etcd_options
 from elastic.store.etcd.refusals import NO_ANSWER, Refused
 from elastic.store.etcd.store import EtcdStore
-from elastic.store.follow import Listing, follow
-from elastic.store.interface import Change, Entry, Guard, GuardFailed, StoreWentBack
+from elastic.store.follow import follow
+from elastic.store.interface import Change, Entry, Guard, GuardFailed, Listing, StoreWentBack
 from elastic.store.lease_keeper import LeaseKeeper, LeaseState
 from tests.contract.conftest import take, within_deadline
 from tests.etcd_cluster import EtcdCluster, Member, etcd_cluster, free_ports
@@ -73,14 +73,18 @@ def test_whoever_follows_an_etcd_that_begins_anew_sees_what_is_there_now() -> No
             changes = store.watch("job/", after=kept.modified)
             waiting = asyncio.ensure_future(take(changes, 1))
             async with aclosing(follow(store, "job/")) as news:
-                assert await anext(news) == Listing((kept,))
+                listing = await anext(news)
+                assert isinstance(listing, Listing)
+                assert listing.entries == (kept,)
                 member.kill()
                 shutil.rmtree(cluster.directory / member.name)
                 await asyncio.to_thread(cluster.launch, member)
                 await asyncio.to_thread(cluster.wait_healthy, member)
                 with pytest.raises(StoreWentBack):
                     await waiting
-                assert await anext(news) == Listing(())
+                listing = await anext(news)
+                assert isinstance(listing, Listing)
+                assert listing.entries == ()
                 now = await store.put("job/b", b"1")
                 told = await anext(news)
                 assert isinstance(told, Change)

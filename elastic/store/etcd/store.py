@@ -18,7 +18,7 @@ from elastic.store.etcd.options import EtcdOptions
 from elastic.store.etcd.refusals import LeaseExists
 from elastic.store.etcd.transactions import Outcome
 from elastic.store.etcd.watch import watch
-from elastic.store.interface import Change, Entry, Guard, GuardFailed, LeaseLost
+from elastic.store.interface import Change, Entry, Guard, GuardFailed, LeaseLost, Listing
 
 
 class EtcdStore:
@@ -53,11 +53,12 @@ class EtcdStore:
         """The key's entry, or None."""
         return await self._get(key, self._client.ends_at())
 
-    async def list(self, prefix: str) -> list[Entry]:
+    async def list(self, prefix: str) -> Listing:
         """Entries whose key starts with `prefix`, by key."""
         start, end = self._keys.below(prefix)
         answer = await self._client.call(RANGE, pb.RangeRequest(key=start, range_end=end))
-        return [self._keys.entry(kv) for kv in answer.value.kvs]
+        entries = tuple(self._keys.entry(kv) for kv in answer.value.kvs)
+        return Listing(entries, answer.value.header.revision)
 
     async def put(
         self, key: str, value: bytes, *, guard: Guard | None = None, lease: int = 0

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 
 from elastic.errors import TransientError
-from elastic.store.interface import Entry, Guard
+from elastic.store.interface import Entry, Guard, Listing
 from elastic.store.memory import MemoryStore
 
 
@@ -47,7 +47,7 @@ class FailingStore(MemoryStore):
         await self._before("get")
         return await super().get(key)
 
-    async def list(self, prefix: str) -> list[Entry]:
+    async def list(self, prefix: str) -> Listing:
         await self._before("list")
         return await super().list(prefix)
 

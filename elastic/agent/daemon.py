@@ -47,6 +47,7 @@ from elastic.runtime.off_loop import off_loop
 from elastic.runtime.orphans import OrphanReaper
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.settings.limits import KeptLogs
+from elastic.timeouts import timeout
 from elastic.v1 import control_pb2, job_pb2
 from elastic.v1 import local_pb2 as pb
 
@@ -633,8 +634,10 @@ class AgentDaemon:
         """Nobody leads who could have had the job saved: say what is lost with this node."""
         url, newest = self._options.checkpoint_dir, 0
         with contextlib.suppress(ElasticError, asyncio.TimeoutError):
-            looking = off_loop(lambda: max(list_checkpoints(open_directory(url)), default=0))
-            newest = await asyncio.wait_for(looking, _LOOK_FOR_CHECKPOINT_S)
+            async with timeout(_LOOK_FOR_CHECKPOINT_S):
+                newest = await off_loop(
+                    lambda: max(list_checkpoints(open_directory(url)), default=0)
+                )
         newest = max(newest, self._newest_checkpoint)
         committed = self._committed[1]
         if committed > newest:

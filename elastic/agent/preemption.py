@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from elastic.runtime.off_loop import off_loop
+from elastic.timeouts import timeout
 
 _COMMAND_TIMEOUT_S = 30.0
 
@@ -33,7 +34,8 @@ async def _succeeds(command: Sequence[str]) -> bool:
     except OSError:
         return False
     try:
-        return await asyncio.wait_for(process.wait(), _COMMAND_TIMEOUT_S) == 0
+        async with timeout(_COMMAND_TIMEOUT_S):
+            return await process.wait() == 0
     except asyncio.TimeoutError:
         return False
     finally:

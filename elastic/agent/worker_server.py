@@ -12,6 +12,7 @@ from typing import Any
 
 from elastic.rpc.framing import BadFrame, encode, read_message
 from elastic.rpc.security import Report, log_report
+from elastic.timeouts import timeout
 from elastic.v1 import local_pb2 as pb
 
 _HELLO_TIMEOUT_S = 5.0
@@ -119,8 +120,8 @@ class WorkerServer:
     async def _hello(self, reader: asyncio.StreamReader) -> str:
         """The name of a worker that is expected; raises BadFrame."""
         try:
-            reading = read_message(reader, pb.WorkerMessage, most_bytes=_MOST_HELLO_BYTES)
-            first = await asyncio.wait_for(reading, _HELLO_TIMEOUT_S)
+            async with timeout(_HELLO_TIMEOUT_S):
+                first = await read_message(reader, pb.WorkerMessage, most_bytes=_MOST_HELLO_BYTES)
         except asyncio.TimeoutError:
             raise BadFrame(f"did not say its name within {_HELLO_TIMEOUT_S:g} s") from None
         if first is None:

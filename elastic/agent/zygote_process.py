@@ -20,6 +20,7 @@ from elastic.errors import ConfigurationError, TransientError
 from elastic.rpc.framing import encode, read_message
 from elastic.runtime.log_retention import hold
 from elastic.runtime.orphans import end_marked
+from elastic.timeouts import timeout
 from elastic.v1 import local_pb2 as pb
 
 _KEEPER = "elastic.runtime.keeper"
@@ -234,7 +235,8 @@ class ZygoteProcess:
         """Return when the zygote and its keeper are gone; killed, they get as long once more."""
         for _ in range(2):
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._ended(), _EXIT_GRACE_S)
+                async with timeout(_EXIT_GRACE_S):
+                    await self._ended()
                 return
             self._kill_group()
         _log.warning("the keeper of the zygote does not end, though it was killed")

@@ -42,6 +42,7 @@ from elastic.settings.shared import AfterEnd
 from elastic.store.interface import Store
 from elastic.store.job_keys import JobKeys
 from elastic.store.measured import MeasuredStore, StoreCalls
+from elastic.timeouts import timeout
 
 _NO_LIMIT = 1 << 20
 _SIGNALS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
@@ -128,7 +129,8 @@ async def _why_not_ready(office: Office, store: Store, job: str) -> str:
     if reason := office.why_not_ready():
         return reason
     try:
-        await asyncio.wait_for(store.get(JobKeys(job).leader), _STORE_WITHIN_S)
+        async with timeout(_STORE_WITHIN_S):
+            await store.get(JobKeys(job).leader)
     except asyncio.TimeoutError:
         return f"etcd has not answered within {_STORE_WITHIN_S:g} s"
     except ElasticError as error:

@@ -27,6 +27,7 @@ from elastic.settings.operator import DirectSettings, OperatorSettings
 from elastic.store.interface import Store
 from elastic.store.job_runs import AlreadyEnded, JobRun, forget_run, list_runs, newest_end
 from elastic.store.leader_watch import Leader, find_leader
+from elastic.timeouts import timeout
 from elastic.v1 import control_pb2 as pb
 
 T = TypeVar("T")
@@ -84,7 +85,8 @@ class Target:
         patience_s = _STORE_SHARE * timeout_s  # so that it says who did not answer
         async with open_store(settings.store, total_timeout_s=patience_s) as store:
             try:
-                leader = await asyncio.wait_for(_leader_of(store, settings.job), timeout_s)
+                async with timeout(timeout_s):
+                    leader = await _leader_of(store, settings.job)
             except asyncio.TimeoutError:
                 raise TransientError(_silent_etcd(settings)) from None
         if leader is None:
@@ -309,7 +311,8 @@ def _ask_store(settings: OperatorSettings, ask: Callable[[Store], Coroutine[Any,
         patience_s = _STORE_SHARE * settings.timeout_s
         async with open_store(settings.store, total_timeout_s=patience_s) as store:
             try:
-                return await asyncio.wait_for(ask(store), settings.timeout_s)
+                async with timeout(settings.timeout_s):
+                    return await ask(store)
             except asyncio.TimeoutError:
                 raise TransientError(_silent_etcd(settings)) from None
 

@@ -25,6 +25,7 @@ from elastic.rpc.security import (
     require_protection,
 )
 from elastic.rpc.server_certificates import server_credentials
+from elastic.timeouts import timeout
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import control_pb2_grpc as pb_grpc
 
@@ -260,16 +261,13 @@ class _Servicer(pb_grpc.ControlServicer):
 async def _hello(messages: AsyncIterator[pb.AgentMessage]) -> pb.AgentHello:
     """The first message, which comes soon; raises MessageRefused."""
     try:
-        first = await asyncio.wait_for(_first(messages), _HELLO_TIMEOUT_S)
+        async with timeout(_HELLO_TIMEOUT_S):
+            first = await anext(messages, None)
     except asyncio.TimeoutError:
         first = None
     if first is None or not first.HasField("hello"):
         raise MessageRefused("an agent says hello first", grpc.StatusCode.INVALID_ARGUMENT)
     return first.hello
-
-
-async def _first(messages: AsyncIterator[pb.AgentMessage]) -> pb.AgentMessage | None:
-    return await anext(messages, None)
 
 
 def _failed(error: Exception) -> str:

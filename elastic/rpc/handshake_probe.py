@@ -13,6 +13,7 @@ from elastic.errors import ConfigurationError
 from elastic.rpc.certificates import Role, load_certificate, verification_problem
 from elastic.rpc.identity import coordinator_identity
 from elastic.rpc.security import Security, Tls, is_unix_socket
+from elastic.timeouts import timeout
 
 _HANDSHAKE_S = 3.0
 _FIRST_WORD_S = 1.0  # an HTTP/2 server speaks at once
@@ -32,7 +33,8 @@ async def _explain_tls(address: str, tls: Tls) -> str:
         return ""  # just being replaced: what is wrong is said where they are loaded
     try:
         name = _expected(tls)
-        reader, writer = await asyncio.wait_for(_connect(address, context, name), _HANDSHAKE_S)
+        async with timeout(_HANDSHAKE_S):
+            reader, writer = await _connect(address, context, name)
     except ssl.SSLCertVerificationError as error:
         return f"the coordinator's certificate is refused: {error.verify_message}; " + _advice(
             error.verify_message, tls
@@ -44,7 +46,8 @@ async def _explain_tls(address: str, tls: Tls) -> str:
     except (OSError, asyncio.TimeoutError):
         return ""
     try:
-        heard = await asyncio.wait_for(reader.read(1), _FIRST_WORD_S)
+        async with timeout(_FIRST_WORD_S):
+            heard = await reader.read(1)
     except asyncio.TimeoutError:
         return ""
     except OSError:
@@ -60,7 +63,8 @@ async def _explain_plain_text(address: str) -> str:
     context.verify_mode = ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     try:
-        _, writer = await asyncio.wait_for(_connect(address, context, "elastic"), _HANDSHAKE_S)
+        async with timeout(_HANDSHAKE_S):
+            _, writer = await _connect(address, context, "elastic")
     except (OSError, asyncio.TimeoutError):
         return ""
     writer.close()

@@ -17,6 +17,7 @@ from elastic.runtime.http_server import Page, Request, Response
 from elastic.runtime.metrics import Collect, Found
 from elastic.runtime.metrics_text import OPENMETRICS, Written, write
 from elastic.runtime.process_metrics import Watched, collect
+from elastic.timeouts import timeout
 
 T = TypeVar("T")
 
@@ -44,7 +45,8 @@ class _Question(Generic[T]):
             return self.answer
         if self._under_way is None or self._under_way.done():
             self._under_way = asyncio.ensure_future(self._on_the_loop())
-        return await asyncio.wait_for(asyncio.shield(self._under_way), ASK_WITHIN_S)
+        async with timeout(ASK_WITHIN_S):
+            return await asyncio.shield(self._under_way)
 
     async def _on_the_loop(self) -> T:
         async def ask() -> T:

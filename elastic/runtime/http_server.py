@@ -24,6 +24,7 @@ from uvicorn.server import ServerState
 from elastic.rpc.newest_certificate import NewestCertificate
 from elastic.rpc.security import Report
 from elastic.settings.tls_files import TlsFiles
+from elastic.timeouts import timeout
 
 MOST_CONNECTIONS = 100
 MOST_HEAD_BYTES = 16 * 1024
@@ -259,7 +260,8 @@ class _Connection(H11Protocol):
         while seen != self._answered:
             seen = self._answered
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), ANSWER_WITHIN_S)
+                async with timeout(ANSWER_WITHIN_S):
+                    await self._ended.wait()
                 return
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from elastic.errors import ConfigurationError, TransientError
 from elastic.runtime.off_loop import off_loop
+from elastic.timeouts import timeout
 
 _RESOLVE_S = 5.0
 _BACKLOG = 1024  # connections that nobody has looked at: they cost the kernel little
@@ -45,7 +46,8 @@ async def _listening(address: str, what: str, option: str) -> socket.socket:
     look = functools.partial(_first, host.strip("[]"), int(port))
     begin, advice = f"can not {what} at {address}", _ADVICE.format(option)
     try:
-        listener, problem = await asyncio.wait_for(off_loop(look), _RESOLVE_S)
+        async with timeout(_RESOLVE_S):
+            listener, problem = await off_loop(look)
     except asyncio.TimeoutError:
         raise TransientError(
             f"{begin}: no name server answers within {_RESOLVE_S:g} s; try again, or give an "

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from elastic.errors import ConfigurationError, TransientError
 from elastic.runtime.off_loop import off_loop
+from elastic.timeouts import timeout
 
 _RESOLVE_S = 3.0
 _CONNECT_S = 3.0
@@ -30,7 +31,9 @@ async def require_own(host: str) -> None:
     reasons: list[str] = []
     for family, found in await _resolved(host):
         try:
-            if await asyncio.wait_for(_is_here(family, found), _CONNECT_S):
+            async with timeout(_CONNECT_S):
+                is_here = await _is_here(family, found)
+            if is_here:
                 return
             reasons.append(f"{found}: something else answers there")
         except asyncio.TimeoutError:
@@ -46,7 +49,8 @@ async def _resolved(host: str) -> list[tuple[socket.AddressFamily, str]]:
     """By a thread that nobody waits for longer."""
     resolve = functools.partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
     try:
-        found = await asyncio.wait_for(off_loop(resolve), _RESOLVE_S)
+        async with timeout(_RESOLVE_S):
+            found = await off_loop(resolve)
     except asyncio.TimeoutError:
         raise TransientError(f"no name server answers within {_RESOLVE_S:g} s") from None
     except socket.gaierror as error:

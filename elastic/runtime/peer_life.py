@@ -8,6 +8,7 @@ import functools
 import socket
 
 from elastic.runtime.off_loop import off_loop
+from elastic.timeouts import timeout
 
 _CONNECT_S = 2.0
 _AGAIN_S = 0.5
@@ -23,7 +24,8 @@ async def until_gone(address: str) -> None:
     was_there = False
     while True:
         try:
-            reader, writer = await asyncio.wait_for(_connect(address), _CONNECT_S)
+            async with timeout(_CONNECT_S):
+                reader, writer = await _connect(address)
         except ConnectionRefusedError:
             if was_there:
                 return

@@ -75,3 +75,28 @@ def test_one_that_was_never_reached_is_not_known_to_be_gone(
         await watching
 
     within_deadline(check())
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_cancellation_that_comes_as_an_attempt_ends_is_not_lost(
+    turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncio.wait_for loses it before Python 3.12: who cancels would wait for ever."""
+
+    async def check() -> None:
+        attempt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def connect(_address: str) -> None:
+            await attempt
+
+        monkeypatch.setattr(peer_life, "_connect", connect)
+        waiting = asyncio.create_task(until_gone("peer:1"))
+        await asyncio.sleep(0.01)
+        attempt.set_exception(OSError("no such host"))
+        for _ in range(turns):  # of the event loop
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled()
+
+    within_deadline(check(), 5.0)

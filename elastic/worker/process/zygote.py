@@ -8,10 +8,14 @@ the kernel ends the workers, and its keeper what they leave.
 
 from __future__ import annotations
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # nothing of what is imported is garbage; to look for it takes half a second
+
 import argparse
 import atexit
 import contextlib
-import gc
 import os
 import select
 import selectors
@@ -57,6 +61,7 @@ def main(argv: list[str]) -> int:
     set_title("zygote")
     gc.collect()
     gc.freeze()  # keeps the pages of what was imported shared after a fork
+    gc.enable()
     task = zygote.serve()
     if task is not None:  # in a forked worker
         return task()

@@ -43,16 +43,14 @@ class LoopWatch:
         self._journal = journal
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._beat_at = time.monotonic()
-        self._looked_at = self._beat_at
-        self._late_s = 0.0
-        self._where = ""
+        self._begin()
         self._told_at = -_TOLD_EVERY_S
         self._untold = 0
         self._ends = threading.Event()
         self._timer = self._loop.call_later(_BEAT_S, self._beat)
         self._thread = threading.Thread(target=self._look, name="elastic-loop-watch", daemon=True)
         self._thread.start()
+        self._begin()  # on a busy machine the start of a thread takes long
 
     def close(self) -> None:
         """Look no more."""
@@ -60,6 +58,10 @@ class LoopWatch:
         self._timer.cancel()
 
     # ---- on the loop
+
+    def _begin(self) -> None:
+        self._beat_at = self._looked_at = time.monotonic()
+        self._late_s, self._where = 0.0, ""
 
     def _beat(self) -> None:
         now = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from typing import Any
 
@@ -90,6 +91,23 @@ def test_waiting_is_no_pause() -> None:
         with watched_loop(told.journal):
             await asyncio.sleep(0.3)
             await asyncio.to_thread(hold_up, 0.2)
+        assert told.events == []
+
+    asyncio.run(main())
+
+
+def test_the_start_of_the_watch_is_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def start_slowly(thread: threading.Thread) -> None:
+        start(thread)
+        hold_up(0.2)
+
+    async def main() -> None:
+        told = Told()
+        monkeypatch.setattr(threading.Thread, "start", start_slowly)
+        with watched_loop(told.journal) as watch:
+            await beats(watch)
         assert told.events == []
 
     asyncio.run(main())

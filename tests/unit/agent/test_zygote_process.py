@@ -250,9 +250,12 @@ def test_what_workers_have_detached_ends_with_a_zygote_that_was_found(start: Sta
 def test_when_all_are_killed_at_once_the_next_agent_ends_what_they_have_left(start: Start) -> None:
     first = start(60.0)
     detached = detaching(first)
+    keeper = first.ready["keeper"]
+    group = [keeper, *map(int, Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split())]
     first.process.send_signal(signal.SIGSTOP)
-    os.killpg(first.ready["keeper"], signal.SIGSTOP)
-    os.killpg(first.ready["keeper"], signal.SIGKILL)
+    os.killpg(keeper, signal.SIGSTOP)
+    os.killpg(keeper, signal.SIGKILL)
+    until(lambda: all(map(is_gone, group)))  # else the second could still connect to the zygote
     first.killed()
     assert not is_gone(detached)
     second = start(60.0)

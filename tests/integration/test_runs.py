@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -29,9 +29,9 @@ def etcd() -> Iterator[EtcdCluster]:
 
 
 class Runs(LoopbackJob):
-    """Two nodes that train some epochs and save; everything can be started again."""
+    """Nodes that train some epochs and save; everything can be started again."""
 
-    def __init__(self, place: Place, etcd: EtcdCluster, *script: str) -> None:
+    def __init__(self, place: Place, etcd: EtcdCluster, nodes: Sequence[str], *script: str) -> None:
         out = place.files / "out"
         out.mkdir()
         super().__init__(
@@ -43,15 +43,18 @@ class Runs(LoopbackJob):
             ELASTIC_CHECKPOINT_DIR=str(place.files / "checkpoints"),
             **ENVIRONMENT,
         )
-        self.etcd = etcd
+        self.etcd, self.nodes = etcd, nodes
         self.steps = StepRecords(out)
 
     def start_all(self, *options: str) -> list[CommandProcess]:
         coordinator = self.start_coordinator(*options)
-        return [coordinator, *(self.start_agent(node, *options) for node in NODES)]
+        return [coordinator, *(self.start_agent(node, *options) for node in self.nodes)]
 
-    def ended(self, processes: list[CommandProcess]) -> list[int]:
-        return [process.wait() for process in processes]
+    def ended(self, processes: list[CommandProcess]) -> int:
+        """How all of them have."""
+        codes = [process.wait() for process in processes]
+        assert len(set(codes)) == 1, (codes, self.story())
+        return codes[0]
 
     def keys(self) -> list[str]:
         listed = self.etcd.ctl("get", "--prefix", "--keys-only", "elastic/")
@@ -69,11 +72,11 @@ class Runs(LoopbackJob):
 
 
 @pytest.fixture
-def finished(place: Place, etcd: EtcdCluster) -> Iterator[Runs]:
-    """A job that is done."""
-    job = Runs(place, etcd, "--epochs", "2")
+def finished(place: Place, etcd: EtcdCluster, request: pytest.FixtureRequest) -> Iterator[Runs]:
+    """A job that is done; its parameter: the nodes."""
+    job = Runs(place, etcd, request.param, "--epochs", "2")
     try:
-        assert job.ended(job.start_all()) == [0, 0, 0], job.story()
+        assert job.ended(job.start_all()) == 0
         yield job
         job.ask("forget")
         assert job.keys() == []
@@ -85,13 +88,17 @@ def job_agents(job: Runs) -> list[CommandProcess]:
     return [agents[-1] for agents in job.agents.values()]
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("finished", "times"),
+    [(["a"], 1), pytest.param(NODES, 20, marks=pytest.mark.long)],
+    indirect=["finished"],
+)
 def test_a_finished_job_is_not_trained_again(finished: Runs, times: int) -> None:
     trained = finished.steps.newest()
     assert finished.keys() == [f"elastic/{JOB}/ended/default"]
     for _ in range(times):
         processes = finished.start_all()
-        assert finished.ended(processes) == [0, 0, 0], finished.story()
+        assert finished.ended(processes) == 0
         for process in processes:
             (said,) = process.named("already_ended")
             assert "elastic forget default" in said["message"]
@@ -102,16 +109,17 @@ def test_a_finished_job_is_not_trained_again(finished: Runs, times: int) -> None
     assert finished.ask("stop").process.returncode == CONFIGURATION
     assert finished.runs() == [("default", "ended", 0)]
     assert finished.keys() == [f"elastic/{JOB}/ended/default"]
-    assert finished.ended(finished.start_all("--run-id", "again")) == [0, 0, 0], finished.story()
+    assert finished.ended(finished.start_all("--run-id", "again")) == 0
     assert finished.runs() == [("default", "ended", 0), ("again", "ended", 0)]
     assert finished.ask("forget", "again").process.returncode == 0
     assert finished.ask("forget", "again").process.returncode == 1
 
 
 @pytest.fixture
-def running(place: Place, etcd: EtcdCluster) -> Iterator[Runs]:
-    """A job that trains for as long as the test lasts."""
-    job = Runs(place, etcd, "--epochs", "100000", "--step-s", "0.02")
+def running(place: Place, etcd: EtcdCluster, request: pytest.FixtureRequest) -> Iterator[Runs]:
+    """A job that trains for as long as the test lasts; its parameter: the nodes, two if none."""
+    nodes = getattr(request, "param", NODES)
+    job = Runs(place, etcd, nodes, "--epochs", "100000", "--step-s", "0.02")
     try:
         job.start_all()
         job.wait(lambda: job.steps.newest() >= 10, "ten steps")
@@ -122,17 +130,18 @@ def running(place: Place, etcd: EtcdCluster) -> Iterator[Runs]:
         job.close()
 
 
+@pytest.mark.parametrize("running", [["a"]], indirect=True)
 def test_a_stopped_job_stays_so_until_its_end_is_forgotten(running: Runs) -> None:
     assert running.ask("forget", "another").process.returncode == 1
     refused = running.ask("forget")
     assert refused.process.returncode == CONFIGURATION
     assert "under way (coordinator 127.0.0.1" in refused.story()
     assert running.ask("stop", "--reason", "maintenance").process.returncode == 0
-    assert running.ended([running.coordinators[-1], *job_agents(running)]) == [STOPPED] * 3
+    assert running.ended([running.coordinators[-1], *job_agents(running)]) == STOPPED
     assert running.keys() == [f"elastic/{JOB}/ended/default"]
     trained = running.steps.newest()
     again = running.start_all()
-    assert running.ended(again) == [STOPPED] * 3, running.story()
+    assert running.ended(again) == STOPPED
     assert "exit code 82: maintenance; train again" in again[0].named("already_ended")[0]["message"]
     assert running.steps.newest() == trained
     assert running.ask("forget").process.returncode == 0
@@ -146,7 +155,7 @@ def test_a_stopped_job_stays_so_until_its_end_is_forgotten(running: Runs) -> Non
 def test_a_job_that_all_nodes_have_left_goes_on_when_they_are_back(running: Runs) -> None:
     for agent in job_agents(running):
         agent.process.send_signal(signal.SIGTERM)
-    assert running.ended([*job_agents(running), running.coordinators[-1]]) == [LEFT] * 3
+    assert running.ended([*job_agents(running), running.coordinators[-1]]) == LEFT
     assert running.runs() == [("default", "left", LEFT)]
     trained = running.steps.newest()
     running.start_all()
@@ -164,7 +173,7 @@ def test_a_job_that_all_leave_while_nobody_leads_says_what_is_not_saved(running:
     assert coordinator.wait() == LEFT
     for agent in job_agents(running):
         agent.process.send_signal(signal.SIGTERM)
-    assert running.ended(job_agents(running)) == [NOT_SAVED] * 2
+    assert running.ended(job_agents(running)) == NOT_SAVED
     for agent in job_agents(running):
         (told,) = agent.named("not_saved")
         assert told["committed"] > told["checkpoint"]

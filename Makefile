@@ -7,7 +7,7 @@ LONG_SEEDS ?= 0:500000
 MINUTES ?= 60
 SEED ?= 0
 POINTS ?= 2000
-TESTS_AT_ONCE ?= 2
+TESTS_AT_ONCE ?= 3
 
 .PHONY: install demo test test-long sim-long faults styles-long soak lint proto sim mutants bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic bench-output clean
 

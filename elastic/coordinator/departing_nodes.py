@@ -126,6 +126,9 @@ class DepartingNodes:
         require_node_name(name)
         key, is_machine = self._meant(name)
         nodes = self._nodes_of(key)
+        out = self._exclusions.get(key)
+        if not nodes and out is not None and out.state == DRAINED:
+            return f"{name} is drained already; `elastic nodes --clear {key}` lets it come back"
         reason = reason or "drained by an operator"
         node = name if name != key else nodes[0].stream.node if nodes else ""
         await self._exclude(key, DRAINED, reason, node=node, is_machine=is_machine)
@@ -250,6 +253,9 @@ class DepartingNodes:
         attending = self._nodes.named(name)
         if attending is not None:
             on = {self._machines[attending.node]} if attending.node in self._machines else set()
+        if not on and name not in machines and len(out := self._exclusions.named(name)) == 1:
+            excluded = self._exclusions.get(out[0])
+            return out[0], excluded is not None and bool(excluded.machine)
         if name in machines or len(on) != 1:
             return name, name in machines
         (machine,) = on

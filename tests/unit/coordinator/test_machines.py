@@ -174,6 +174,36 @@ def test_the_drain_of_a_node_that_was_just_lost_is_that_of_its_machine() -> None
     check(test)
 
 
+def test_a_drain_that_is_repeated_keeps_out_nothing_more() -> None:
+    async def test(place: Place) -> None:
+        node = place.node("pod-0").node
+        await place.departing.drain("pod-0", "")
+        place.nodes.leave(place.node("pod-0").stream)
+        place.departing.gone(node)
+        said = await place.departing.drain("pod-0", "")
+        assert said == "pod-0 is drained already; `elastic nodes --clear bad` lets it come back"
+        place.connect("pod-0", "good", "bbbbbbbb")
+        states = {(s.node, s.machine): s.state for s in place.departing.statuses()}
+        assert states["pod-0", "good"] == "ready"
+        assert states["pod-0", "bad"] == DRAINED
+
+    check(test)
+
+
+def test_the_drain_of_a_quarantined_node_that_is_gone_is_that_of_its_machine() -> None:
+    async def test(place: Place) -> None:
+        await quarantined(place)
+        node = place.node("pod-0").node
+        place.nodes.leave(place.node("pod-0").stream)
+        place.departing.gone(node)
+        said = await place.departing.drain("pod-0", "")
+        assert said == "no machine bad is connected now; it will be kept out when it comes"
+        states = {(s.node, s.machine): s.state for s in place.departing.statuses()}
+        assert states == {**states, ("pod-0", "bad"): DRAINED}
+
+    check(test)
+
+
 def test_a_name_alone_keeps_out_a_node_or_a_machine_that_comes_with_it() -> None:
     async def test(place: Place) -> None:
         await place.departing.drain("later", "")

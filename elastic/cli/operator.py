@@ -187,7 +187,7 @@ def forget(settings: OperatorSettings, run_id: str) -> int:
         if found
         else f"the store knows of no run {run_id!r} of job {job!r}; `elastic jobs` lists them"
     )
-    return ExitCode.OK if found else ExitCode.SCRIPT_FAILED
+    return ExitCode.OK if found else ExitCode.CONFIGURATION
 
 
 def events(target: Target, *, follow: bool, output: str) -> int:

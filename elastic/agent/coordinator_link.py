@@ -14,6 +14,7 @@ from elastic.v1 import control_pb2 as pb
 
 _RETRY_S = 0.25
 _RETRY_REFUSED_S = 2.0
+_AWAITED_S = 5.0
 _KEPT = ("failure", "notice", "stop", "leave")
 """What a coordinator must hear even if it was away; all else is sent anew on a new stream."""
 _SAID_ANEW = ("stop", "leave")
@@ -59,7 +60,8 @@ class CoordinatorLink:
     """Keeps a stream open to the newest leader.
 
     on_connected: called at each new stream, to send everything again that is no matter of once.
-    on_lost: why contact was lost. on_found: at which address there is contact again after that.
+    on_awaited: nobody has led for seconds. on_lost: why contact was lost. on_found: at which
+    address there is contact after either.
     on_refused: the coordinator, or what is between, will never let this agent in as it is.
     """
 
@@ -71,6 +73,7 @@ class CoordinatorLink:
         *,
         on_connected: Callable[[], None],
         on_message: Callable[[pb.CoordinatorMessage], None],
+        on_awaited: Callable[[], None],
         on_lost: Callable[[str], None],
         on_found: Callable[[str], None],
         on_refused: Callable[[ConfigurationError], None],
@@ -80,6 +83,7 @@ class CoordinatorLink:
         self._hello = hello
         self._on_connected = on_connected
         self._on_message = on_message
+        self._on_awaited = on_awaited
         self._on_lost = on_lost
         self._on_found = on_found
         self._on_refused = on_refused
@@ -88,6 +92,7 @@ class CoordinatorLink:
         self._closed = False
         self._let_in = False
         self._told_lost = ""
+        self._told_awaited = False
         self.connected = False
         """A coordinator has answered on the present stream."""
 
@@ -103,7 +108,7 @@ class CoordinatorLink:
         """Attend the leader, and the next one when there is a newer."""
         leader: Leader | None = None
         while not self._closed:
-            leader = await self._leaders.newer() if leader is None else leader
+            leader = await self._first_leader() if leader is None else leader
             attending = asyncio.ensure_future(self._attend_again_and_again(leader.address))
             changing = asyncio.ensure_future(self._leaders.newer(leader))
             try:
@@ -120,6 +125,17 @@ class CoordinatorLink:
     def close(self) -> None:
         """Attend nobody any more; what was sent has had its time."""
         self._closed = True
+
+    async def _first_leader(self) -> Leader:
+        looking = asyncio.ensure_future(self._leaders.newer())
+        try:
+            found, _ = await asyncio.wait({looking}, timeout=_AWAITED_S)
+            if not found:
+                self._told_awaited = True
+                self._on_awaited()
+            return await looking
+        finally:
+            looking.cancel()
 
     async def _attend_again_and_again(self, address: str) -> None:
         client = self._connect(address)
@@ -161,8 +177,8 @@ class CoordinatorLink:
                 if answer.HasField("refused"):
                     raise NodeRefused(answer.refused.message)
                 self.connected = self._let_in = True
-                if self._told_lost:
-                    self._told_lost = ""
+                if self._told_lost or self._told_awaited:
+                    self._told_lost, self._told_awaited = "", False
                     self._on_found(address)
                 self._on_message(answer)
         finally:

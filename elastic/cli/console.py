@@ -227,8 +227,12 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "node_lost": lambda f: f"node {f['node']} is lost",
     "node_refused": lambda f: f"node {f['node']} is turned away: {f['reason']}",
+    "coordinator_awaited": lambda _: (
+        "no coordinator leads this job yet; if one was started, its --job and --etcd must be "
+        "those of this agent"
+    ),
     "coordinator_lost": lambda f: f"the coordinator is gone: {f['reason']}",
-    "coordinator_found": lambda f: f"in contact with the coordinator at {f['address']} again",
+    "coordinator_found": lambda f: f"in contact with the coordinator at {f['address']}",
     "worker_failed": lambda f: f"worker {f['worker']} {f['message']}",
     "newcomers_refused": lambda f: f["message"],
     "recovered": lambda f: f"recovered in {f['total_s'] * 1000:.0f} ms at step {f['committed']}",

@@ -27,6 +27,7 @@ _WARNINGS = frozenset(
     {
         "checkpoint_abandoned",
         "connection_refused",
+        "coordinator_awaited",
         "coordinator_lost",
         "cut_off",
         "deposed",

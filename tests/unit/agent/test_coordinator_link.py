@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from elastic.agent import coordinator_link
 from elastic.agent.coordinator_link import CoordinatorLink, FixedLeader, Leader, Outgoing
 from elastic.errors import ConfigurationError
 from elastic.rpc.control import AgentStream, ControlClient, ControlServer
@@ -85,6 +86,7 @@ class Agent:
 
     def __init__(self, leaders: Election | FixedLeader) -> None:
         self.messages: list[str | None] = []
+        self.awaited: list[bool] = []
         self.lost: list[str] = []
         self.found: list[str] = []
         self.refused: list[ConfigurationError] = []
@@ -96,6 +98,7 @@ class Agent:
             HELLO,
             on_connected=lambda: self.link.send(view=pb.NodeView()),
             on_message=lambda m: self.messages.append(m.WhichOneof("kind")),
+            on_awaited=lambda: self.awaited.append(True),
             on_lost=self.lost.append,
             on_found=self.found.append,
             on_refused=self.refused.append,
@@ -271,6 +274,23 @@ def test_what_was_said_before_there_was_a_leader_is_kept(tmp_path: Path) -> None
         coordinator = await place.coordinator()
         election.elect(coordinator.address)
         await until(lambda: coordinator.kinds() == ["view", "failure"])
+
+    run(tmp_path, check)
+
+
+def test_that_nobody_leads_is_told_once_and_then_who_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator_link, "_AWAITED_S", 0.01)
+
+    async def check(place: Place) -> None:
+        election = Election()
+        agent = place.agent(election)
+        await until(lambda: agent.awaited == [True])
+        coordinator = await place.coordinator()
+        election.elect(coordinator.address)
+        await until(lambda: agent.found == [coordinator.address])
+        assert (agent.awaited, agent.lost) == ([True], [])
 
     run(tmp_path, check)
 

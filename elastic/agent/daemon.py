@@ -156,6 +156,8 @@ class AgentDaemon:
         self._committed, self._newest_checkpoint = (0, 0), 0
         self._stop_ordered: control_pb2.StopRequest | None = None
         self._attending = False
+        self.end_of_job = ""
+        """Why the job has ended, if it has and there is more to say than its exit code."""
         self.adopts = False
         """It has found what an earlier agent has left."""
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -235,8 +237,9 @@ class AgentDaemon:
         newest = self._machine.generation
         return newest.number if newest is not None else 0
 
-    def job_ended(self, exit_code: int) -> None:
-        """The job is over, whoever says so."""
+    def job_ended(self, exit_code: int, message: str) -> None:
+        """The job is over, whoever says so, and why."""
+        self.end_of_job = message
         self._driver.post(ev.JobEnded(exit_code=exit_code))
 
     def end(self, exit_code: int) -> None:
@@ -489,7 +492,7 @@ class AgentDaemon:
         elif kind == "dismiss":
             self._driver.post(ev.DismissRequested())
         elif kind == "job_ended":
-            self._driver.post(ev.JobEnded(exit_code=message.job_ended.exit_code))
+            self.job_ended(message.job_ended.exit_code, message.job_ended.message)
         elif kind == "probe":
             self._server.broadcast(probe=pb.ProbeProgress())
         elif kind == "stop":

@@ -32,7 +32,7 @@ from elastic.cli.launch import is_classic
 from elastic.cli.run import log_directory, require_command, worker_environment
 from elastic.core.agent.machine import AgentSettings
 from elastic.core.restarts import Backoff
-from elastic.errors import ConfigurationError, ExitCode, TransientError
+from elastic.errors import ConfigurationError, ExitCode, TransientError, meaning_of
 from elastic.rpc.control import ControlClient
 from elastic.rpc.security import Security, choose_security
 from elastic.runtime.journal import EntryCounts, Journal
@@ -237,6 +237,8 @@ async def _attend(
                     with watched_loop(journal, node.pauses):
                         await node.start()
                         code = await node.daemon.ended
+                        if node.begins_anew is None:
+                            node.tell_end(code)
                         return Attended(exit_code=code, begins_anew=node.begins_anew)
             except ConfigurationError:
                 node.spare_what_it_found()
@@ -403,6 +405,15 @@ class _Node:
         if not self._let_go:
             await self._registration.close()
 
+    def tell_end(self, exit_code: int) -> None:
+        """The agent's last word, for who reads its log alone."""
+        self._journal.record(
+            "agent_ended",
+            exit_code=exit_code,
+            meaning=meaning_of(exit_code),
+            message=self.daemon.end_of_job,
+        )
+
     def collector(self, counts: EntryCounts) -> Callable[[Found], None]:
         """Adds what is known of the node now."""
         registered = self._registration.held()
@@ -423,7 +434,7 @@ class _Node:
             code = ended.end.exit_code
             self._journal.record("already_ended", exit_code=code, message=str(ended))
             self._had_ended = True
-            self.daemon.job_ended(code)
+            self.daemon.job_ended(code, ended.end.message)
             return
         self.tasks.start(self._hear_of_end(ends), "run-end")
         await self._registration.register()
@@ -437,7 +448,7 @@ class _Node:
         """
         while (end := await ends.next_end()).left and not self._leaders.registered.is_set():
             pass
-        self.daemon.job_ended(end.exit_code)
+        self.daemon.job_ended(end.exit_code, end.message)
 
     async def _leave_when_preempted(self) -> None:
         settings = self._settings

@@ -275,6 +275,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     # ---- of many nodes
     "already_ended": lambda f: f["message"],
     "agent_started": lambda f: f"node {f['node']} of job {f['job']}: logs in {f['log_dir']}",
+    "agent_ended": lambda f: f"{f['meaning']} (exit code {f['exit_code']}){_because(f)}",
     "worker_not_started": lambda f: f"worker {f['worker']} could not be started: {f['reason']}",
     "worker_adopted": lambda f: f"worker {f['worker']} found alive",
     "registration_waiting": lambda f: (

@@ -138,6 +138,8 @@ def test_a_stopped_job_stays_so_until_its_end_is_forgotten(running: Runs) -> Non
     assert "under way (coordinator 127.0.0.1" in refused.story()
     assert running.ask("stop", "--reason", "maintenance").process.returncode == 0
     assert running.ended([running.coordinators[-1], *job_agents(running)]) == STOPPED
+    (last_word,) = job_agents(running)[0].named("agent_ended")
+    assert (last_word["exit_code"], last_word["message"]) == (STOPPED, "maintenance")
     assert running.keys() == [f"elastic/{JOB}/ended/default"]
     trained = running.steps.newest()
     again = running.start_all()

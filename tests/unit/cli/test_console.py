@@ -55,6 +55,7 @@ FIELDS = {
     "leader": "h2:4000",
     "log_dir": "/logs",
     "machine": "m1",
+    "meaning": "failed",
     "message": "was killed",
     "name": "something_new",
     "node": "n1",

@@ -162,9 +162,19 @@ def drain(target: Target, node: str, *, reason: str, future: bool = False) -> No
 
 def stop(target: Target, *, reason: str) -> None:
     """Have the job saved and left."""
-    code = int(ExitCode.STOPPED)
-    _change(target, lambda client, timeout_s: client.stop(reason, code, timeout_s))
-    print("the job saves at the next step boundary and ends")
+
+    async def ask(client: ControlClient, timeout_s: float) -> bool:
+        found = await client.status(timeout_s)  # first: it may have ended soon
+        await client.stop(reason, int(ExitCode.STOPPED), timeout_s)
+        return bool(found.checkpoint_dir)
+
+    if _change(target, ask):
+        print("the job saves at the next step boundary and ends")
+    else:
+        print(
+            "the job ends at the next step boundary; nothing is saved, for it has no checkpoint "
+            "directory (--checkpoint-dir)"
+        )
 
 
 def jobs(settings: OperatorSettings, *, only: str | None, output: str) -> None:

@@ -72,12 +72,13 @@ class Leader(Recorder):
     def __init__(self) -> None:
         super().__init__()
         self.error: TransientError | None = None
+        self.job = STATUS
         self.asked: list[tuple[str, str, str]] = []
 
     def status(self) -> pb.JobStatus:
         if self.error is not None:
             raise self.error
-        return STATUS
+        return self.job
 
     def stop(self, reason: str, exit_code: int) -> None:
         self.asked.append(("stop", reason, str(exit_code)))
@@ -239,6 +240,12 @@ def test_what_is_asked_for_is_done_and_said(place: Place, capsys: Printed) -> No
         "n1 may take part again",
         "the job saves at the next step boundary and ends",
     ]
+
+
+def test_that_a_stopped_job_saves_nothing_is_said(place: Place, capsys: Printed) -> None:
+    place.leader.job = pb.JobStatus(job="digits")
+    operator.stop(place.target, reason="")
+    assert "nothing is saved, for it has no checkpoint directory" in capsys.readouterr().out
 
 
 def test_events_for_programs(place: Place, capsys: Printed) -> None:

@@ -229,7 +229,9 @@ def test_what_the_handler_raises_on_a_stream_is_not_lost(
 
         with monkeypatch.context() as patch:
             patch.setattr(place.recorder, method, fail)
-            agent = Conversation(place.client(), HELLO, VIEW)
+            # gRPC has no words for the end of a stream on which it could not send any more.
+            said = [HELLO] if method == "agent_connected" else [HELLO, VIEW]
+            agent = Conversation(place.client(), *said)
             if method == "agent_lost":
                 agent.send(None)
             with pytest.raises(CoordinatorLost) as lost:

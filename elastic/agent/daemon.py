@@ -619,7 +619,13 @@ class AgentDaemon:
     def _(self, effect: fx.TellLeaveTimedOut) -> None:
         self._leave_timed_out = True
         waited_s = round(effect.waited_s, 3)
-        self._journal.record("leave_timed_out", node=self._options.hello.node, waited_s=waited_s)
+        reason = (
+            "its workers came to no step boundary"
+            if self._link.connected
+            else "no coordinator let its workers go"
+        )
+        node = self._options.hello.node
+        self._journal.record("leave_timed_out", node=node, waited_s=waited_s, reason=reason)
         self._link.send(leave_timed_out=control_pb2.LeaveTimedOut(waited_s=waited_s))
 
     @_carry_out.register

@@ -318,8 +318,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "node_leaving": lambda f: f"node {f['node']} leaves: {f['reason']}",
     "node_left_group": lambda f: f"node {f['node']} has left the group",
     "leave_timed_out": lambda f: (
-        f"node {f['node']} was to leave, and came to no step boundary within {f['waited_s']:g} s: "
-        "its workers are ended"
+        f"node {f['node']} was to leave; in {f['waited_s']:g} s {f['reason']}: they are ended"
     ),
     "not_saved": lambda f: (
         f"not saved: {f['reason']}; the newest checkpoint is of step {f['checkpoint']}, and node "

@@ -429,7 +429,12 @@ class CoordinatorDaemon:
 
     def _left_late(self, node: AttendingNode, waited_s: float) -> None:
         """Its workers are ended, since the time in which they were to leave is over."""
-        self._journal.record("leave_timed_out", node=node.stream.node, waited_s=round(waited_s, 3))
+        self._journal.record(
+            "leave_timed_out",
+            node=node.stream.node,
+            waited_s=round(waited_s, 3),
+            reason="its workers came to no step boundary",
+        )
         members = self._machine.members_that_may_train()
         if any(m.node == node.node for m in members):
             now = time.monotonic()

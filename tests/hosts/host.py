@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.hosts.namespaces import Namespace, ip
-from tests.job_process import DEADLINE_S, CommandProcess
+from tests.job_process import DEADLINE_S, DIE_WITH_PARENT, CommandProcess
 
 if TYPE_CHECKING:
     from tests.hosts.network import Network
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 NETWORK = "10.77.0.0/16"  # all else is unreachable at once, such as the machine's name servers
 # Its first process takes the host's name, as seen by uname and gethostname, and runs the command.
 _NAMED = ("unshare", "--uts", "sh", "-c", 'echo "$0" >/proc/sys/kernel/hostname && exec "$@"')
-_DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")  # also when the tests are killed
 
 
 class Host:
@@ -75,7 +74,7 @@ class Host:
 
     def command(self, *arguments: str | Path) -> list[str]:
         """For subprocess; the process keeps its pid. Start it on a thread that stays."""
-        return [*_DIE_WITH_PARENT, *self.namespace.command(*_NAMED, self.name, *arguments)]
+        return [*DIE_WITH_PARENT, *self.namespace.command(*_NAMED, self.name, *arguments)]
 
     @property
     def environment(self) -> dict[str, str]:

@@ -20,6 +20,7 @@ from elastic.agent.liveness import Liveness
 from elastic.agent.logs import LogFollower, last_lines
 from elastic.agent.metrics import AgentFigures
 from elastic.agent.out_of_memory import OutOfMemory
+from elastic.agent.time_reports import TimeReports
 from elastic.agent.worker_logs import WorkerLogs
 from elastic.agent.worker_server import WorkerServer
 from elastic.agent.zygote_process import ZygoteProcess
@@ -122,6 +123,7 @@ class AgentDaemon:
         self._pidfds: dict[str, int] = {}
         self._liveness = Liveness(options.silence_s, options.compiling_silence_s)
         self._compiling: set[str] = set()
+        self._times = TimeReports(lambda found: self._link.send(worker_time=found))
         self._logs = LogFollower(self._output)
         self._log_files = WorkerLogs(options.log_directory)
         self._out_of_memory = OutOfMemory()
@@ -327,6 +329,7 @@ class AgentDaemon:
         self._unwatch(worker)
         self._liveness.forget(worker)
         self._compiling.discard(worker)
+        self._times.forget(worker, time.monotonic())
         self._driver.post(exited)
         self._forget_log(worker)
 
@@ -412,19 +415,24 @@ class AgentDaemon:
         compiling = worker in self._compiling
         self._liveness.heard(worker, pid, time.monotonic(), compiling=compiling)
         if kind == "status":
+            if message.status.phase == job_pb2.WORKER_PHASE_FINISHED:
+                self._times.tell(worker, time.monotonic())
             self._driver.post(ev.WorkerReported(status=status_from_pb(message.status)))
         elif kind == "failure":
             failure = failure_from_pb(message.failure)
             failure = dataclasses.replace(failure, log=str(self._log_files.path(worker)))
             self._driver.post(ev.WorkerReportedFailure(failure=failure))
         elif kind == "progress":
-            if message.progress.probed or self._rank_of(worker) == 0:
+            told = message.progress.probed or self._rank_of(worker) == 0
+            self._times.heard(worker, message.progress.spent, time.monotonic(), told=told)
+            if told:
                 self._link.send(progress=message.progress)
         elif kind == "known":
             self._worker_knows(message.known)
         elif kind is not None and kind != "hello":
             if kind == "reformed":
-                generation = message.reformed.generation
+                spent, generation = message.reformed.spent, message.reformed.generation
+                self._times.heard(worker, spent, time.monotonic(), told=True)
                 self._driver.post(ev.WorkerRecovered(worker=worker, generation=generation))
             self._link.send(**{kind: getattr(message, kind)})
 

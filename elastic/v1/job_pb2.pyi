@@ -224,7 +224,7 @@ class SaveFailed(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., step: _Optional[int] = ..., generation: _Optional[int] = ..., message: _Optional[str] = ..., retried: bool = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("worker", "generation", "committed", "epoch", "step_s", "samples_per_s", "in_step_s", "reported", "probed", "first_step", "compiling", "waiting_s", "collectives", "quiet_s", "step_counts", "steps_total_s", "samples")
+    __slots__ = ("worker", "generation", "committed", "epoch", "step_s", "samples_per_s", "in_step_s", "reported", "probed", "first_step", "compiling", "waiting_s", "collectives", "quiet_s", "step_counts", "steps_total_s", "samples", "spent")
     class ReportedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -249,6 +249,7 @@ class Progress(_message.Message):
     STEP_COUNTS_FIELD_NUMBER: _ClassVar[int]
     STEPS_TOTAL_S_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SPENT_FIELD_NUMBER: _ClassVar[int]
     worker: str
     generation: int
     committed: int
@@ -266,10 +267,49 @@ class Progress(_message.Message):
     step_counts: _containers.RepeatedScalarFieldContainer[int]
     steps_total_s: float
     samples: int
-    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., epoch: _Optional[int] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., in_step_s: _Optional[float] = ..., reported: _Optional[_Mapping[str, float]] = ..., probed: bool = ..., first_step: bool = ..., compiling: bool = ..., waiting_s: _Optional[float] = ..., collectives: _Optional[int] = ..., quiet_s: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_total_s: _Optional[float] = ..., samples: _Optional[int] = ...) -> None: ...
+    spent: TimeSpent
+    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., epoch: _Optional[int] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., in_step_s: _Optional[float] = ..., reported: _Optional[_Mapping[str, float]] = ..., probed: bool = ..., first_step: bool = ..., compiling: bool = ..., waiting_s: _Optional[float] = ..., collectives: _Optional[int] = ..., quiet_s: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_total_s: _Optional[float] = ..., samples: _Optional[int] = ..., spent: _Optional[_Union[TimeSpent, _Mapping]] = ...) -> None: ...
+
+class TimeSpent(_message.Message):
+    __slots__ = ("generation", "committed", "steps", "steps_s", "data_s", "calls_s", "saves_s", "own_s", "first_steps_s", "given_up_s", "regroup_s", "join_s", "sync_s")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_S_FIELD_NUMBER: _ClassVar[int]
+    DATA_S_FIELD_NUMBER: _ClassVar[int]
+    CALLS_S_FIELD_NUMBER: _ClassVar[int]
+    SAVES_S_FIELD_NUMBER: _ClassVar[int]
+    OWN_S_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEPS_S_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_UP_S_FIELD_NUMBER: _ClassVar[int]
+    REGROUP_S_FIELD_NUMBER: _ClassVar[int]
+    JOIN_S_FIELD_NUMBER: _ClassVar[int]
+    SYNC_S_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    committed: int
+    steps: int
+    steps_s: float
+    data_s: float
+    calls_s: float
+    saves_s: float
+    own_s: float
+    first_steps_s: float
+    given_up_s: float
+    regroup_s: float
+    join_s: float
+    sync_s: float
+    def __init__(self, generation: _Optional[int] = ..., committed: _Optional[int] = ..., steps: _Optional[int] = ..., steps_s: _Optional[float] = ..., data_s: _Optional[float] = ..., calls_s: _Optional[float] = ..., saves_s: _Optional[float] = ..., own_s: _Optional[float] = ..., first_steps_s: _Optional[float] = ..., given_up_s: _Optional[float] = ..., regroup_s: _Optional[float] = ..., join_s: _Optional[float] = ..., sync_s: _Optional[float] = ...) -> None: ...
+
+class WorkerTime(_message.Message):
+    __slots__ = ("worker", "spent")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    SPENT_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    spent: TimeSpent
+    def __init__(self, worker: _Optional[str] = ..., spent: _Optional[_Union[TimeSpent, _Mapping]] = ...) -> None: ...
 
 class Reformed(_message.Message):
-    __slots__ = ("worker", "generation", "committed", "abort_s", "join_s", "sync_s", "first_step_s", "bytes_received", "recomputed", "source")
+    __slots__ = ("worker", "generation", "committed", "abort_s", "join_s", "sync_s", "first_step_s", "bytes_received", "recomputed", "source", "spent")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -280,6 +320,7 @@ class Reformed(_message.Message):
     BYTES_RECEIVED_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTED_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SPENT_FIELD_NUMBER: _ClassVar[int]
     worker: str
     generation: int
     committed: int
@@ -290,7 +331,8 @@ class Reformed(_message.Message):
     bytes_received: int
     recomputed: int
     source: str
-    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., abort_s: _Optional[float] = ..., join_s: _Optional[float] = ..., sync_s: _Optional[float] = ..., first_step_s: _Optional[float] = ..., bytes_received: _Optional[int] = ..., recomputed: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
+    spent: TimeSpent
+    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., abort_s: _Optional[float] = ..., join_s: _Optional[float] = ..., sync_s: _Optional[float] = ..., first_step_s: _Optional[float] = ..., bytes_received: _Optional[int] = ..., recomputed: _Optional[int] = ..., source: _Optional[str] = ..., spent: _Optional[_Union[TimeSpent, _Mapping]] = ...) -> None: ...
 
 class LedgerEntry(_message.Message):
     __slots__ = ("step", "epoch", "generation", "world_size", "start", "stop", "run")

@@ -94,6 +94,7 @@ class Pulse:
             if reformed is not None:
                 reformed.first_step_s = self._membership.durations.since_ready_s()
                 reformed.recomputed, self._clock.given_up = self._clock.given_up, 0
+                reformed.spent.CopyFrom(self._clock.spent.to_pb())
                 self._wake.set()
 
     def report(self, values: Mapping[str, Any]) -> None:
@@ -204,6 +205,7 @@ class Pulse:
             waiting_s=self._clock.waiting_s(),
             collectives=collectives,
             quiet_s=quiet_s,
+            spent=self._clock.spent.to_pb(),
         )
 
     def _collectives(self, group: Group | None) -> tuple[int, float]:

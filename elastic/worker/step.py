@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -98,7 +99,10 @@ class Step:
                 )
             self._training.reduce_gradients(number == last)
             self._fetched += 1
-            yield to_device(self._dealer.fetch(), self._training.control.backend.device)
+            began = time.monotonic()
+            batch = self._dealer.fetch()
+            self._training.clock.spent.fetched(began, time.monotonic())
+            yield to_device(batch, self._training.control.backend.device)
 
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
         """`loss.backward(**options)`, weighted by this rank's share of the global batch.

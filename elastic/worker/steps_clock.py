@@ -6,6 +6,7 @@ import time
 
 from elastic.core.histogram import STEP_BOUNDS_S, Histogram
 from elastic.worker.compilation import COMPILATIONS, Compilations
+from elastic.worker.time_spent import TimeSpent
 
 _SMOOTHING = 0.1  # weight of the newest step in the usual duration
 _MOST = 10.0  # times the usual duration is the most that one step counts for
@@ -34,6 +35,8 @@ class StepsClock:
         """From one commit to the next, of all steps but the first ones of a group."""
         self.samples = 0
         """Committed while this process was a member."""
+        self.spent = TimeSpent()
+        """What all of the time since the first group went into."""
         self.given_up = 0
         """Steps that were begun and are begun again, since somebody has taken the count."""
 
@@ -42,9 +45,14 @@ class StepsClock:
         self._compilations.watch()
         self._began = time.monotonic()
 
-    def commit(self, samples: int) -> None:
-        """It was committed, with this many samples of the whole group."""
+    def entered(self, generation: int, *, join_s: float, sync_s: float) -> None:
+        """The group can train, after so long a time for its parts."""
+        self.spent.entered(time.monotonic(), generation, join_s=join_s, sync_s=sync_s)
+
+    def commit(self, samples: int, committed: int = 0) -> None:
+        """It was committed, with this many samples of the whole group: so many steps are."""
         now = time.monotonic()
+        self.spent.commit(now, self.step_s, committed)
         compiled, self._compiled = self._compiled, self._compilations.count
         self.samples += samples
         if self._last_commit is not None:
@@ -68,7 +76,24 @@ class StepsClock:
 
     def is_met(self) -> None:
         """They have come, or the group is lost."""
-        self._waits_since = None
+        since, self._waits_since = self._waits_since, None
+        if since is not None:
+            self.spent.called(time.monotonic() - since)
+
+    def called(self, began: float) -> None:
+        """The script has made a call together with the others."""
+        self.spent.called(time.monotonic() - began)
+
+    def saved(self, began: float) -> None:
+        """A save has held it up; inside of a call it is no time of that."""
+        elapsed_s = time.monotonic() - began
+        self.spent.saved(elapsed_s)
+        if self.in_call:
+            self.spent.called(-elapsed_s)
+
+    def ends(self) -> None:
+        """No step follows."""
+        self.spent.settle(time.monotonic())
 
     def waiting_s(self) -> float:
         """How long it has waited for them; 0 if it does not."""
@@ -77,6 +102,7 @@ class StepsClock:
 
     def interrupt(self) -> None:
         """The group was lost or changes: the time until the next commit is no usual step."""
+        self.spent.left(time.monotonic(), in_step=self._began is not None)
         self._began = self._sets_up_since = None
         self._last_commit = None
 

@@ -252,7 +252,7 @@ class Training:
             self._undo.end(collectives_since_reduction=later)
         if self.control.keeps_ledger:
             self.state.ledger.append(self._record(samples))
-        self.clock.commit(len(samples))
+        self.clock.commit(len(samples), self.part.progress.committed)
         self.control.committed()
 
     def give_up_block(self, error: Exception) -> bool:
@@ -323,6 +323,7 @@ class Training:
                 "was saved by, or another checkpoint directory"
             )
         self.call(ScriptCall(what="ends the script", where="", function=self._save_and_wait))
+        self.clock.ends()
         self._close_dealer()
         self.control.finish()
 
@@ -532,7 +533,9 @@ class Training:
 
     def _entered(self, _: act.Entered) -> None:
         self.state.progress = self.part.progress
-        self.control.entered(self._joining(), self.outcome)
+        group, took = self._joining(), self._membership.durations
+        self.clock.entered(group.generation.number, join_s=took.join_s, sync_s=took.sync_s)
+        self.control.entered(group, self.outcome)
 
     def _await_settlement(self, wait: act.AwaitSettlement) -> bool:
         return self._membership.await_settlement(wait.committed, wait.timeout_s)
@@ -584,15 +587,22 @@ class Training:
 
     def _save(self, save: act.Save) -> None:
         self.state.progress = save.progress
+        began = time.monotonic()
         self.control.checkpoints.save(self.state, self._joining())
+        self.clock.saved(began)
 
     def _save_and_wait(self, *, insists: bool = False) -> None:
         self.state.progress = self.part.here
-        self.control.checkpoints.save_and_wait(
-            self.state, self._joining(), self._membership.must_leave, insists=insists
-        )
+        began = time.monotonic()
+        try:
+            self.control.checkpoints.save_and_wait(
+                self.state, self._joining(), self._membership.must_leave, insists=insists
+            )
+        finally:
+            self.clock.saved(began)
 
     def _leave_job(self, _: act.LeaveJob) -> None:
+        self.clock.ends()
         raise JobStopping(0)
 
     # ---- calls
@@ -606,10 +616,12 @@ class Training:
 
     def _perform_call(self, perform: act.Perform) -> Any:
         self._call_together(True)
+        began = time.monotonic()
         try:
             result = perform.call.function()
         finally:
             self._call_together(False)
+            self.clock.called(began)
         self._joining().settle()
         return result
 

@@ -1,0 +1,70 @@
+"""Every second of a worker since its first group stands in one of its sums."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic.worker.time_spent import TimeSpent
+
+
+def total_s(spent: TimeSpent) -> float:
+    found = spent.to_pb()
+    return found.steps_s + found.first_steps_s + found.given_up_s + found.regroup_s
+
+
+def trained() -> TimeSpent:
+    """Three steps of 1 s from 10.0 on, the first of which took 3 s."""
+    spent = TimeSpent()
+    spent.entered(10.0, 1, join_s=0.5, sync_s=0.5)
+    spent.commit(13.0, 1.0, 1)
+    spent.commit(14.0, 1.0, 2)
+    spent.commit(15.0, 1.0, 3)
+    return spent
+
+
+def test_a_first_step_counts_for_no_more_than_a_usual_one() -> None:
+    spent = trained()
+    assert (spent.steps, spent.steps_s, spent.first_steps_s) == (3, 3.0, 2.0)
+    assert total_s(spent) == 5.0
+
+
+def test_what_a_step_waits_for_is_part_of_it() -> None:
+    spent = trained()
+    spent.saved(0.25)
+    spent.called(0.5)
+    spent.fetched(16.0, 16.5)
+    spent.commit(17.0, 1.0, 4)
+    assert (spent.steps_s, spent.saves_s, spent.calls_s, spent.data_s) == (5.0, 0.25, 0.5, 0.5)
+    assert spent.own_s == pytest.approx(0.75), "from the commit to the samples, without the call"
+    assert total_s(spent) == 7.0
+
+
+def test_what_was_lost_is_told_with_the_group_that_follows() -> None:
+    spent = trained()
+    spent.fetched(15.0, 15.5)
+    spent.left(15.75, in_step=True)
+    spent.left(16.0, in_step=False)
+    assert total_s(spent) == 5.0
+    spent.entered(17.0, 2, join_s=0.5, sync_s=0.25)
+    found = spent.to_pb()
+    assert (found.generation, found.given_up_s, found.regroup_s) == (2, 0.75, 1.25)
+    assert (found.join_s, found.sync_s, found.data_s) == (0.5, 0.25, 0.0)
+    assert total_s(spent) == 7.0
+
+
+def test_a_call_that_is_lost_is_given_up_and_a_boundary_is_not() -> None:
+    spent = trained()
+    spent.called(2.0)
+    spent.left(17.5, in_step=False)
+    spent.entered(18.0, 2, join_s=0.0, sync_s=0.0)
+    assert (spent.given_up_s, spent.regroup_s, spent.calls_s) == (2.0, 1.0, 0.0)
+
+
+def test_the_last_save_is_told_though_no_step_follows() -> None:
+    spent = trained()
+    spent.saved(2.0)
+    spent.settle(17.0)
+    assert (spent.saves_s, spent.steps_s) == (2.0, 5.0)
+    spent.left(18.0, in_step=False)
+    spent.settle(19.0)
+    assert total_s(spent) == 7.0

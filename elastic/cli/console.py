@@ -14,11 +14,13 @@ from rich.live import Live
 from rich.text import Text
 
 from elastic.cli.formats import printable
+from elastic.cli.report import ending_lines
 from elastic.runtime.journal import Entry, JsonLines
 from elastic.settings.run import Console
 
 PROGRESS_EVERY_S = 5.0
 _PRINT_EVERY_S = 0.1
+ENDS = ("job_finished", "job_ended")
 _MOST_LINES = 200  # at once: far more than a terminal's height
 
 
@@ -118,6 +120,9 @@ class LiveDisplay:
         text = describe(entry)
         if text is not None:
             self._show(Text(printable(text), style=_style(entry.name)))
+        if entry.name in ENDS:
+            for line in ending_lines(entry.fields):
+                self._show(Text(printable(line), style="dim"))
 
     def output(self, rank: int | None, worker: str, line: str) -> None:
         """Print it above the line if it is to be shown."""
@@ -215,6 +220,11 @@ def _because(fields: Mapping[str, Any]) -> str:
     return f": {message}" if message else ""
 
 
+def _goodput(fields: Mapping[str, Any]) -> str:
+    goodput = fields.get("goodput")
+    return f", goodput {goodput:.1%}" if goodput is not None else ""
+
+
 def _place(fields: Mapping[str, Any]) -> str:
     machine, node = fields["machine"], f"node {fields['node']}"
     return f"machine {machine} ({node})" if machine else node
@@ -270,8 +280,8 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"logs of {f['directories']} earlier runs are removed, {f['bytes'] / 1e6:.1f} MB"
     ),
     "zygote_lost": lambda f: f["reason"],
-    "job_finished": lambda f: f"finished after {f['committed']} steps{_because(f)}",
-    "job_ended": lambda f: f"ended after {f['committed']} steps{_because(f)}",
+    "job_finished": lambda f: f"finished after {f['committed']} steps{_goodput(f)}{_because(f)}",
+    "job_ended": lambda f: f"ended after {f['committed']} steps{_goodput(f)}{_because(f)}",
     # ---- of many nodes
     "already_ended": lambda f: f["message"],
     "agent_started": lambda f: f"node {f['node']} of job {f['job']}: logs in {f['log_dir']}",

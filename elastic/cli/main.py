@@ -176,6 +176,25 @@ def status(
 
 @app.command(cls=SettingsCommand)
 @with_options(OperatorSettings)
+def report(
+    *,
+    address: _Address = None,
+    output: _Output = "table",
+    config: _Config = None,
+    **options: Any,
+) -> None:
+    """Show where the time of a job's slots went: what was productive, what was lost, and to what.
+
+    docs/GUIDE.md has the kinds of time.
+    """
+    from elastic.cli import operator
+
+    with _errors():
+        operator.report(_target(address, config, options), output=output)
+
+
+@app.command(cls=SettingsCommand)
+@with_options(OperatorSettings)
 def nodes(
     *,
     clear: Annotated[

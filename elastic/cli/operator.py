@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from elastic.cli.etcd import open_store
 from elastic.cli.formats import print_json, print_table, printable, require_format
+from elastic.cli.report import accounts_of, print_report
 from elastic.cli.status import end_to_document, print_end, print_status, to_document
 from elastic.core.legible import is_instant
 from elastic.core.membership import WorkerPhase
@@ -118,6 +119,23 @@ def status(target: Target, *, output: str) -> None:
         print_json(to_document(reply))
     else:
         print_status(reply)
+
+
+def report(target: Target, *, output: str) -> None:
+    """Print where the time of the job's slots went, or how the job has ended."""
+    as_json = require_format(output)
+    try:
+        reply = _run(target, lambda client, timeout_s: client.status(timeout_s))
+    except AlreadyEnded as ended:
+        if as_json:
+            print_json(end_to_document(ended.job, ended.end))
+        else:
+            print_end(ended.job, ended.end)
+        return
+    if as_json:
+        print_json({"job": reply.job, **accounts_of(reply)})
+    else:
+        print_report(reply)
 
 
 def nodes(target: Target, *, output: str) -> None:

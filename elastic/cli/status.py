@@ -10,6 +10,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from elastic.cli.formats import print_table, printable
+from elastic.cli.report import accounts_of, goodput_line
 from elastic.core.membership import WorkerPhase
 from elastic.errors import meaning_of
 from elastic.store.job_runs import RunEnd
@@ -25,6 +26,8 @@ def to_document(reply: pb.JobStatus) -> dict[str, Any]:
     )
     _restore_numbers(document, reply.DESCRIPTOR)
     document["recoveries"] = [_recovery(r) for r in document.pop("recoveries_json")]
+    del document["accounts_json"]
+    document["accounts"] = accounts_of(reply)
     return document
 
 
@@ -71,6 +74,8 @@ def print_status(reply: pb.JobStatus) -> None:
     if progress.in_step_s > max(_LONG_S, _LONG_FACTOR * progress.step_s):
         print(f"the step under way lasts for {progress.in_step_s:.1f} s so far")
     print(f"generation {generation.number}, restarts {reply.restarts} of {reply.max_restarts}")
+    if line := goodput_line(reply):
+        print(printable(line))
     if reply.coordinator:
         doubt = "" if reply.in_office else " (in doubt: the store does not answer)"
         print(printable(f"coordinator {reply.coordinator}{doubt}"))

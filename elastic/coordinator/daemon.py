@@ -31,6 +31,7 @@ from elastic.coordinator.node_registry import NodeRegistry
 from elastic.coordinator.records import Records, save_records, since_boot, to_unix
 from elastic.coordinator.recoveries import Recoveries
 from elastic.coordinator.saves import Saves
+from elastic.coordinator.slot_time import SlotTime
 from elastic.coordinator.totals import Totals
 from elastic.coordinator.view_batches import ViewBatches
 from elastic.coordinator.wording import ending, refusal
@@ -96,8 +97,14 @@ class CoordinatorDaemon:
         self._in_office = in_office
         self._recent = recent if recent is not None else RecentEntries()
         self._machine = make_machine(options, leadership, time.monotonic())
+        self._slot_time = SlotTime(
+            self._machine,
+            journal,
+            most=options.formation.max_workers,
+            stored=leadership.records.accounts,
+        )
         self._driver: Driver[ev.Event, fx.Effect] = Driver(
-            self._machine, self._execute, ev.TimerFired(), on_error=self._crashed
+            self._slot_time, self._execute, ev.TimerFired(), on_error=self._crashed
         )
         self._tasks = TaskSupervisor(self._crashed)
         self._nodes = Attendance(
@@ -152,6 +159,7 @@ class CoordinatorDaemon:
             on_known=self._agent_knows,
             on_progress=self._progressed,
             on_reformed=self._totals.reformed,
+            on_spent=self._slot_time.spent,
         )
         self.ended: asyncio.Future[RunEnd] = asyncio.get_running_loop().create_future()
         """How the run ended, once it has."""
@@ -340,6 +348,7 @@ class CoordinatorDaemon:
             coordinator=self._options.address,
             in_office=self._in_office(),
             longest_pause_s=round(self._pauses.longest_s, 3),
+            accounts_json=json.dumps(self._slot_time.accounts().to_document()),
         )
 
     def figures(self) -> JobFigures:
@@ -354,6 +363,7 @@ class CoordinatorDaemon:
         return JobFigures(
             phase=self._machine.phase.value,
             totals=TotalFigures.of(self._totals),
+            accounts=self._slot_time.accounts(),
             in_office=self._in_office(),
             started_unix_s=self._leadership.records.started_unix_s,
             exit_code=self._exit_code(),
@@ -607,6 +617,7 @@ class CoordinatorDaemon:
                     failures={n: to_unix(found) for n, found in self._failures.instants().items()},
                     recoveries=tuple(self._recoveries.finished),
                     totals=self._totals.to_document(),
+                    accounts=self._slot_time.to_document(),
                 )
                 self._kept_steps, self._kept_at = self._totals.steps_committed, time.monotonic()
                 guard = self._leadership.guard
@@ -668,10 +679,13 @@ class CoordinatorDaemon:
         if was_to_save and self._saves.url and lost > 0:
             message = self._not_saved(message, lost)
             exit_code = int(ExitCode.NOT_SAVED) if exit_code else exit_code
+        accounts = self._slot_time.accounts().to_document()
         self._journal.record(
             "job_finished" if exit_code == 0 else "job_ended",
             exit_code=exit_code,
             committed=self._machine.committed,
+            goodput=accounts["goodput"],
+            slot_seconds={kind: s for kind, s in accounts["kinds"].items() if s > 0.0},
             **({"message": message} if message else {}),
         )
         self._nodes.broadcast(job_ended=pb.JobEnded(exit_code=exit_code, message=message))

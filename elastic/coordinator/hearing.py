@@ -49,6 +49,7 @@ class Hearing:
         on_known: Callable[[AttendingNode, Generation, Generation | None], None],
         on_progress: Callable[[job_pb2.Progress], None] = lambda _: None,
         on_reformed: Callable[[job_pb2.Reformed], None] = lambda _: None,
+        on_spent: Callable[[str, job_pb2.TimeSpent], None] = lambda _worker, _spent: None,
     ) -> None:
         self._journal = journal
         self._recoveries = recoveries
@@ -61,6 +62,7 @@ class Hearing:
         self._on_failure = on_failure
         self._on_known = on_known
         self._on_progress, self._on_reformed = on_progress, on_reformed
+        self._on_spent = on_spent
         self.progress = job_pb2.Progress()
         """The newest of rank 0."""
         self._kinds: dict[str, Callable[[AttendingNode, Any], None]] = {
@@ -76,6 +78,7 @@ class Hearing:
             "leave": lambda node, leave: on_leave(node, leave.reason),
             "leave_timed_out": lambda node, late: on_late(node, late.waited_s),
             "stop": lambda _node, stop: on_stop(stop.reason, stop.exit_code),
+            "worker_time": lambda _node, found: on_spent(found.worker, found.spent),
         }
 
     def hear(self, node: AttendingNode, message: pb.AgentMessage) -> None:
@@ -125,6 +128,7 @@ class Hearing:
             self.progress = progress
             self._on_progress(progress)
             self._record_progress(progress, group)
+        self._on_spent(progress.worker, progress.spent)
         self._post(
             ev.ProgressReported(
                 generation=progress.generation,
@@ -155,6 +159,7 @@ class Hearing:
     def _reformed(self, node: AttendingNode, report: job_pb2.Reformed) -> None:
         del node
         self._on_reformed(report)
+        self._on_spent(report.worker, report.spent)
         if report.source:
             self._journal.record("state_restored", source=report.source, committed=report.committed)
         if report.bytes_received:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from elastic.coordinator.totals import Totals
 from elastic.core.coordinator.phases import JobPhase
+from elastic.core.coordinator.slot_accounts import Accounts
 from elastic.core.histogram import PHASE_BOUNDS_S, Histogram
 from elastic.core.membership import ChangeReason, FailureKind, WorkerPhase, WorkerStatus
 from elastic.runtime.metrics import Catalog, Found
@@ -152,6 +153,25 @@ DIFFERED = CATALOG.counter(
 LEDGER_FAILURES = CATALOG.counter(
     "elastic_ledger_failures_total", "Times that the ledger could not be written from some step on."
 )
+GOODPUT = CATALOG.gauge(
+    "elastic_goodput_ratio",
+    "The share of the run's time, slot by slot, that went into steps that count.",
+)
+WANTED_SLOTS = CATALOG.gauge(
+    "elastic_wanted_slots",
+    "Slots whose time is accounted for: as many as have been there at once, up to the job's limit.",
+)
+SLOT_SECONDS = CATALOG.counter(
+    "elastic_slot_seconds_total",
+    "Time of wanted slots by what it went into; `productive` are steps that count. Steps under way "
+    "are added when they are over.",
+    "kind",
+)
+LOST_SECONDS = CATALOG.counter(
+    "elastic_slot_seconds_lost_total",
+    "All but `productive`, by the node that was the cause; an empty one: no node was.",
+    "node",
+)
 VALUE = CATALOG.gauge(
     "elastic_script_value",
     f"What rank 0's script gave to `step.report` last: the first {MOST_VALUES} names, finite "
@@ -229,6 +249,7 @@ class JobFigures:
 
     phase: str
     totals: TotalFigures
+    accounts: Accounts = field(default_factory=Accounts)
     in_office: bool = True
     started_unix_s: float = 0.0
     exit_code: int | None = None
@@ -265,6 +286,7 @@ def collect(found: Found, figures: JobFigures | None) -> None:
     _group(found, figures)
     _nodes(found, figures)
     _totals(found, figures.totals)
+    _accounts(found, figures.accounts)
     if figures.saves:
         found.set(CHECKPOINT_STEP, figures.checkpoint_step)
         found.set(CHECKPOINT_TIME, figures.totals.last_checkpoint_unix_s or None)
@@ -306,6 +328,14 @@ def _nodes(found: Found, figures: JobFigures) -> None:
     for node in {n.node: n for n in figures.nodes}.values():
         found.set(NODE_FAILURES, node.failures or None, node=node.node)
         found.set(NODE_PAUSE, node.longest_pause_s or None, node=node.node)
+
+
+def _accounts(found: Found, accounts: Accounts) -> None:
+    found.set(GOODPUT, accounts.goodput)
+    found.set(WANTED_SLOTS, accounts.wanted)
+    found.set_each(SLOT_SECONDS, "kind", {k.value: s for k, s in accounts.settled.items()})
+    for node, lost in sorted(accounts.nodes.items()):
+        found.set(LOST_SECONDS, sum(lost.values()), node=node)
 
 
 def _totals(found: Found, totals: TotalFigures) -> None:

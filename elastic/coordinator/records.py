@@ -31,6 +31,8 @@ class Records:
     """The newest, newest last."""
     totals: Mapping[str, Any] = field(default_factory=dict)
     """Of the whole run, as Totals has them; empty: nothing is known."""
+    accounts: Mapping[str, Any] = field(default_factory=dict)
+    """Where the time of slots went, as SlotAccounts has it; empty: nothing is known."""
     are_kept: bool = True
     """They are in the store."""
 
@@ -55,6 +57,7 @@ async def save_records(store: Store, *, job: str, guard: Guard, records: Records
         "failures": records.failures,
         "recoveries": records.recoveries,
         "totals": records.totals,
+        "accounts": records.accounts,
     }
     key, value = JobKeys(job).records, json.dumps(document).encode()
     await until_answered(lambda: store.put(key, value, guard=guard), "save the records")
@@ -78,6 +81,7 @@ async def load_records(store: Store, job: str) -> Records:
             failures={name: _instants(found) for name, found in document["failures"].items()},
             recoveries=tuple(dict(recovery) for recovery in document["recoveries"][-_MOST:]),
             totals=_table(document.get("totals")),
+            accounts=_table(document.get("accounts")),
         )
     except Exception:  # noqa: BLE001 - in whatever way it is no such document
         return Records(are_kept=False)

@@ -60,14 +60,16 @@ class Report:
 class Accounts:
     """The books at one moment, each second of each wanted slot under one kind."""
 
-    kinds: Mapping[Kind, float]
-    settled: Mapping[Kind, float]
+    kinds: Mapping[Kind, float] = field(default_factory=lambda: dict.fromkeys(Kind, 0.0))
+    settled: Mapping[Kind, float] = field(default_factory=lambda: dict.fromkeys(Kind, 0.0))
     """Without steps under way, which may yet be given up: these only grow."""
-    nodes: Mapping[str, Mapping[Kind, float]]
-    incidents: Sequence[Mapping[str, Any]]
-    wall_s: float
+    nodes: Mapping[str, Mapping[Kind, float]] = field(default_factory=dict)
+    """Lost time by the node that was its cause; "": no node was."""
+    incidents: Sequence[Mapping[str, Any]] = ()
+    """The newest, oldest first."""
+    wall_s: float = 0.0
     """Wall time times wanted slots."""
-    wanted: int
+    wanted: int = 0
     """Slots that are wanted now."""
 
     @property

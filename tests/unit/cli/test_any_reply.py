@@ -12,12 +12,14 @@ from hypothesis import given
 
 from elastic.cli import operator
 from elastic.cli.operator import event_from
+from elastic.cli.report import print_report
 from elastic.cli.status import print_status, to_document
 from elastic.errors import ConfigurationError
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2
 from tests.fuzzed_documents import documents, may_be_refused, thoroughly
 from tests.fuzzed_messages import messages
+from tests.unit.cli.test_operator import ACCOUNTS
 
 EVENT = json.dumps({"time": 1.75e9, "event": "node_lost", "node": "n1"}).encode()
 RECOVERY = json.dumps({"generation": 4, "reason": "member_lost", "total_s": 0.05}).encode()
@@ -32,9 +34,14 @@ def test_any_line_is_an_event_or_is_refused(line: bytes) -> None:
         assert name is not None
 
 
-@given(reply=messages(pb.JobStatus), recovery=documents(RECOVERY))
-def test_any_status_is_shown(reply: pb.JobStatus, recovery: bytes) -> None:
+@given(
+    reply=messages(pb.JobStatus),
+    recovery=documents(RECOVERY),
+    accounts=documents(json.dumps(ACCOUNTS).encode()),
+)
+def test_any_status_is_shown(reply: pb.JobStatus, recovery: bytes, accounts: bytes) -> None:
     reply.recoveries_json.append(recovery.decode(errors="replace"))
+    reply.accounts_json = accounts.decode(errors="replace")
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown):
         print_status(reply)
@@ -42,6 +49,11 @@ def test_any_status_is_shown(reply: pb.JobStatus, recovery: bytes) -> None:
     for node in reply.nodes:
         operator._row(node)
     assert "recovery to generation" in shown.getvalue()
+    with (
+        contextlib.redirect_stdout(shown),
+        may_be_refused(ConfigurationError, naming="where the time went"),
+    ):
+        print_report(reply)
     assert "\x1b" not in shown.getvalue()
 
 

@@ -48,6 +48,7 @@ FIELDS = {
     "expires": "2030-01-01",
     "found": "other.job.elastic",
     "generation": 3,
+    "goodput": 0.25,
     "grace_s": 60.0,
     "job": "digits",
     "kind": "signal",
@@ -244,6 +245,21 @@ def test_the_live_display_folds_progress_into_its_line(
     for part in ("recovered in 250 ms", "worker local-2 [bold]was killed", "[rank 0] loss [red]"):
         assert part in shown
     assert "not shown" not in shown
+
+
+def test_at_the_end_people_see_where_the_time_went(capsys: pytest.CaptureFixture[str]) -> None:
+    display = LiveDisplay(Console.RANK0)
+    spent = {"productive": 30.0, "start_up": 600.0}
+    display.entry(entry("job_finished", committed=7, goodput=0.047619, slot_seconds=spent))
+    display.entry(entry("job_ended", committed=7, goodput=None, slot_seconds={}))
+    display.close()
+    shown = capsys.readouterr().err.splitlines()
+    assert [" ".join(line.split()) for line in shown if line.strip()] == [
+        "finished after 7 steps, goodput 4.8%",
+        "productive 30.0 s 4.8%",
+        "start_up 10.0 min 95.2%",
+        "ended after 7 steps",
+    ]
 
 
 def test_workers_lines_as_json_say_whose_they_are() -> None:

@@ -36,6 +36,29 @@ from tests.unit.store.failing_store import Clock, FailingStore
 
 DEADLINE_S = 60.0
 WORKER = job_pb2.WorkerStatus(worker="n1-1", phase=6, slot=0, committed=2**33, pid=11)
+ACCOUNTS = {
+    "wanted_slots": 3,
+    "slot_seconds": 400.0,
+    "goodput": 0.9,
+    "kinds": {"productive": 360.0, "start_up": 30.5, "hang": 9.5, "join": 0.0},
+    "nodes": [
+        {"node": "", "lost_s": 20.0, "kinds": {"start_up": 20.0}},
+        {"node": "n1", "lost_s": 0.0, "kinds": {}},
+        {"node": "n2", "lost_s": 20.0, "kinds": {"start_up": 10.5, "hang": 9.5}},
+    ],
+    "incidents": [
+        {
+            "number": 1,
+            "unix_s": 1.75e9,
+            "reason": "member_lost",
+            "nodes": ["n2"],
+            "workers": ["n2-1", "n2-2", "n2-3", "n2-4"],
+            "generation": 4,
+            "lost_s": 20.0,
+            "seconds": {"start_up": 10.5, "hang": 9.5},
+        }
+    ],
+}
 STATUS = pb.JobStatus(
     min_workers=2,
     wanted_workers=3,
@@ -61,6 +84,7 @@ STATUS = pb.JobStatus(
     checkpoint_step=7,
     checkpoint_dir="/checkpoints",
     longest_pause_s=0.25,
+    accounts_json=json.dumps(ACCOUNTS),
 )
 EVENTS = [
     Entry(unix_s=1.0, name="node_lost", fields={"node": "n1", "reason": ""}),
@@ -177,6 +201,7 @@ def test_status_for_people(place: Place, capsys: Printed) -> None:
         "n1-1",
         "training",
         "recovery to generation 4 (member_lost): 50 ms",
+        "goodput 90.0%, lost mostly: start_up 30.5 s, hang 9.50 s (elastic report)",
         "longest pause of the coordinator: 250 ms",
         "longest pause of the agent of n2: 61 ms",
     ):
@@ -191,6 +216,31 @@ def test_status_for_programs(place: Place, capsys: Printed) -> None:
     assert shown["nodes"][0]["workers"][0]["committed"] == 2**33
     assert shown["in_office"] is False
     assert shown["recoveries"] == [{"generation": 4, "reason": "member_lost", "total_s": 0.05}]
+    assert shown["accounts"] == ACCOUNTS
+
+
+def test_a_report_for_people(place: Place, capsys: Printed) -> None:
+    operator.report(place.target, output="table")
+    shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    incident = "member lost, generation 4 n2 n2-1, n2-2, n2-3 and 1 more 20.0 s start_up 10.5 s"
+    assert shown[:5] == [
+        "job digits: goodput 90.0%, 6.7 min of wanted slots (3 now)",
+        "kind slot time share",
+        "productive 6.0 min 90.0%",
+        "start_up 30.5 s 7.6%",
+        "hang 9.50 s 2.4%",
+    ]
+    assert any(incident in line for line in shown)
+    assert shown[-3:] == [
+        "node lost mostly",
+        "(no node) 20.0 s start_up 20.0 s",
+        "n2 20.0 s start_up 10.5 s, hang 9.50 s",
+    ]
+
+
+def test_a_report_for_programs(place: Place, capsys: Printed) -> None:
+    operator.report(place.target, output="json")
+    assert document(capsys) == {"job": "digits", **ACCOUNTS}
 
 
 def test_nodes_for_people(place: Place, capsys: Printed) -> None:
@@ -220,7 +270,7 @@ def test_nodes_for_programs(place: Place, capsys: Printed) -> None:
     ]
 
 
-@pytest.mark.parametrize("command", [operator.status, operator.nodes])
+@pytest.mark.parametrize("command", [operator.status, operator.nodes, operator.report])
 def test_another_format_is_refused(place: Place, command: Any) -> None:
     with pytest.raises(ConfigurationError, match="--output 'yaml' is not allowed; expected table"):
         command(place.target, output="yaml")

@@ -8,15 +8,25 @@ from elastic.agent import metrics as agent
 from elastic.coordinator import metrics
 from elastic.coordinator.metrics import CATALOG, JobFigures, NodeFigures, TotalFigures, collect
 from elastic.coordinator.totals import Totals
+from elastic.core.accounting import Kind
+from elastic.core.coordinator.slot_accounts import Accounts
 from elastic.core.membership import WorkerPhase
 from elastic.runtime.metrics import Found, Metric
 from elastic.runtime.metrics_text import write
 from tests.unit.coordinator.agents import worker
 from tests.unit.coordinator.test_totals import some, tell
 
+NO_TIME = dict.fromkeys(Kind, 0.0)
 WORKERS = (
     (worker("a", WorkerPhase.TRAINING), worker("b", WorkerPhase.TRAINING)),
     (worker("c", WorkerPhase.TRAINING),),
+)
+ACCOUNTS = Accounts(
+    kinds={**NO_TIME, Kind.PRODUCTIVE: 30.0, Kind.HANG: 10.0},
+    settled={**NO_TIME, Kind.PRODUCTIVE: 25.0, Kind.HANG: 10.0},
+    nodes={"a": {Kind.HANG: 10.0}},
+    wall_s=40.0,
+    wanted=2,
 )
 
 
@@ -71,6 +81,16 @@ def test_a_leader_tells_of_the_job() -> None:
     assert value(found(figures(exit_code=82)), metrics.EXIT_CODE) == 82
 
 
+def test_time_is_told_by_kind_and_what_is_lost_by_node() -> None:
+    job = found(figures(accounts=ACCOUNTS))
+    assert value(job, metrics.GOODPUT) == 0.75
+    assert value(job, metrics.WANTED_SLOTS) == 2
+    assert value(job, metrics.SLOT_SECONDS, kind="productive") == 25.0, "of steps that are over"
+    assert value(job, metrics.SLOT_SECONDS, kind="hang") == 10.0
+    assert value(job, metrics.SLOT_SECONDS, kind="join") == 0.0, "from the begin on"
+    assert value(job, metrics.LOST_SECONDS, node="a") == 10.0
+
+
 def test_before_the_first_commit_there_is_no_time_of_it() -> None:
     job = found(figures(Totals()))
     assert value(job, metrics.LAST_COMMIT) is None
@@ -104,7 +124,12 @@ def test_a_snapshot_does_not_change() -> None:
 def test_each_definition_is_found_in_some_snapshot() -> None:
     node = NodeFigures(node="a", state="ready", failures=1, longest_pause_s=0.1)
     all_of_it = figures(
-        nodes=(node,), saves=True, exit_code=0, step_usual_s=0.1, values={"loss": 1.0}
+        nodes=(node,),
+        saves=True,
+        exit_code=0,
+        step_usual_s=0.1,
+        values={"loss": 1.0},
+        accounts=ACCOUNTS,
     )
     assert set(found(all_of_it).samples) == set(CATALOG.metrics)
     of_agent = Found(job="digits")

@@ -1,0 +1,81 @@
+"""The accounts of a coordinator: what agents tell reaches them, and no error of theirs the job."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from elastic.coordinator.slot_time import SlotTime
+from elastic.core.accounting import Kind
+from elastic.core.coordinator import events as ev
+from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
+from elastic.core.coordinator.slot_accounts import SlotAccounts
+from elastic.core.membership import WorkerPhase
+from elastic.runtime.journal import Entry, Journal
+from elastic.v1 import job_pb2 as pb
+from tests.unit.coordinator.agents import worker
+
+
+class Leader:
+    """Of a job with one worker, at the time that the test says."""
+
+    def __init__(self, stored: Any = None, now: float = 100.0) -> None:
+        self.now = now
+        self.entries: list[Entry] = []
+        machine = Coordinator(CoordinatorSettings(incarnation="x"), now=self.now)
+        journal = Journal(self.entries.append)
+        self.time = SlotTime(machine, journal, most=1, stored=stored or {}, clock=lambda: self.now)
+
+    def hears(self, phase: WorkerPhase, generation: int = 0) -> None:
+        statuses = (worker("w", phase, generation),)
+        report = ev.NodeReported(node="n@0123", slots=1, workers=statuses)
+        self.time.handle(report, self.now)
+
+    def trains(self) -> None:
+        self.hears(WorkerPhase.READY)
+        self.time.handle(ev.GenerationPersisted(number=1), self.now)
+        self.hears(WorkerPhase.TRAINING, 1)
+
+
+def test_what_a_worker_says_is_booked() -> None:
+    leader = Leader()
+    leader.trains()
+    leader.now += 10.0
+    leader.time.spent("w", pb.TimeSpent(generation=1, steps=8, steps_s=9.0, data_s=2.0))
+    found = leader.time.accounts()
+    assert found.settled[Kind.DATA_WAIT] == 2.0
+    assert found.kinds[Kind.PRODUCTIVE] == 8.0
+    assert dict(found.nodes["n"]) == {Kind.DATA_WAIT: 2.0}, "by its name"
+
+
+@pytest.mark.parametrize("nonsense", [math.nan, math.inf, -1.0])
+def test_what_makes_no_sense_is_passed_over(nonsense: float) -> None:
+    leader = Leader()
+    leader.trains()
+    leader.now += 10.0
+    leader.time.spent("w", pb.TimeSpent(generation=1, steps=8, steps_s=nonsense, data_s=2.0))
+    assert leader.time.accounts().settled[Kind.DATA_WAIT] == 0.0
+
+
+def test_the_next_leader_goes_on() -> None:
+    first = Leader()
+    first.trains()
+    first.now += 10.0
+    second = Leader(first.time.to_document(), now=first.now)
+    second.now += 2.0
+    assert second.time.accounts().wall_s == pytest.approx(12.0, abs=1.0)
+
+
+def test_an_error_in_accounts_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("by zero")
+
+    leader = Leader()
+    monkeypatch.setattr(SlotAccounts, "observe", fail)
+    leader.trains()
+    assert leader.time.accounts().goodput is None
+    assert leader.time.to_document() == {}
+    (warning,) = leader.entries
+    assert "ZeroDivisionError: by zero" in warning.fields["message"]

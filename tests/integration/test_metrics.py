@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -32,6 +34,12 @@ class Job(TrainingJob):
         self.coordinators.append(candidate)
         return candidate
 
+    def tells(self, *command: str) -> str:
+        """An operator's command."""
+        told = self.start(*command)
+        assert told.wait() == 0, told.story()
+        return "\n".join(told.output)
+
 
 def ask(process: CommandProcess, path: str) -> tuple[int, str]:
     address = process.wait_for_event("http_started")["address"]
@@ -52,6 +60,20 @@ def scrape(process: CommandProcess) -> Samples:
         for family in text_string_to_metric_families(text)
         for s in family.samples
     }
+
+
+def accounted(job: Job) -> dict[str, Any]:
+    """What `elastic report` tells. All time of all slots is accounted for, within 1%."""
+    connected = job.events("node_connected")
+    since = [min(e["time"] for e in connected if e["node"] == node) for node in NODES]
+    least_s = sum(time.time() - at for at in since)
+    report: dict[str, Any] = json.loads(job.tells("report", "--output", "json"))
+    most_s = sum(time.time() - at for at in since)
+    total_s = sum(report["kinds"].values())
+    assert report["wanted_slots"] == len(NODES)
+    assert abs(total_s - report["slot_seconds"]) <= 0.01 * total_s, report
+    assert 0.99 * least_s <= total_s <= 1.01 * most_s, report
+    return report
 
 
 def settled(process: CommandProcess, *name: str, deadline_s: float = 30.0) -> float:
@@ -107,6 +129,10 @@ def test_what_happens_to_a_job_is_seen_and_outlives_its_leader(job: Job) -> None
     assert after["elastic_steps_committed_total",] > before["elastic_steps_committed_total",]
     assert after["elastic_step_duration_seconds_count",] > 0
     assert after["elastic_samples_committed_total",] > 0
+    (lost,) = [i for i in accounted(job)["incidents"] if i["reason"] == reason]
+    assert lost["nodes"] == ["b"]
+    assert {"recomputed", "join", "start_up"} <= set(lost["seconds"]), lost
+    assert after["elastic_slot_seconds_lost_total", "b"] >= 0.9 * lost["lost_s"]
 
     assert ask(standby, "/readyz") == (200, "ready\n")
     followed = scrape(standby)
@@ -128,6 +154,9 @@ def test_what_happens_to_a_job_is_seen_and_outlives_its_leader(job: Job) -> None
     assert settled(standby, "elastic_world_size") == len(NODES)
     committed = "elastic_steps_committed_total"
     assert settled(standby, committed) > after[committed,], "they go on"
+    (known,) = [i for i in accounted(job)["incidents"] if i["number"] == lost["number"]]
+    assert known["nodes"] == ["b"]
+    assert known["lost_s"] >= lost["lost_s"]
 
     os.kill(standby.process.pid, signal.SIGKILL)
     job.wait(lambda: ask(agent, "/readyz")[0] == 503, "an agent without a coordinator")

@@ -63,6 +63,8 @@ At most 100 connections are kept, the oldest makes room for a new one, and one o
   etcd, at every failure, change of the group and checkpoint, and every 10 s. Those of an agent, and of a daemon's
   process, begin anew with it.
 - The label `reason` has the reasons of `generation_formed`, `kind` of failures those of `worker_failed` (docs/EVENTS.md).
+- The label `kind` of `elastic_slot_seconds_total` has [the kinds of time](GUIDE.md#where-the-time-goes). A step is
+  added when it is over, so a hang shows when it has ended; until then `elastic_last_commit_timestamp_seconds` tells.
 - The names of `elastic_script_value` are the script's own: it should report few. 100 are kept.
 - Rules and alerts are in `deploy/prometheus`; [RUNBOOK.md](RUNBOOK.md) says what to do about each alert.
 - Snapshots are taken at most twice a second, beside training, and written on a thread of their own.

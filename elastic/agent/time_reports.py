@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from elastic.v1 import job_pb2 as pb
 
-EVERY_S = 5.0
+EVERY_S = 10.0
 
 
 @dataclass(slots=True)

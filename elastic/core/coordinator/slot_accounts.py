@@ -493,7 +493,9 @@ class SlotAccounts:
         nodes = self._nodes.values()
         there = sum(n.slots for n in nodes if n.present and n.id not in self._leaving)
         self._wanted = max(self._wanted, min(self._most, there))
-        candidates = sorted(self._candidates(), key=self._order)[: self._wanted]
+        candidates = list(self._candidates())
+        if len(candidates) > self._wanted:
+            candidates = sorted(candidates, key=self._order)[: self._wanted]
         chosen = {(slot.node, slot.number) for slot in candidates}
         for key, slot in list(self._slots.items()):
             is_wanted = key in chosen

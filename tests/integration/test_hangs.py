@@ -51,6 +51,8 @@ def test_a_hang_is_noticed_and_accounted_for(
     log = Path(failed["log"]).read_text()
     assert "in hang_at" in log, "the stacks of the one that hung"
     check_trains_on(job)
+    spent = job.named("job_ended")[0]["slot_seconds"]
+    assert spent["hang"] > 2 * LIMIT_S, "of both slots"
 
 
 @pytest.mark.long

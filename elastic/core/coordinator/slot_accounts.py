@@ -329,7 +329,7 @@ class SlotAccounts:
     def _struck(
         self, now: float, reason: str, nodes: Iterable[str], workers: Iterable[WorkerId]
     ) -> Incident:
-        """By a loss; what strikes before a group follows is one incident with it."""
+        """By a loss; what strikes before the group that follows trains is one incident with it."""
         workers = tuple(workers)
         incident = self._under_way
         if incident is None:
@@ -353,8 +353,9 @@ class SlotAccounts:
             seats = [seat for seat in map(self._seat_of, effect.workers) if seat is not None]
             homes = [seat.node for seat in seats]
             incident = self._struck(now, effect.reason.name.lower(), homes, effect.workers)
-            incident.reason = effect.reason.name.lower()
-            incident.is_hang = effect.reason is ChangeReason.STALLED
+            if effect.reason is ChangeReason.STALLED or not incident.is_hang:
+                incident.reason = effect.reason.name.lower()
+            incident.is_hang |= effect.reason is ChangeReason.STALLED
             began = [incident.at, effect.at]
             began += [at for at in (self._sign_at, effect.standing_since) if at is not None]
             incident.at, self._sign_at = min(began), None
@@ -365,13 +366,14 @@ class SlotAccounts:
     def _formed(self, generation: Generation, now: float) -> None:
         if not generation.members:
             return  # all wait: what struck is not over
-        incident, self._under_way = self._under_way, None
-        self._sign_at = None
-        if incident is None and self._group is not None and self._group.members:
+        incident, self._sign_at = self._under_way, None
+        if incident is not None:
+            incident.generation = generation.number
+        elif self._group is not None and self._group.members:
             incident = self._changed(generation, self._group, now)
-        if incident is None:
+            incident.generation = incident.generation or generation.number
+        else:
             return  # the first one
-        incident.generation = incident.generation or generation.number
         self._causes[generation.number] = incident
         while len(self._causes) > _MOST_GENERATIONS:
             del self._causes[min(self._causes)]
@@ -417,6 +419,8 @@ class SlotAccounts:
         if not node.present or node.slots != event.slots:
             node.present, node.slots, self._changed_nodes = True, event.slots, True
         node.workers = {s.slot: s for s in event.workers if s.slot is not None}
+        if self._under_way is not None and _is_over(self._under_way, event.workers):
+            self._under_way = None
         return name
 
     def _moved(
@@ -635,6 +639,12 @@ class SlotAccounts:
             return 0.0
         again = min(high, report.committed) - max(low, report.committed - steps)
         return max(0, again) / steps
+
+
+def _is_over(incident: Incident, workers: Iterable[WorkerStatus]) -> bool:
+    """The group that followed trains."""
+    training = [s.generation for s in workers if s.phase is WorkerPhase.TRAINING]
+    return 0 < incident.generation <= max(training, default=0)
 
 
 def _noticing(cause: Incident) -> Kind:

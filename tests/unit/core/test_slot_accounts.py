@@ -217,6 +217,24 @@ def test_a_hang_is_told_from_work() -> None:
     assert job.incidents()[0]["seconds"] == {"hang": 59.0, "recomputed": 1.0}
 
 
+def test_a_hang_and_the_time_until_the_one_that_hangs_is_left_out_are_one_incident() -> None:
+    job = two_train()
+    job.passes(30.0)
+    job.loses(reason=ChangeReason.STALLED, standing_s=29.5)
+    job.forms(2, ChangeReason.STALLED, "w1", "w2")
+    job.passes(5.0)
+    job.loses("w2", reason=ChangeReason.JOIN_TIMED_OUT)
+    job.dies("b", 0)
+    job.forms(3, ChangeReason.JOIN_TIMED_OUT, "w1")
+    job.trains("w1")
+    job.says("w1", 10, given_up_s=30.0, regroup_s=5.0)
+    (incident,) = job.incidents()
+    assert (incident["reason"], incident["nodes"], incident["generation"]) == ("stalled", ["b"], 3)
+    assert incident["seconds"] == {"hang": 69.0, "recomputed": 1.0}
+    job.dies("a", 0)
+    assert len(job.incidents()) == 2, "the group that followed had trained"
+
+
 def test_below_the_minimum_nobody_trains() -> None:
     job = two_train()
     job.dies("b", 0)

@@ -32,6 +32,15 @@ def check_outcome(job: JobProcess, out: Path, epochs: int) -> None:
             torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-11)
 
 
+def check_accounts(job: JobProcess, nproc: int) -> None:
+    """P8: the time of all slots is accounted for, within 1%."""
+    (connected,), (finished,) = job.named("node_connected"), job.named("job_finished")
+    wall_s = (finished["time"] - connected["time"]) * nproc
+    spent = finished["slot_seconds"]
+    assert sum(spent.values()) == pytest.approx(wall_s, rel=0.01), spent
+    assert {"productive", "recomputed", "join", "state_transfer", "first_step"} <= set(spent)
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("nproc", "kills", "options"),
@@ -61,6 +70,7 @@ def test_kills_change_nothing(tmp_path: Path, nproc: int, kills: int, options: l
         kill_at_random_steps(job, tmp_path, seed=nproc, kills=kills)
         assert job.wait(150) == 0, job.story()
     check_outcome(job, tmp_path, epochs)
+    check_accounts(job, nproc)
 
 
 def test_without_kills_uneven_shares_give_the_exact_gradient(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ environment.
 """
 _COLUMNS = "| option | variable | default | |\n|---|---|---|---|\n"
 _OPERATOR = "operator commands"
-_TITLES = {"operator": f"{_OPERATOR}: `elastic status`, `nodes`, `drain`, `events`, `stop`"}
+_TITLES = {"operator": f"{_OPERATOR}: `elastic status`, `report`, `nodes`, `drain`, `events`, `stop`"}
 
 
 def text() -> str:

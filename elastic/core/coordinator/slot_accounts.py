@@ -44,6 +44,10 @@ class Decisions(Protocol):
         """The newest generation."""
         ...
 
+    def last_commit_at(self, now: float) -> float:
+        """When the newest step was committed, as far as is known."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
@@ -192,7 +196,7 @@ class SlotAccounts:
             return
         self._hear(event, now)
         for effect in effects:
-            self._decided(effect, now)
+            self._decided(effect, machine, now)
         touched = self._see(event, now)
         group, phase = machine.current, machine.phase
         if group is not self._group or phase is not self._phase:
@@ -348,7 +352,7 @@ class SlotAccounts:
                 return self._slots.get((self._name_of(member.node), member.slot))
         return self._slot_of.get(worker)
 
-    def _decided(self, effect: fx.Effect, now: float) -> None:
+    def _decided(self, effect: fx.Effect, machine: Decisions, now: float) -> None:
         if isinstance(effect, fx.Lost):
             seats = [seat for seat in map(self._seat_of, effect.workers) if seat is not None]
             homes = [seat.node for seat in seats]
@@ -359,7 +363,8 @@ class SlotAccounts:
             began = [incident.at, effect.at]
             began += [at for at in (self._sign_at, effect.standing_since) if at is not None]
             incident.at, self._sign_at = min(began), None
-            incident.detection_s = effect.at - incident.at
+            stood_s = now - machine.last_commit_at(now)  # a group may train on without an agent
+            incident.detection_s = max(0.0, min(effect.at - incident.at, stood_s))
         elif isinstance(effect, fx.AnnounceGeneration):
             self._formed(effect.generation, now)
 

@@ -36,6 +36,10 @@ class Machine:
 
     phase: JobPhase = JobPhase.GATHERING
     current: Generation | None = None
+    committed_at: float = 0.0
+
+    def last_commit_at(self, now: float) -> float:
+        return min(now, self.committed_at)
 
 
 class Job:
@@ -233,6 +237,17 @@ def test_a_hang_and_the_time_until_the_one_that_hangs_is_left_out_are_one_incide
     assert incident["seconds"] == {"hang": 69.0, "recomputed": 1.0}
     job.dies("a", 0)
     assert len(job.incidents()) == 2, "the group that followed had trained"
+
+
+def test_a_group_that_trains_on_without_an_agent_does_not_wait_for_the_decision() -> None:
+    job = two_train()
+    job.tell(ev.NodeLost(node="b"))
+    job.passes(30.0)
+    job.machine.committed_at = job.now - 0.5
+    job.loses("w2", reason=ChangeReason.MEMBER_LOST)
+    job.forms(2, ChangeReason.MEMBER_LOST, "w1")
+    (incident,) = job.incidents()
+    assert incident["seconds"]["detection"] == 0.5
 
 
 def test_below_the_minimum_nobody_trains() -> None:

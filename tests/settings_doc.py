@@ -51,7 +51,8 @@ environment.
 """
 _COLUMNS = "| option | variable | default | |\n|---|---|---|---|\n"
 _OPERATOR = "operator commands"
-_TITLES = {"operator": f"{_OPERATOR}: `elastic status`, `report`, `nodes`, `drain`, `events`, `stop`"}
+_THEM = ("elastic status", "report", "nodes", "drain", "events", "stop")
+_TITLES = {"operator": f"{_OPERATOR}: {', '.join(f'`{name}`' for name in _THEM)}"}
 
 
 def text() -> str:

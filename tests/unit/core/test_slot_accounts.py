@@ -25,7 +25,7 @@ from elastic.core.membership import (
     WorkerPhase,
     WorkerStatus,
 )
-from tests.fuzzed_documents import documents, thoroughly
+from tests.fuzzed_documents import documents
 
 AHEAD_S = 1000.0  # of Unix time
 
@@ -443,7 +443,6 @@ def some() -> dict[str, Any]:
     return job.accounts.to_document(job.now, AHEAD_S)
 
 
-@thoroughly
 @given(value=documents(json.dumps(some()).encode()))
 def test_whatever_stands_there_a_leader_can_begin(value: bytes) -> None:
     accounts = SlotAccounts(4)

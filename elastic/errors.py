@@ -18,6 +18,7 @@ ElasticError
 from __future__ import annotations
 
 import enum
+import errno
 
 
 class ExitCode(enum.IntEnum):
@@ -125,3 +126,24 @@ class Stranded(ElasticError):
 
 class GroupLost(ElasticError):
     """The process group can not be used any more; a new one will form."""
+
+
+_PASSING = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EMFILE),
+    *(errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET),
+    *(errno.ENETUNREACH, errno.EHOSTUNREACH),
+}
+
+
+def may_pass(error: BaseException) -> bool:
+    """The system, or a storage, may grant later what it refuses now: no reason for a person to
+    change anything in the configuration."""
+    return isinstance(error, TimeoutError) or (
+        isinstance(error, OSError) and error.errno in _PASSING
+    )
+
+
+def refusal_of(message: str, error: BaseException) -> ElasticError:
+    """With this message: a TransientError if what is refused may be granted later, else a
+    ConfigurationError."""
+    return TransientError(message) if may_pass(error) else ConfigurationError(message)

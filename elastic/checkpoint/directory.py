@@ -26,7 +26,8 @@ class CheckpointDirectory(Protocol):
     def probe(self) -> None:
         """Create the root and prove that it can be written to.
 
-        Raises ConfigurationError naming the path, the reason and what to do.
+        Raises ConfigurationError naming the path, the reason and what to do, and TransientError
+        where the storage is full or does not answer.
         """
         ...
 

@@ -17,6 +17,7 @@ from elastic.errors import (
     CheckpointWriteError,
     ConfigurationError,
     TransientError,
+    refusal_of,
 )
 
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -45,9 +46,10 @@ class LocalDirectory:
             finally:
                 _unlink(probe)
         except OSError as error:
-            raise ConfigurationError(
+            raise refusal_of(
                 f"the checkpoint directory {self._root} can not be written to: "
-                f"{_reason(error)}; {_advice(error)}"
+                f"{_reason(error)}; {_advice(error)}",
+                error,
             ) from error
 
     def write(

@@ -16,6 +16,7 @@ from elastic.errors import (
     ConfigurationError,
     ElasticError,
     TransientError,
+    refusal_of,
 )
 from elastic.settings.masking import masked_url
 
@@ -61,10 +62,11 @@ class RemoteDirectory:
             self.write(name, b"probe")
             self._fs.rm_file(self._path(name))
         except Exception as error:
-            raise ConfigurationError(
-                f"the checkpoint directory {self._url} can not be written to: "
-                f"{_reason(error.__cause__ or error)}; "
-                "check that it exists and that the credentials may write, or choose another one"
+            reason = error.__cause__ or error
+            raise refusal_of(
+                f"the checkpoint directory {self._url} can not be written to: {_reason(reason)}; "
+                "check that it exists and that the credentials may write, or choose another one",
+                reason,
             ) from error
 
     def write(

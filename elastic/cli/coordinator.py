@@ -25,7 +25,7 @@ from elastic.coordinator.office import Office
 from elastic.coordinator.totals import Totals
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
-from elastic.errors import ConfigurationError, ElasticError, ExitCode
+from elastic.errors import ElasticError, ExitCode, refusal_of
 from elastic.rpc.control import ControlServer
 from elastic.rpc.security import choose_security
 from elastic.runtime.journal import Journal, JsonLines, RecentEntries
@@ -45,7 +45,11 @@ from elastic.store.measured import MeasuredStore, StoreCalls
 from elastic.timeouts import timeout
 
 _NO_LIMIT = 1 << 20
-_SIGNALS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
+_SIGNALS = {
+    signal.SIGINT: ExitCode.INTERRUPTED,
+    signal.SIGTERM: ExitCode.TERMINATED,
+    signal.SIGHUP: ExitCode.TERMINATED,
+}
 _STOP_GRACE_S = 0.5
 _HEARD_WITHIN_S = 5.0
 """Who leads the run again removes its end from etcd, and a watch that is late does not show it: for
@@ -166,7 +170,8 @@ async def _until_signalled(
         working.cancel()
 
     for number in _SIGNALS:
-        loop.add_signal_handler(number, leave, number)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup(1)
+            loop.add_signal_handler(number, leave, number)
     try:
         return await working
     except asyncio.CancelledError:
@@ -211,9 +216,10 @@ def _events(settings: CoordinatorSettings) -> Iterator[Stream]:
     try:
         stream = settings.events_file.open("ab", buffering=0)
     except OSError as error:
-        raise ConfigurationError(
+        raise refusal_of(
             f"can not write the events file {settings.events_file}: {error.strerror}; choose "
-            "another with --events-file"
+            "another with --events-file",
+            error,
         ) from error
     with stream:
         output = Output(stream.fileno())

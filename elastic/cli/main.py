@@ -97,7 +97,7 @@ def run(
     """Train SCRIPT with several workers on this machine, through lost workers.
 
     The first Ctrl-C or SIGTERM saves a checkpoint at a step boundary and leaves; the second stops
-    at once.
+    at once. A terminal that is closed does what SIGTERM does.
     """
     from elastic.cli.run import Command
     from elastic.cli.run import run as run_job

@@ -34,7 +34,7 @@ from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
 from elastic.core.legible import is_text
 from elastic.core.restarts import Backoff
-from elastic.errors import ConfigurationError, ExitCode
+from elastic.errors import ConfigurationError, ExitCode, refusal_of
 from elastic.rpc.control import ControlClient, ControlServer
 from elastic.rpc.security import choose_security, stays_here
 from elastic.runtime.journal import EntryCounts, Journal, RecentEntries
@@ -46,6 +46,7 @@ from elastic.runtime.network import interface_of
 from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.process_metrics import ProcessParts, Watched
 from elastic.runtime.process_title import set_title
+from elastic.runtime.reexec import has_terminal
 from elastic.runtime.run_directory import RunDirectory
 from elastic.runtime.service_notice import NOTICE_VARIABLES
 from elastic.runtime.warnings_to_journal import warnings_to
@@ -65,6 +66,8 @@ _SIGNALS = {
     signal.SIGINT: (ExitCode.INTERRUPTED, "Ctrl-C"),
     signal.SIGTERM: (ExitCode.TERMINATED, "SIGTERM"),
 }
+_LAST_WORD_S = 0.5
+"""For the coordinator to say how the job ended, once no process of it is left."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,12 +189,13 @@ async def _always_ready() -> str:
 
 
 async def _end_of(agent: AgentDaemon, coordinator: CoordinatorDaemon) -> None:
-    """Return when no process is left. That is enough: a signal can come when there is no job yet
-    that the coordinator could end."""
+    """Return when no process is left, and the coordinator has said how the job ended. If it never
+    does that is no reason to wait: a signal can come when there is no job yet that it could end."""
     ends = (agent.ended, coordinator.ended)
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if not (coordinator.ended.done() and coordinator.ended.exception()):
         await asyncio.wait([agent.ended])
+        await asyncio.wait([coordinator.ended], timeout=_LAST_WORD_S)
 
 
 def _exit_code(agent: AgentDaemon, coordinator: CoordinatorDaemon) -> int:
@@ -205,9 +209,11 @@ def _exit_code(agent: AgentDaemon, coordinator: CoordinatorDaemon) -> int:
 
 
 def _handle_signals(agent: AgentDaemon) -> None:
-    """First signal: leave at a step boundary after saving. Second: stop at once."""
+    """First signal: leave at a step boundary after saving. Second: stop at once. A terminal that is
+    closed may send SIGHUP several times, and is one signal; under nohup(1) it is none."""
     loop = asyncio.get_running_loop()
     seen: list[signal.Signals] = []
+    had_terminal = has_terminal()
 
     def handle(number: signal.Signals) -> None:
         exit_code, name = _SIGNALS[number]
@@ -217,8 +223,16 @@ def _handle_signals(agent: AgentDaemon) -> None:
             agent.leave(int(exit_code), name)
         seen.append(number)
 
+    def hang_up() -> None:
+        closed = had_terminal and not has_terminal()
+        if not seen:
+            agent.leave(ExitCode.TERMINATED, "its terminal was closed" if closed else "SIGHUP")
+            seen.append(signal.SIGHUP)
+
     for number in _SIGNALS:
         loop.add_signal_handler(number, handle, number)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
 
 
 def require_command(argv: Sequence[str]) -> None:
@@ -265,7 +279,8 @@ def _checkpoints(settings: RunSettings) -> CheckpointDirectory | None:
 
 
 def log_directory(job: str, parent: Path | None) -> Path:
-    """A new one for this run. Raises ConfigurationError."""
+    """A new one for this run. Raises ConfigurationError, and TransientError where the disk is
+    full."""
     try:
         root = parent or _state_home() / "elastic" / "logs"
     except RuntimeError as error:  # no HOME, and a user id without a name
@@ -276,9 +291,10 @@ def log_directory(job: str, parent: Path | None) -> Path:
     try:
         return make_directory(root, job)
     except OSError as error:
-        raise ConfigurationError(
+        raise refusal_of(
             f"can not make the log directory {error.filename or root}: {error.strerror}; "
-            "choose another with --log-dir"
+            "choose another with --log-dir",
+            error,
         ) from error
 
 

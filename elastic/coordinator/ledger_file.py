@@ -24,13 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from elastic.errors import ConfigurationError
+from elastic.errors import ConfigurationError, may_pass
 from elastic.v1 import job_pb2 as pb
 from elastic.v1.local_pb2 import LedgerStored
 
 _EARLIER_RUN = 0  # as a generation of this run, which counts from 1
-_PASSING = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EMFILE}
-"""Errors that may be gone the next time, and are no reason to refuse a job."""
 _NO_STORAGE = {errno.EINVAL, errno.EROFS, errno.ENOTSUP}  # of fdatasync on a pipe or a device
 
 
@@ -62,7 +60,7 @@ class LedgerFile:
         try:
             self._store([])
         except OSError as error:
-            if error.errno in _PASSING:
+            if may_pass(error):
                 raise
             raise ConfigurationError(
                 f"can not write the ledger {self.path}: {error.strerror}; choose another with "

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from elastic.errors import ConfigurationError, TransientError
+from elastic.errors import ConfigurationError, TransientError, refusal_of
 from elastic.runtime.file_names import LEAST, fitting
 
 _MOST_SOCKET_PATH = 107  # bytes in sockaddr_un (unix(7)), less the terminating one
@@ -76,7 +76,7 @@ class NodeDirectory:
         *,
         kept: Mapping[str, int] | None = None,
     ) -> None:
-        """Raises ConfigurationError: it is taken, or can not be made."""
+        """Raises ConfigurationError: it is taken, or can not be made; TransientError: not now."""
         self._kept = kept if kept is not None else {}
         name = f"{job}@{node}"  # neither can have the sign between them
         self.path = _choose(name) if parent is None else _below(parent, name)
@@ -85,9 +85,10 @@ class NodeDirectory:
             with _alone_in(self.path.parent):
                 self._open(job, node)
         except OSError as error:
-            raise ConfigurationError(
+            raise refusal_of(
                 f"can not use the agent's directory {self.path}: {error.strerror}; choose another "
-                "parent with --state-dir"
+                "parent with --state-dir",
+                error,
             ) from error
 
     def _open(self, job: str, node: str) -> None:

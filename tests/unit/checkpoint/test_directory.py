@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -186,6 +187,10 @@ class TestLocal:
         directory.write("s/old", b"o" * 20_000)
         with pytest.raises(CheckpointWriteError, match=r"No space left on device.*bytes free"):
             directory.write("s/new", b"n" * 100_000)
+        (small_disk / "filling").write_bytes(b"f" * shutil.disk_usage(small_disk).free)
+        with pytest.raises(TransientError, match=r"No space left on device; free some space"):
+            directory.probe()
+        (small_disk / "filling").unlink()
         assert os.listdir(small_disk / "s") == ["old"]
         directory.write("s/new", b"n" * 20_000)  # the space of the failed one was given back
         assert directory.read("s/old") == b"o" * 20_000
@@ -263,6 +268,16 @@ class TestRemote:
             directory.probe()
         with pytest.raises(TransientError, match="slow down"):
             list(directory.chunks("s/a"))
+
+    def test_a_storage_that_does_not_answer_is_no_error_of_configuration(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: object, **__: object) -> Any:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+
+        monkeypatch.setattr(fsspec.filesystem("memory"), "open", refuse)
+        with pytest.raises(TransientError, match=r"memory://bucket/x.*refused"):
+            open_directory("memory://bucket/x").probe()
 
 
 class RecordingOs:

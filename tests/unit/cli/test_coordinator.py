@@ -28,7 +28,13 @@ class Ends:
         return self.codes.pop(0) if self.codes else await asyncio.Future()
 
 
-def coordinate(office: Ends, after_end: AfterEnd, *, signalled: bool) -> tuple[int, Diary]:
+def coordinate(
+    office: Ends,
+    after_end: AfterEnd,
+    *,
+    signalled: bool,
+    number: signal.Signals = signal.SIGTERM,
+) -> tuple[int, Diary]:
     diary = Diary()
 
     async def main() -> int:
@@ -43,7 +49,7 @@ def coordinate(office: Ends, after_end: AfterEnd, *, signalled: bool) -> tuple[i
             await asyncio.sleep(0)
         if signalled:
             assert not working.done()
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         return await working
 
     return asyncio.run(main()), diary
@@ -73,3 +79,12 @@ def test_with_serve_a_run_that_was_left_is_coordinated_again(
     assert (exit_code, office.codes) == (0, [])
     exit_code, diary = coordinate(Ends(left), AfterEnd.SERVE, signalled=True)
     assert (exit_code, diary.names()) == (143, ["leaving"])
+
+
+def test_a_closed_terminal_makes_way_for_another_coordinator() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        exit_code, diary = coordinate(Ends(), AfterEnd.EXIT, signalled=True, number=signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (exit_code, diary.of("leaving")) == (143, [{"reason": "SIGHUP"}])

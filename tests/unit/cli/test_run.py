@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from elastic.cli.run import Command, _job_options, _node_options, worker_environment
+from elastic.cli import run
+from elastic.cli.run import (
+    Command,
+    _job_options,
+    _node_options,
+    log_directory,
+    worker_environment,
+)
+from elastic.errors import ConfigurationError, TransientError
 from elastic.settings.run import Launch, RunSettings
 
 
@@ -25,3 +40,87 @@ def test_a_silent_process_and_a_long_step_have_patience_of_their_own(tmp_path: P
     command = Command(settings=settings, argv=["train.py"])
     assert _job_options(settings, None).stall.floor_s == 3.0
     assert _node_options(command, tmp_path, tmp_path).silence_s == 7.0
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.ENOSPC, TransientError), (errno.EACCES, ConfigurationError)]
+)
+def test_a_full_disk_is_no_error_of_configuration(
+    number: int, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> Path:
+        raise OSError(number, "it is so")
+
+    monkeypatch.setattr(run, "make_directory", refuse)
+    with pytest.raises(kind, match="it is so; choose another with --log-dir"):
+        log_directory("job", tmp_path)
+
+
+class LeavingAgent:
+    """Notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int, str]] = []
+
+    def leave(self, exit_code: int, reason: str) -> None:
+        self.asked.append(("leave", int(exit_code), reason))
+
+    def stop(self, exit_code: int) -> None:
+        self.asked.append(("stop", int(exit_code), ""))
+
+
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def signalled(*numbers: int) -> list[tuple[str, int, str]]:
+    agent: Any = LeavingAgent()
+
+    async def main() -> None:
+        run._handle_signals(agent)
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    return list(agent.asked)
+
+
+@pytest.mark.usefixtures("hangup")
+def test_a_closed_terminal_saves_and_leaves_however_often_it_says_so() -> None:
+    assert signalled(signal.SIGHUP, signal.SIGHUP) == [("leave", 143, "SIGHUP")]
+
+
+@pytest.mark.usefixtures("hangup")
+def test_after_a_closed_terminal_another_signal_stops_at_once() -> None:
+    asked = signalled(signal.SIGHUP, signal.SIGTERM)
+    assert asked == [("leave", 143, "SIGHUP"), ("stop", 143, "")]
+
+
+@pytest.mark.usefixtures("hangup")
+def test_under_nohup_a_closed_terminal_is_nothing() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert signalled(signal.SIGHUP) == []
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_the_coordinator_has_the_last_word_on_how_the_job_ended(
+    says_so: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "_LAST_WORD_S", 5.0 if says_so else 0.01)
+
+    async def main() -> bool:
+        loop = asyncio.get_running_loop()
+        agent: Any = SimpleNamespace(ended=loop.create_future())
+        coordinator: Any = SimpleNamespace(ended=loop.create_future())
+        agent.ended.set_result(130)
+        if says_so:
+            loop.call_later(0.05, coordinator.ended.set_result, 84)
+        await run._end_of(agent, coordinator)
+        return bool(coordinator.ended.done())
+
+    assert asyncio.run(main()) == says_so

@@ -194,6 +194,7 @@ _BAD = {
     "checkpoint_damaged",
     "state_differed",
     "report_failed",
+    "output_lost",
     "ledger_failed",
     "cut_off",
     "node_quarantined",
@@ -264,6 +265,9 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"{f['advice']}"
     ),
     "report_failed": lambda f: f"a report of worker {f['worker']} failed: {f['message']}",
+    "output_lost": lambda f: (
+        f"the log of worker {f['worker']} takes no more: {f['reason']}; what it prints is lost"
+    ),
     "notice": lambda f: f"a worker of {f['node']} tells of {f['name']}, unknown here",
     "checkpoint_damaged": lambda f: f"checkpoint of step {f['step']} is damaged: {f['reason']}",
     "ledger_failed": lambda f: (

@@ -17,7 +17,10 @@ from elastic.runtime.journal import Journal
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2
 
-_NOTICES = {"state_differed", "step_copies_state", "checkpoint_damaged", "report_failed"}
+_NOTICES = {
+    *("state_differed", "step_copies_state", "checkpoint_damaged"),
+    *("report_failed", "output_lost"),
+}
 
 
 class Hearing:

@@ -42,6 +42,7 @@ _WARNINGS = frozenset(
         "node_quarantined",
         "node_refused",
         "node_vanished",
+        "output_lost",
         "peer_refused",
         "preempted",
         "registration_gone",

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from elastic.rpc.framing import BadFrame, FrameDecoder, encode
@@ -43,6 +43,11 @@ class Link:
             except OSError:
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
+
+    def notice(self, name: str, fields: Mapping[str, str]) -> None:
+        """Something that an operator should know of, as an event."""
+        named = {"worker": self.worker, **fields}
+        self.send(notice=pb.Notice(name=name, fields=named))
 
     def start(
         self,

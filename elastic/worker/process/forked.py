@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from elastic.runtime.orphans import adopt_orphans
@@ -16,6 +17,7 @@ from elastic.worker import session
 from elastic.worker.link import Link
 from elastic.worker.process.bootstrap import run_script
 from elastic.worker.process.children import die_with_parent
+from elastic.worker.process.output import outlive_full_disk
 from elastic.worker.process.torchrun import run_classic
 
 STACK_DUMP_SIGNAL = signal.SIGUSR2
@@ -35,9 +37,12 @@ def become_worker(request: pb.SpawnRequest, parent: int) -> int:
     _reseed()
     faulthandler.enable()  # a segmentation fault leaves its stacks in the log
     faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True)
+    lost: list[Callable[[str], None]] = []
+    outlive_full_disk(lambda reason: lost.pop()(reason) if lost else None)
     if request.classic:
         return run_classic(request)
     link = Link(request.worker, request.socket_path)
+    lost.append(lambda reason: link.notice("output_lost", {"reason": reason}))
     session.use_link(link)
     return run_script(link, list(request.argv))
 

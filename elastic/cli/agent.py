@@ -586,6 +586,7 @@ def _options(
             start_token=token,
             run_id=settings.run_id,
             machine=command.machine,
+            saves=settings.checkpoint_dir is not None,
             ends_in_quarantine=settings.on_quarantine is OnQuarantine.EXIT,
         ),
         grace_s=settings.grace_s,

@@ -54,9 +54,12 @@ class Attendance:
         command: Command = UNKNOWN_COMMAND,
         may_train: Callable[[], bool] = lambda: False,
         run_id: str = DEFAULT_RUN,
+        saves: bool | None = None,
     ) -> None:
         """isolation_timeout_s: after which all agents that are cut off must end their workers.
-        command: what the newest group runs; binding for as long as somebody `may_train`."""
+        command: what the newest group runs; binding for as long as somebody `may_train`. saves:
+        there is a directory in which checkpoints are completed; None: nobody is asked."""
+        self._saves = saves
         self._isolation_timeout_s = isolation_timeout_s
         self._command = command
         self._may_train = may_train
@@ -98,6 +101,8 @@ class Attendance:
                 f"the agent of node {hello.node!r} comes to run {hello.run_id!r} of the job, this "
                 f"coordinator leads run {self._run_id!r}; give both the same --run-id"
             )
+        if (unlike := self.saves_unlike(hello)) and not self._may_train():
+            return _refused(unlike)
         digest = self._command.digest
         if digest and digest != hello.command_digest and self._may_train():
             return _other_command(hello, "the job", self._command.text)
@@ -106,6 +111,22 @@ class Attendance:
             if theirs.node != hello.node and theirs.command_digest != hello.command_digest:
                 return _other_command(hello, f"that of {theirs.node!r}", theirs.command)
         return None
+
+    def saves_unlike(self, hello: pb.AgentHello) -> str:
+        """Why no checkpoint can be completed with this agent; empty if one can, or if none is
+        wanted. Who trains is not ended for it: the next leader may have the right option."""
+        unasked = self._saves is None or hello.classic or not hello.HasField("saves")
+        if unasked or hello.saves == self._saves:
+            return ""
+        if hello.saves:
+            return (
+                f"the agent of node {hello.node!r} has --checkpoint-dir, this coordinator has not, "
+                "and completes no checkpoint; give both the same directory"
+            )
+        return (
+            f"the agent of node {hello.node!r} has no --checkpoint-dir, this coordinator has one, "
+            "in which nothing would be saved; give both the same directory"
+        )
 
     def note_command(self, names: Iterable[str]) -> Command:
         """What a group on these nodes runs: what one of them does that is connected."""

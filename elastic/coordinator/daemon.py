@@ -112,6 +112,7 @@ class CoordinatorDaemon:
             leadership.command,
             self._may_train,
             run_id=options.run_id,
+            saves=options.checkpoints is not None,
         )
         self._views = ViewBatches(self._driver.post, self._nodes.count)
         self._failures = NodeFailures(options.quarantine_after, options.quarantine_window_s)
@@ -231,6 +232,8 @@ class CoordinatorDaemon:
         self._journal.record(
             "node_connected", node=stream.node, host=stream.host, slots=stream.slots
         )
+        if unlike := self._nodes.saves_unlike(stream.hello):
+            self._journal.record("warning", source="checkpoints", message=unlike)
         if self.registry is not None:
             self.registry.connected(stream.node, stream.hello.start_token)
         if stream.hello.classic:

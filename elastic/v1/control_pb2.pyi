@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AgentHello(_message.Message):
-    __slots__ = ("node", "host", "slots", "version", "command", "command_digest", "start_token", "classic", "isolation_timeout_s", "run_id", "ends_in_quarantine", "machine")
+    __slots__ = ("node", "host", "slots", "version", "command", "command_digest", "start_token", "classic", "isolation_timeout_s", "run_id", "ends_in_quarantine", "machine", "saves")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class AgentHello(_message.Message):
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ENDS_IN_QUARANTINE_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
+    SAVES_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     slots: int
@@ -34,7 +35,8 @@ class AgentHello(_message.Message):
     run_id: str
     ends_in_quarantine: bool
     machine: str
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[str] = ..., command: _Optional[str] = ..., command_digest: _Optional[str] = ..., start_token: _Optional[str] = ..., classic: bool = ..., isolation_timeout_s: _Optional[float] = ..., run_id: _Optional[str] = ..., ends_in_quarantine: bool = ..., machine: _Optional[str] = ...) -> None: ...
+    saves: bool
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[str] = ..., command: _Optional[str] = ..., command_digest: _Optional[str] = ..., start_token: _Optional[str] = ..., classic: bool = ..., isolation_timeout_s: _Optional[float] = ..., run_id: _Optional[str] = ..., ends_in_quarantine: bool = ..., machine: _Optional[str] = ..., saves: bool = ...) -> None: ...
 
 class NodeView(_message.Message):
     __slots__ = ("workers", "longest_pause_s")

@@ -94,3 +94,32 @@ def test_everybody_who_is_there_is_told() -> None:
     nodes.leave(streams[1])
     nodes.broadcast(job_ended=pb.JobEnded(exit_code=4))
     assert [kinds(s) for s in streams] == [["job_ended"], [], ["job_ended"]]
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "node", "refused"),
+    [
+        (False, {"saves": True}, "'n1' has --checkpoint-dir, this coordinator has not"),
+        (True, {"saves": False}, "'n1' has no --checkpoint-dir, this coordinator has one"),
+        (True, {"saves": True}, ""),
+        (False, {"saves": False}, ""),
+        (True, {}, ""),  # an agent that does not tell
+        (True, {"saves": False, "classic": True}, ""),  # such a script saves by itself
+        (None, {"saves": True}, ""),
+    ],
+)
+def test_where_no_checkpoint_could_be_completed_nobody_is_let_in(
+    coordinator: bool | None, node: dict[str, bool], refused: str
+) -> None:
+    answer = Attendance(saves=coordinator).refusal(agent("n1", TOKEN, **node).hello)
+    assert (answer is not None) == bool(refused)
+    if answer is not None:
+        assert refused in answer.message
+        assert answer.exit_code == ExitCode.REFUSED
+
+
+def test_a_group_that_trains_is_not_ended_for_want_of_checkpoints() -> None:
+    nodes = Attendance(may_train=lambda: True, saves=False)
+    stream = agent("n1", TOKEN, saves=True)
+    assert nodes.refusal(stream.hello) is None
+    assert "completes no checkpoint" in nodes.saves_unlike(stream.hello)

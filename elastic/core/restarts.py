@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from elastic.core.membership import Failure, FailureKind, WorkerId
+from elastic.errors import ExitCode
 
 
 class Verdict(enum.Enum):
@@ -120,6 +121,8 @@ class RestartPolicy:
     ) -> bool:
         if failure.kind is FailureKind.SIGNAL or failure.kind is FailureKind.LEFT_OUT:
             return False  # the machine's doing, not the script's; the budget bounds it
+        if failure.code == ExitCode.TEMPORARY:
+            return False  # what is needed may be there the next time; the budget bounds it, too
         incident = self._incidents.get(failure.signature)
         if incident is not None and committed <= incident.committed:
             incident.failed.add(failure.worker)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from elastic.core.membership import Failure, FailureKind
@@ -30,6 +32,17 @@ def test_the_same_error_again(again: Failure, committed: int, expected: Verdict)
     first = policy.judge(failure("a-1"), now=0.0, committed=5, running=running)
     assert first is Verdict.RESTART
     assert policy.judge(again, now=1.0, committed=committed, running=running) is expected
+
+
+def test_what_may_pass_is_tried_again_until_the_budget_is_spent() -> None:
+    policy = RestartPolicy(max_restarts=2, window_s=60.0)
+    verdicts = [
+        policy.judge(
+            replace(failure(f"a-{number}"), code=75), now=0.0, committed=0, running=frozenset()
+        )
+        for number in range(3)
+    ]
+    assert verdicts == [Verdict.RESTART, Verdict.RESTART, Verdict.BUDGET_SPENT]
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ class Job(TrainingJob):
     """Two nodes, and a ledger of each coordinator's time."""
 
     def start_coordinator_with_ledger(self) -> None:
-        ledger = self.files / f"ledger-{len(self.coordinators)}.jsonl"
+        ledger = self.files / f"ledger-{len(self.coordinators):03}.jsonl"  # sorted by office
         self.start_coordinator(
             "--ledger",
             ledger,

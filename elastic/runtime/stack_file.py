@@ -1,0 +1,170 @@
+"""The file in memory to which a process writes the stack of its main thread when a signal asks.
+
+For processes that do not answer otherwise: a signal's handler in C needs no interpreter that is
+free. Each process has a file of its own, also one that is forked from another, so that two never
+write into one another; it goes with the process. Who does not have the file, such as a program that
+was executed, is not signalled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from elastic.core.whereabouts import Frame
+
+STACK_SIGNAL = signal.SIGRTMIN + 11
+"""The main thread writes its stack and goes on. None of the signals that scripts and batch systems
+use among themselves, as SIGUSR1 and SIGUSR2."""
+ALL_STACKS_SIGNAL = signal.SIGUSR2
+"""All threads are written, while they may run: for a process that is about to be killed."""
+
+_NAME = "elastic-stacks"
+_LINK = f"/memfd:{_NAME}"
+_MOST_BYTES = 1 << 18
+_LOOK_S = 0.01
+_FRAME = re.compile(r'\s*File "(.*)", line (\d+|\?\?\?) in (.*)')
+_HEADINGS = ("Stack (most recent", "Thread 0x", "Current thread 0x")
+
+
+def write_stacks_on_signal() -> None:
+    """From now on, here and in what is forked from here. Without a file nothing is written."""
+    try:
+        descriptor = _new_file()
+    except OSError:  # no descriptor is left, or the system does not know such files
+        return
+    faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=False)
+    faulthandler.register(ALL_STACKS_SIGNAL, file=descriptor, all_threads=True)
+
+    def in_child() -> None:
+        """Under the same number, at which the handler writes."""
+        try:
+            fresh = _new_file()
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)  # it is the parent's
+            return
+        if fresh != descriptor:
+            os.dup2(fresh, descriptor, inheritable=False)
+            os.close(fresh)
+
+    os.register_at_fork(after_in_child=in_child)
+
+
+def _new_file() -> int:
+    descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+    try:  # who reads cuts it
+        flags = os.O_APPEND | os.O_RDWR | os.O_CLOEXEC
+        return os.open(f"/proc/self/fd/{descriptor}", flags)
+    finally:
+        os.close(descriptor)
+
+
+# ---- for who asks: all of this blocks, for milliseconds
+
+
+def state_of(pid: int) -> str:
+    """The kernel's one-letter state of a process (proc(5)); "?" if it is gone."""
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return "?"
+
+
+def descendants(pid: int, most: int) -> list[int]:
+    """Processes below `pid`, the nearest first."""
+    found: list[int] = []
+    for parent in _breadth_first(pid, found):
+        for child in _children(parent):
+            if len(found) >= most:
+                return found
+            found.append(child)
+    return found
+
+
+def _breadth_first(pid: int, found: Sequence[int]) -> Iterator[int]:
+    yield pid
+    number = 0
+    while number < len(found):
+        yield found[number]
+        number += 1
+
+
+def _children(pid: int) -> Iterator[int]:
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                yield from map(int, (task / "children").read_text().split())
+
+
+def written_stacks(
+    pids: Sequence[int], timeout_s: float, number: int = STACK_SIGNAL
+) -> dict[int, str]:
+    """What each of these processes writes when it is signalled; those that have no file, are
+    stopped or do not come to it within `timeout_s` are missing."""
+    waiting = {pid: path for pid in pids if (path := _signalled(pid, number)) is not None}
+    written, ends_at = dict[int, str](), time.monotonic() + timeout_s
+    sizes = dict.fromkeys(waiting, 0)
+    while waiting and time.monotonic() < ends_at:
+        time.sleep(_LOOK_S)
+        for pid, path in list(waiting.items()):
+            try:
+                size = path.stat().st_size
+            except OSError:
+                del waiting[pid]
+                continue
+            if size and size == sizes[pid]:
+                written[pid] = _read(waiting.pop(pid))
+            sizes[pid] = size
+    return written
+
+
+def _signalled(pid: int, number: int) -> Path | None:
+    """The file to which it will write. The descriptor makes sure that it is the process looked
+    at."""
+    with contextlib.suppress(OSError):
+        process = os.pidfd_open(pid)
+        try:
+            path = _file_of(pid)
+            if path is not None and state_of(pid) not in "TtZX?":
+                os.truncate(path, 0)
+                signal.pidfd_send_signal(process, number)
+                return path
+        finally:
+            os.close(process)
+    return None
+
+
+def _file_of(pid: int) -> Path | None:
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if os.readlink(link).startswith(_LINK):
+                return link
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def parse_stacks(text: str) -> list[tuple[str, tuple[Frame, ...]]]:
+    """What faulthandler writes: (heading, frames, innermost first) of each thread; the one that
+    the signal has reached, which is the main one, comes first."""
+    threads: list[tuple[str, list[Frame]]] = []
+    for line in text.splitlines():
+        if line.startswith(_HEADINGS):
+            threads.append((line.partition(" (most recent")[0], []))
+        elif threads and (found := _FRAME.match(line)):
+            number = int(found[2]) if found[2].isdecimal() else 0
+            threads[-1][1].append(Frame(found[1], number, found[3]))
+    threads.sort(key=lambda thread: thread[0].startswith("Thread "))
+    return [(heading, tuple(frames)) for heading, frames in threads]

@@ -51,7 +51,7 @@ environment.
 """
 _COLUMNS = "| option | variable | default | |\n|---|---|---|---|\n"
 _OPERATOR = "operator commands"
-_THEM = ("elastic status", "report", "nodes", "drain", "events", "stop")
+_THEM = ("elastic status", "report", "nodes", "stacks", "drain", "events", "stop")
 _TITLES = {"operator": f"{_OPERATOR}: {', '.join(f'`{name}`' for name in _THEM)}"}
 
 

@@ -10,16 +10,18 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from elastic.agent.coordinator_link import CoordinatorLink, LeaderSource
+from elastic.agent.hung_workers import main_stacks, with_place
 from elastic.agent.liveness import Liveness
-from elastic.agent.logs import LogFollower, last_lines
+from elastic.agent.logs import LogFollower, append_lines, last_lines
 from elastic.agent.metrics import AgentFigures
 from elastic.agent.out_of_memory import OutOfMemory
+from elastic.agent.stacks import StackCollector
 from elastic.agent.time_reports import TimeReports
 from elastic.agent.worker_logs import WorkerLogs
 from elastic.agent.worker_server import WorkerServer
@@ -29,7 +31,7 @@ from elastic.checkpoint.directory import open_directory
 from elastic.core.agent import effects as fx
 from elastic.core.agent import events as ev
 from elastic.core.agent.machine import Agent, AgentSettings
-from elastic.core.membership import FailureKind
+from elastic.core.membership import Failure, FailureKind
 from elastic.errors import ElasticError, ExitCode
 from elastic.rpc.codec import (
     failure_from_pb,
@@ -40,6 +42,7 @@ from elastic.rpc.codec import (
     status_to_pb,
 )
 from elastic.rpc.control import ControlClient
+from elastic.rpc.stacks import stack_lines
 from elastic.runtime.driver import Driver
 from elastic.runtime.journal import Journal
 from elastic.runtime.log_retention import ZYGOTE_LOG, prune
@@ -49,13 +52,11 @@ from elastic.runtime.orphans import OrphanReaper
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.settings.limits import KeptLogs
 from elastic.timeouts import timeout
-from elastic.v1 import control_pb2, job_pb2
+from elastic.v1 import control_pb2, job_pb2, stacks_pb2
 from elastic.v1 import local_pb2 as pb
 
 _LIVENESS_INTERVAL_S = 0.5
-_DUMP_LOOK_S = 0.1
-_LEAST_DUMP_S = 0.3  # for a worker to write its stacks before it is killed
-_MOST_DUMP_S = 1.0  # where nothing of them is to be seen yet
+_WRITE_STACKS_S = 0.5  # for a disk to take them before a worker is killed
 _LOOK_FOR_CHECKPOINT_S = 5.0
 _LOST_EXIT_S = 0.5  # for the zygote to report an exit that the pidfd has announced
 _MOST_BARREN_ZYGOTES = 3  # that end before they are ready: what they import fails
@@ -136,6 +137,11 @@ class AgentDaemon:
             on_error=self.crashed,
             listener=options.listener,
         )
+        self._stacks = StackCollector(
+            lambda worker, request: self._server.send(worker, stacks=request), self._pids
+        )
+        self._suspected: set[str] = set()  # workers that are ended because they hang
+        self._hung: dict[str, stacks_pb2.WorkerStacks] = {}  # those of workers that are ended
         self._removes_logs = False
         self._barren_zygotes = 0  # in a row
         self._zygote = self._new_zygote()
@@ -329,8 +335,11 @@ class AgentDaemon:
         self._unwatch(worker)
         self._liveness.forget(worker)
         self._compiling.discard(worker)
+        self._stacks.forget(worker)
         self._times.forget(worker, time.monotonic())
         self._driver.post(exited)
+        self._hung.pop(worker, None)
+        self._suspected.discard(worker)
         self._forget_log(worker)
 
     def _forget_log(self, worker: str) -> None:
@@ -365,19 +374,34 @@ class AgentDaemon:
             self._removes_logs = False
 
     async def _dump_and_kill(self, worker: str) -> None:
-        """Have the worker write its stacks to its log, and kill it when it has, or cannot."""
-        path = self._log_files.path(worker)
-        before = size = _size(path)
-        self._zygote.kill(worker, signal.SIGUSR2)
-        began_at = time.monotonic()
-        while worker in self._pids and time.monotonic() - began_at < _MOST_DUMP_S:
-            await asyncio.sleep(_DUMP_LOOK_S)
-            last, size = size, _size(path)
-            written = last > before and size == last  # perhaps only a line of the script's
-            if written and time.monotonic() - began_at >= _LEAST_DUMP_S:
-                break
-        if worker in self._pids:
-            self._zygote.kill(worker, signal.SIGKILL)
+        """Have the stacks of the worker written to its log, and kill it."""
+        try:
+            (stacks,) = await self._stacks.collect([worker], dying=True)
+            path = self._log_files.path(worker)
+            if path is not None:
+                self._hung[worker] = stacks
+                text = "".join(f"{line}\n" for line in stack_lines(stacks))
+                async with timeout(_WRITE_STACKS_S):
+                    await off_loop(lambda: append_lines(path, text))
+        except (OSError, RuntimeError, asyncio.TimeoutError) as error:
+            self._journal.record("warning", source="stacks", message=f"{worker}: {error!r}")
+        finally:
+            if worker in self._pids:
+                self._zygote.kill(worker, signal.SIGKILL)
+
+    def _tell_stacks(self, request: stacks_pb2.StacksRequest) -> None:
+        """Of the worker that is asked for, or of all that have a place in the group."""
+        there = [s.worker for s in self._view if s.slot is not None and self._pids.get(s.worker)]
+        asked = [w for w in there if request.worker in ("", w)]
+        collecting = self._stacks.collect(asked, brief=request.brief)
+
+        async def tell() -> None:
+            with contextlib.suppress(OSError, RuntimeError):  # the system has no thread left
+                found = await collecting
+                told = stacks_pb2.NodeStacks(request=request.request, workers=found)
+                self._link.send(stacks=told)
+
+        self._tasks.start(tell(), "tell-stacks")
 
     def _watch(self, worker: str, pid: int) -> None:
         """Also by pidfd: a zygote that is itself stopped would not report."""
@@ -411,6 +435,7 @@ class AgentDaemon:
         if kind == "progress":
             progress = message.progress  # of which spares make none
             self._committed = max(self._committed, (progress.generation, progress.committed))
+            self._stacks.progressed(worker, progress)
             self._note_compiling(worker, message.progress)
         compiling = worker in self._compiling
         self._liveness.heard(worker, pid, time.monotonic(), compiling=compiling)
@@ -427,6 +452,8 @@ class AgentDaemon:
             self._times.heard(worker, message.progress.spent, time.monotonic(), told=told)
             if told:
                 self._link.send(progress=message.progress)
+        elif kind == "stacks":
+            self._stacks.answered(worker, message.stacks)
         elif kind == "known":
             self._worker_knows(message.known)
         elif kind is not None and kind != "hello":
@@ -464,6 +491,7 @@ class AgentDaemon:
             self._orphans.reap()
             for worker, silent_s in self._liveness.silent(time.monotonic()):
                 self._liveness.forget(worker)
+                self._suspected.add(worker)
                 self._driver.post(ev.WorkerFrozen(worker=worker, silent_s=silent_s))
             if self._pauses.longest_s > self._told_pause_s:
                 self._send_view()
@@ -484,11 +512,14 @@ class AgentDaemon:
             self._driver.post(ev.GenerationAnnounced(generation=generation))
         elif kind == "replace":
             replace = message.replace
+            if replace.worker in self._pids:
+                self._suspected.add(replace.worker)
             self._driver.post(
                 ev.ReplaceRequested(
                     worker=replace.worker,
                     kind=FailureKind(replace.kind),
                     message=replace.message,
+                    place=replace.place,
                 )
             )
         elif kind == "checkpoint":
@@ -503,6 +534,8 @@ class AgentDaemon:
             self.job_ended(message.job_ended.exit_code, message.job_ended.message)
         elif kind == "probe":
             self._server.broadcast(probe=pb.ProbeProgress())
+        elif kind == "stacks":
+            self._tell_stacks(message.stacks)
         elif kind == "stop":
             self._stop_ordered = message.stop
         elif kind == "stray":
@@ -603,12 +636,16 @@ class AgentDaemon:
 
     @_carry_out.register
     def _(self, effect: fx.ReportFailure) -> None:
-        failure = effect.failure
+        failure, hung = effect.failure, self._hung.get(effect.failure.worker)
+        if hung is not None and _hangs(failure, self._suspected):
+            failure = with_place(failure, hung)
         self._failed[failure.kind.name.lower()] += 1
         log = self._log_files.path(failure.worker)
         message = failure_to_pb(failure)
         message.log = str(log) if log is not None else ""
-        if not message.traceback and log is not None:
+        if hung is not None and hung.processes:
+            message.log_tail = main_stacks(hung)
+        elif not message.traceback and log is not None:
             message.log_tail = last_lines(log)
         self._link.send(failure=message)
 
@@ -675,8 +712,6 @@ class AgentDaemon:
             self.ended.set_exception(error)
 
 
-def _size(path: Path | None) -> int:
-    """Of a log, in bytes; 0 if there is none."""
-    with contextlib.suppress(OSError):
-        return path.stat().st_size if path is not None else 0
-    return 0
+def _hangs(failure: Failure, suspected: Collection[str]) -> bool:
+    """It is ended for that, and not since its node was cut off or its group is no more."""
+    return failure.worker in suspected or failure.kind is FailureKind.START_TIMEOUT

@@ -142,6 +142,12 @@ def _look(followed: _Followed, most_behind: int = _MOST_BEHIND) -> _Look:
     return _Look(offset, 0, data)
 
 
+def append_lines(log: Path, text: str) -> None:
+    """Add to a worker's log, which it writes to itself; raises OSError."""
+    with log.open("a", errors="replace") as file:
+        file.write(text)
+
+
 def last_lines(log: Path) -> str:
     """What a worker that could not report left in its log."""
     try:

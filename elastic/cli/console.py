@@ -193,6 +193,7 @@ _BAD = {
     "checkpoint_abandoned",
     "checkpoint_damaged",
     "state_differed",
+    "hang",
     "report_failed",
     "output_lost",
     "ledger_failed",
@@ -250,6 +251,11 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "step_was_slow": lambda f: (
         f"step {f['step']} lasted {f['lasted_s']:.1f} s, usually {f['usual_s'] * 1000:.0f} ms"
     ),
+    "slow_step": lambda f: (
+        f"step {f['step']} lasts {f['lasts_s']:.1f} s, usually {f['usual_s'] * 1000:.0f} ms: "
+        f"{f['verdict']}"
+    ),
+    "hang": lambda f: f"hang: {f['verdict']}",
     "state_restored": lambda f: f"state from {f['source']}, step {f['committed']}",
     "state_received": lambda f: (
         f"worker {f['worker']} received the state: {f['bytes'] / 1e6:.1f} MB in {f['sync_s']:.2f} s"

@@ -219,6 +219,30 @@ def nodes(
 
 @app.command(cls=SettingsCommand)
 @with_options(OperatorSettings)
+def stacks(
+    of: Annotated[
+        str,
+        typer.Argument(metavar="[RANK|WORKER]", help="Only this one.", show_default="all ranks"),
+    ] = "",
+    *,
+    address: _Address = None,
+    output: _Output = "table",
+    config: _Config = None,
+    **options: Any,
+) -> None:
+    """Show where each rank of a job is: in which part of a step, and its Python stacks.
+
+    Of all ranks the main threads, and who keeps the others waiting; of one rank all threads. The
+    job goes on.
+    """
+    from elastic.cli import operator
+
+    with _errors():
+        operator.stacks(_target(address, config, options), of, output=output)
+
+
+@app.command(cls=SettingsCommand)
+@with_options(OperatorSettings)
 def drain(
     node: Annotated[
         str, typer.Argument(help="Name of the node, or of its machine.", show_default=False)

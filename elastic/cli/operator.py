@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from elastic.cli.etcd import open_store
 from elastic.cli.formats import print_json, print_table, printable, require_format
 from elastic.cli.report import accounts_of, print_report
+from elastic.cli.stacks import print_stacks, stacks_document
 from elastic.cli.status import end_to_document, print_end, print_status, to_document
 from elastic.core.legible import is_instant
 from elastic.core.membership import WorkerPhase
@@ -30,6 +31,7 @@ from elastic.store.job_runs import AlreadyEnded, JobRun, forget_run, list_runs, 
 from elastic.store.leader_watch import Leader, find_leader
 from elastic.timeouts import timeout
 from elastic.v1 import control_pb2 as pb
+from elastic.v1 import stacks_pb2
 
 T = TypeVar("T")
 _LOCAL_TIMEOUT_S = 5.0
@@ -176,6 +178,20 @@ def drain(target: Target, node: str, *, reason: str, future: bool = False) -> No
             lambda client, timeout_s: client.drain(node, reason, timeout_s, future=future),
         )
     )
+
+
+def stacks(target: Target, of: str, *, output: str) -> None:
+    """Print where each rank is, and the Python stacks of its processes; or those of one."""
+    as_json = require_format(output)
+    try:
+        reply = _run(target, lambda client, timeout_s: client.stacks(of, timeout_s))
+    except AlreadyEnded as ended:
+        print(f"elastic: no worker runs: {ended}", file=sys.stderr)
+        reply = stacks_pb2.JobStacks()
+    if as_json:
+        print_json(stacks_document(reply))
+    else:
+        print_stacks(reply)
 
 
 def stop(target: Target, *, reason: str) -> None:

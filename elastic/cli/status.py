@@ -11,6 +11,7 @@ from google.protobuf.json_format import MessageToDict
 
 from elastic.cli.formats import print_table, printable
 from elastic.cli.report import accounts_of, goodput_line
+from elastic.core.legible import is_instant
 from elastic.core.membership import WorkerPhase
 from elastic.errors import meaning_of
 from elastic.store.job_runs import RunEnd
@@ -79,6 +80,9 @@ def print_status(reply: pb.JobStatus) -> None:
     if reply.coordinator:
         doubt = "" if reply.in_office else " (in doubt: the store does not answer)"
         print(printable(f"coordinator {reply.coordinator}{doubt}"))
+    if reply.verdict and is_instant(reply.verdict_unix_s):
+        at = time.strftime("%H:%M:%S", time.localtime(reply.verdict_unix_s))
+        print(printable(f"held up at {at}: {reply.verdict}"))
     for line in _pauses(reply):
         print(printable(line))
     if reply.checkpoint_dir:

@@ -15,6 +15,7 @@ from elastic.coordinator.attendance import Attendance, AttendingNode, name_of, n
 from elastic.coordinator.construction import make_commits, make_ledger, make_machine
 from elastic.coordinator.departing_nodes import DepartingNodes
 from elastic.coordinator.exclusions import Exclusions
+from elastic.coordinator.hangs import Hangs
 from elastic.coordinator.hearing import Hearing
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import (
@@ -32,6 +33,7 @@ from elastic.coordinator.records import Records, save_records, since_boot, to_un
 from elastic.coordinator.recoveries import Recoveries
 from elastic.coordinator.saves import Saves
 from elastic.coordinator.slot_time import SlotTime
+from elastic.coordinator.stacks import StackRounds
 from elastic.coordinator.totals import Totals
 from elastic.coordinator.view_batches import ViewBatches
 from elastic.coordinator.wording import ending, refusal
@@ -51,7 +53,7 @@ from elastic.store.job_documents import NodeDocument
 from elastic.store.job_runs import RunEnd
 from elastic.store.retries import until_answered
 from elastic.v1 import control_pb2 as pb
-from elastic.v1 import job_pb2, local_pb2
+from elastic.v1 import job_pb2, local_pb2, stacks_pb2
 
 _HELD = "another agent is registered under this name; give one of them another --node-name"
 _MOST_SHOWN = 80  # characters of a name that is none
@@ -144,6 +146,9 @@ class CoordinatorDaemon:
         self._ledger = make_ledger(
             options, leadership, journal, broadcast=self._nodes.broadcast, may_record=in_office
         )
+        self._hangs = Hangs(
+            StackRounds(self._nodes), journal, post=self._views.post, start=self._tasks.start
+        )
         self._hearing = Hearing(
             journal,
             self._recoveries,
@@ -160,6 +165,7 @@ class CoordinatorDaemon:
             on_known=self._agent_knows,
             on_progress=self._progressed,
             on_reformed=self._totals.reformed,
+            on_stacks=self._hangs.told,
             on_spent=self._slot_time.spent,
         )
         self.ended: asyncio.Future[RunEnd] = asyncio.get_running_loop().create_future()
@@ -315,6 +321,13 @@ class CoordinatorDaemon:
         self._require_going_on()
         return await self._departing.clear(name)
 
+    async def stacks(self, of: str) -> stacks_pb2.JobStacks:
+        """The Python stacks of all ranks, or of one rank or worker, at this instant. Raises
+        ConfigurationError if there is no such one, and if the job has ended."""
+        self._require_going_on()
+        workers = [s.worker for node in self._nodes for s in node.statuses]
+        return await self._hangs.stacks(of, self._machine.current, workers)
+
     def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
         """The journal as JSON lines: what is remembered, then what comes."""
         return self._recent.follow() if follow else self._recent.remembered()
@@ -351,6 +364,8 @@ class CoordinatorDaemon:
             coordinator=self._options.address,
             in_office=self._in_office(),
             longest_pause_s=round(self._pauses.longest_s, 3),
+            verdict=self._hangs.newest,
+            verdict_unix_s=self._hangs.newest_unix_s,
             accounts_json=json.dumps(self._slot_time.accounts().to_document()),
         )
 
@@ -520,7 +535,9 @@ class CoordinatorDaemon:
         if node is not None:
             kind = job_pb2.FailureKind.Name(effect.kind.value)
             node.stream.send(
-                replace=pb.Replace(worker=effect.worker, kind=kind, message=effect.message)
+                replace=pb.Replace(
+                    worker=effect.worker, kind=kind, message=effect.message, place=effect.place
+                )
             )
 
     @_carry_out.register
@@ -559,6 +576,14 @@ class CoordinatorDaemon:
             lasted_s=round(effect.lasted_s, 3),
             usual_s=round(effect.usual_s, 6),
         )
+
+    @_carry_out.register
+    def _(self, effect: fx.ExplainHang) -> None:
+        self._hangs.explain(effect)
+
+    @_carry_out.register
+    def _(self, effect: fx.ExplainSlowStep) -> None:
+        self._hangs.explain_slow_step(effect, lambda: self._machine.committed)
 
     @_carry_out.register
     def _(self, effect: fx.Lost) -> None:

@@ -15,7 +15,7 @@ from elastic.core.membership import Failure, Generation
 from elastic.rpc.codec import failure_from_pb, generation_from_pb, statuses_from_pb
 from elastic.runtime.journal import Journal
 from elastic.v1 import control_pb2 as pb
-from elastic.v1 import job_pb2, local_pb2
+from elastic.v1 import job_pb2, local_pb2, stacks_pb2
 
 _NOTICES = {
     *("state_differed", "step_copies_state", "checkpoint_damaged"),
@@ -31,7 +31,7 @@ class Hearing:
     on_failure: told of each worker that failed, on_leave of a node that asks to leave, on_late of
     one that has not come to a step boundary in its time, on_known of the generations that an agent
     has heard of, on_progress of what rank 0 reports unasked, on_reformed of each member's first
-    step in a group.
+    step in a group, on_stacks of where a node's workers are.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Hearing:
         on_known: Callable[[AttendingNode, Generation, Generation | None], None],
         on_progress: Callable[[job_pb2.Progress], None] = lambda _: None,
         on_reformed: Callable[[job_pb2.Reformed], None] = lambda _: None,
+        on_stacks: Callable[[AttendingNode, stacks_pb2.NodeStacks], None] = lambda *_: None,
         on_spent: Callable[[str, job_pb2.TimeSpent], None] = lambda _worker, _spent: None,
     ) -> None:
         self._journal = journal
@@ -78,6 +79,7 @@ class Hearing:
             "ledger": self._steps_recorded,
             "notice": self._notice,
             "known": self._known,
+            "stacks": on_stacks,
             "leave": lambda node, leave: on_leave(node, leave.reason),
             "leave_timed_out": lambda node, late: on_late(node, late.waited_s),
             "stop": lambda _node, stop: on_stop(stop.reason, stop.exit_code),

@@ -23,6 +23,7 @@ from elastic.store.job_documents import LeaderDocument
 from elastic.store.job_runs import AlreadyEnded, RunEnd, RunEnds, announce_end
 from elastic.store.lease_keeper import LeaseState
 from elastic.v1 import control_pb2 as pb
+from elastic.v1 import stacks_pb2
 
 
 class NotLeading(TransientError):
@@ -274,6 +275,11 @@ class Office:
     async def clear(self, name: str) -> str:
         """Let a node take part again; raises NotLeading."""
         return await self._in_office().clear(name)
+
+    async def stacks(self, of: str) -> stacks_pb2.JobStacks:
+        """The Python stacks of all ranks, or of one; raises NotLeading, and ConfigurationError for
+        one that there is not."""
+        return await self._in_office().stacks(of)
 
     def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
         """The journal of this coordinator, in office or not."""

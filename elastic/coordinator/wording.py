@@ -15,6 +15,12 @@ def ending(effect: EndJob, max_restarts: int, window_s: float) -> str:
     log = f" Its log: {failure.log}." if failure.log else ""
     if effect.verdict is Verdict.NOT_RETRYABLE:
         return f"{what}.{log}"
+    if effect.verdict is Verdict.SAME_FAILURE_NO_PROGRESS and failure.place:
+        seen = f" {effect.message}." if effect.message else ""
+        return (
+            f"the script hangs at the same place ({failure.place}) on different nodes before "
+            f"another step is committed, so other nodes can not help; {what}.{seen}{log}"
+        )
     if effect.verdict is Verdict.SAME_FAILURE_NO_PROGRESS:
         return (
             f"the script fails the same way again before another step is committed, so restarting "

@@ -170,6 +170,8 @@ class Failure:
     retryable: bool = True
     """False: a fault of configuration that no restart can cure."""
     log: str = ""
+    place: str = ""
+    """FILE:LINE of the script at which it hung, where it waited for no other worker."""
 
 
 def signal_name(number: int) -> str:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from elastic.core.membership import Failure, FailureKind, WorkerId
+from elastic.core.membership import Failure, FailureKind, NodeId, WorkerId
 from elastic.errors import ExitCode
 
 
@@ -51,6 +51,10 @@ class _Incident:
     """Workers that ran at that moment: their equal failures are the same incident."""
     failed: set[WorkerId]
     """Those that have failed so."""
+    nodes: set[NodeId] = field(default_factory=set)
+    """Where workers hung there in the first group in which one did."""
+    generation: int = 0
+    """That group's."""
 
 
 @dataclass(slots=True)
@@ -61,6 +65,9 @@ class RestartPolicy:
     exit code) that a worker started afterwards repeats before the job has committed another step
     ends the job: restarting again would only repeat it. So does one that all members of a group of
     several have, where nothing was saved: all that they had done would be done again, up to there.
+
+    A worker that hangs may do so for its machine's sake, or that of the storage. But the script it
+    is if a later group, which has committed nothing, hangs at the same place on another node.
     """
 
     max_restarts: int
@@ -80,18 +87,22 @@ class RestartPolicy:
         committed: int,
         running: frozenset[WorkerId],
         members: frozenset[WorkerId] = frozenset(),
+        node: NodeId = "",
+        generation: int = 0,
     ) -> Verdict:
         """Record a failure and say what follows from it.
 
         now: seconds on any monotonic clock. committed: steps committed by the job so far.
         running: workers alive or starting when the failure was noticed. members: those of the
-        group.
+        group. node: that of the worker; generation: the last group that it was in.
         """
         if not failure.retryable:
             return Verdict.NOT_RETRYABLE
         if self.progress_is_known and self._repeats_without_progress(
             failure, committed, running, members
         ):
+            return Verdict.SAME_FAILURE_NO_PROGRESS
+        if self._hangs_on_another_node(failure, committed, node, generation):
             return Verdict.SAME_FAILURE_NO_PROGRESS
         self._failed_at.append(now)
         if self.spent(now) > self.max_restarts:
@@ -130,7 +141,29 @@ class RestartPolicy:
             if nobody_is_left and members and committed > 0 and not self.saves:
                 return True
             return failure.worker not in incident.cohort
-        self._incidents = {s: i for s, i in self._incidents.items() if committed <= i.committed}
+        self._forget_before(committed)
         cohort = running | {failure.worker}
         self._incidents[failure.signature] = _Incident(committed, cohort, {failure.worker})
         return False
+
+    def _hangs_on_another_node(
+        self, failure: Failure, committed: int, node: NodeId, generation: int
+    ) -> bool:
+        """At the same place as one of an earlier group, and no step was committed since."""
+        if failure.kind is not FailureKind.LEFT_OUT or not failure.place:
+            return False
+        known = self._incidents.get(failure.signature)
+        if known is None or committed > known.committed:
+            self._forget_before(committed)
+            self._incidents[failure.signature] = _Incident(
+                committed, frozenset(), {failure.worker}, {node}, generation
+            )
+            return False
+        if generation > known.generation:
+            return node not in known.nodes
+        known.nodes.add(node)
+        return False
+
+    def _forget_before(self, committed: int) -> None:
+        """What failed before the job's last progress."""
+        self._incidents = {s: i for s, i in self._incidents.items() if committed <= i.committed}

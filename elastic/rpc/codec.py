@@ -116,6 +116,7 @@ def failure_to_pb(failure: Failure) -> pb.Failure:
         log_tail=_text(failure.log_tail),
         retryable=failure.retryable,
         log=failure.log,
+        place=_text(failure.place),
     )
 
 
@@ -136,4 +137,5 @@ def failure_from_pb(message: pb.Failure) -> Failure:
         log_tail=message.log_tail,
         retryable=message.retryable,
         log=message.log,
+        place=message.place,
     )

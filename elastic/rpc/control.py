@@ -28,6 +28,7 @@ from elastic.rpc.server_certificates import server_credentials
 from elastic.timeouts import timeout
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import control_pb2_grpc as pb_grpc
+from elastic.v1 import stacks_pb2
 
 __all__ = ["AgentStream", "ControlClient", "ControlHandler", "ControlServer", "CoordinatorLost"]
 
@@ -119,6 +120,13 @@ class ControlHandler(Protocol):
 
     def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
         """The journal as JSON lines: what is remembered, then what comes."""
+        ...
+
+    async def stacks(self, of: str) -> stacks_pb2.JobStacks:
+        """The Python stacks of all ranks, or of this rank or worker.
+
+        Raises ConfigurationError if there is none of the name.
+        """
         ...
 
 
@@ -224,6 +232,11 @@ class _Servicer(pb_grpc.ControlServicer):
         )
         async for line in events:
             yield pb.JournalEntry(json=line)
+
+    async def GetStacks(  # noqa: N802
+        self, request: stacks_pb2.GetStacksRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> stacks_pb2.JobStacks:
+        return await self._answered(context, "GetStacks", self._handler.stacks(request.of))
 
     async def _answered(
         self, context: grpc.aio.ServicerContext[Any, Any], source: str, answer: Awaitable[T]

@@ -18,6 +18,7 @@ from elastic.rpc.handshake_probe import explain
 from elastic.rpc.security import PLAINTEXT, Report, Security, log_report
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import control_pb2_grpc as pb_grpc
+from elastic.v1 import stacks_pb2
 
 
 class CoordinatorLost(TransientError):
@@ -86,6 +87,12 @@ class ControlClient:
         """Let a node take part again; what follows, in words. Raises as `status`."""
         reply = await self._ask("Clear", pb.ClearRequest(node=node), timeout_s)
         return str(reply.message)
+
+    async def stacks(self, of: str, timeout_s: float) -> stacks_pb2.JobStacks:
+        """The Python stacks of all ranks, or of one. Raises as `status`."""
+        request = stacks_pb2.GetStacksRequest(of=of)
+        reply: stacks_pb2.JobStacks = await self._ask("GetStacks", request, timeout_s)
+        return reply
 
     async def events(self, *, follow: bool) -> AsyncIterator[str]:
         """The journal as JSON lines. Raises as `status`, also when the stream breaks."""

@@ -24,63 +24,64 @@ _sym_db = _symbol_database.Default()
 
 from elastic.v1 import job_pb2 as elastic_dot_v1_dot_job__pb2
 from elastic.v1 import local_pb2 as elastic_dot_v1_dot_local__pb2
+from elastic.v1 import stacks_pb2 as elastic_dot_v1_dot_stacks__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65lastic/v1/control.proto\x12\nelastic.v1\x1a\x14\x65lastic/v1/job.proto\x1a\x16\x65lastic/v1/local.proto\"\x8f\x02\n\nAgentHello\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x01(\r\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x0f\n\x07\x63ommand\x18\x05 \x01(\t\x12\x16\n\x0e\x63ommand_digest\x18\x06 \x01(\t\x12\x13\n\x0bstart_token\x18\x07 \x01(\t\x12\x0f\n\x07\x63lassic\x18\x08 \x01(\x08\x12\x1b\n\x13isolation_timeout_s\x18\t \x01(\x01\x12\x0e\n\x06run_id\x18\n \x01(\t\x12\x1a\n\x12\x65nds_in_quarantine\x18\x0b \x01(\x08\x12\x0f\n\x07machine\x18\x0c \x01(\t\x12\x12\n\x05saves\x18\r \x01(\x08H\x00\x88\x01\x01\x42\x08\n\x06_saves\"N\n\x08NodeView\x12)\n\x07workers\x18\x01 \x03(\x0b\x32\x18.elastic.v1.WorkerStatus\x12\x17\n\x0flongest_pause_s\x18\x02 \x01(\x01\"\xef\x04\n\x0c\x41gentMessage\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.elastic.v1.AgentHelloH\x00\x12$\n\x04view\x18\x02 \x01(\x0b\x32\x14.elastic.v1.NodeViewH\x00\x12&\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x13.elastic.v1.FailureH\x00\x12(\n\x08progress\x18\x04 \x01(\x0b\x32\x14.elastic.v1.ProgressH\x00\x12(\n\x08reformed\x18\x05 \x01(\x0b\x32\x14.elastic.v1.ReformedH\x00\x12-\n\x0bshard_saved\x18\x06 \x01(\x0b\x32\x16.elastic.v1.ShardSavedH\x00\x12-\n\x0bsave_failed\x18\x07 \x01(\x0b\x32\x16.elastic.v1.SaveFailedH\x00\x12+\n\x06ledger\x18\x08 \x01(\x0b\x32\x19.elastic.v1.LedgerEntriesH\x00\x12$\n\x06notice\x18\t \x01(\x0b\x32\x12.elastic.v1.NoticeH\x00\x12\'\n\x04stop\x18\n \x01(\x0b\x32\x17.elastic.v1.StopRequestH\x00\x12)\n\x05leave\x18\x0b \x01(\x0b\x32\x18.elastic.v1.LeaveRequestH\x00\x12\"\n\x05known\x18\x0c \x01(\x0b\x32\x11.elastic.v1.KnownH\x00\x12\x34\n\x0fleave_timed_out\x18\r \x01(\x0b\x32\x19.elastic.v1.LeaveTimedOutH\x00\x12-\n\x0bworker_time\x18\x0e \x01(\x0b\x32\x16.elastic.v1.WorkerTimeH\x00\x42\x06\n\x04kind\"\x1e\n\x0cLeaveRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"!\n\rLeaveTimedOut\x12\x10\n\x08waited_s\x18\x01 \x01(\x01\"Q\n\x07Replace\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12%\n\x04kind\x18\x02 \x01(\x0e\x32\x17.elastic.v1.FailureKind\x12\x0f\n\x07message\x18\x03 \x01(\t\".\n\x08JobEnded\x12\x11\n\texit_code\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x07\n\x05Stray\"\x94\x04\n\x12\x43oordinatorMessage\x12,\n\ngeneration\x18\x01 \x01(\x0b\x32\x16.elastic.v1.GenerationH\x00\x12&\n\x07replace\x18\x02 \x01(\x0b\x32\x13.elastic.v1.ReplaceH\x00\x12\x35\n\ncheckpoint\x18\x03 \x01(\x0b\x32\x1f.elastic.v1.CheckpointCommittedH\x00\x12\x31\n\rledger_stored\x18\x04 \x01(\x0b\x32\x18.elastic.v1.LedgerStoredH\x00\x12&\n\x07\x64ismiss\x18\x05 \x01(\x0b\x32\x13.elastic.v1.DismissH\x00\x12)\n\tjob_ended\x18\x06 \x01(\x0b\x32\x14.elastic.v1.JobEndedH\x00\x12\"\n\x05probe\x18\x07 \x01(\x0b\x32\x11.elastic.v1.ProbeH\x00\x12&\n\x07refused\x18\x08 \x01(\x0b\x32\x13.elastic.v1.RefusedH\x00\x12&\n\x07\x64rained\x18\t \x01(\x0b\x32\x13.elastic.v1.DrainedH\x00\x12\"\n\x05\x64rain\x18\n \x01(\x0b\x32\x11.elastic.v1.DrainH\x00\x12\"\n\x05stray\x18\x0b \x01(\x0b\x32\x11.elastic.v1.StrayH\x00\x12\'\n\x04stop\x18\x0c \x01(\x0b\x32\x17.elastic.v1.StopRequestH\x00\x42\x06\n\x04kind\"\x07\n\x05Probe\"-\n\x07Refused\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\x11\n\texit_code\x18\x02 \x01(\x05\"\x1b\n\x05\x44rain\x12\x12\n\ncalled_off\x18\x01 \x01(\x08\",\n\x07\x44rained\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x11\n\texit_code\x18\x02 \x01(\x05\"\x12\n\x10GetStatusRequest\"\xe4\x01\n\nNodeStatus\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12)\n\x07workers\x18\x03 \x03(\x0b\x32\x18.elastic.v1.WorkerStatus\x12\r\n\x05state\x18\x04 \x01(\t\x12\r\n\x05slots\x18\x05 \x01(\r\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x14\n\x0csince_unix_s\x18\x08 \x01(\x01\x12\x10\n\x08\x66\x61ilures\x18\t \x01(\r\x12\x17\n\x0flongest_pause_s\x18\n \x01(\x01\x12\x0f\n\x07machine\x18\x0b \x01(\t\"\xb1\x03\n\tJobStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12*\n\ngeneration\x18\x03 \x01(\x0b\x32\x16.elastic.v1.Generation\x12%\n\x05nodes\x18\x04 \x03(\x0b\x32\x16.elastic.v1.NodeStatus\x12&\n\x08progress\x18\x05 \x01(\x0b\x32\x14.elastic.v1.Progress\x12\x16\n\x0estarted_unix_s\x18\x06 \x01(\x01\x12\x10\n\x08restarts\x18\x07 \x01(\r\x12\x14\n\x0cmax_restarts\x18\x08 \x01(\r\x12\x17\n\x0frecoveries_json\x18\t \x03(\t\x12\x17\n\x0f\x63heckpoint_step\x18\n \x01(\x04\x12\x16\n\x0e\x63heckpoint_dir\x18\x0b \x01(\t\x12\x13\n\x0b\x63oordinator\x18\x0c \x01(\t\x12\x11\n\tin_office\x18\r \x01(\x08\x12\x17\n\x0flongest_pause_s\x18\x0e \x01(\x01\x12\x13\n\x0bmin_workers\x18\x0f \x01(\r\x12\x16\n\x0ewanted_workers\x18\x10 \x01(\r\x12\x15\n\raccounts_json\x18\x11 \x01(\t\"0\n\x0bStopRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x11\n\texit_code\x18\x02 \x01(\x05\"\x0b\n\tStopReply\"<\n\x0c\x44rainRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06\x66uture\x18\x03 \x01(\x08\"\x1d\n\nDrainReply\x12\x0f\n\x07message\x18\x01 \x01(\t\"\x1c\n\x0c\x43learRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\"\x1d\n\nClearReply\x12\x0f\n\x07message\x18\x01 \x01(\t\"%\n\x13\x46ollowEventsRequest\x12\x0e\n\x06\x66ollow\x18\x01 \x01(\x08\"\x1c\n\x0cJournalEntry\x12\x0c\n\x04json\x18\x01 \x01(\t2\x8e\x03\n\x07\x43ontrol\x12\x46\n\x06\x41ttend\x12\x18.elastic.v1.AgentMessage\x1a\x1e.elastic.v1.CoordinatorMessage(\x01\x30\x01\x12@\n\tGetStatus\x12\x1c.elastic.v1.GetStatusRequest\x1a\x15.elastic.v1.JobStatus\x12\x36\n\x04Stop\x12\x17.elastic.v1.StopRequest\x1a\x15.elastic.v1.StopReply\x12\x39\n\x05\x44rain\x12\x18.elastic.v1.DrainRequest\x1a\x16.elastic.v1.DrainReply\x12\x39\n\x05\x43lear\x12\x18.elastic.v1.ClearRequest\x1a\x16.elastic.v1.ClearReply\x12K\n\x0c\x46ollowEvents\x12\x1f.elastic.v1.FollowEventsRequest\x1a\x18.elastic.v1.JournalEntry0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x65lastic/v1/control.proto\x12\nelastic.v1\x1a\x14\x65lastic/v1/job.proto\x1a\x16\x65lastic/v1/local.proto\x1a\x17\x65lastic/v1/stacks.proto\"\x8f\x02\n\nAgentHello\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\r\n\x05slots\x18\x03 \x01(\r\x12\x0f\n\x07version\x18\x04 \x01(\t\x12\x0f\n\x07\x63ommand\x18\x05 \x01(\t\x12\x16\n\x0e\x63ommand_digest\x18\x06 \x01(\t\x12\x13\n\x0bstart_token\x18\x07 \x01(\t\x12\x0f\n\x07\x63lassic\x18\x08 \x01(\x08\x12\x1b\n\x13isolation_timeout_s\x18\t \x01(\x01\x12\x0e\n\x06run_id\x18\n \x01(\t\x12\x1a\n\x12\x65nds_in_quarantine\x18\x0b \x01(\x08\x12\x0f\n\x07machine\x18\x0c \x01(\t\x12\x12\n\x05saves\x18\r \x01(\x08H\x00\x88\x01\x01\x42\x08\n\x06_saves\"N\n\x08NodeView\x12)\n\x07workers\x18\x01 \x03(\x0b\x32\x18.elastic.v1.WorkerStatus\x12\x17\n\x0flongest_pause_s\x18\x02 \x01(\x01\"\x99\x05\n\x0c\x41gentMessage\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.elastic.v1.AgentHelloH\x00\x12$\n\x04view\x18\x02 \x01(\x0b\x32\x14.elastic.v1.NodeViewH\x00\x12&\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x13.elastic.v1.FailureH\x00\x12(\n\x08progress\x18\x04 \x01(\x0b\x32\x14.elastic.v1.ProgressH\x00\x12(\n\x08reformed\x18\x05 \x01(\x0b\x32\x14.elastic.v1.ReformedH\x00\x12-\n\x0bshard_saved\x18\x06 \x01(\x0b\x32\x16.elastic.v1.ShardSavedH\x00\x12-\n\x0bsave_failed\x18\x07 \x01(\x0b\x32\x16.elastic.v1.SaveFailedH\x00\x12+\n\x06ledger\x18\x08 \x01(\x0b\x32\x19.elastic.v1.LedgerEntriesH\x00\x12$\n\x06notice\x18\t \x01(\x0b\x32\x12.elastic.v1.NoticeH\x00\x12\'\n\x04stop\x18\n \x01(\x0b\x32\x17.elastic.v1.StopRequestH\x00\x12)\n\x05leave\x18\x0b \x01(\x0b\x32\x18.elastic.v1.LeaveRequestH\x00\x12\"\n\x05known\x18\x0c \x01(\x0b\x32\x11.elastic.v1.KnownH\x00\x12\x34\n\x0fleave_timed_out\x18\r \x01(\x0b\x32\x19.elastic.v1.LeaveTimedOutH\x00\x12(\n\x06stacks\x18\x14 \x01(\x0b\x32\x16.elastic.v1.NodeStacksH\x00\x12-\n\x0bworker_time\x18\x0e \x01(\x0b\x32\x16.elastic.v1.WorkerTimeH\x00\x42\x06\n\x04kind\"\x1e\n\x0cLeaveRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"!\n\rLeaveTimedOut\x12\x10\n\x08waited_s\x18\x01 \x01(\x01\"`\n\x07Replace\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12%\n\x04kind\x18\x02 \x01(\x0e\x32\x17.elastic.v1.FailureKind\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05place\x18\x14 \x01(\t\".\n\x08JobEnded\x12\x11\n\texit_code\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x07\n\x05Stray\"\xc1\x04\n\x12\x43oordinatorMessage\x12,\n\ngeneration\x18\x01 \x01(\x0b\x32\x16.elastic.v1.GenerationH\x00\x12&\n\x07replace\x18\x02 \x01(\x0b\x32\x13.elastic.v1.ReplaceH\x00\x12\x35\n\ncheckpoint\x18\x03 \x01(\x0b\x32\x1f.elastic.v1.CheckpointCommittedH\x00\x12\x31\n\rledger_stored\x18\x04 \x01(\x0b\x32\x18.elastic.v1.LedgerStoredH\x00\x12&\n\x07\x64ismiss\x18\x05 \x01(\x0b\x32\x13.elastic.v1.DismissH\x00\x12)\n\tjob_ended\x18\x06 \x01(\x0b\x32\x14.elastic.v1.JobEndedH\x00\x12\"\n\x05probe\x18\x07 \x01(\x0b\x32\x11.elastic.v1.ProbeH\x00\x12&\n\x07refused\x18\x08 \x01(\x0b\x32\x13.elastic.v1.RefusedH\x00\x12&\n\x07\x64rained\x18\t \x01(\x0b\x32\x13.elastic.v1.DrainedH\x00\x12\"\n\x05\x64rain\x18\n \x01(\x0b\x32\x11.elastic.v1.DrainH\x00\x12\"\n\x05stray\x18\x0b \x01(\x0b\x32\x11.elastic.v1.StrayH\x00\x12\'\n\x04stop\x18\x0c \x01(\x0b\x32\x17.elastic.v1.StopRequestH\x00\x12+\n\x06stacks\x18\x14 \x01(\x0b\x32\x19.elastic.v1.StacksRequestH\x00\x42\x06\n\x04kind\"\x07\n\x05Probe\"-\n\x07Refused\x12\x0f\n\x07message\x18\x01 \x01(\t\x12\x11\n\texit_code\x18\x02 \x01(\x05\"\x1b\n\x05\x44rain\x12\x12\n\ncalled_off\x18\x01 \x01(\x08\",\n\x07\x44rained\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x11\n\texit_code\x18\x02 \x01(\x05\"\x12\n\x10GetStatusRequest\"\xe4\x01\n\nNodeStatus\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12)\n\x07workers\x18\x03 \x03(\x0b\x32\x18.elastic.v1.WorkerStatus\x12\r\n\x05state\x18\x04 \x01(\t\x12\r\n\x05slots\x18\x05 \x01(\r\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x0e\n\x06reason\x18\x07 \x01(\t\x12\x14\n\x0csince_unix_s\x18\x08 \x01(\x01\x12\x10\n\x08\x66\x61ilures\x18\t \x01(\r\x12\x17\n\x0flongest_pause_s\x18\n \x01(\x01\x12\x0f\n\x07machine\x18\x0b \x01(\t\"\xda\x03\n\tJobStatus\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05phase\x18\x02 \x01(\t\x12*\n\ngeneration\x18\x03 \x01(\x0b\x32\x16.elastic.v1.Generation\x12%\n\x05nodes\x18\x04 \x03(\x0b\x32\x16.elastic.v1.NodeStatus\x12&\n\x08progress\x18\x05 \x01(\x0b\x32\x14.elastic.v1.Progress\x12\x16\n\x0estarted_unix_s\x18\x06 \x01(\x01\x12\x10\n\x08restarts\x18\x07 \x01(\r\x12\x14\n\x0cmax_restarts\x18\x08 \x01(\r\x12\x17\n\x0frecoveries_json\x18\t \x03(\t\x12\x17\n\x0f\x63heckpoint_step\x18\n \x01(\x04\x12\x16\n\x0e\x63heckpoint_dir\x18\x0b \x01(\t\x12\x13\n\x0b\x63oordinator\x18\x0c \x01(\t\x12\x11\n\tin_office\x18\r \x01(\x08\x12\x17\n\x0flongest_pause_s\x18\x0e \x01(\x01\x12\x13\n\x0bmin_workers\x18\x0f \x01(\r\x12\x16\n\x0ewanted_workers\x18\x10 \x01(\r\x12\x0f\n\x07verdict\x18\x1e \x01(\t\x12\x16\n\x0everdict_unix_s\x18\x1f \x01(\x01\x12\x15\n\raccounts_json\x18\x11 \x01(\t\"0\n\x0bStopRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x11\n\texit_code\x18\x02 \x01(\x05\"\x0b\n\tStopReply\"<\n\x0c\x44rainRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0e\n\x06\x66uture\x18\x03 \x01(\x08\"\x1d\n\nDrainReply\x12\x0f\n\x07message\x18\x01 \x01(\t\"\x1c\n\x0c\x43learRequest\x12\x0c\n\x04node\x18\x01 \x01(\t\"\x1d\n\nClearReply\x12\x0f\n\x07message\x18\x01 \x01(\t\"%\n\x13\x46ollowEventsRequest\x12\x0e\n\x06\x66ollow\x18\x01 \x01(\x08\"\x1c\n\x0cJournalEntry\x12\x0c\n\x04json\x18\x01 \x01(\t2\xd0\x03\n\x07\x43ontrol\x12\x46\n\x06\x41ttend\x12\x18.elastic.v1.AgentMessage\x1a\x1e.elastic.v1.CoordinatorMessage(\x01\x30\x01\x12@\n\tGetStatus\x12\x1c.elastic.v1.GetStatusRequest\x1a\x15.elastic.v1.JobStatus\x12\x36\n\x04Stop\x12\x17.elastic.v1.StopRequest\x1a\x15.elastic.v1.StopReply\x12\x39\n\x05\x44rain\x12\x18.elastic.v1.DrainRequest\x1a\x16.elastic.v1.DrainReply\x12\x39\n\x05\x43lear\x12\x18.elastic.v1.ClearRequest\x1a\x16.elastic.v1.ClearReply\x12K\n\x0c\x46ollowEvents\x12\x1f.elastic.v1.FollowEventsRequest\x1a\x18.elastic.v1.JournalEntry0\x01\x12@\n\tGetStacks\x12\x1c.elastic.v1.GetStacksRequest\x1a\x15.elastic.v1.JobStacksb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'elastic.v1.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_AGENTHELLO']._serialized_start=87
-  _globals['_AGENTHELLO']._serialized_end=358
-  _globals['_NODEVIEW']._serialized_start=360
-  _globals['_NODEVIEW']._serialized_end=438
-  _globals['_AGENTMESSAGE']._serialized_start=441
-  _globals['_AGENTMESSAGE']._serialized_end=1064
-  _globals['_LEAVEREQUEST']._serialized_start=1066
-  _globals['_LEAVEREQUEST']._serialized_end=1096
-  _globals['_LEAVETIMEDOUT']._serialized_start=1098
-  _globals['_LEAVETIMEDOUT']._serialized_end=1131
-  _globals['_REPLACE']._serialized_start=1133
-  _globals['_REPLACE']._serialized_end=1214
-  _globals['_JOBENDED']._serialized_start=1216
-  _globals['_JOBENDED']._serialized_end=1262
-  _globals['_STRAY']._serialized_start=1264
-  _globals['_STRAY']._serialized_end=1271
-  _globals['_COORDINATORMESSAGE']._serialized_start=1274
-  _globals['_COORDINATORMESSAGE']._serialized_end=1806
-  _globals['_PROBE']._serialized_start=1808
-  _globals['_PROBE']._serialized_end=1815
-  _globals['_REFUSED']._serialized_start=1817
-  _globals['_REFUSED']._serialized_end=1862
-  _globals['_DRAIN']._serialized_start=1864
-  _globals['_DRAIN']._serialized_end=1891
-  _globals['_DRAINED']._serialized_start=1893
-  _globals['_DRAINED']._serialized_end=1937
-  _globals['_GETSTATUSREQUEST']._serialized_start=1939
-  _globals['_GETSTATUSREQUEST']._serialized_end=1957
-  _globals['_NODESTATUS']._serialized_start=1960
-  _globals['_NODESTATUS']._serialized_end=2188
-  _globals['_JOBSTATUS']._serialized_start=2191
-  _globals['_JOBSTATUS']._serialized_end=2624
-  _globals['_STOPREQUEST']._serialized_start=2626
-  _globals['_STOPREQUEST']._serialized_end=2674
-  _globals['_STOPREPLY']._serialized_start=2676
-  _globals['_STOPREPLY']._serialized_end=2687
-  _globals['_DRAINREQUEST']._serialized_start=2689
-  _globals['_DRAINREQUEST']._serialized_end=2749
-  _globals['_DRAINREPLY']._serialized_start=2751
-  _globals['_DRAINREPLY']._serialized_end=2780
-  _globals['_CLEARREQUEST']._serialized_start=2782
-  _globals['_CLEARREQUEST']._serialized_end=2810
-  _globals['_CLEARREPLY']._serialized_start=2812
-  _globals['_CLEARREPLY']._serialized_end=2841
-  _globals['_FOLLOWEVENTSREQUEST']._serialized_start=2843
-  _globals['_FOLLOWEVENTSREQUEST']._serialized_end=2880
-  _globals['_JOURNALENTRY']._serialized_start=2882
-  _globals['_JOURNALENTRY']._serialized_end=2910
-  _globals['_CONTROL']._serialized_start=2913
-  _globals['_CONTROL']._serialized_end=3311
+  _globals['_AGENTHELLO']._serialized_start=112
+  _globals['_AGENTHELLO']._serialized_end=383
+  _globals['_NODEVIEW']._serialized_start=385
+  _globals['_NODEVIEW']._serialized_end=463
+  _globals['_AGENTMESSAGE']._serialized_start=466
+  _globals['_AGENTMESSAGE']._serialized_end=1131
+  _globals['_LEAVEREQUEST']._serialized_start=1133
+  _globals['_LEAVEREQUEST']._serialized_end=1163
+  _globals['_LEAVETIMEDOUT']._serialized_start=1165
+  _globals['_LEAVETIMEDOUT']._serialized_end=1198
+  _globals['_REPLACE']._serialized_start=1200
+  _globals['_REPLACE']._serialized_end=1296
+  _globals['_JOBENDED']._serialized_start=1298
+  _globals['_JOBENDED']._serialized_end=1344
+  _globals['_STRAY']._serialized_start=1346
+  _globals['_STRAY']._serialized_end=1353
+  _globals['_COORDINATORMESSAGE']._serialized_start=1356
+  _globals['_COORDINATORMESSAGE']._serialized_end=1933
+  _globals['_PROBE']._serialized_start=1935
+  _globals['_PROBE']._serialized_end=1942
+  _globals['_REFUSED']._serialized_start=1944
+  _globals['_REFUSED']._serialized_end=1989
+  _globals['_DRAIN']._serialized_start=1991
+  _globals['_DRAIN']._serialized_end=2018
+  _globals['_DRAINED']._serialized_start=2020
+  _globals['_DRAINED']._serialized_end=2064
+  _globals['_GETSTATUSREQUEST']._serialized_start=2066
+  _globals['_GETSTATUSREQUEST']._serialized_end=2084
+  _globals['_NODESTATUS']._serialized_start=2087
+  _globals['_NODESTATUS']._serialized_end=2315
+  _globals['_JOBSTATUS']._serialized_start=2318
+  _globals['_JOBSTATUS']._serialized_end=2792
+  _globals['_STOPREQUEST']._serialized_start=2794
+  _globals['_STOPREQUEST']._serialized_end=2842
+  _globals['_STOPREPLY']._serialized_start=2844
+  _globals['_STOPREPLY']._serialized_end=2855
+  _globals['_DRAINREQUEST']._serialized_start=2857
+  _globals['_DRAINREQUEST']._serialized_end=2917
+  _globals['_DRAINREPLY']._serialized_start=2919
+  _globals['_DRAINREPLY']._serialized_end=2948
+  _globals['_CLEARREQUEST']._serialized_start=2950
+  _globals['_CLEARREQUEST']._serialized_end=2978
+  _globals['_CLEARREPLY']._serialized_start=2980
+  _globals['_CLEARREPLY']._serialized_end=3009
+  _globals['_FOLLOWEVENTSREQUEST']._serialized_start=3011
+  _globals['_FOLLOWEVENTSREQUEST']._serialized_end=3048
+  _globals['_JOURNALENTRY']._serialized_start=3050
+  _globals['_JOURNALENTRY']._serialized_end=3078
+  _globals['_CONTROL']._serialized_start=3081
+  _globals['_CONTROL']._serialized_end=3545
 # @@protoc_insertion_point(module_scope)

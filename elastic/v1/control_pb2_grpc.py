@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from elastic.v1 import control_pb2 as elastic_dot_v1_dot_control__pb2
+from elastic.v1 import stacks_pb2 as elastic_dot_v1_dot_stacks__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -64,6 +65,11 @@ class ControlStub(object):
                 request_serializer=elastic_dot_v1_dot_control__pb2.FollowEventsRequest.SerializeToString,
                 response_deserializer=elastic_dot_v1_dot_control__pb2.JournalEntry.FromString,
                 _registered_method=True)
+        self.GetStacks = channel.unary_unary(
+                '/elastic.v1.Control/GetStacks',
+                request_serializer=elastic_dot_v1_dot_stacks__pb2.GetStacksRequest.SerializeToString,
+                response_deserializer=elastic_dot_v1_dot_stacks__pb2.JobStacks.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -110,6 +116,13 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetStacks(self, request, context):
+        """The Python stacks of workers at one instant.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -142,6 +155,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.FollowEvents,
                     request_deserializer=elastic_dot_v1_dot_control__pb2.FollowEventsRequest.FromString,
                     response_serializer=elastic_dot_v1_dot_control__pb2.JournalEntry.SerializeToString,
+            ),
+            'GetStacks': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStacks,
+                    request_deserializer=elastic_dot_v1_dot_stacks__pb2.GetStacksRequest.FromString,
+                    response_serializer=elastic_dot_v1_dot_stacks__pb2.JobStacks.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -306,6 +324,33 @@ class Control(object):
             '/elastic.v1.Control/FollowEvents',
             elastic_dot_v1_dot_control__pb2.FollowEventsRequest.SerializeToString,
             elastic_dot_v1_dot_control__pb2.JournalEntry.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStacks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastic.v1.Control/GetStacks',
+            elastic_dot_v1_dot_stacks__pb2.GetStacksRequest.SerializeToString,
+            elastic_dot_v1_dot_stacks__pb2.JobStacks.FromString,
             options,
             channel_credentials,
             insecure,

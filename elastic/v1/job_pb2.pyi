@@ -1,3 +1,4 @@
+from elastic.v1 import stacks_pb2 as _stacks_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -152,7 +153,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., phase: _Optional[_Union[WorkerPhase, str]] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., broken: bool = ..., detail: _Optional[str] = ..., committed: _Optional[int] = ..., endpoint: _Optional[str] = ..., pid: _Optional[int] = ..., took_part: bool = ..., in_run: bool = ..., compiling: _Optional[int] = ..., heard: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("worker", "kind", "code", "signature", "message", "traceback", "retryable", "log", "log_tail")
+    __slots__ = ("worker", "kind", "code", "signature", "message", "traceback", "retryable", "log", "log_tail", "place")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +163,7 @@ class Failure(_message.Message):
     RETRYABLE_FIELD_NUMBER: _ClassVar[int]
     LOG_FIELD_NUMBER: _ClassVar[int]
     LOG_TAIL_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     worker: str
     kind: FailureKind
     code: int
@@ -171,7 +173,8 @@ class Failure(_message.Message):
     retryable: bool
     log: str
     log_tail: str
-    def __init__(self, worker: _Optional[str] = ..., kind: _Optional[_Union[FailureKind, str]] = ..., code: _Optional[int] = ..., signature: _Optional[str] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., retryable: bool = ..., log: _Optional[str] = ..., log_tail: _Optional[str] = ...) -> None: ...
+    place: str
+    def __init__(self, worker: _Optional[str] = ..., kind: _Optional[_Union[FailureKind, str]] = ..., code: _Optional[int] = ..., signature: _Optional[str] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., retryable: bool = ..., log: _Optional[str] = ..., log_tail: _Optional[str] = ..., place: _Optional[str] = ...) -> None: ...
 
 class FileDigest(_message.Message):
     __slots__ = ("name", "size_bytes", "xxh3_128")
@@ -224,7 +227,7 @@ class SaveFailed(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., step: _Optional[int] = ..., generation: _Optional[int] = ..., message: _Optional[str] = ..., retried: bool = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("worker", "generation", "committed", "epoch", "step_s", "samples_per_s", "in_step_s", "reported", "probed", "first_step", "compiling", "waiting_s", "collectives", "quiet_s", "step_counts", "steps_total_s", "samples", "spent")
+    __slots__ = ("worker", "generation", "committed", "epoch", "step_s", "samples_per_s", "in_step_s", "reported", "probed", "first_step", "compiling", "waiting_s", "collectives", "quiet_s", "step_counts", "steps_total_s", "samples", "place", "place_s", "spent")
     class ReportedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -249,6 +252,8 @@ class Progress(_message.Message):
     STEP_COUNTS_FIELD_NUMBER: _ClassVar[int]
     STEPS_TOTAL_S_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    PLACE_S_FIELD_NUMBER: _ClassVar[int]
     SPENT_FIELD_NUMBER: _ClassVar[int]
     worker: str
     generation: int
@@ -267,8 +272,10 @@ class Progress(_message.Message):
     step_counts: _containers.RepeatedScalarFieldContainer[int]
     steps_total_s: float
     samples: int
+    place: _stacks_pb2.Place
+    place_s: float
     spent: TimeSpent
-    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., epoch: _Optional[int] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., in_step_s: _Optional[float] = ..., reported: _Optional[_Mapping[str, float]] = ..., probed: bool = ..., first_step: bool = ..., compiling: bool = ..., waiting_s: _Optional[float] = ..., collectives: _Optional[int] = ..., quiet_s: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_total_s: _Optional[float] = ..., samples: _Optional[int] = ..., spent: _Optional[_Union[TimeSpent, _Mapping]] = ...) -> None: ...
+    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., epoch: _Optional[int] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., in_step_s: _Optional[float] = ..., reported: _Optional[_Mapping[str, float]] = ..., probed: bool = ..., first_step: bool = ..., compiling: bool = ..., waiting_s: _Optional[float] = ..., collectives: _Optional[int] = ..., quiet_s: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_total_s: _Optional[float] = ..., samples: _Optional[int] = ..., place: _Optional[_Union[_stacks_pb2.Place, str]] = ..., place_s: _Optional[float] = ..., spent: _Optional[_Union[TimeSpent, _Mapping]] = ...) -> None: ...
 
 class TimeSpent(_message.Message):
     __slots__ = ("generation", "committed", "steps", "steps_s", "data_s", "calls_s", "saves_s", "own_s", "first_steps_s", "given_up_s", "regroup_s", "join_s", "sync_s")

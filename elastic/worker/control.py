@@ -265,6 +265,8 @@ class AgentControl:
             self._report_again()
         elif kind == "probe":
             self._pulse.answer_probe()
+        elif kind == "stacks":
+            self._pulse.answer_stacks(command.stacks)
 
     def _report_again(self) -> None:
         """To an agent or a coordinator that knows nothing of this worker."""

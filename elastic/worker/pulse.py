@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from elastic.v1 import job_pb2 as pb
-from elastic.v1 import local_pb2
+from elastic.v1 import local_pb2, stacks_pb2
 from elastic.worker.compilation import COMPILATIONS, Compilations
 from elastic.worker.group.membership import Membership
 from elastic.worker.group.process_group import Group
 from elastic.worker.link import Link
+from elastic.worker.stacks import own_stacks
 from elastic.worker.state.job_state import JobState
 from elastic.worker.state.ledger import LedgerRecord
 from elastic.worker.steps_clock import StepsClock
@@ -138,6 +139,27 @@ class Pulse:
         progress.probed = True
         self._link.send(progress=progress)
 
+    def answer_stacks(self, request: stacks_pb2.StacksRequest) -> None:
+        """Send where this process is, at this instant."""
+        place, place_s = self._clock.place.look()
+        state, group = self._state, self._membership.group
+        stacks = stacks_pb2.WorkerStacks(
+            worker=self._link.worker,
+            request=request.request,
+            answer=stacks_pb2.ANSWER_GIVEN,
+            place=stacks_pb2.Place.Name(place.value),
+            place_s=place_s,
+            committed=state.committed if state is not None else 0,
+            generation=group.generation.number if group is not None else 0,
+            processes=[own_stacks(brief=request.brief)],
+        )
+        before = self._clock.collectives_reduced
+        with contextlib.suppress(RuntimeError):  # the group is being lost
+            if group is not None and before is not None:
+                since = group.collectives() - before
+                stacks.collectives = max(since, 0) if group.counts_collectives else 0
+        self._link.send(stacks=stacks)
+
     def report_again(self) -> None:
         """Whoever is to store the ledger may be new: send all that is not stored."""
         self._send_whole_ledger = True
@@ -192,6 +214,7 @@ class Pulse:
     def _progress(self, group: Group | None) -> pb.Progress:
         state = self._state
         collectives, quiet_s = self._collectives(group)
+        place, place_s = self._clock.place.look()
         return pb.Progress(
             worker=self._link.worker,
             generation=group.generation.number if group is not None else 0,
@@ -205,6 +228,8 @@ class Pulse:
             waiting_s=self._clock.waiting_s(),
             collectives=collectives,
             quiet_s=quiet_s,
+            place=stacks_pb2.Place.Name(place.value),
+            place_s=place_s,
             spent=self._clock.spent.to_pb(),
         )
 

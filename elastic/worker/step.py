@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from elastic.core.data_order import SampleRange, loss_weight
+from elastic.core.whereabouts import Place
 from elastic.errors import StepMisused
 from elastic.worker.data_loader import Deal, Dealer, to_device
 from elastic.worker.training import Training
@@ -100,9 +101,12 @@ class Step:
             self._training.reduce_gradients(number == last)
             self._fetched += 1
             began = time.monotonic()
+            self._training.place.now = Place.DATA, began
             batch = self._dealer.fetch()
             self._training.clock.spent.fetched(began, time.monotonic())
-            yield to_device(batch, self._training.control.backend.device)
+            batch = to_device(batch, self._training.control.backend.device)
+            self._training.place.now = Place.FORWARD, time.monotonic()
+            yield batch
 
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
         """`loss.backward(**options)`, weighted by this rank's share of the global batch.
@@ -120,6 +124,7 @@ class Step:
         weight = loss_weight(micro_batch, self._samples, world_size=self._training.world_size)
         last = self._fetched == len(self._micro_batches)
         self._passed = self._fetched
+        self._training.place.now = Place.BACKWARD, time.monotonic()
         try:
             sums = self._begin_sums() if last else None
             (loss if weight == 1.0 else loss * weight).backward(**options)  # type: ignore[no-untyped-call]
@@ -131,6 +136,7 @@ class Step:
         except Exception as error:
             self._training.note_failure(error)
             raise
+        self._training.place.now = Place.OPTIMIZER if last else Place.FORWARD, time.monotonic()
 
     def mean(self, **values: torch.Tensor | float) -> Means:
         """The exact means over the global batch, known when the block has ended.
@@ -182,6 +188,7 @@ class Step:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
+        self._training.place.now = Place.COMMIT, time.monotonic()
         try:
             if error is None or isinstance(error, Exception):
                 error = self._training.loss_in_block or error

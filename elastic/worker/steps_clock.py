@@ -6,6 +6,7 @@ import time
 
 from elastic.core.histogram import STEP_BOUNDS_S, Histogram
 from elastic.worker.compilation import COMPILATIONS, Compilations
+from elastic.worker.place import CurrentPlace
 from elastic.worker.time_spent import TimeSpent
 
 _SMOOTHING = 0.1  # weight of the newest step in the usual duration
@@ -20,6 +21,11 @@ class StepsClock:
     """
 
     def __init__(self, compilations: Compilations = COMPILATIONS) -> None:
+        self.place = CurrentPlace()
+        """Where the script's thread is."""
+        self.collectives_reduced: int | None = None
+        """How many collectives the group had begun when the newest step was reduced; None in a new
+        group, in which members have sent each other different numbers of messages."""
         self._compilations = compilations
         self._compiled = compilations.count
         self._began: float | None = None
@@ -104,7 +110,7 @@ class StepsClock:
         """The group was lost or changes: the time until the next commit is no usual step."""
         self.spent.left(time.monotonic(), in_step=self._began is not None)
         self._began = self._sets_up_since = None
-        self._last_commit = None
+        self._last_commit = self.collectives_reduced = None
 
     def give_up(self) -> None:
         """A step that was begun does not count: it is computed again."""

@@ -20,6 +20,7 @@ from torch.optim.optimizer import (
 
 from elastic.core.data_order import SampleRange
 from elastic.core.recovery import Declaration, Mark
+from elastic.core.whereabouts import Place
 from elastic.core.worker import actions as act
 from elastic.core.worker.actions import Progress
 from elastic.core.worker.participation import Participation, Steps
@@ -82,6 +83,7 @@ class Training:
         self.control = control
         self.state = JobState()
         self.clock = StepsClock()
+        self.place = self.clock.place
         self.models: list[DistributedModel] = []
         self.scaled: list[ScaledOptimizer] = []
         self.optimizers = Optimizers(self.state)
@@ -192,11 +194,13 @@ class Training:
         for model in self.models:
             model.begin_block()
         self._call_together(True)
+        self.place.now = Place.FORWARD, time.monotonic()
         self.clock.begin()
 
     def leave_block(self) -> None:
         """It has left it, whichever way."""
         self._in_block = False
+        self.place.now = Place.BETWEEN, time.monotonic()
         self.optimizers.block_ended()
         self.loss_in_block = None
         self._call_together(False)
@@ -231,6 +235,7 @@ class Training:
         self._joining().settle()
         if self.control.recovers:
             self._undo.reduced()
+            self.clock.collectives_reduced = self._undo.collectives_seen
 
     def all_reduce(self, values: torch.Tensor) -> dist.Work | None:
         """Begin to sum `values` over the members, in place."""
@@ -369,6 +374,7 @@ class Training:
         resume: Callable[[Any], act.Action] = protocol.send
         value: Any = None
         self._driving = True
+        self.place.now = Place.BOUNDARY, time.monotonic()
         try:
             while True:
                 try:
@@ -382,6 +388,7 @@ class Training:
                     value = _as_loss(error) if self.is_loss(error) else error
         finally:
             self._driving = False
+            self.place.now = Place.BETWEEN, time.monotonic()
 
     def _bequeath(self) -> None:
         """The script's thread does not come out of a group that was aborted: this one, of the
@@ -407,6 +414,7 @@ class Training:
                 at_begin=join.at_begin,
                 keeps=void and not self.control.backend.queues,  # a device copies in no time
             )
+        self.place.now = Place.JOINING, time.monotonic()
         group = self.control.join()
         return act.Seat(generation=group.generation, rank=group.rank)
 
@@ -532,6 +540,7 @@ class Training:
         self._close_dealer()
 
     def _entered(self, _: act.Entered) -> None:
+        self.place.now = Place.BOUNDARY, time.monotonic()
         self.state.progress = self.part.progress
         group, took = self._joining(), self._membership.durations
         self.clock.entered(group.generation.number, join_s=took.join_s, sync_s=took.sync_s)
@@ -586,12 +595,15 @@ class Training:
             )
 
     def _save(self, save: act.Save) -> None:
+        self.place.now = Place.SAVING, time.monotonic()
         self.state.progress = save.progress
         began = time.monotonic()
         self.control.checkpoints.save(self.state, self._joining())
         self.clock.saved(began)
+        self.place.now = Place.BOUNDARY, time.monotonic()
 
     def _save_and_wait(self, *, insists: bool = False) -> None:
+        self.place.now = Place.SAVING, time.monotonic()
         self.state.progress = self.part.here
         began = time.monotonic()
         try:
@@ -600,6 +612,7 @@ class Training:
             )
         finally:
             self.clock.saved(began)
+        self.place.now = Place.BOUNDARY, time.monotonic()
 
     def _leave_job(self, _: act.LeaveJob) -> None:
         self.clock.ends()
@@ -609,6 +622,7 @@ class Training:
 
     def _meet_for_call(self, meeting: act.MeetForCall) -> None:
         self.clock.waits()
+        self.place.now = Place.MEETING, time.monotonic()
         try:
             calls.meet(self._joining(), meeting.committed, meeting.number, meeting.call)
         finally:
@@ -617,6 +631,7 @@ class Training:
     def _perform_call(self, perform: act.Perform) -> Any:
         self._call_together(True)
         began = time.monotonic()
+        self.place.now = Place.RUN, time.monotonic()
         try:
             result = perform.call.function()
         finally:

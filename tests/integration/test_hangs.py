@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from elastic.agent.liveness import STOPPED_AFTER_S
 from tests.integration.running import Place
-from tests.job_process import JobProcess
+from tests.job_process import Event, JobProcess
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -48,11 +49,61 @@ def test_a_hang_is_noticed_and_accounted_for(
     assert sum(recovered[p] for p in phases) == pytest.approx(recovered["total_s"], abs=0.01)
     failed = job.wait_for_event("worker_failed")
     assert failed["kind"] == "left_out"
+    assert "hangs_somewhere.py:" in failed["message"]
+    verdict = job.named("hang")[0]
+    assert [odd["rank"] for odd in verdict["ranks"]] == [rank]
+    assert f"rank {rank} (node local) has not" in verdict["verdict"]
+    assert "`hang_at`, hangs_somewhere.py:" in verdict["verdict"]
     log = Path(failed["log"]).read_text()
     assert "in hang_at" in log, "the stacks of the one that hung"
     check_trains_on(job)
     spent = job.named("job_ended")[0]["slot_seconds"]
     assert spent["hang"] > 2 * LIMIT_S, "of both slots"
+
+
+WORDS = {
+    "data": "loading data, in `__getitem__`, hangs_again.py:",
+    "forward": "in the forward pass, in `forward`, hangs_again.py:",
+    "lock": "in the forward pass, in `forward`, hangs_again.py:",
+    "collective": "in a collective of its own, in `forward`, hangs_again.py:",
+    "between": "between two steps, in hangs_again.py:",
+    "call": "in session.run, in `evaluate`, hangs_again.py:",
+    "stopped": "is stopped by a signal",
+}
+AGAIN = 3
+NOTICED_S = 2.0  # after the deadline
+
+
+@pytest.mark.long
+def test_the_verdict_names_rank_and_place_wherever_it_hangs(place: Place, tmp_path: Path) -> None:
+    """A collective of its own comes last: the script's messages are out of step after it."""
+    places = [where for where in WORDS if where != "collective"] * AGAIN + ["collective"]
+    options = (
+        *("--hang-timeout-s", "2", "--pause-timeout-s", "2", "--first-step-timeout-s", "2"),
+        *("--join-timeout-s", "1", "--stop-grace-s", "5"),
+    )
+    flags = tmp_path / "flags"
+    flags.mkdir()
+    job = place.start("hangs_again.py", flags, *places, options=options, nproc=3)
+    for number, where in enumerate(places):
+        flag = flags / str(number)
+        job.wait_for(lambda flag=flag: flag.exists(), f"hang {number}")
+        hung_at, rank, _ = flag.read_text().split()
+        limit_s = STOPPED_AFTER_S if where == "stopped" else 2.0
+        name, text = ("worker_failed", "message") if where == "stopped" else ("hang", "verdict")
+
+        def told(name: str = name, since: float = float(hung_at)) -> list[Event]:
+            return [e for e in job.named(name) if e["time"] > since]
+
+        event = job.wait_for(told, f"the verdict on hang {number} ({where})")[0]
+        late_s = event["time"] - float(hung_at) - limit_s
+        print(f"{where}, rank {rank}: {late_s:.2f} s after the deadline: {event[text]}")
+        assert WORDS[where] in event[text]
+        if name == "hang":
+            assert [odd["rank"] for odd in event["ranks"]] == [int(rank)]
+        assert late_s < NOTICED_S
+        if where != "collective":
+            job.wait_for_event("recovered", after=job.events.index(event))
 
 
 @pytest.mark.long
@@ -63,6 +114,7 @@ def test_a_process_that_says_nothing_is_replaced_after_a_patience_of_its_own(
     job = place.start("keeps_the_interpreter.py", tmp_path / "silent", options=options)
     failed = job.wait_for_event("worker_failed", kind="left_out")
     assert failed["message"].startswith("was silent for ")
+    assert "in `keep`, keeps_the_interpreter.py:" in failed["message"]
     assert not [e for e in job.named("generation_formed") if e["reason"] == "stalled"]
     check_trains_on(job)
 

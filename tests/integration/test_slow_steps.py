@@ -34,7 +34,8 @@ def test_a_first_or_compiling_step_is_no_hang(
 @pytest.mark.parametrize(
     ("index", "what", "options"),
     [
-        (3, "sleep", []),
+        (3, "load", []),
+        pytest.param(3, "sleep", [], marks=pytest.mark.long),
         pytest.param(0, "sleep", ["--first-step-timeout-s", "3"], marks=pytest.mark.long),
         pytest.param(3, "compile", ["--first-step-timeout-s", "3"], marks=pytest.mark.long),
     ],
@@ -47,6 +48,10 @@ def test_a_step_beyond_its_patience_is_a_hang(
     job.wait_for_event("generation_formed", reason="stalled")
     failure = job.wait_for_event("worker_failed", kind="left_out")
     assert "takes_long.py" in Path(failure["log"]).read_text(), "its stacks tell where it hung"
+    (verdict,) = job.named("hang")
+    told = {"load": "loading data, in `__getitem__`", "sleep": "in `take_long`"}
+    assert f"{told.get(what, '')}, takes_long.py:" in verdict["verdict"]
+    assert f"in {verdict['ranks'][0]['place'].rpartition('/')[2]}" in failure["message"]
 
 
 @pytest.mark.long

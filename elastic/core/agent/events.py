@@ -95,6 +95,8 @@ class ReplaceRequested:
     worker: WorkerId
     kind: FailureKind
     message: str
+    place: str = ""
+    """FILE:LINE of the script at which it hangs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -220,7 +220,7 @@ class Agent:
 
     @_apply.register
     def _(self, event: ev.ReplaceRequested, now: float) -> list[fx.Effect]:
-        return self._replace(event.worker, event.kind, event.message, now)
+        return self._replace(event.worker, event.kind, event.message, now, place=event.place)
 
     @_apply.register
     def _(self, event: ev.GenerationAnnounced, now: float) -> list[fx.Effect]:
@@ -443,14 +443,18 @@ class Agent:
     # ---- parts
 
     def _replace(
-        self, worker: WorkerId, kind: FailureKind, message: str, now: float
+        self, worker: WorkerId, kind: FailureKind, message: str, now: float, place: str = ""
     ) -> list[fx.Effect]:
         del now
         process = self._processes.get(worker)
         if process is None or process.ending is not None or process.retired:
             return []
         process.ending = Failure(
-            worker=worker, kind=kind, signature=f"{kind.name}: {message}", message=message
+            worker=worker,
+            kind=kind,
+            signature=f"{kind.name}: {message}",
+            message=message,
+            place=place,
         )
         return [fx.EndWorker(worker=worker, how=fx.How.DUMP_AND_KILL)]
 

@@ -46,6 +46,8 @@ class ReplaceWorker:
     worker: WorkerId
     kind: FailureKind
     message: str
+    place: str = ""
+    """FILE:LINE of the script at which it hangs, if that is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,6 +108,28 @@ class StepWasSlow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ExplainHang:
+    """Look where the members are, before they are told anything else, and say who keeps the others
+    waiting; answer with HangExplained. Nothing waits for that."""
+
+    generation: Generation
+    """The group that stands still."""
+    step: int
+    standing_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExplainSlowStep:
+    """For the record: a step lasts longer than usual. Look where the members are, and say who has
+    not come to what the others wait for."""
+
+    generation: Generation
+    step: int
+    lasts_s: float
+    usual_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Lost:
     """For the record: members that the last generation lost, noticed at `at`."""
 
@@ -149,6 +173,8 @@ Effect = (
     | StepDown
     | SetTimer
     | StepWasSlow
+    | ExplainHang
+    | ExplainSlowStep
     | Lost
     | RefuseNewcomers
     | EndJob

@@ -16,10 +16,11 @@ def complete(stop: Stop | None) -> fx.EndJob:
     return fx.EndJob(exit_code=stop.exit_code, message=stop.reason)
 
 
-def failed(verdict: Verdict, failure: Failure) -> fx.EndJob:
-    """No restart follows this failure."""
+def failed(verdict: Verdict, failure: Failure, hang: str = "") -> fx.EndJob:
+    """No restart follows this failure. hang: what is known of the last one, if it is of that."""
     exit_code = 78 if verdict is Verdict.NOT_RETRYABLE else 1
-    return fx.EndJob(exit_code=exit_code, verdict=verdict, failure=failure)
+    message = hang if failure.place else ""
+    return fx.EndJob(exit_code=exit_code, verdict=verdict, failure=failure, message=message)
 
 
 def gave_up(decision: GiveUp) -> fx.EndJob:

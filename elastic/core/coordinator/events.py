@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elastic.core.diagnosis import Diagnosis
 from elastic.core.membership import Failure, NodeId, WorkerId, WorkerStatus
 
 
@@ -130,6 +131,15 @@ class StopRequested:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HangExplained:
+    """The members of a group that stands still have told where they are."""
+
+    generation: int
+    """The group's."""
+    verdict: Diagnosis
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TimerFired:
     """The instant asked for by SetTimer has come."""
 
@@ -149,5 +159,6 @@ Event = (
     | GenerationPersisted
     | PersistRefused
     | StopRequested
+    | HangExplained
     | TimerFired
 )

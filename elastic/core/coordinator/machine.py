@@ -16,6 +16,7 @@ from elastic.core.coordinator.clocks import Clocks
 from elastic.core.coordinator.decisions import Decision, End, Form, GiveUp, Wait, WaitReason
 from elastic.core.coordinator.departures import Departures
 from elastic.core.coordinator.formation import decide
+from elastic.core.coordinator.hang import Hang
 from elastic.core.coordinator.lineage import Lineage
 from elastic.core.coordinator.newcomers import NewcomerPolicy, Newcomers
 from elastic.core.coordinator.nodes import Nodes
@@ -104,6 +105,7 @@ class Coordinator:
         self._checkpoints = CheckpointTracker()
         self._progress = ProgressWatch(settings.stall)
         self._newcomers = Newcomers(settings.newcomers)
+        self._hang = Hang()
         self._stop: Stop | None = None
         self._deposed = False
         self.phase = JobPhase.GATHERING
@@ -257,12 +259,14 @@ class Coordinator:
                 committed=self.committed,
                 running=frozenset(workers),
                 members=self._current.worker_ids if self._current is not None else frozenset(),
+                node=event.node,
+                generation=worker.status.generation if worker is not None else 0,
             )
         lost = self._nodes.failed(event.node, event.failure.worker)
         self._lineage.ended((event.failure.worker,))
         if verdict is not Verdict.RESTART:
             self._enter(JobPhase.FAILED)
-            return [endings.failed(verdict, event.failure)]
+            return [endings.failed(verdict, event.failure, self._hang.text)]
         return [*refused, *self._checkpoints.abandon(lost)]
 
     @_apply.register
@@ -291,6 +295,12 @@ class Coordinator:
             if slow_s > 0.0:
                 step, usual_s = event.committed - 1, event.step_s
                 return [fx.StepWasSlow(step=step, lasted_s=slow_s, usual_s=usual_s)]
+            return self._explain_slow_step(event.committed, now)
+        return []
+
+    @_apply.register
+    def _(self, event: ev.HangExplained, now: float) -> list[fx.Effect]:
+        self._hang.explained(event.generation, event.verdict, now)
         return []
 
     @_apply.register
@@ -521,7 +531,8 @@ class Coordinator:
         self._persisting = generation
         if self._stop is None:
             self._enter(JobPhase.FORMING if generation.members else JobPhase.WAITING)
-        effects = [*abandoned, *self._replace(decision.left_out & alive.keys(), now)]
+        effects = [*self._explain_hang(decision, now), *abandoned]
+        effects += self._replace(decision.left_out & alive.keys(), now)
         if lost or decision.reason in (ChangeReason.GROUP_BROKEN, ChangeReason.STALLED):
             since = self._progress.quiet_since(now)
             effects.append(
@@ -529,6 +540,29 @@ class Coordinator:
             )
         may_train = self._lineage.may_train
         return [*effects, fx.PersistGeneration(generation=generation, may_train=may_train)]
+
+    def _explain_hang(self, decision: Form, now: float) -> list[fx.Effect]:
+        """Before anyone hears of the change, which frees those that wait."""
+        group = self._leaving or self._current
+        if group is None or not group.members:
+            return []
+        late = [w for name, w in self._nodes.workers().items() if name in decision.left_out]
+        if decision.reason is not ChangeReason.STALLED and all(
+            self._hang.of(w.status, now)[0] for w in late
+        ):
+            return []  # why these do not come is known
+        since = self._progress.quiet_since(now)
+        standing_s = now - since if since is not None else 0.0
+        step = self._progress.committed
+        return [fx.ExplainHang(generation=group, step=step, standing_s=standing_s)]
+
+    def _explain_slow_step(self, step: int, now: float) -> list[fx.Effect]:
+        group = self._leaving or self._current
+        lasts_s = self._progress.lags_s(now)
+        if lasts_s == 0.0 or group is None or self._persisting is not None:
+            return []
+        usual_s = self._progress.usual_s
+        return [fx.ExplainSlowStep(generation=group, step=step, lasts_s=lasts_s, usual_s=usual_s)]
 
     def _ranked(self, decision: Form) -> tuple[Member, ...]:
         last = self._past.last_members()
@@ -538,15 +572,20 @@ class Coordinator:
 
     def _replace(self, workers: Iterable[WorkerId], now: float) -> list[fx.Effect]:
         number = self._current.number if self._current else 0
-        return [
-            fx.ReplaceWorker(
-                node=self._nodes.home_of(worker),
-                worker=worker,
-                kind=FailureKind.LEFT_OUT,
-                message=f"did not arrive in generation {number} in time",
+        late, known = f"did not arrive in generation {number} in time", self._nodes.workers()
+        effects: list[fx.Effect] = []
+        for worker in self._replacements.ask(workers, now):
+            hung, place = self._hang.of(known[worker].status, now)
+            effects.append(
+                fx.ReplaceWorker(
+                    node=self._nodes.home_of(worker),
+                    worker=worker,
+                    kind=FailureKind.LEFT_OUT,
+                    message=hung or late,
+                    place=place,
+                )
             )
-            for worker in self._replacements.ask(workers, now)
-        ]
+        return effects
 
     # ---- keeping the view
 

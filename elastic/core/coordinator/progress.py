@@ -10,6 +10,8 @@ from elastic.core.membership import WorkerId
 
 _STUCK_FLOOR_S, _STUCK_FACTOR, _STUCK_MARGIN_S = 0.5, 1.25, 0.3
 _SLOW_FLOOR_S = 1.0  # shorter ones are the scheduler's noise
+_LAGS_FACTOR, _LAGS_FLOOR_S = 3.0, 1.0  # of a step of which it is asked where the members are
+_LAGS_EVERY_S = 30.0
 _ANSWER_HOLDS_S = 3.0
 _MOST_STEPS_AHEAD = 20  # more would only wait: steps this short cost little if news comes late
 
@@ -55,6 +57,8 @@ class ProgressWatch:
         """Rank 0 neither is in a step nor waits for others; it may be in a call of the script."""
         self._waiting_s = 0.0
         self._in_calls: dict[WorkerId, _InCall] = {}
+        self._lag_told: tuple[int, float] | None = None
+        """The last step of which it was asked why it lasts, and when."""
         self._advanced_at: float | None = None
         self._breaks_at_step: tuple[int, int] = (0, -1)
         self.committed = 0
@@ -95,6 +99,21 @@ class ProgressWatch:
         self.goes_on_from(committed)
         self.advance(committed, now)
         return slow_s
+
+    def lags_s(self, now: float) -> float:
+        """How long the step under way has lasted, if that is three usual steps, long before it
+        counts as stalled: each time once, and again only for another step after half a minute.
+        Else 0."""
+        lasts_s = self._in_step_s
+        excused = self._first_step or self._under_way <= self._compiles_in or self._step_s <= 0.0
+        if excused or lasts_s <= max(_LAGS_FLOOR_S, _LAGS_FACTOR * self._step_s) or self.stalled:
+            return 0.0
+        if self._lag_told is not None:
+            step, at = self._lag_told
+            if step == self._under_way or now - at < _LAGS_EVERY_S:
+                return 0.0
+        self._lag_told = self._under_way, now
+        return lasts_s
 
     def goes_on_from(self, committed: int) -> None:
         """A new group has come to one state: the job may have had to go back for it."""
@@ -171,6 +190,11 @@ class ProgressWatch:
             begins.append(self._observed_at - standing_s)
         since = min(begins, default=now)
         return since if now - since > self._usual_patience_s() else None
+
+    @property
+    def usual_s(self) -> float:
+        """The usual duration of a step; 0 while unknown."""
+        return self._step_s
 
     def last_commit_at(self, now: float) -> float:
         """When the newest step was committed, as far as is known; since then there was none."""

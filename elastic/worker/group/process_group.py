@@ -256,6 +256,11 @@ class Group:
         if self._aborted.is_set():
             self.check()
 
+    @property
+    def counts_collectives(self) -> bool:
+        """torch has counted them whenever it was asked."""
+        return self._uncounted == 0
+
     def collectives(self) -> int:
         """How many collectives have been launched in it so far.
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import faulthandler
 import os
 import random
-import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.process_title import set_worker_title
+from elastic.runtime.stack_file import write_stacks_on_signal
 from elastic.v1 import local_pb2 as pb
 from elastic.worker import session
 from elastic.worker.link import Link
@@ -19,8 +19,6 @@ from elastic.worker.process.bootstrap import run_script
 from elastic.worker.process.children import die_with_parent
 from elastic.worker.process.output import outlive_full_disk
 from elastic.worker.process.torchrun import run_classic
-
-STACK_DUMP_SIGNAL = signal.SIGUSR2
 
 
 def become_worker(request: pb.SpawnRequest, parent: int) -> int:
@@ -36,7 +34,7 @@ def become_worker(request: pb.SpawnRequest, parent: int) -> int:
     set_worker_title(request.worker, request.argv[0])
     _reseed()
     faulthandler.enable()  # a segmentation fault leaves its stacks in the log
-    faulthandler.register(STACK_DUMP_SIGNAL, all_threads=True)
+    write_stacks_on_signal()
     lost: list[Callable[[str], None]] = []
     outlive_full_disk(lambda reason: lost.pop()(reason) if lost else None)
     if request.classic:

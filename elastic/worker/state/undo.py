@@ -81,7 +81,8 @@ class Undo:
         self._ahead: dict[int, Copy] | None = None
         self._retry_gradients: Copy = []
         self._gradients: Copy = []
-        self._collectives_seen = 0
+        self.collectives_seen = 0
+        """How many there were when the newest reduction was complete."""
         self._missed = False
         self._told: list[str] = []
         self._untold = False
@@ -126,12 +127,12 @@ class Undo:
 
     def reduced(self) -> None:
         """A reduction is complete: what has changed so far changed before a collective."""
-        self._collectives_seen = self._collectives()
+        self.collectives_seen = self._collectives()
         self._note_block()
 
     def collectives_since_reduction(self) -> bool:
         """Whether the block has begun collectives after its reductions; it has had one."""
-        return self._collectives() != self._collectives_seen
+        return self._collectives() != self.collectives_seen
 
     def end(self, *, collectives_since_reduction: bool) -> None:
         """The block has ended and its step counts.

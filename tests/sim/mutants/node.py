@@ -98,8 +98,8 @@ AGENT = (
         "at the end of the job nobody ends scripts that hang",
     ),
     (
-        "        process.ending = Failure(\n            worker=worker, kind=kind,",
-        "        process.reported = Failure(\n            worker=worker, kind=kind,",
+        "        process.ending = Failure(\n            worker=worker,\n",
+        "        process.reported = Failure(\n            worker=worker,\n",
         "a worker that the agent ends counts as killed by somebody else",
     ),
 )

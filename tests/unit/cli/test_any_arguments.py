@@ -24,6 +24,7 @@ _COMMANDS = (
     "agent",
     "status",
     "nodes",
+    "stacks",
     "drain",
     "stop",
     "events",

@@ -53,6 +53,8 @@ FIELDS = {
     "job": "digits",
     "kind": "signal",
     "lasted_s": 5.2,
+    "lasts_s": 1.2,
+    "verdict": "rank 2 (node b) has not entered the all-reduce of step 512",
     "leader": "h2:4000",
     "log_dir": "/logs",
     "machine": "m1",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import re
 import socket
 import tempfile
 import threading
@@ -29,7 +30,7 @@ from elastic.store.job_documents import LeaderDocument, to_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.job_runs import RunEnd
 from elastic.v1 import control_pb2 as pb
-from elastic.v1 import job_pb2
+from elastic.v1 import job_pb2, stacks_pb2
 from tests.certificates import make_certificates, sign_for_job
 from tests.unit.rpc.conversation import Recorder
 from tests.unit.store.failing_store import Clock, FailingStore
@@ -86,6 +87,33 @@ STATUS = pb.JobStatus(
     longest_pause_s=0.25,
     accounts_json=json.dumps(ACCOUNTS),
 )
+FRAME = stacks_pb2.Frame(file="/job/data.py", line=41, function="__getitem__")
+MAIN_THREAD = stacks_pb2.ThreadStack(name="MainThread", frames=[FRAME], left_out=3)
+STACKS = stacks_pb2.JobStacks(
+    verdict="rank 1 hangs",
+    ranks=[
+        stacks_pb2.RankStacks(
+            rank=1,
+            node="n2",
+            is_member=True,
+            stacks=stacks_pb2.WorkerStacks(
+                worker="n2-1",
+                answer=stacks_pb2.ANSWER_GIVEN,
+                place=stacks_pb2.PLACE_DATA,
+                place_s=34.0,
+                committed=7,
+                processes=[
+                    stacks_pb2.ProcessStacks(pid=11, name="train.py", threads=[MAIN_THREAD]),
+                    stacks_pb2.ProcessStacks(pid=12, name="loader\x1b[2J"),
+                ],
+            ),
+        ),
+        stacks_pb2.RankStacks(
+            node="n3",
+            stacks=stacks_pb2.WorkerStacks(worker="n3-1", answer=stacks_pb2.ANSWER_STOPPED),
+        ),
+    ],
+)
 EVENTS = [
     Entry(unix_s=1.0, name="node_lost", fields={"node": "n1", "reason": ""}),
     Entry(unix_s=2.0, name="elected", fields={"address": "h:1", "members": []}),
@@ -111,6 +139,10 @@ class Leader(Recorder):
         del future
         self.asked.append(("drain", name, reason))
         return f"the workers of {name} leave"
+
+    async def stacks(self, of: str) -> stacks_pb2.JobStacks:
+        self.asked.append(("stacks", of, ""))
+        return STACKS
 
     async def clear(self, name: str) -> str:
         self.asked.append(("clear", name, ""))
@@ -296,6 +328,54 @@ def test_that_a_stopped_job_saves_nothing_is_said(place: Place, capsys: Printed)
     place.leader.job = pb.JobStatus(job="digits")
     operator.stop(place.target, reason="")
     assert "nothing is saved, for it has no checkpoint directory" in capsys.readouterr().out
+
+
+def test_stacks_for_people(place: Place, capsys: Printed) -> None:
+    operator.stacks(place.target, "", output="table")
+    assert capsys.readouterr().out.splitlines() == [
+        "rank 1 (node n2, worker n2-1), step 7: is loading data, in `__getitem__`, data.py:41, "
+        "for 34 s",
+        "  process 11: train.py",
+        "    MainThread (most recent call first):",
+        '      File "/job/data.py", line 41 in __getitem__',
+        "      and 3 more",
+        "  child 12: loader\\x1b[2J",
+        "",
+        "no rank (node n3, worker n3-1): is stopped by a signal",
+        "",
+        "rank 1 hangs",
+    ]
+    assert place.leader.asked == [("stacks", "", "")]
+
+
+def test_stacks_for_programs(place: Place, capsys: Printed) -> None:
+    operator.stacks(place.target, "1", output="json")
+    found = document(capsys)
+    assert found["verdict"] == "rank 1 hangs"
+    first, second = found["ranks"]
+    assert {k: first[k] for k in ("rank", "node", "answer", "place", "place_s", "step")} == {
+        "rank": 1,
+        "node": "n2",
+        "answer": "given",
+        "place": "data",
+        "place_s": 34.0,
+        "step": 7,
+    }
+    frame = {"file": "/job/data.py", "line": 41, "function": "__getitem__"}
+    thread = {"name": "MainThread", "frames": [frame], "left_out": 3}
+    assert first["processes"][0] == {"pid": 11, "name": "train.py", "threads": [thread]}
+    assert (second["rank"], second["answer"]) == (None, "stopped")
+    assert place.leader.asked == [("stacks", "1", "")]
+
+
+def test_a_status_says_who_was_waited_for(
+    monkeypatch: pytest.MonkeyPatch, place: Place, capsys: Printed
+) -> None:
+    held_up = pb.JobStatus(verdict="rank 1 hangs", verdict_unix_s=1.0)
+    held_up.MergeFrom(STATUS)
+    monkeypatch.setattr(place.leader, "status", lambda: held_up)
+    operator.status(place.target, output="table")
+    assert re.search(r"^held up at \d\d:\d\d:\d\d: rank 1 hangs$", capsys.readouterr().out, re.M)
 
 
 def test_events_for_programs(place: Place, capsys: Printed) -> None:

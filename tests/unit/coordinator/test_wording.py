@@ -35,6 +35,22 @@ def test_verdicts_read_differently() -> None:
     assert len(texts) == len(Verdict) - 1
 
 
+def test_a_hang_on_one_node_after_another_is_told_with_the_verdict() -> None:
+    failure = Failure(
+        worker="w",
+        kind=FailureKind.LEFT_OUT,
+        message="hung 20 s in train.py:47",
+        place="/job/train.py:47",
+    )
+    seen = "rank 1 (node b) has not entered the all-reduce of step 5"
+    effect = EndJob(
+        exit_code=1, verdict=Verdict.SAME_FAILURE_NO_PROGRESS, failure=failure, message=seen
+    )
+    text = ending(effect, max_restarts=7, window_s=90.0)
+    for part in ("(/job/train.py:47) on different nodes", "hung 20 s in train.py:47", seen):
+        assert part in text
+
+
 def test_an_unknown_log_is_not_mentioned() -> None:
     failure = Failure(worker="w", kind=FailureKind.SIGNAL, message="killed")
     assert "log" not in words(Verdict.NOT_RETRYABLE, failure)

@@ -287,3 +287,42 @@ def test_the_last_commit_is_the_begin_of_the_step_under_way_or_the_report_of_it(
     assert progress.last_commit_at(30.0) == 19.75
     progress.advance(7, 20.5)
     assert progress.last_commit_at(30.0) == 20.5
+
+
+@pytest.mark.parametrize(
+    ("step_s", "in_step_s", "lags"),
+    [
+        (0.1, 1.0, False),  # shorter ones are the scheduler's noise
+        (0.1, 1.1, True),
+        (1.0, 3.0, False),
+        (1.0, 3.1, True),
+        (0.0, 9.0, False),  # nothing is known of the usual step
+        (1.0, 61.0, False),  # it is a hang, of which it is asked by itself
+    ],
+)
+def test_a_step_of_three_usual_ones_is_asked_about(
+    step_s: float, in_step_s: float, lags: bool
+) -> None:
+    progress = watch()
+    progress.observe(4, 100.0, step_s=step_s, in_step_s=in_step_s)
+    assert progress.lags_s(100.0) == (in_step_s if lags else 0.0)
+
+
+@pytest.mark.parametrize("excuse", ["first step", "compiles", "between steps"])
+def test_a_slow_step_that_is_excused_is_not_asked_about(excuse: str) -> None:
+    progress = watch()
+    if excuse == "compiles":
+        progress.compiles(4)
+    in_step_s = 0.0 if excuse == "between steps" else 5.0
+    progress.observe(4, 100.0, step_s=0.1, in_step_s=in_step_s, first_step=excuse == "first step")
+    assert progress.lags_s(100.0) == 0.0
+
+
+def test_of_slow_steps_each_is_asked_about_once_and_not_often() -> None:
+    progress = watch()
+    asked = []
+    for now, step in [(0.0, 4), (1.0, 4), (2.0, 5), (29.0, 6), (31.0, 6), (32.0, 6), (62.0, 7)]:
+        progress.observe(step, now, step_s=0.1, in_step_s=2.0)
+        if progress.lags_s(now):
+            asked.append(now)
+    assert asked == [0.0, 31.0, 62.0]

@@ -103,3 +103,56 @@ def test_a_lone_worker_is_tried_once_more() -> None:
     own = frozenset({"a-1"})
     verdict = policy.judge(failure("a-1"), now=0.0, committed=5, running=own, members=own)
     assert verdict is Verdict.RESTART
+
+
+def hung(worker: str, place: str = "/job/data.py:41") -> Failure:
+    return Failure(
+        worker=worker, kind=FailureKind.LEFT_OUT, signature=f"hung at {place}", place=place
+    )
+
+
+@pytest.mark.parametrize(
+    ("again", "node", "generation", "committed", "expected"),
+    [
+        (hung("a-1"), "a", 2, 5, Verdict.SAME_FAILURE_NO_PROGRESS),
+        (hung("b-2"), "b", 2, 5, Verdict.RESTART),  # the same machine: it may be its fault
+        (hung("a-1"), "a", 1, 5, Verdict.RESTART),  # of one group: the storage of all may hang
+        (hung("a-1"), "a", 2, 6, Verdict.RESTART),  # the job has moved on in between
+        (hung("a-1", "/job/data.py:42"), "a", 2, 5, Verdict.RESTART),
+        (hung("a-1", ""), "a", 2, 5, Verdict.RESTART),  # nobody knows where
+    ],
+)
+def test_a_hang_that_goes_from_node_to_node_is_the_scripts(
+    again: Failure, node: str, generation: int, committed: int, expected: Verdict
+) -> None:
+    policy = RestartPolicy(max_restarts=10, window_s=60.0)
+    running = frozenset({"a-1", "b-1"})
+
+    def judge(failure: Failure, node: str, generation: int, committed: int) -> Verdict:
+        return policy.judge(
+            failure,
+            now=0.0,
+            committed=committed,
+            running=running,
+            node=node,
+            generation=generation,
+        )
+
+    assert judge(hung("b-1"), "b", 1, 5) is Verdict.RESTART
+    assert judge(again, node, generation, committed) is expected
+
+
+def test_nodes_that_hung_together_may_do_so_again() -> None:
+    """As when their storage is away for longer than it takes to begin again."""
+    policy = RestartPolicy(max_restarts=10, window_s=60.0)
+    for generation in (1, 3):
+        for node in ("a", "b"):
+            verdict = policy.judge(
+                hung(f"{node}-{generation}"),
+                now=0.0,
+                committed=5,
+                running=frozenset(),
+                node=node,
+                generation=generation,
+            )
+            assert verdict is Verdict.RESTART

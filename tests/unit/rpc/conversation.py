@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from elastic.rpc.control import AgentStream, ControlClient, ControlServer
 from elastic.rpc.security import PLAINTEXT, Security
 from elastic.v1 import control_pb2 as pb
+from elastic.v1 import stacks_pb2
 
 DEADLINE_S = 60.0
 HELLO = pb.AgentMessage(hello=pb.AgentHello(node="n1", host="10.0.0.1", slots=2))
@@ -45,6 +46,9 @@ class Recorder:
 
     async def clear(self, name: str) -> str:
         return f"{name} is cleared"
+
+    async def stacks(self, of: str) -> stacks_pb2.JobStacks:
+        return stacks_pb2.JobStacks(verdict=f"rank {of} hangs")
 
     async def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
         assert not follow

@@ -12,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.core import membership as core
+from elastic.core import whereabouts
 from elastic.rpc import codec
+from elastic.rpc.stacks import whereabouts_from_pb
 from elastic.v1 import job_pb2 as pb
+from elastic.v1 import stacks_pb2
 
 _UNSIGNED_32 = st.integers(0, 2**32 - 1)
 _UNSIGNED_64 = st.integers(0, 2**64 - 1)
@@ -99,3 +102,18 @@ def test_enums_carry_equal_names_and_numbers(
 def wire(message: Any) -> Any:
     """Over the wire and back."""
     return type(message).FromString(message.SerializeToString())
+
+
+def test_places_and_answers_have_the_numbers_of_the_wire() -> None:
+    places = {f"PLACE_{place.name}": place.value for place in whereabouts.Place}
+    places["PLACE_UNSPECIFIED"] = places.pop("PLACE_UNKNOWN")
+    assert places == dict(stacks_pb2.Place.items())
+    answers = {f"ANSWER_{answer.name}": answer.value for answer in whereabouts.Answer}
+    assert answers | {"ANSWER_UNSPECIFIED": 0} == dict(stacks_pb2.Answer.items())
+
+
+def test_what_a_newer_version_tells_of_a_worker_is_unknown_here() -> None:
+    newer = stacks_pb2.WorkerStacks.FromString(b"\x18\x63\x20\x63")  # answer and place: 99
+    found = whereabouts_from_pb(newer, rank=1, node="b")
+    assert found.place is whereabouts.Place.UNKNOWN
+    assert found.answer is whereabouts.Answer.NONE

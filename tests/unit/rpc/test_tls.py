@@ -130,6 +130,7 @@ async def may(place: Place, security: Security) -> set[str]:
         "stop": lambda: client.stop("why", 1, STATUS_S),
         "drain": lambda: client.drain("n1", "", STATUS_S),
         "clear": lambda: client.clear("n1", STATUS_S),
+        "stacks": lambda: client.stacks("", STATUS_S),
     }
     for what, ask in asked.items():
         role = "agent" if what == "attend" else "operator"
@@ -140,7 +141,7 @@ async def may(place: Place, security: Security) -> set[str]:
 
 
 SEE = {"see", "follow"}
-ACT = {"stop", "drain", "clear"}
+ACT = {"stop", "drain", "clear", "stacks"}
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, cast
 
 import pytest
 import torch
 
+from elastic.core.whereabouts import Place
 from elastic.core.worker.actions import Progress
-from elastic.v1 import job_pb2
+from elastic.v1 import job_pb2, stacks_pb2
 from elastic.worker.compilation import Compilations
 from elastic.worker.group.membership import Durations
 from elastic.worker.group.process_group import Group
@@ -83,6 +85,51 @@ def test_a_probe_is_answered_at_once_without_the_scripts_figures(alone: Group) -
     (progress,) = script.wire.taken("progress")
     assert not progress.probed
     assert dict(progress.reported) == {"loss": 0.5}
+
+
+def test_where_it_is_is_told_at_once(alone: Group) -> None:
+    script = Script(alone)
+    script.state.progress = Progress(committed=7)
+    script.clock.place.now = Place.DATA, script.clock.place.now[1] - 5.0
+    script.pulse.answer_stacks(stacks_pb2.StacksRequest(request=3, brief=True))
+    (answer,) = script.wire.taken("stacks")
+    assert (answer.worker, answer.request, answer.generation) == ("w", 3, 1)
+    assert (answer.answer, answer.committed) == (stacks_pb2.ANSWER_GIVEN, 7)
+    assert answer.place == stacks_pb2.PLACE_DATA
+    assert answer.place_s >= 5.0
+    (own,) = answer.processes
+    (main,) = own.threads
+    assert main.name == "MainThread"
+    assert "own_stacks" in [frame.function for frame in main.frames]
+    script.pulse.flush()
+    (progress,) = script.wire.taken("progress")
+    assert progress.place == stacks_pb2.PLACE_DATA
+
+
+@pytest.mark.parametrize(("before", "told"), [(None, 0), (0, 2), (1, 1), (9, 0)])
+def test_of_collectives_those_since_the_last_reduction_are_told(
+    alone: Group, monkeypatch: pytest.MonkeyPatch, before: int | None, told: int
+) -> None:
+    """Members have sent each other different numbers of messages as their group formed."""
+    script = Script(alone)
+    monkeypatch.setattr(alone, "collectives", lambda: 2)
+    script.clock.collectives_reduced = before
+    script.pulse.answer_stacks(stacks_pb2.StacksRequest())
+    (answer,) = script.wire.taken("stacks")
+    assert answer.collectives == told
+
+
+def test_all_threads_are_told_where_they_are_wanted(alone: Group) -> None:
+    script, done = Script(alone), threading.Event()
+    thread = threading.Thread(target=done.wait, name="waits", daemon=True)
+    thread.start()
+    try:
+        script.pulse.answer_stacks(stacks_pb2.StacksRequest())
+    finally:
+        done.set()
+        thread.join()
+    (answer,) = script.wire.taken("stacks")
+    assert "waits" in [told.name for told in answer.processes[0].threads]
 
 
 def test_a_worker_without_a_group_answers_too() -> None:

@@ -1,0 +1,125 @@
+"""Asks the agents for the stacks of their workers, and says who keeps the others waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from elastic.coordinator.attendance import Attendance, AttendingNode, name_of
+from elastic.core.diagnosis import Diagnosis, diagnose
+from elastic.core.membership import Generation, Member
+from elastic.errors import ConfigurationError
+from elastic.rpc.stacks import whereabouts_from_pb
+from elastic.timeouts import timeout
+from elastic.v1 import stacks_pb2 as pb
+
+_ANSWERS_S = 1.0  # for all agents: theirs take 0.7 s where a worker does not answer
+_MOST_BYTES = 16 * 2**20  # of a reply to an operator; of larger ones only the main threads
+_MOST_SHOWN = 20  # names in a message
+
+Found = Mapping[str, pb.NodeStacks]
+"""What nodes have told, by the names of the nodes."""
+
+
+@dataclass(slots=True)
+class _Round:
+    waits_for: set[str]
+    told: dict[str, pb.NodeStacks]
+    done: asyncio.Event
+
+
+class StackRounds:
+    """Each round ends when all nodes that attend have told, or after a second."""
+
+    def __init__(self, nodes: Attendance) -> None:
+        self._nodes = nodes
+        self._numbers = itertools.count(1)
+        self._rounds: dict[int, _Round] = {}
+
+    def ask(self, *, worker: str = "", brief: bool = False) -> asyncio.Task[Found]:
+        """Ask all nodes, before they are told what comes next. worker: only of this one. brief:
+        only of main threads."""
+        number, names = next(self._numbers), {node.stream.node for node in self._nodes}
+        this = self._rounds[number] = _Round(names, {}, asyncio.Event())
+        request = pb.StacksRequest(request=number, worker=worker, brief=brief)
+        self._nodes.broadcast(stacks=request)
+        return asyncio.ensure_future(self._gather(number, this))
+
+    def told(self, node: AttendingNode, stacks: pb.NodeStacks) -> None:
+        """A node has told; too late, and it is passed over."""
+        this = self._rounds.get(stacks.request)
+        if this is None or node.stream.node not in this.waits_for:
+            return
+        this.told[node.stream.node] = stacks
+        this.waits_for.discard(node.stream.node)
+        if not this.waits_for:
+            this.done.set()
+
+    async def _gather(self, number: int, this: _Round) -> Found:
+        try:
+            if this.waits_for:
+                async with timeout(_ANSWERS_S):
+                    await this.done.wait()
+        except asyncio.TimeoutError:
+            pass
+        finally:
+            del self._rounds[number]
+        return this.told
+
+
+def explain(generation: Generation, found: Found) -> Diagnosis:
+    """Who of the generation's members keeps the others waiting."""
+    return diagnose(
+        [
+            whereabouts_from_pb(_of_member(member, found), rank=rank, node=name_of(member.node))
+            for rank, member in enumerate(generation.members)
+        ]
+    )
+
+
+def asked_for(of: str, generation: Generation | None, workers: Sequence[str]) -> str:
+    """The worker whose stacks are wanted, by its rank or name; empty: all. Raises
+    ConfigurationError for none."""
+    members = generation.members if generation is not None else ()
+    if of.isdecimal() and int(of) < len(members):
+        return members[int(of)].worker
+    if of and of not in workers:
+        ranks = f"ranks 0 to {len(members) - 1}" if members else "no ranks"
+        known = ", ".join(sorted(workers)[:_MOST_SHOWN]) or "none at all"
+        raise ConfigurationError(
+            f"there is no rank or worker {of[:80]!r}; there are {ranks}, and the workers {known}"
+        )
+    return of
+
+
+def reply(generation: Generation | None, found: Found, worker: str) -> pb.JobStacks:
+    """For operators: members by their ranks, then others; the verdict if all were asked for."""
+    members = generation.members if generation is not None else ()
+    answer = pb.JobStacks()
+    for rank, member in enumerate(members):
+        if worker in ("", member.worker):
+            stacks = _of_member(member, found)
+            node = name_of(member.node)
+            answer.ranks.add(rank=rank, node=node, stacks=stacks, is_member=True)
+    names = {member.worker for member in members}
+    for node, told in sorted(found.items()):
+        for stacks in told.workers:
+            if stacks.worker not in names:
+                answer.ranks.add(node=node, stacks=stacks)
+    if generation is not None and not worker:
+        answer.verdict = explain(generation, found).text
+    if answer.ByteSize() > _MOST_BYTES:
+        for one in answer.ranks:
+            for process in one.stacks.processes:
+                del process.threads[1:]
+    return answer
+
+
+def _of_member(member: Member, found: Found) -> pb.WorkerStacks:
+    told = found.get(name_of(member.node))
+    for stacks in told.workers if told is not None else ():
+        if stacks.worker == member.worker:
+            return stacks
+    return pb.WorkerStacks(worker=member.worker, answer=pb.ANSWER_ABSENT)

@@ -1,0 +1,195 @@
+"""Rounds in which the agents are asked for stacks, and what is made of their answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from elastic.coordinator import stacks
+from elastic.coordinator.attendance import Attendance
+from elastic.coordinator.hangs import Hangs
+from elastic.coordinator.stacks import StackRounds, asked_for, explain, reply
+from elastic.core.coordinator import effects as fx
+from elastic.core.coordinator import events as ev
+from elastic.core.membership import ChangeReason, Generation, Member
+from elastic.errors import ConfigurationError
+from elastic.rpc.control import AgentStream
+from elastic.runtime.journal import Entry, Journal
+from elastic.v1 import control_pb2 as control
+from elastic.v1 import stacks_pb2 as pb
+
+ENGINE = pb.Frame(file="/v/site-packages/torch/autograd/graph.py", line=9, function="_run")
+GETITEM = pb.Frame(file="/job/data.py", line=41, function="__getitem__")
+GROUP = Generation(
+    number=3,
+    incarnation="x",
+    members=tuple(
+        Member(worker=f"{node}-1", node=f"{node}@token", slot=0, endpoint="") for node in "abc"
+    ),
+    reason=ChangeReason.STARTED,
+)
+VERDICT = (
+    "rank 1 (node b) has not entered the all-reduce of step 7: it is loading data, in "
+    "`__getitem__`, data.py:41, for 5 s; ranks 0, 2 wait for it"
+)
+
+
+class Place:
+    """Agents of nodes a, b and c, whose coordinator is asked."""
+
+    def __init__(self) -> None:
+        self.nodes = Attendance()
+        for name in "abc":
+            self.nodes.arrive(AgentStream(control.AgentHello(node=name, start_token="token")))
+        self.rounds = StackRounds(self.nodes)
+        self.entries: list[Entry] = []
+        self.posted: list[Any] = []
+        self.tasks: list[asyncio.Future[Any]] = []
+        self.hangs = Hangs(
+            self.rounds,
+            Journal(self.entries.append),
+            post=self.posted.append,
+            start=lambda work, _name: self.tasks.append(asyncio.ensure_future(work)),
+        )
+
+    async def request(self, name: str) -> pb.StacksRequest:
+        """What the agent was asked last."""
+        node = self.nodes.named(name)
+        assert node is not None
+        sent = await anext(node.stream.outgoing())
+        assert isinstance(sent, bytes)
+        return control.CoordinatorMessage.FromString(sent).stacks
+
+    async def tell(self, *names: str) -> None:
+        for name in names:
+            request = await self.request(name)
+            node = self.nodes.named(name)
+            assert node is not None
+            told = pb.NodeStacks(request=request.request, workers=[worker(name)])
+            self.hangs.told(node, told)
+
+
+def worker(node: str) -> pb.WorkerStacks:
+    """The one of node b loads data, the others wait for it."""
+    late = node == "b"
+    frames = [GETITEM] if late else [ENGINE]
+    threads = [pb.ThreadStack(name="MainThread", frames=frames), pb.ThreadStack(name="other")]
+    return pb.WorkerStacks(
+        worker=f"{node}-1",
+        answer=pb.ANSWER_GIVEN,
+        place=pb.PLACE_DATA if late else pb.PLACE_BACKWARD,
+        place_s=5.2,
+        committed=7,
+        processes=[pb.ProcessStacks(pid=11, threads=threads)],
+    )
+
+
+def at_place(check: Callable[[Place], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await check(Place())
+
+    asyncio.run(main())
+
+
+def found(*nodes: str) -> dict[str, pb.NodeStacks]:
+    return {node: pb.NodeStacks(workers=[worker(node)]) for node in nodes}
+
+
+def test_a_round_ends_when_all_have_told() -> None:
+    async def check(place: Place) -> None:
+        asking = place.rounds.ask(brief=True)
+        await place.tell("a", "b", "c")
+        assert set(await asking) == {"a", "b", "c"}
+
+    at_place(check)
+
+
+def test_who_does_not_tell_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "_ANSWERS_S", 0.05)
+
+    async def check(place: Place) -> None:
+        asking = place.rounds.ask(worker="a-1")
+        request = await place.request("c")
+        assert (request.worker, request.brief) == ("a-1", False)
+        await place.tell("a")
+        assert set(await asking) == {"a"}
+        node = place.nodes.named("c")
+        assert node is not None
+        place.rounds.told(node, pb.NodeStacks(request=request.request))  # too late
+
+    at_place(check)
+
+
+def test_with_no_agent_there_is_nobody_to_wait_for() -> None:
+    async def main() -> None:
+        assert await StackRounds(Attendance()).ask() == {}
+
+    asyncio.run(main())
+
+
+def test_a_hang_is_an_event_and_the_machine_hears_of_it() -> None:
+    async def check(place: Place) -> None:
+        place.hangs.explain(fx.ExplainHang(generation=GROUP, step=7, standing_s=5.25))
+        await place.tell("a", "b", "c")
+        await asyncio.gather(*place.tasks)
+        (entry,) = place.entries
+        assert (entry.name, entry.fields["verdict"]) == ("hang", VERDICT)
+        assert entry.fields["standing_s"] == 5.25
+        (rank,) = entry.fields["ranks"]
+        assert (rank["rank"], rank["node"], rank["place"]) == (1, "b", "/job/data.py:41")
+        (explained,) = place.posted
+        assert isinstance(explained, ev.HangExplained)
+        assert (explained.generation, explained.verdict.text) == (3, VERDICT)
+        assert place.hangs.newest == VERDICT
+
+    at_place(check)
+
+
+@pytest.mark.parametrize("committed", [7, 8])
+def test_a_slow_step_is_told_unless_it_is_over(committed: int) -> None:
+    async def check(place: Place) -> None:
+        slow = fx.ExplainSlowStep(generation=GROUP, step=7, lasts_s=1.5, usual_s=0.1)
+        place.hangs.explain_slow_step(slow, lambda: committed)
+        await place.tell("a", "b", "c")
+        await asyncio.gather(*place.tasks)
+        assert [e.fields["verdict"] for e in place.entries] == [VERDICT] * (committed == 7)
+
+    at_place(check)
+
+
+def test_a_member_of_a_node_that_is_away_is_absent() -> None:
+    assert "rank 1 (node b) has not entered" in explain(GROUP, found("a", "c")).text
+    assert "its agent is out of contact" in explain(GROUP, found("a", "c")).text
+
+
+def test_the_reply_has_members_by_rank_then_others() -> None:
+    answer = reply(GROUP, found("a", "b", "c", "d"), "")
+    assert [(r.rank, r.node, r.is_member) for r in answer.ranks] == [
+        (0, "a", True),
+        (1, "b", True),
+        (2, "c", True),
+        (0, "d", False),
+    ]
+    assert answer.verdict == VERDICT
+    (one,) = reply(GROUP, found("b"), "b-1").ranks
+    assert one.rank == 1
+    assert len(one.stacks.processes[0].threads) == 2
+    assert reply(None, {}, "") == pb.JobStacks()
+
+
+def test_a_reply_that_is_too_large_has_the_main_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "_MOST_BYTES", 100)
+    answer = reply(GROUP, found("a", "b", "c"), "")
+    assert {len(r.stacks.processes[0].threads) for r in answer.ranks} == {1}
+
+
+def test_a_rank_or_a_worker_can_be_asked_for() -> None:
+    names = ["a-1", "b-1", "c-1", "spare"]
+    assert [asked_for(of, GROUP, names) for of in ("", "1", "spare")] == ["", "b-1", "spare"]
+    with pytest.raises(ConfigurationError, match=r"no rank or worker '3'; there are ranks 0 to 2"):
+        asked_for("3", GROUP, names)
+    with pytest.raises(ConfigurationError, match="there are no ranks, and the workers none at all"):
+        asked_for("x", None, [])

@@ -28,8 +28,7 @@ from elastic.cli.http import (
     require_http_protection,
     watched_over_http,
 )
-from elastic.cli.launch import is_classic
-from elastic.cli.run import log_directory, require_command, worker_environment
+from elastic.cli.launch import is_classic, log_directory, require_command, worker_environment
 from elastic.core.agent.machine import AgentSettings
 from elastic.core.restarts import Backoff
 from elastic.errors import ConfigurationError, ExitCode, TransientError, meaning_of

@@ -1,11 +1,19 @@
-"""How a script is to be started, from what it imports."""
+"""How a script is to be started: of which kind it is, with which environment, logged where."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from elastic.core.legible import is_text
+from elastic.errors import ConfigurationError, refusal_of
+from elastic.runtime.log_retention import make_directory
+from elastic.runtime.network import interface_of
+from elastic.runtime.service_notice import NOTICE_VARIABLES
+from elastic.settings.fields import options_of
+from elastic.settings.node import NodeSettings
 from elastic.settings.shared import Launch
 
 _PACKAGE = "elastic"
@@ -34,6 +42,77 @@ def is_classic(script: Path, launch: Launch) -> bool:
                 return False
             waiting += _beside(path.parents[level - 1] if level else directory, name)
     return True
+
+
+def require_command(argv: Sequence[str]) -> None:
+    """Raises ConfigurationError unless it is a file and arguments that workers can be told of."""
+    script = Path(argv[0])
+    try:
+        found = script.is_file()
+        what = "is a directory" if script.is_dir() else "does not exist"
+    except OSError as error:
+        found, what = False, f"can not be looked at ({error.strerror})"
+    if not found:
+        raise ConfigurationError(
+            f"the script {str(script)!r} {what}; give the path of a Python file: "
+            "elastic run [options] SCRIPT [arguments]"
+        )
+    for argument in argv:
+        if not is_text(argument):
+            raise ConfigurationError(
+                f"the argument {argument!r} is not UTF-8, and the workers are told of it in UTF-8; "
+                "rename the file, or give the script what it needs in a file"
+            )
+
+
+def log_directory(job: str, parent: Path | None) -> Path:
+    """A new one for this run. Raises ConfigurationError, and TransientError where the disk is
+    full."""
+    try:
+        root = parent or _state_home() / "elastic" / "logs"
+    except RuntimeError as error:  # no HOME, and a user id without a name
+        raise ConfigurationError(
+            f"there is no home directory to keep logs in ({error}); choose one with --log-dir, or "
+            "set HOME"
+        ) from error
+    try:
+        return make_directory(root, job)
+    except OSError as error:
+        raise refusal_of(
+            f"can not make the log directory {error.filename or root}: {error.strerror}; "
+            "choose another with --log-dir",
+            error,
+        ) from error
+
+
+def worker_environment(workers: int, host: str, *, classic: bool) -> dict[str, str]:
+    """This process's but its secrets, and what several workers on a machine need besides, who are
+    reached at `host`."""
+    secrets = {option.variable for option in options_of(NodeSettings) if option.secret}
+    withheld = {*secrets, *NOTICE_VARIABLES}
+    environment = {name: value for name, value in os.environ.items() if name not in withheld}
+    if environment.get("GRPC_VERBOSITY") == "NONE":  # our own wish, see main.py
+        del environment["GRPC_VERBOSITY"]
+    # Several workers must not each take every core. torchrun gives each one, if there are several.
+    threads = 1 if classic else max(1, (os.cpu_count() or 1) // workers)
+    if not classic or workers > 1:
+        environment.setdefault("OMP_NUM_THREADS", str(threads))
+    if not classic:
+        environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # broken sockets are no news here
+    # torch asks for the names of its peers when it first connects; a name server that has gone
+    # with the rest of the network must not hold up the group that is formed without them.
+    environment.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
+    if (interface := interface_of(host)) is not None:  # gloo would look for the host's own name
+        environment.setdefault("GLOO_SOCKET_IFNAME", interface)
+    return environment
+
+
+# ---- inside
+
+
+def _state_home() -> Path:
+    """XDG base directory specification: data that should persist but is no configuration."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
 
 
 def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -23,7 +23,7 @@ from elastic.cli.http import (
     require_http_protection,
     watched_over_http,
 )
-from elastic.cli.launch import is_classic
+from elastic.cli.launch import is_classic, log_directory, require_command, worker_environment
 from elastic.coordinator import metrics as coordinator_metrics
 from elastic.coordinator.daemon import CoordinatorDaemon
 from elastic.coordinator.job_options import JobOptions
@@ -32,26 +32,20 @@ from elastic.coordinator.totals import Totals
 from elastic.core.agent.machine import AgentSettings
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
-from elastic.core.legible import is_text
 from elastic.core.restarts import Backoff
-from elastic.errors import ConfigurationError, ExitCode, refusal_of
+from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.control import ControlClient, ControlServer
 from elastic.rpc.security import choose_security, stays_here
 from elastic.runtime.journal import EntryCounts, Journal, RecentEntries
 from elastic.runtime.listening import require_listenable
-from elastic.runtime.log_retention import make_directory
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.metrics import Found
-from elastic.runtime.network import interface_of
 from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.process_metrics import ProcessParts, Watched
 from elastic.runtime.process_title import set_title
 from elastic.runtime.reexec import has_terminal
 from elastic.runtime.run_directory import RunDirectory
-from elastic.runtime.service_notice import NOTICE_VARIABLES
 from elastic.runtime.warnings_to_journal import warnings_to
-from elastic.settings.fields import options_of
-from elastic.settings.node import NodeSettings
 from elastic.settings.run import Console, OutputMode, RunSettings
 from elastic.store.job_runs import DEFAULT_RUN
 from elastic.store.memory import MemoryStore
@@ -235,27 +229,6 @@ def _handle_signals(agent: AgentDaemon) -> None:
         loop.add_signal_handler(signal.SIGHUP, hang_up)
 
 
-def require_command(argv: Sequence[str]) -> None:
-    """Raises ConfigurationError unless it is a file and arguments that workers can be told of."""
-    script = Path(argv[0])
-    try:
-        found = script.is_file()
-        what = "is a directory" if script.is_dir() else "does not exist"
-    except OSError as error:
-        found, what = False, f"can not be looked at ({error.strerror})"
-    if not found:
-        raise ConfigurationError(
-            f"the script {str(script)!r} {what}; give the path of a Python file: "
-            "elastic run [options] SCRIPT [arguments]"
-        )
-    for argument in argv:
-        if not is_text(argument):
-            raise ConfigurationError(
-                f"the argument {argument!r} is not UTF-8, and the workers are told of it in UTF-8; "
-                "rename the file, or give the script what it needs in a file"
-            )
-
-
 def _require_one_machine(settings: RunSettings) -> None:
     """Raises ConfigurationError for what needs others, whom nothing here lets in."""
     if settings.nnodes.minimum > 1:
@@ -276,31 +249,6 @@ def _checkpoints(settings: RunSettings) -> CheckpointDirectory | None:
     directory = open_directory(settings.checkpoint_dir)
     directory.probe()
     return directory
-
-
-def log_directory(job: str, parent: Path | None) -> Path:
-    """A new one for this run. Raises ConfigurationError, and TransientError where the disk is
-    full."""
-    try:
-        root = parent or _state_home() / "elastic" / "logs"
-    except RuntimeError as error:  # no HOME, and a user id without a name
-        raise ConfigurationError(
-            f"there is no home directory to keep logs in ({error}); choose one with --log-dir, or "
-            "set HOME"
-        ) from error
-    try:
-        return make_directory(root, job)
-    except OSError as error:
-        raise refusal_of(
-            f"can not make the log directory {error.filename or root}: {error.strerror}; "
-            "choose another with --log-dir",
-            error,
-        ) from error
-
-
-def _state_home() -> Path:
-    """XDG base directory specification: data that should persist but is no configuration."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
 
 
 def _display(settings: RunSettings) -> Display:
@@ -341,28 +289,6 @@ def _job_options(settings: RunSettings, checkpoints: CheckpointDirectory | None)
         keep_checkpoints=settings.keep_checkpoints,
         ledger=settings.ledger,
     )
-
-
-def worker_environment(workers: int, host: str, *, classic: bool) -> dict[str, str]:
-    """This process's but its secrets, and what several workers on a machine need besides, who are
-    reached at `host`."""
-    secrets = {option.variable for option in options_of(NodeSettings) if option.secret}
-    withheld = {*secrets, *NOTICE_VARIABLES}
-    environment = {name: value for name, value in os.environ.items() if name not in withheld}
-    if environment.get("GRPC_VERBOSITY") == "NONE":  # our own wish, see main.py
-        del environment["GRPC_VERBOSITY"]
-    # Several workers must not each take every core. torchrun gives each one, if there are several.
-    threads = 1 if classic else max(1, (os.cpu_count() or 1) // workers)
-    if not classic or workers > 1:
-        environment.setdefault("OMP_NUM_THREADS", str(threads))
-    if not classic:
-        environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # broken sockets are no news here
-    # torch asks for the names of its peers when it first connects; a name server that has gone
-    # with the rest of the network must not hold up the group that is formed without them.
-    environment.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
-    if (interface := interface_of(host)) is not None:  # gloo would look for the host's own name
-        environment.setdefault("GLOO_SOCKET_IFNAME", interface)
-    return environment
 
 
 def _node_options(command: Command, run_directory: Path, logs: Path) -> NodeOptions:

@@ -49,6 +49,7 @@ def test_kills_change_nothing(tmp_path: Path, nproc: int, kills: int) -> None:
     check_outcome(job, tmp_path, epochs=12)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_kills_change_nothing_in_a_reduction_of_the_script(tmp_path: Path) -> None:
     job, found = train(SCRIPT, tmp_path, "--log-loss", nproc=3, kills=4, seed=7)

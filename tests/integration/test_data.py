@@ -9,7 +9,11 @@ from tests.job_process import JobProcess
 
 
 @pytest.mark.parametrize(
-    ("samples", "nproc"), [(3, 2), (1, 3)], ids=["less than a batch", "one sample, three workers"]
+    ("samples", "nproc"),
+    [
+        pytest.param(3, 2, id="less than a batch", marks=pytest.mark.long),
+        pytest.param(1, 3, id="one sample, three workers"),
+    ],
 )
 def test_a_data_set_smaller_than_one_batch_trains(place: Place, samples: int, nproc: int) -> None:
     job = place.start("steady.py", "--samples", samples, "--epochs", 3, nproc=nproc)
@@ -49,6 +53,7 @@ def sizes_of(job: JobProcess) -> list[int]:
     return [event["world_size"] for event in job.named("generation_formed")]
 
 
+@pytest.mark.long
 def test_drop_last_with_fewer_samples_than_one_worker_takes_is_refused(place: Place) -> None:
     job = place.start("steady.py", "--samples", 3, "--drop-last")
     assert job.wait() == CONFIGURATION, job.story()

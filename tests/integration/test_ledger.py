@@ -20,7 +20,7 @@ SAMPLES = 48  # of steady.py
 @pytest.mark.parametrize(
     ("end", "nproc"),
     [
-        pytest.param(signal.SIGTERM, 3, id="stopped-as many workers"),
+        pytest.param(signal.SIGTERM, 3, id="stopped-as many workers", marks=pytest.mark.long),
         pytest.param(signal.SIGTERM, 2, id="stopped-fewer workers", marks=pytest.mark.long),
         pytest.param(signal.SIGKILL, 3, id="killed-as many workers", marks=pytest.mark.long),
         pytest.param(signal.SIGKILL, 2, id="killed-fewer workers"),

@@ -65,7 +65,7 @@ def test_a_failure_of_one_rank_once_costs_one_restart(place: Place, tmp_path: Pa
 @pytest.mark.parametrize(
     ("script", "names"),
     [
-        ("differs.py", ["ModelMismatch", "model.weight"]),
+        pytest.param("differs.py", ["ModelMismatch", "model.weight"], marks=pytest.mark.long),
         pytest.param("endless_data.py", ["ConfigurationError", "Stream"], marks=pytest.mark.long),
         ("never_joins.py", ["elastic.init()", "never_joins.py", "--launch torchrun"]),
         pytest.param("never_steps.py", ["session.steps"], marks=pytest.mark.long),

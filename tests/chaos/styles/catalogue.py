@@ -74,7 +74,6 @@ _PARTICULAR = (
 # In `make test`: one for each way in which a script can differ. The others are near to one of them.
 IN_EVERY_RUN = frozenset(
     [
-        "accumulation_by_hand",
         "batch_norm",
         "ema_of_distributed_model",
         "evaluation_each_epoch_by_variable",
@@ -84,7 +83,6 @@ IN_EVERY_RUN = frozenset(
         "moco",
         "plain_sgd",
         "refused_bare_forward",
-        "refused_untracked_optimizer",
         "scaled_rate",
         "schedulers_outside",
         "session_state",

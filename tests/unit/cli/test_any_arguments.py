@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from elastic.cli import agent, coordinator, main, operator, run
+from elastic.cli.launch import worker_environment
 from elastic.errors import TransientError
 from elastic.rpc.control_client import ControlClient
 from elastic.settings.commands import every_option
@@ -108,7 +109,7 @@ async def _attend(
         directory,
         logs,
         host="h",
-        environment=run.worker_environment(workers, "h", classic=command.classic),
+        environment=worker_environment(workers, "h", classic=command.classic),
         token="0" * 32,
         start="1",
         listener=listener,

@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from elastic.cli import run
+from elastic.cli import launch, run
+from elastic.cli.launch import log_directory, worker_environment
 from elastic.cli.run import (
     Command,
     _job_options,
     _node_options,
-    log_directory,
-    worker_environment,
 )
 from elastic.errors import ConfigurationError, TransientError
 from elastic.settings.run import Launch, RunSettings
@@ -51,7 +50,7 @@ def test_a_full_disk_is_no_error_of_configuration(
     def refuse(*_: object) -> Path:
         raise OSError(number, "it is so")
 
-    monkeypatch.setattr(run, "make_directory", refuse)
+    monkeypatch.setattr(launch, "make_directory", refuse)
     with pytest.raises(kind, match="it is so; choose another with --log-dir"):
         log_directory("job", tmp_path)
 

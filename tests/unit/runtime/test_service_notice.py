@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.cli.run import worker_environment
+from elastic.cli.launch import worker_environment
 from elastic.runtime.service_notice import NOTICE_VARIABLES, Condition, ServiceNotice
 from tests.service_manager import DEADLINE_S, FakeServiceManager, service_manager
 

@@ -278,10 +278,13 @@ class Coordinator:
 
     @_apply.register
     def _(self, event: ev.ProgressReported, now: float) -> list[fx.Effect]:
+        if not counts_steps(
+            event.generation, self._current, leaving=self._since.assembling is None
+        ):
+            return []
         if event.probed:
-            if self._current is not None and event.generation == self._current.number:
-                self._progress.answered(event, now)
-        elif counts_steps(event.generation, self._current, leaving=self._since.assembling is None):
+            self._progress.answered(event, now)
+        else:
             self._newcomers.committed(event.generation, event.committed)
             self._trained_in = max(self._trained_in, event.generation)
             slow_s = self._progress.observe(

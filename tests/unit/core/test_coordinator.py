@@ -168,6 +168,21 @@ def test_a_step_that_lasts_too_long_gets_a_new_group_also_before_a_planned_chang
     assert persisted(machine.handle(long, 9.0)).generation.reason.name == "STALLED"
 
 
+def test_a_pause_that_lasts_too_long_gets_a_new_group_also_before_a_planned_change() -> None:
+    """Rank 0 stands between two steps, and those who wait for it are in the old group still."""
+    machine = running(replace(SETTINGS, stall=StallPolicy(floor_s=5.0, pause_s=2.0)))
+    machine.handle(report("b", status("b0", READY)), 1.0)
+    machine.handle(ev.TimerFired(), 1.2)
+    machine.handle(ev.GenerationPersisted(number=2), 1.3)
+    idle = ev.ProgressReported(worker="a0", generation=1, committed=4, step_s=0.1, in_step_s=0.0)
+    machine.handle(idle, 1.5)
+    assert of(fx.ProbeGroup, machine.handle(idle, 4.0))
+    waits = ev.ProgressReported(
+        worker="a1", generation=1, committed=4, step_s=0.1, in_step_s=2.4, probed=True
+    )
+    assert persisted(machine.handle(waits, 4.1)).generation.reason.name == "STALLED"
+
+
 def test_the_same_error_twice_ends_the_job_with_it() -> None:
     machine = Coordinator(SETTINGS)
     machine.handle(report("a", status("a0", STARTING)), 0.0)

@@ -157,7 +157,7 @@ def test_what_happens_to_a_job_is_seen_and_outlives_its_leader(job: Job) -> None
     assert settled(standby, committed) > after[committed,], "they go on"
     (known,) = [i for i in accounted(job)["incidents"] if i["number"] == lost["number"]]
     assert known["nodes"] == ["b"]
-    assert known["lost_s"] >= lost["lost_s"]
+    assert known["lost_s"] >= lost["lost_s"] - 1e-5  # kept in microseconds, part by part
 
     os.kill(standby.process.pid, signal.SIGKILL)
     job.wait(lambda: ask(agent, "/readyz")[0] == 503, "an agent without a coordinator")

@@ -28,6 +28,10 @@ class Clocked:
     def __init__(self, job: TrainingJob, clock: WallClock, made: Certificates) -> None:
         self.job, self.clock, self.made = job, clock, made
 
+    def troubles(self) -> int:
+        """How many nodes were lost, and how often the leader was in doubt."""
+        return sum(len(self.job.events(name)) for name in ("node_lost", "leadership_in_doubt"))
+
     def recovers(self) -> None:
         """From a worker that is killed now, in a time that makes sense."""
         recovered = len(self.job.events("recovered"))
@@ -62,11 +66,11 @@ def clocked(place: Place, tmp_path: Path) -> Iterator[Clocked]:
 def test_clocks_that_jump_disturb_nothing(clocked: Clocked) -> None:
     for offset_s in (DAY_S, -DAY_S):
         generation = clocked.job.generation()
+        before = clocked.troubles()  # of a busy machine
         clocked.clock.set(offset_s)
         clocked.job.trains_on()
         assert clocked.job.generation() == generation
-        assert not clocked.job.events("node_lost")
-        assert not clocked.job.events("leadership_in_doubt")
+        assert clocked.troubles() == before
         clocked.recovers()
 
 

@@ -109,35 +109,33 @@ async def _leader_of(store: Store, job: str) -> Leader | None:
 def status(target: Target, *, output: str) -> None:
     """Print the job's status, or how it has ended."""
     as_json = require_format(output)
-    try:
-        reply = _run(target, lambda client, timeout_s: client.status(timeout_s))
-    except AlreadyEnded as ended:
-        if as_json:
-            print_json(end_to_document(ended.job, ended.end))
-        else:
-            print_end(ended.job, ended.end)
-        return
-    if as_json:
+    reply = _status_or_end(target, as_json=as_json)
+    if reply is not None and as_json:
         print_json(to_document(reply))
-    else:
+    elif reply is not None:
         print_status(reply)
 
 
 def report(target: Target, *, output: str) -> None:
     """Print where the time of the job's slots went, or how the job has ended."""
     as_json = require_format(output)
+    reply = _status_or_end(target, as_json=as_json)
+    if reply is not None and as_json:
+        print_json({"job": reply.job, **accounts_of(reply)})
+    elif reply is not None:
+        print_report(reply)
+
+
+def _status_or_end(target: Target, *, as_json: bool) -> pb.JobStatus | None:
+    """None for a job that has ended: how it did is printed."""
     try:
-        reply = _run(target, lambda client, timeout_s: client.status(timeout_s))
+        return _run(target, lambda client, timeout_s: client.status(timeout_s))
     except AlreadyEnded as ended:
         if as_json:
             print_json(end_to_document(ended.job, ended.end))
         else:
             print_end(ended.job, ended.end)
-        return
-    if as_json:
-        print_json({"job": reply.job, **accounts_of(reply)})
-    else:
-        print_report(reply)
+        return None
 
 
 def nodes(target: Target, *, output: str) -> None:

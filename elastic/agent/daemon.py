@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from elastic.agent.coordinator_link import CoordinatorLink, LeaderSource
 from elastic.agent.hung_workers import main_stacks, with_place
+from elastic.agent.kernel_log import KernelLog
 from elastic.agent.liveness import Liveness
 from elastic.agent.logs import LogFollower, append_lines, last_lines
 from elastic.agent.metrics import AgentFigures
@@ -127,7 +128,8 @@ class AgentDaemon:
         self._times = TimeReports(lambda found: self._link.send(worker_time=found))
         self._logs = LogFollower(self._output)
         self._log_files = WorkerLogs(options.log_directory)
-        self._out_of_memory = OutOfMemory()
+        self._out_of_memory, self._kernel_log = OutOfMemory(), KernelLog()
+        self._kernel_words: dict[str, str] = {}  # on workers that it has ended
         self._orphans = OrphanReaper()
         self._server = WorkerServer(
             options.run_directory / "agent.sock",
@@ -201,6 +203,7 @@ class AgentDaemon:
             self._unwatch(worker)
         await self._server.close()
         self._link.close()
+        self._kernel_log.close()
         await self._tasks.close()
 
     def keep_listening(self) -> int | None:
@@ -320,11 +323,12 @@ class AgentDaemon:
             self._exited(worker, 0, signal.SIGKILL)
 
     def _exited(self, worker: str, exit_code: int, number: int) -> None:
+        out_of_memory = self._out_of_memory.has_killed(time.monotonic())
+        if number == signal.SIGKILL and (pid := self._pids.get(worker)):
+            word = self._kernel_log.word_on(pid, out_of_memory=out_of_memory)
+            self._kernel_words[worker] = word
         exited = ev.WorkerExited(
-            worker=worker,
-            exit_code=exit_code,
-            signal=number,
-            out_of_memory=self._out_of_memory.has_killed(time.monotonic()),
+            worker=worker, exit_code=exit_code, signal=number, out_of_memory=out_of_memory
         )
         self._ended(exited)
 
@@ -339,6 +343,7 @@ class AgentDaemon:
         self._times.forget(worker, time.monotonic())
         self._driver.post(exited)
         self._hung.pop(worker, None)
+        self._kernel_words.pop(worker, None)
         self._suspected.discard(worker)
         self._forget_log(worker)
 
@@ -643,6 +648,7 @@ class AgentDaemon:
         log = self._log_files.path(failure.worker)
         message = failure_to_pb(failure)
         message.log = str(log) if log is not None else ""
+        message.kernel = self._kernel_words.get(failure.worker, "")
         if hung is not None and hung.processes:
             message.log_tail = main_stacks(hung)
         elif not message.traceback and log is not None:

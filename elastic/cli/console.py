@@ -256,6 +256,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"{f['verdict']}"
     ),
     "hang": lambda f: f"hang: {f['verdict']}",
+    "incident": lambda f: f"incident {f['number']}: {f['summary']} ({f['explain']})",
     "state_restored": lambda f: f"state from {f['source']}, step {f['committed']}",
     "state_received": lambda f: (
         f"worker {f['worker']} received the state: {f['bytes'] / 1e6:.1f} MB in {f['sync_s']:.2f} s"

@@ -243,6 +243,45 @@ def stacks(
 
 @app.command(cls=SettingsCommand)
 @with_options(OperatorSettings)
+def incidents(
+    *,
+    address: _Address = None,
+    output: _Output = "table",
+    config: _Config = None,
+    **options: Any,
+) -> None:
+    """Show what has struck a job: losses, hangs and failed saves, with what each has cost."""
+    from elastic.cli import operator
+
+    with _errors():
+        operator.incidents(_target(address, config, options), output=output)
+
+
+@app.command(cls=SettingsCommand)
+@with_options(OperatorSettings)
+def explain(
+    incident: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Argument(metavar="[N]", help="Its number.", min=1, show_default="the newest"),
+    ] = None,
+    *,
+    address: _Address = None,
+    output: _Output = "table",
+    config: _Config = None,
+    **options: Any,
+) -> None:
+    """Show all that is known of an incident: what struck, who noticed, what it took and cost.
+
+    `elastic incidents` has their numbers.
+    """
+    from elastic.cli import operator
+
+    with _errors():
+        operator.explain(_target(address, config, options), incident, output=output)
+
+
+@app.command(cls=SettingsCommand)
+@with_options(OperatorSettings)
 def drain(
     node: Annotated[
         str, typer.Argument(help="Name of the node, or of its machine.", show_default=False)

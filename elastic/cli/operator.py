@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from elastic.cli.etcd import open_store
 from elastic.cli.formats import print_json, print_table, printable, require_format
+from elastic.cli.incidents import documents_of, print_explained, print_incidents
 from elastic.cli.report import accounts_of, print_report
 from elastic.cli.stacks import print_stacks, stacks_document
 from elastic.cli.status import end_to_document, print_end, print_status, to_document
@@ -27,6 +28,7 @@ from elastic.runtime.run_directory import find_job
 from elastic.settings.limits import is_address
 from elastic.settings.operator import DirectSettings, OperatorSettings
 from elastic.store.interface import Store
+from elastic.store.job_incidents import load_incidents
 from elastic.store.job_runs import AlreadyEnded, JobRun, forget_run, list_runs, newest_end
 from elastic.store.leader_watch import Leader, find_leader
 from elastic.timeouts import timeout
@@ -190,6 +192,50 @@ def stacks(target: Target, of: str, *, output: str) -> None:
         print_json(stacks_document(reply))
     else:
         print_stacks(reply)
+
+
+def incidents(target: Target, *, output: str) -> None:
+    """Print what has struck the job, also after its end."""
+    as_json = require_format(output)
+    found = _incidents(target, None)
+    if as_json:
+        print_json(found)
+    else:
+        print_incidents(found)
+
+
+def explain(target: Target, number: int | None, *, output: str) -> None:
+    """Print all that is known of an incident, or of the newest one; also after the job's end."""
+    as_json = require_format(output)
+    if number is None and not _incidents(target, None):
+        if as_json:
+            print_json(None)
+        else:
+            print("no incident has been recorded")
+        return
+    (found,) = _incidents(target, number or 0)
+    if as_json:
+        print_json(found)
+    else:
+        print_explained(found)
+
+
+def _incidents(target: Target, number: int | None) -> list[dict[str, Any]]:
+    """All in brief, or one. Raises ConfigurationError if there is none of the number."""
+    try:
+        return documents_of(_run(target, lambda c, timeout_s: c.incidents(number, timeout_s)))
+    except AlreadyEnded as ended:
+        if target.settings is None:
+            raise
+        job, run_id = target.settings.job, ended.end.run_id
+        found = _ask_store(target.settings, lambda store: load_incidents(store, job, run_id))
+    if number is None:
+        return list(found.values())
+    number = number or max(found, default=0)
+    if number not in found:
+        known = ", ".join(map(str, found)) or "none at all"
+        raise ConfigurationError(f"there is no incident {number}; those remembered: {known}")
+    return [found[number]]
 
 
 def stop(target: Target, *, reason: str) -> None:

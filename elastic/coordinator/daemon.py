@@ -17,6 +17,7 @@ from elastic.coordinator.departing_nodes import DepartingNodes
 from elastic.coordinator.exclusions import Exclusions
 from elastic.coordinator.hangs import Hangs
 from elastic.coordinator.hearing import Hearing
+from elastic.coordinator.incidents import IncidentRecords
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import (
     Command,
@@ -59,6 +60,7 @@ _HELD = "another agent is registered under this name; give one of them another -
 _MOST_SHOWN = 80  # characters of a name that is none
 _MOST_REFUSED = 1000  # names of which it is known what they were told
 _KEEP_TOTALS_S = 10.0  # while nothing but steps has been counted
+_KEPT_WITHIN_S = 1.0
 _FAREWELL_S = 10.0  # for agents to end their workers after the job
 
 
@@ -109,6 +111,16 @@ class CoordinatorDaemon:
             self._slot_time, self._execute, ev.TimerFired(), on_error=self._crashed
         )
         self._tasks = TaskSupervisor(self._crashed)
+        self._incidents = IncidentRecords(
+            self._slot_time.slots,
+            store,
+            journal,
+            job=options.job,
+            run_id=options.run_id,
+            guard=leadership.guard,
+            start=self._tasks.start,
+        )
+        self._slot_time.also = self._incidents.observe
         self._nodes = Attendance(
             options.isolation_timeout_s,
             leadership.command,
@@ -142,12 +154,18 @@ class CoordinatorDaemon:
             post=self._views.post,
             broadcast=self._nodes.broadcast,
             start=self._tasks.start,
+            on_failed=self._incidents.save_failed,
+            on_committed=self._incidents.saved,
         )
         self._ledger = make_ledger(
             options, leadership, journal, broadcast=self._nodes.broadcast, may_record=in_office
         )
         self._hangs = Hangs(
-            StackRounds(self._nodes), journal, post=self._views.post, start=self._tasks.start
+            StackRounds(self._nodes),
+            journal,
+            post=self._views.post,
+            start=self._tasks.start,
+            on_explained=self._incidents.explained,
         )
         self._hearing = Hearing(
             journal,
@@ -164,7 +182,8 @@ class CoordinatorDaemon:
             on_stop=self._agent_knows_of_stop,
             on_known=self._agent_knows,
             on_progress=self._progressed,
-            on_reformed=self._totals.reformed,
+            on_reformed=self._reformed,
+            on_recovered=self._incidents.recovered,
             on_stacks=self._hangs.told,
             on_spent=self._slot_time.spent,
         )
@@ -187,6 +206,7 @@ class CoordinatorDaemon:
         if self._ledger is not None:
             await self._ledger.start()
         await self._departing.load()
+        await self._incidents.load()
         await self._saves.load()
         order = await until_answered(
             lambda: load_stop(self._store, self._options.job), "look for an order to stop"
@@ -203,6 +223,10 @@ class CoordinatorDaemon:
         await self._tasks.close()
         if self._ledger is not None:
             await self._ledger.close()
+
+    async def kept(self) -> None:
+        """Return when the store has what is to outlive the run, or does not take it in time."""
+        await self._incidents.kept(_KEPT_WITHIN_S)
 
     async def flushed(self) -> None:
         """Return when every agent has been told what was said to it, and has gone."""
@@ -328,6 +352,17 @@ class CoordinatorDaemon:
         workers = [s.worker for node in self._nodes for s in node.statuses]
         return await self._hangs.stacks(of, self._machine.current, workers)
 
+    def incidents(self, number: int | None = None) -> list[str]:
+        """All that is known of an incident as JSON, of the newest one for 0; of all in brief for
+        None. Raises ConfigurationError if there is none of the number."""
+        if number is None:
+            return [json.dumps(document) for document in self.incident_list()]
+        return [json.dumps(self._incidents.document(number))]
+
+    def incident_list(self) -> list[dict[str, Any]]:
+        """One short document for each incident, oldest first."""
+        return self._incidents.brief()
+
     def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
         """The journal as JSON lines: what is remembered, then what comes."""
         return self._recent.follow() if follow else self._recent.remembered()
@@ -413,6 +448,12 @@ class CoordinatorDaemon:
         """Rank 0 of the present group reports."""
         self._progressed_at = time.monotonic()
         self._totals.progressed(progress, time.time())
+        self._incidents.progressed(progress)
+
+    def _reformed(self, report: job_pb2.Reformed) -> None:
+        """A member has committed its first step in a group."""
+        self._totals.reformed(report)
+        self._incidents.reformed(report)
 
     def _note_steps(self, nodes: Iterable[pb.NodeStatus]) -> None:
         """Members report their steps when the group changes; in between they are rank 0's."""
@@ -465,6 +506,7 @@ class CoordinatorDaemon:
         )
         members = self._machine.members_that_may_train()
         if any(m.node == node.node for m in members):
+            self._incidents.left_late(node.stream.node)
             now = time.monotonic()
             since = self._machine.last_commit_at(now)
             self._recoveries.left_late(since, now, self._machine.current)
@@ -707,6 +749,7 @@ class CoordinatorDaemon:
         if was_to_save and self._saves.url and lost > 0:
             message = self._not_saved(message, lost)
             exit_code = int(ExitCode.NOT_SAVED) if exit_code else exit_code
+        self._incidents.ended(message)
         accounts = self._slot_time.accounts().to_document()
         self._journal.record(
             "job_finished" if exit_code == 0 else "job_ended",

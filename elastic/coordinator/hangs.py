@@ -7,10 +7,18 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from elastic.coordinator.attendance import AttendingNode
-from elastic.coordinator.stacks import Found, StackRounds, asked_for, explain, reply
+from elastic.coordinator.stacks import (
+    Found,
+    StackRounds,
+    asked_for,
+    explain,
+    odd_stacks,
+    reply,
+)
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.diagnosis import Diagnosis
+from elastic.core.incidents import RankStacks
 from elastic.core.membership import Generation
 from elastic.runtime.journal import Journal
 from elastic.v1 import stacks_pb2 as pb
@@ -21,7 +29,8 @@ _MOST_TOLD = 16  # ranks of one event
 class Hangs:
     """Collects stacks when a group stands still, or when somebody asks.
 
-    post: takes what the machine is to know; start: runs what takes time.
+    post: takes what the machine is to know; start: runs what takes time. on_explained: told of each
+    hang.
     """
 
     def __init__(
@@ -31,11 +40,13 @@ class Hangs:
         *,
         post: Callable[[ev.Event], None],
         start: Callable[[Coroutine[Any, Any, Any], str], object],
+        on_explained: Callable[[int, Diagnosis, Sequence[RankStacks]], None] = lambda *_: None,
     ) -> None:
         self._rounds = rounds
         self._journal = journal
         self._post = post
         self._start = start
+        self._on_explained = on_explained
         self.newest = ""
         """The verdict of the newest hang or slow step."""
         self.newest_unix_s = 0.0
@@ -49,7 +60,11 @@ class Hangs:
         asking = self._rounds.ask(brief=True)
 
         async def told() -> None:
-            verdict = self._verdict(effect.generation, await asking)
+            found = await asking
+            verdict = self._verdict(effect.generation, found)
+            self._on_explained(
+                effect.generation.number, verdict, odd_stacks(effect.generation, verdict, found)
+            )
             self._journal.record(
                 "hang",
                 step=effect.step,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from elastic.coordinator.attendance import AttendingNode, name_of
@@ -30,8 +30,8 @@ class Hearing:
     past.
     on_failure: told of each worker that failed, on_leave of a node that asks to leave, on_late of
     one that has not come to a step boundary in its time, on_known of the generations that an agent
-    has heard of, on_progress of what rank 0 reports unasked, on_reformed of each member's first
-    step in a group, on_stacks of where a node's workers are.
+    has heard of, on_progress of what rank 0 reports unasked, on_recovered of each recovery,
+    on_reformed of each member's first step in a group, on_stacks of where a node's workers are.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Hearing:
         on_known: Callable[[AttendingNode, Generation, Generation | None], None],
         on_progress: Callable[[job_pb2.Progress], None] = lambda _: None,
         on_reformed: Callable[[job_pb2.Reformed], None] = lambda _: None,
+        on_recovered: Callable[[Mapping[str, Any]], None] = lambda _: None,
         on_stacks: Callable[[AttendingNode, stacks_pb2.NodeStacks], None] = lambda *_: None,
         on_spent: Callable[[str, job_pb2.TimeSpent], None] = lambda _worker, _spent: None,
     ) -> None:
@@ -66,6 +67,7 @@ class Hearing:
         self._on_failure = on_failure
         self._on_known = on_known
         self._on_progress, self._on_reformed = on_progress, on_reformed
+        self._on_recovered = on_recovered
         self._on_spent = on_spent
         self.progress = job_pb2.Progress()
         """The newest of rank 0."""
@@ -118,6 +120,7 @@ class Hearing:
             traceback=failure.traceback,
             log_tail=failure.log_tail,
             log=failure.log,
+            **({"kernel": failure.kernel} if failure.kernel else {}),
         )
         self._post(ev.WorkerFailed(node=node.node, failure=failure))
         self._on_failure(node, failure)
@@ -163,7 +166,6 @@ class Hearing:
 
     def _reformed(self, node: AttendingNode, report: job_pb2.Reformed) -> None:
         del node
-        self._on_reformed(report)
         self._on_spent(report.worker, report.spent)
         if report.source:
             self._journal.record("state_restored", source=report.source, committed=report.committed)
@@ -178,6 +180,8 @@ class Hearing:
         record = self._recoveries.reformed(report, time.monotonic())
         if record is not None:
             self._journal.record("recovered", **record)
+            self._on_recovered(record)
+        self._on_reformed(report)
 
     def _steps_recorded(self, node: AttendingNode, entries: local_pb2.LedgerEntries) -> None:
         """Members keep what they are not told is stored, for the next coordinator if need be."""

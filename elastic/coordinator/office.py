@@ -185,6 +185,7 @@ class Office:
         end = daemon.ended.result()
         self._concluding, self._last = True, daemon
         with contextlib.suppress(GuardFailed, TransientError):
+            await daemon.kept()
             await announce_end(self._store, job=self._options.job, guard=leadership.guard, end=end)
         await daemon.flushed()
         return end.exit_code
@@ -280,6 +281,12 @@ class Office:
         """The Python stacks of all ranks, or of one; raises NotLeading, and ConfigurationError for
         one that there is not."""
         return await self._in_office().stacks(of)
+
+    def incidents(self, number: int | None) -> list[str]:
+        """All that is known of an incident as JSON, of the newest one for 0; of all in brief for
+        None; also after the run's end. Raises NotLeading, and ConfigurationError if there is none
+        of the number."""
+        return (self._last or self._in_office()).incidents(number)
 
     def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
         """The journal of this coordinator, in office or not."""

@@ -20,7 +20,8 @@ _REMEMBERED = 8
 
 class Saves:
     """`post` takes events for the machine, `broadcast` messages for every agent; `start` runs a
-    coroutine in the background."""
+    coroutine in the background. on_failed: told of the step and generation of a checkpoint that
+    could not be completed, and why; on_committed: of each that is whole."""
 
     def __init__(
         self,
@@ -30,7 +31,10 @@ class Saves:
         post: Callable[[ev.Event], None],
         broadcast: Callable[..., None],
         start: Callable[[Coroutine[Any, Any, None], str], object],
+        on_failed: Callable[[int, int, str], None] = lambda _step, _generation, _message: None,
+        on_committed: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_failed, self._on_committed = on_failed, on_committed
         self._commits = commits
         self._journal = journal
         self._post = post
@@ -82,7 +86,10 @@ class Saves:
             return
         self._post(
             ev.SaveReportedFailed(
-                generation=report.generation, step=report.step, message=report.message
+                generation=report.generation,
+                step=report.step,
+                message=report.message,
+                worker=report.worker,
             )
         )
         self._refused.append((report.step, report.generation))
@@ -97,7 +104,9 @@ class Saves:
                 done = await asyncio.to_thread(self._commits.commit, effect.step, effect.generation)
         except Exception as error:  # noqa: BLE001 - of whatever storage; a job can do without
             self._give_up(effect.step, _words(error), effect.generation)
+            self._on_failed(effect.step, effect.generation, _words(error))
             return
+        self._on_committed()
         self.newest_step = max(self.newest_step, effect.step)
         self.last_failure = ""
         self._journal.record(

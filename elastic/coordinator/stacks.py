@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from elastic.coordinator.attendance import Attendance, AttendingNode, name_of
-from elastic.core.diagnosis import Diagnosis, diagnose
+from elastic.core.diagnosis import Diagnosis, diagnose, doing
+from elastic.core.incidents import MOST_STACKS, RankStacks
 from elastic.core.membership import Generation, Member
 from elastic.errors import ConfigurationError
-from elastic.rpc.stacks import whereabouts_from_pb
+from elastic.rpc.stacks import frames_from_pb, stack_lines, whereabouts_from_pb
 from elastic.timeouts import timeout
 from elastic.v1 import stacks_pb2 as pb
 
@@ -77,6 +78,40 @@ def explain(generation: Generation, found: Found) -> Diagnosis:
             for rank, member in enumerate(generation.members)
         ]
     )
+
+
+def odd_stacks(generation: Generation, verdict: Diagnosis, found: Found) -> list[RankStacks]:
+    """The main threads of those that keep the others waiting, then of one that waits: without what
+    lies around the script."""
+    waiting = [rank for rank in verdict.waiting if rank < generation.world_size][:1]
+    ranks = [*(odd.rank for odd in verdict.odd[:MOST_STACKS]), *waiting]
+    told = []
+    for rank in ranks[:MOST_STACKS]:
+        member = generation.members[rank]
+        stacks, node = _of_member(member, found), name_of(member.node)
+        told.append(
+            RankStacks(
+                rank=rank,
+                node=node,
+                worker=member.worker,
+                doing=doing(whereabouts_from_pb(stacks, rank=rank, node=node)),
+                text="\n".join(stack_lines(_within_script(stacks))),
+            )
+        )
+    return told
+
+
+def _within_script(stacks: pb.WorkerStacks) -> pb.WorkerStacks:
+    """The main threads, up to the outermost frame that is the script's."""
+    inner = pb.WorkerStacks()
+    inner.CopyFrom(stacks)
+    for process in inner.processes:
+        del process.threads[1:]
+        for thread in process.threads:
+            own = [n for n, frame in enumerate(frames_from_pb(thread)) if frame.is_scripts]
+            del thread.frames[max(own, default=len(thread.frames)) + 1 :]
+            thread.left_out = 0
+    return inner
 
 
 def asked_for(of: str, generation: Generation | None, workers: Sequence[str]) -> str:

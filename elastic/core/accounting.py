@@ -162,6 +162,10 @@ class Books:
         self.incidents.append(incident)
         return incident
 
+    def number_after(self, number: int) -> None:
+        """The next incident has a higher number than this."""
+        self._last = max(self._last, number)
+
     def add(
         self, kind: Kind, seconds: float, incident: Incident | None = None, node: str = ""
     ) -> None:

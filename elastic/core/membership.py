@@ -172,6 +172,8 @@ class Failure:
     log: str = ""
     place: str = ""
     """FILE:LINE of the script at which it hung, where it waited for no other worker."""
+    kernel: str = ""
+    """What the kernel's log says of its end, where that can be read."""
 
 
 def signal_name(number: int) -> str:

@@ -117,6 +117,7 @@ def failure_to_pb(failure: Failure) -> pb.Failure:
         retryable=failure.retryable,
         log=failure.log,
         place=_text(failure.place),
+        kernel=_text(failure.kernel),
     )
 
 
@@ -138,4 +139,5 @@ def failure_from_pb(message: pb.Failure) -> Failure:
         retryable=message.retryable,
         log=message.log,
         place=message.place,
+        kernel=message.kernel,
     )

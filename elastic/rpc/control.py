@@ -129,6 +129,11 @@ class ControlHandler(Protocol):
         """
         ...
 
+    def incidents(self, number: int | None) -> list[str]:
+        """All that is known of an incident as JSON, of the newest one for 0; of all in brief for
+        None. Raises ConfigurationError if there is none of the number."""
+        ...
+
 
 class _Servicer(pb_grpc.ControlServicer):
     def __init__(self, handler: ControlHandler, report: Report) -> None:
@@ -237,6 +242,15 @@ class _Servicer(pb_grpc.ControlServicer):
         self, request: stacks_pb2.GetStacksRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> stacks_pb2.JobStacks:
         return await self._answered(context, "GetStacks", self._handler.stacks(request.of))
+
+    async def GetIncidents(  # noqa: N802
+        self, request: pb.GetIncidentsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.JobIncidents:
+        number = request.number if request.HasField("number") else None
+        found = await self._guarded(
+            context, "GetIncidents", lambda: self._handler.incidents(number)
+        )
+        return pb.JobIncidents(json=found)
 
     async def _answered(
         self, context: grpc.aio.ServicerContext[Any, Any], source: str, answer: Awaitable[T]

@@ -94,6 +94,12 @@ class ControlClient:
         reply: stacks_pb2.JobStacks = await self._ask("GetStacks", request, timeout_s)
         return reply
 
+    async def incidents(self, number: int | None, timeout_s: float) -> list[str]:
+        """All that is known of an incident as JSON, of the newest one for 0; of all in brief for
+        None. Raises as `status`."""
+        reply = await self._ask("GetIncidents", pb.GetIncidentsRequest(number=number), timeout_s)
+        return list(reply.json)
+
     async def events(self, *, follow: bool) -> AsyncIterator[str]:
         """The journal as JSON lines. Raises as `status`, also when the stream breaks."""
         async with self._channels.channel() as channel:

@@ -29,6 +29,7 @@ _MAY_CALL = {
     "Attend": frozenset({JobRole.AGENT}),
     "GetStatus": frozenset(JobRole),
     "FollowEvents": frozenset(JobRole),
+    "GetIncidents": frozenset(JobRole),
 }
 _OPERATORS = frozenset({JobRole.OPERATOR})
 

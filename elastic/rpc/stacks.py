@@ -67,7 +67,12 @@ def stack_lines(stacks: pb.WorkerStacks, indent: str = "") -> Iterator[str]:
 def _main_frames(processes: Sequence[pb.ProcessStacks]) -> tuple[Frame, ...]:
     if not processes or not processes[0].threads:
         return ()
-    return tuple(Frame(f.file, f.line, f.function) for f in processes[0].threads[0].frames)
+    return frames_from_pb(processes[0].threads[0])
+
+
+def frames_from_pb(thread: pb.ThreadStack) -> tuple[Frame, ...]:
+    """Innermost first."""
+    return tuple(Frame(f.file, f.line, f.function) for f in thread.frames)
 
 
 def _place(number: int) -> Place:

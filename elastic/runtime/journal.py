@@ -33,6 +33,7 @@ _WARNINGS = frozenset(
         "deposed",
         "events_lost",
         "hang",
+        "incident",
         "leadership_in_doubt",
         "leave_timed_out",
         "loop_paused",

@@ -55,6 +55,11 @@ class JobKeys:
         return self._below("ended/")
 
     @property
+    def incidents(self) -> str:
+        """The folder of the incidents of all runs."""
+        return self._below("incidents/")
+
+    @property
     def nodes(self) -> str:
         """The folder of the nodes that have an agent."""
         return self._below("nodes/")
@@ -72,6 +77,14 @@ class JobKeys:
     def end(self, run_id: str) -> str:
         """How a run ended, for whoever comes to it again."""
         return self.ends + run_id
+
+    def incidents_of(self, run_id: str) -> str:
+        """The folder of a run's incidents."""
+        return f"{self.incidents}{run_id}/"
+
+    def incident(self, run_id: str, number: int) -> str:
+        """What is known of one."""
+        return f"{self.incidents_of(run_id)}{number:09d}"
 
     def node(self, node: str) -> str:
         """A node's registration."""

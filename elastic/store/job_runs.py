@@ -131,6 +131,7 @@ async def claim_run(store: Store, *, job: str, run_id: str, guard: Guard) -> Non
                 )
             await _remove_all_but_ends(store, keys, guard)  # its last leader did not come to that
         await store.put(keys.run, run_id.encode(), guard=guard)
+        await _remove_incidents(store, keys.incidents, guard, but=keys.incidents_of(run_id))
         if end is not None:
             await store.delete(keys.end(run_id), guard=guard)
 
@@ -138,13 +139,13 @@ async def claim_run(store: Store, *, job: str, run_id: str, guard: Guard) -> Non
 
 
 async def announce_end(store: Store, *, job: str, guard: Guard, end: RunEnd) -> None:
-    """Keep the end, and nothing else of the run; of one that was only left also the nodes that are
-    kept out. Raises GuardFailed and TransientError."""
+    """Keep the end, and nothing else of the run but its incidents; of one that was only left also
+    the nodes that are kept out. Raises GuardFailed and TransientError."""
     keys = JobKeys(job)
     document = dataclasses.asdict(end)
     await store.put(keys.end(end.run_id), json.dumps(document).encode(), guard=guard)
     kept = (keys.draining, keys.quarantined, keys.records) if end.left else ()
-    await _remove_all_but_ends(store, keys, guard, *kept)
+    await _remove_all_but_ends(store, keys, guard, keys.incidents_of(end.run_id), *kept)
 
 
 # ---- for operators
@@ -198,6 +199,7 @@ async def forget_run(store: Store, *, job: str, run_id: str) -> bool:
             raise TransientError(f"somebody else takes the lead of job {job!r} now; try again")
         if run.end is not None:
             await store.delete(keys.end(run_id))
+            await _remove_incidents(store, keys.incidents_of(run_id))
         return True
     finally:
         await store.revoke(lease)
@@ -219,6 +221,15 @@ async def _remove_all_but_ends(store: Store, keys: JobKeys, guard: Guard, *kept:
     """The election key and the nodes' registrations go with who holds them."""
     for entry in await store.list(keys.folder):
         if not entry.key.startswith((keys.leader, keys.nodes, keys.ends, *kept)):
+            await store.delete(entry.key, guard=guard)
+
+
+async def _remove_incidents(
+    store: Store, folder: str, guard: Guard | None = None, *, but: str = ""
+) -> None:
+    """Those in the folder, but for those in another one below it."""
+    for entry in await store.list(folder):
+        if not (but and entry.key.startswith(but)):
             await store.delete(entry.key, guard=guard)
 
 

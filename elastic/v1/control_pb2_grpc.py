@@ -70,6 +70,11 @@ class ControlStub(object):
                 request_serializer=elastic_dot_v1_dot_stacks__pb2.GetStacksRequest.SerializeToString,
                 response_deserializer=elastic_dot_v1_dot_stacks__pb2.JobStacks.FromString,
                 _registered_method=True)
+        self.GetIncidents = channel.unary_unary(
+                '/elastic.v1.Control/GetIncidents',
+                request_serializer=elastic_dot_v1_dot_control__pb2.GetIncidentsRequest.SerializeToString,
+                response_deserializer=elastic_dot_v1_dot_control__pb2.JobIncidents.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -123,6 +128,13 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetIncidents(self, request, context):
+        """What has struck the job, and what is known of it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -160,6 +172,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.GetStacks,
                     request_deserializer=elastic_dot_v1_dot_stacks__pb2.GetStacksRequest.FromString,
                     response_serializer=elastic_dot_v1_dot_stacks__pb2.JobStacks.SerializeToString,
+            ),
+            'GetIncidents': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetIncidents,
+                    request_deserializer=elastic_dot_v1_dot_control__pb2.GetIncidentsRequest.FromString,
+                    response_serializer=elastic_dot_v1_dot_control__pb2.JobIncidents.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -351,6 +368,33 @@ class Control(object):
             '/elastic.v1.Control/GetStacks',
             elastic_dot_v1_dot_stacks__pb2.GetStacksRequest.SerializeToString,
             elastic_dot_v1_dot_stacks__pb2.JobStacks.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetIncidents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastic.v1.Control/GetIncidents',
+            elastic_dot_v1_dot_control__pb2.GetIncidentsRequest.SerializeToString,
+            elastic_dot_v1_dot_control__pb2.JobIncidents.FromString,
             options,
             channel_credentials,
             insecure,

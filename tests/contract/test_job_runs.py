@@ -24,6 +24,7 @@ from elastic.store.job_runs import (
 from tests.contract.conftest import Adapter, within_deadline
 
 KEYS = JobKeys("job")
+INCIDENT = "incidents/default/000000001"
 NODE = NodeDocument(
     start_token="t", host="h", slots=1, version="1", command_digest="d", started_unix_s=1.0
 )
@@ -65,6 +66,7 @@ async def train(store: Store, run_id: str = "default", number: int = 7) -> Leade
     await store.put(KEYS.drain("n"), b"{}", guard=leadership.guard)
     await store.put(KEYS.quarantine("m"), b"{}", guard=leadership.guard)
     await store.put(KEYS.stop, b"{}", guard=leadership.guard)
+    await store.put(KEYS.incident(run_id, 1), b"{}", guard=leadership.guard)
     return leadership
 
 
@@ -101,7 +103,7 @@ def test_a_run_that_has_ended_is_not_begun_again(adapter: Adapter, exit_code: in
             with pytest.raises(AlreadyEnded):
                 await lead(store, job="job", candidate="again")
             await store.delete(KEYS.leader)
-        assert await keys(store) == ["ended/default"]
+        assert await keys(store) == ["ended/default", INCIDENT]
 
     check_on(adapter, check)
 
@@ -109,11 +111,12 @@ def test_a_run_that_has_ended_is_not_begun_again(adapter: Adapter, exit_code: in
 def test_a_run_that_all_nodes_have_left_goes_on_when_they_come_again(adapter: Adapter) -> None:
     async def check(store: Store) -> None:
         await ended(store, await train(store), end(143, left=True))
-        assert await keys(store) == ["drain/n", "ended/default", "quarantine/m"]
+        assert await keys(store) == ["drain/n", "ended/default", INCIDENT, "quarantine/m"]
         waiting = asyncio.create_task((await listener(store)).next_end())
         again = await lead(store, job="job", candidate="again")
         assert (again.incarnation, again.last) == ("again", None)
         assert "ended/default" not in await keys(store)
+        assert INCIDENT in await keys(store), "it is the same run"
         assert not waiting.done()
         await ended(store, again, end(0))
         assert await waiting == end(0)

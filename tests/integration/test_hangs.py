@@ -54,6 +54,9 @@ def test_a_hang_is_noticed_and_accounted_for(
     assert [odd["rank"] for odd in verdict["ranks"]] == [rank]
     assert f"rank {rank} (node local) has not" in verdict["verdict"]
     assert "`hang_at`, hangs_somewhere.py:" in verdict["verdict"]
+    incident = job.wait_for_event("incident")
+    assert (incident["cause"], incident["outcome"]) == ("hang", "recovered")
+    assert verdict["verdict"] in incident["summary"]
     log = Path(failed["log"]).read_text()
     assert "in hang_at" in log, "the stacks of the one that hung"
     check_trains_on(job)

@@ -105,6 +105,7 @@ class SaveReportedFailed:
     generation: int
     step: int
     message: str
+    worker: WorkerId = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -234,7 +234,20 @@ class SlotAccounts:
             self._close(slot, now)
         self.ended = True
 
+    def open_incident(
+        self, at: float, reason: str, nodes: Iterable[str], workers: Iterable[WorkerId]
+    ) -> Incident:
+        """One that has not changed the group."""
+        incident = self._books.open_incident(at, reason)
+        incident.concerns(nodes, workers)
+        return incident
+
     # ---- what is known
+
+    @property
+    def under_way(self) -> Incident | None:
+        """What has struck, until the group that follows trains."""
+        return self._under_way
 
     def accounts(self, now: float, ahead_s: float = 0.0) -> Accounts:
         """The books as they are; ahead_s: by how much Unix time is ahead of `now`'s clock."""
@@ -266,6 +279,10 @@ class SlotAccounts:
             "again": [*self._again, self._again_since],
             "slots": [_stored(slot, many=many) for slot in self._slots.values()],
         }
+
+    def number_after(self, number: int) -> None:
+        """Incidents up to this one are known from elsewhere: the next one has a higher number."""
+        self._books.number_after(number)
 
     def adopt(self, document: Mapping[str, Any], now: float, ahead_s: float) -> None:
         """Go on from what a leader before has kept; the time since then is counted too. What is no

@@ -26,6 +26,8 @@ _COMMANDS = (
     "status",
     "nodes",
     "stacks",
+    "incidents",
+    "explain",
     "drain",
     "stop",
     "events",

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 
 from elastic.cli import operator
+from elastic.cli.incidents import documents_of, print_explained, print_incidents
 from elastic.cli.operator import event_from
 from elastic.cli.report import print_report
 from elastic.cli.status import print_status, to_document
@@ -19,7 +20,7 @@ from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2
 from tests.fuzzed_documents import documents, may_be_refused, thoroughly
 from tests.fuzzed_messages import messages
-from tests.unit.cli.test_operator import ACCOUNTS
+from tests.unit.cli.test_operator import ACCOUNTS, INCIDENT
 
 EVENT = json.dumps({"time": 1.75e9, "event": "node_lost", "node": "n1"}).encode()
 RECOVERY = json.dumps({"generation": 4, "reason": "member_lost", "total_s": 0.05}).encode()
@@ -54,6 +55,19 @@ def test_any_status_is_shown(reply: pb.JobStatus, recovery: bytes, accounts: byt
         may_be_refused(ConfigurationError, naming="where the time went"),
     ):
         print_report(reply)
+    assert "\x1b" not in shown.getvalue()
+
+
+@thoroughly
+@given(found=documents(json.dumps(INCIDENT).encode()))
+def test_any_incident_is_shown_or_is_refused(found: bytes) -> None:
+    shown = io.StringIO()
+    for show in (print_incidents, lambda documents: [print_explained(d) for d in documents]):
+        with (
+            contextlib.redirect_stdout(shown),
+            may_be_refused(ConfigurationError, naming="in a way that can be read here"),
+        ):
+            show(documents_of([found.decode(errors="replace")]))
     assert "\x1b" not in shown.getvalue()
 
 

@@ -32,6 +32,9 @@ COMPOSED = {
 }
 # Every field that some form mentions.
 FIELDS = {
+    "number": 3,
+    "summary": "rank 1 hangs",
+    "explain": "elastic explain 3",
     "command": "elastic agent train.py",
     "names": "model.weight",
     "advice": "reduce first",

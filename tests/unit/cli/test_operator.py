@@ -114,6 +114,89 @@ STACKS = stacks_pb2.JobStacks(
         ),
     ],
 )
+INCIDENT = {
+    "number": 3,
+    "unix_s": 1.0,
+    "cause": "hang",
+    "summary": "the group stood still at step 7 for 20.0 s: rank 1 hangs",
+    "noticed_by": "the coordinator: nothing was committed for 20.0 s",
+    "outcome": "recovered",
+    "lasted_s": 22.25,
+    "generation": 4,
+    "world_size": 3,
+    "followed_by": 6,
+    "world_size_after": 2,
+    "committed": 7,
+    "steps_again": 1,
+    "steps_lost": 0,
+    "samples_given_up": 64,
+    "recovery": {"detect_s": 22.0, "persist_s": 0.01, "first_step_s": 0.2},
+    "noticed": [
+        {
+            "after_s": 20.0,
+            "sign": "overdue",
+            "node": "",
+            "worker": "",
+            "rank": None,
+            "detail": "",
+        },
+        {
+            "after_s": 21.5,
+            "sign": "worker_ended",
+            "node": "n2",
+            "worker": "n2-1",
+            "rank": 1,
+            "detail": "",
+        },
+    ],
+    "processes": [
+        {
+            "after_s": 21.5,
+            "node": "n2",
+            "rank": 1,
+            "worker": "n2-1",
+            "kind": "left_out",
+            "code": 0,
+            "message": "hung 22 s in train.py:47",
+            "place": "/job/train.py:47",
+            "traceback": "",
+            "log_tail": "the same stacks",
+            "log": "/logs/n2-1.log",
+            "kernel": "",
+        },
+        {
+            "after_s": 21.6,
+            "node": "n3",
+            "rank": None,
+            "worker": "n3-1",
+            "kind": "signal",
+            "code": 9,
+            "message": "was ended by SIGKILL (signal 9)",
+            "place": "",
+            "traceback": "",
+            "log_tail": "loading\x1b[2J\nloaded",
+            "log": "",
+            "kernel": "Killed process 7 (python)",
+        },
+    ],
+    "further_processes": 0,
+    "hang": {
+        "generation": 4,
+        "step": 7,
+        "standing_s": 20.0,
+        "verdict": "rank 1 hangs",
+        "stacks": [
+            {"rank": 1, "node": "n2", "worker": "n2-1", "doing": "is there", "text": "File x"}
+        ],
+    },
+    "saves": None,
+    "saves_lost": [],
+    "verdict": "",
+    "nodes": ["n2"],
+    "workers": ["n2-1"],
+    "lost_s": 66.0,
+    "seconds": {"hang": 60.0, "join": 6.0},
+}
 EVENTS = [
     Entry(unix_s=1.0, name="node_lost", fields={"node": "n1", "reason": ""}),
     Entry(unix_s=2.0, name="elected", fields={"address": "h:1", "members": []}),
@@ -126,6 +209,7 @@ class Leader(Recorder):
         self.error: TransientError | None = None
         self.job = STATUS
         self.asked: list[tuple[str, str, str]] = []
+        self.known: str | None = json.dumps(INCIDENT)
 
     def status(self) -> pb.JobStatus:
         if self.error is not None:
@@ -143,6 +227,13 @@ class Leader(Recorder):
     async def stacks(self, of: str) -> stacks_pb2.JobStacks:
         self.asked.append(("stacks", of, ""))
         return STACKS
+
+    def incidents(self, number: int | None) -> list[str]:
+        if self.known is None:
+            return []
+        if number not in (None, 0, 3):
+            raise ConfigurationError(f"there is no incident {number}")
+        return [self.known]
 
     async def clear(self, name: str) -> str:
         self.asked.append(("clear", name, ""))
@@ -366,6 +457,58 @@ def test_stacks_for_programs(place: Place, capsys: Printed) -> None:
     assert first["processes"][0] == {"pid": 11, "name": "train.py", "threads": [thread]}
     assert (second["rank"], second["answer"]) == (None, "stopped")
     assert place.leader.asked == [("stacks", "1", "")]
+
+
+def test_incidents_for_people(place: Place, capsys: Printed) -> None:
+    operator.incidents(place.target, output="table")
+    head, line = capsys.readouterr().out.splitlines()
+    assert head.split() == ["incident", "at", "step", "took", "lost", "what"]
+    assert line.split()[0] == "3"
+    assert line.split()[3:] == f"7 22.2 s 66.0 s {INCIDENT['summary']}".split()
+
+
+def test_an_incident_on_one_page(place: Place, capsys: Printed) -> None:
+    operator.explain(place.target, 3, output="table")
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "what struck:  the group stood still at step 7 for 20.0 s: rank 1 hangs",
+        "noticed by:   the coordinator: nothing was committed for 20.0 s",
+        "outcome:      a step was committed without what was lost 22.2 s after the first sign",
+        "group:        generation 4 of 3 workers, followed by generation 6 of 2",
+        "last commit:  step 7; 1 step was begun and computed again (64 samples)",
+        "phases:       detect 22.0 s, persist 0.01 s, first_step 0.20 s",
+        "lost:         66.0 s of slot time (hang 60.0 s, join 6.00 s)",
+        "signs, in their order:",
+        "    +20.000 s  overdue, coordinator",
+        "    +21.500 s  worker ended, node n2, rank 1",
+        "",
+        "n2:1 (worker n2-1) hung 22 s in train.py:47",
+        "  its log on that node: /logs/n2-1.log",
+        "",
+        "n3:- (worker n3-1) was ended by SIGKILL (signal 9)",
+        "  the kernel's log: Killed process 7 (python)",
+        "  the end of its log:",
+        "    n3:-| loading\\x1b[2J",
+        "    n3:-| loaded",
+        "",
+        "n2:1 (worker n2-1) is there",
+        "    n2:1| File x",
+    ]
+
+
+def test_an_incident_for_programs(place: Place, capsys: Printed) -> None:
+    operator.explain(place.target, None, output="json")
+    assert document(capsys) == INCIDENT
+    operator.incidents(place.target, output="json")
+    assert json.loads(capsys.readouterr().out) == [INCIDENT]
+
+
+def test_an_incident_that_there_is_not(place: Place, capsys: Printed) -> None:
+    with pytest.raises(ConfigurationError, match="no incident 7"):
+        operator.explain(place.target, 7, output="table")
+    place.leader.known = None
+    operator.explain(place.target, None, output="table")
+    operator.incidents(place.target, output="table")
+    assert capsys.readouterr().out.splitlines() == 2 * ["no incident has been recorded"]
 
 
 def test_a_status_says_who_was_waited_for(

@@ -50,6 +50,9 @@ class Recorder:
     async def stacks(self, of: str) -> stacks_pb2.JobStacks:
         return stacks_pb2.JobStacks(verdict=f"rank {of} hangs")
 
+    def incidents(self, number: int | None) -> list[str]:
+        return [f'{{"number": {number}}}'] if number is not None else []
+
     async def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
         assert not follow
         yield "{}"

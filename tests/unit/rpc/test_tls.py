@@ -127,6 +127,7 @@ async def may(place: Place, security: Security) -> set[str]:
         "attend": lambda: place.agent(security, node="n2"),
         "see": lambda: client.status(STATUS_S),
         "follow": lambda: anext(client.events(follow=False), None),
+        "incidents": lambda: client.incidents(0, STATUS_S),
         "stop": lambda: client.stop("why", 1, STATUS_S),
         "drain": lambda: client.drain("n1", "", STATUS_S),
         "clear": lambda: client.clear("n1", STATUS_S),
@@ -140,7 +141,7 @@ async def may(place: Place, security: Security) -> set[str]:
     return allowed
 
 
-SEE = {"see", "follow"}
+SEE = {"see", "follow", "incidents"}
 ACT = {"stop", "drain", "clear", "stacks"}
 
 

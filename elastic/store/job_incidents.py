@@ -1,0 +1,62 @@
+"""Records of a run's incidents in the store: one key for each, the newest of them only."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from elastic.core.legible import is_instant, is_text
+from elastic.store.interface import Entry, Guard, Store
+from elastic.store.job_keys import JobKeys
+from elastic.store.retries import until_answered
+
+
+class IncidentKeeper:
+    """Writes while the guard holds; sits out outages. Raises GuardFailed when others lead."""
+
+    def __init__(self, store: Store, *, job: str, run_id: str, guard: Guard) -> None:
+        self._store, self._keys = store, JobKeys(job)
+        self._run_id, self._guard = run_id, guard
+        self.stored: dict[int, object] = {}
+        """By number, what the store has."""
+
+    async def keep(self, number: int, value: bytes, *, most: int) -> None:
+        """Write one, and remove the oldest ones of more than `most`."""
+        if self.stored.get(number) == value:
+            return
+        key = self._keys.incident(self._run_id, number)
+        await until_answered(
+            lambda: self._store.put(key, value, guard=self._guard), f"keep incident {number}"
+        )
+        self.stored[number] = value
+        for old in sorted(self.stored)[:-most]:
+            stale = self._keys.incident(self._run_id, old)
+            await until_answered(
+                lambda stale=stale: self._store.delete(stale, guard=self._guard),  # type: ignore[misc]
+                f"remove incident {old}",
+            )
+            del self.stored[old]
+
+
+async def load_incidents(store: Store, job: str, run_id: str) -> dict[int, dict[str, Any]]:
+    """Those of a run by number; what can not be read is passed over. Raises TransientError."""
+    folder = JobKeys(job).incidents_of(run_id)
+    found = {}
+    for entry in await store.list(folder):
+        document = _document(entry)
+        if document is not None:
+            found[document["number"]] = document
+    return dict(sorted(found.items()))
+
+
+def _document(entry: Entry) -> dict[str, Any] | None:
+    try:
+        document = json.loads(entry.value)
+        number, at = document["number"], float(document["unix_s"])
+        legible = type(number) is int and 0 < number < 2**53 and is_instant(at)
+        json.dumps(document, allow_nan=False)
+        legible = legible and entry.key.endswith(f"/{number:09d}")
+        legible = legible and is_text(json.dumps(document, ensure_ascii=False))
+    except (ValueError, TypeError, LookupError, RecursionError, OverflowError, AttributeError):
+        return None
+    return document if legible else None

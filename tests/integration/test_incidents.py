@@ -1,0 +1,161 @@
+"""What has struck a real job is found again: after a change of leader, and after the job's end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.etcd_cluster import etcd_cluster, free_ports
+from tests.integration.loopback_job import NODES, LoopbackJob
+from tests.integration.running import SCRIPTS, Place
+from tests.job_process import CommandProcess
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+
+LIMITS = {
+    "ELASTIC_HANG_TIMEOUT_S": "2",
+    "ELASTIC_PAUSE_TIMEOUT_S": "2",
+    "ELASTIC_FIRST_STEP_TIMEOUT_S": "5",
+    "ELASTIC_JOIN_TIMEOUT_S": "2",
+}
+
+
+class Job(LoopbackJob):
+    """Two nodes, and coordinators one of which leads; what they tell is at `explain`."""
+
+    def __init__(self, place: Place, etcd: str) -> None:
+        self.folder, self.checkpoints = place.files / "orders", place.files / "checkpoints"
+        self.folder.mkdir()
+        script = (SCRIPTS / "hangs_when_told.py", self.folder)
+        saving = {
+            "ELASTIC_CHECKPOINT_DIR": str(self.checkpoints),
+            "ELASTIC_CHECKPOINT_EVERY": "20",
+        }
+        super().__init__(place, script, etcd=etcd, **LIMITS, **saving)
+
+    def start_candidate(self) -> CommandProcess:
+        (port,) = free_ports(1)
+        where = ("--listen", f"127.0.0.1:{port}", "--advertise", f"127.0.0.1:{port}")
+        coordinator = self.start("coordinator", *where, "--events-file", "/dev/stderr")
+        self.coordinators.append(coordinator)
+        return coordinator
+
+    def is_whole(self) -> bool:
+        """All train, in a group from which nobody was lost since."""
+        saved = self.events("checkpoint_committed")
+        formed = self.events("generation_formed")
+        return (
+            self.world() == len(NODES)
+            and bool(saved)
+            and saved[-1]["time"] > max(e["time"] for e in formed)
+        )
+
+    def asks(self, *command: str) -> Any:
+        asked = self.start(*command, "--output", "json")
+        assert asked.wait() == 0, asked.story()
+        return json.loads("\n".join(asked.output))
+
+    def incident(self, number: int) -> dict[str, Any]:
+        """Told of once, as an event."""
+        self.wait(lambda: self.events("incident", number=number), f"incident {number}")
+        assert len(self.events("incident", number=number)) == 1
+        found: dict[str, Any] = self.asks("explain", str(number))
+        return found
+
+
+@pytest.fixture
+def job(place: Place) -> Iterator[Job]:
+    with etcd_cluster(size=1) as etcd:
+        job = Job(place, etcd.endpoints())
+        try:
+            job.start_candidate()
+            job.wait(lambda: job.events("elected"), "a leader")
+            for node in NODES:
+                job.start_agent(node)
+            job.start_candidate()
+            job.wait(job.is_whole, "a group of all")
+            yield job
+        finally:
+            job.close()
+
+
+def test_a_kill_a_failed_save_and_a_hang_under_two_leaders(job: Job) -> None:
+    rank = job.events("generation_formed")[-1]["members"]
+    os.kill(job.worker_pid("b"), signal.SIGKILL)
+    killed = job.incident(1)
+    assert (killed["cause"], killed["outcome"]) == ("worker_failed", "recovered")
+    assert "was ended by SIGKILL (signal 9)" in killed["summary"]
+    (process,) = killed["processes"]
+    assert (process["node"], process["worker"]) == ("b", rank[process["rank"]])
+    assert killed["noticed_by"]
+    assert killed["recovery"]["first_step_s"] > 0.0
+    assert (killed["steps_again"], killed["samples_given_up"]) == (1, 4)
+    assert killed["committed"] > 0
+    assert killed["nodes"] == ["b"]
+    job.wait(job.is_whole, "a whole group again")
+
+    shutil.rmtree(job.checkpoints)
+    job.checkpoints.write_text("no directory")
+    refused = job.incident(2)
+    assert (refused["cause"], refused["outcome"]) == ("save_failed", "trains_on")
+    assert str(job.checkpoints) in refused["saves"]["message"]
+    job.checkpoints.unlink()
+    job.wait(lambda: job.asks("explain", "2")["outcome"] == "saved_since", "a later save")
+
+    leader, follower = job.coordinators
+    follower.wait_for_event("standing_by")
+    os.kill(leader.process.pid, signal.SIGKILL)
+    follower.wait_for_event("elected")
+    job.start_candidate()
+    job.wait(job.is_whole, "a group under the next leader")
+    before = [i["number"] for i in job.asks("incidents")]
+    assert before[:2] == [1, 2]
+    kept = job.asks("explain", "1")
+    assert kept | {"lost_s": 0, "seconds": 0} == killed | {"lost_s": 0, "seconds": 0}
+    assert kept["lost_s"] >= killed["lost_s"]
+
+    (job.folder / "hang").touch()
+    number = before[-1] + 1
+    hung = job.incident(number)
+    assert (hung["cause"], hung["outcome"]) == ("hang", "recovered")
+    assert "in the forward pass, in `forward`, hangs_when_told.py:" in hung["hang"]["verdict"]
+    assert hung["noticed_by"].startswith("the coordinator: nothing was committed for ")
+    assert hung["hang"]["stacks"][0]["rank"] == 1
+    assert "in forward" in hung["hang"]["stacks"][0]["text"]
+    assert hung["processes"][0]["message"].startswith("hung ")
+    assert hung["seconds"]["hang"] > 2 * 2.0, "of both slots"
+
+    page = job.start("explain")
+    assert page.wait() == 0
+    assert page.output[0].startswith(f"incident {number}, ")
+    assert any("| " in line and "hangs_when_told.py" in line for line in page.output)
+    job.wait(job.is_whole, "a whole group again")
+    assert job.start("stop").wait() == 0
+    for agent in (job.agents[node][-1] for node in NODES):
+        assert agent.wait() == 82
+    assert [i["number"] for i in job.asks("incidents")] == [*before, number]
+    assert job.asks("explain", "1")["summary"] == killed["summary"]
+
+
+def test_a_script_that_fails_at_once_is_explained_after_its_end(place: Place) -> None:
+    with etcd_cluster(size=1) as etcd:
+        script = (SCRIPTS / "raises_in_step.py", "all", place.files / "none")
+        job = LoopbackJob(place, script, etcd=etcd.endpoints())
+        try:
+            job.start_coordinator()
+            for node in NODES:
+                job.start_agent(node)
+            assert job.coordinators[0].wait() == 1, job.story()
+            explained = job.start("explain")
+            assert explained.wait() == 0, explained.story()
+            text = "\n".join(explained.output)
+            assert "the job ended with it" in text
+            assert "Traceback (most recent call last)" in text
+        finally:
+            job.close()

@@ -1,0 +1,224 @@
+"""Incidents of a coordinator: in the store for the leaders after, as events, for operators."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from elastic.coordinator.incident_words import noticed_by, summary
+from elastic.coordinator.incidents import IncidentRecords
+from elastic.coordinator.leadership import Leadership, lead
+from elastic.core.accounting import MOST_INCIDENTS
+from elastic.core.coordinator.slot_accounts import SlotAccounts
+from elastic.errors import ConfigurationError
+from elastic.store.job_incidents import load_incidents
+from elastic.store.job_keys import JobKeys
+from elastic.store.memory import MemoryStore
+from tests.contract.conftest import within_deadline
+from tests.fuzzed_documents import documents, thoroughly
+from tests.unit.coordinator.agents import Diary
+
+KEYS = JobKeys("job")
+STORED = {"number": 3, "unix_s": 1.75e9, "outcome": "under_way", "summary": "x"}
+
+
+class Leader:
+    """One term of office."""
+
+    def __init__(self, store: MemoryStore, leadership: Leadership) -> None:
+        self.diary, self.store = Diary(), store
+        self.tasks: list[asyncio.Task[None]] = []
+        self.incidents = IncidentRecords(
+            SlotAccounts(2),
+            store,
+            self.diary.journal,
+            job="job",
+            run_id="default",
+            guard=leadership.guard,
+            start=self._start,
+        )
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        del name
+        self.tasks.append(asyncio.ensure_future(work))
+
+    async def kept(self) -> dict[int, dict[str, Any]]:
+        await asyncio.gather(*self.tasks)
+        return await load_incidents(self.store, "job", "default")
+
+
+async def office() -> tuple[MemoryStore, Leadership]:
+    store = MemoryStore()
+    return store, await lead(store, job="job", candidate="c")
+
+
+def test_an_incident_is_kept_told_and_explained() -> None:
+    async def check() -> None:
+        leader = Leader(*await office())
+        leader.incidents.save_failed(10, 1, "the disk is full")
+        (entry,) = leader.diary.of("incident")
+        assert entry["explain"] == "elastic explain 1"
+        assert entry["summary"] == "the checkpoint of step 10 was not saved: the disk is full"
+        assert list(await leader.kept()) == [1]
+        (brief,) = leader.incidents.brief()
+        assert (brief["number"], brief["cause"]) == (1, "save_failed")
+        assert leader.incidents.document(1) == leader.incidents.document(0)
+        with pytest.raises(ConfigurationError, match=r"no incident 7; .* remembered: 1"):
+            leader.incidents.document(7)
+
+    within_deadline(check())
+
+
+def test_the_next_leader_has_them_and_numbers_on() -> None:
+    async def check() -> None:
+        store, leadership = await office()
+        first = Leader(store, leadership)
+        first.incidents.save_failed(10, 1, "the disk is full")
+        await first.kept()
+        await store.put(KEYS.incident("default", 3), json.dumps(STORED).encode())
+        second = Leader(store, leadership)
+        await second.incidents.load()
+        second.incidents.save_failed(20, 2, "the network is down")
+        found = await second.kept()
+        assert list(found) == [1, 3, 4]
+        assert [b["outcome"] for b in second.incidents.brief()] == [
+            "trains_on",
+            "unknown",
+            "trains_on",
+        ]
+
+    within_deadline(check())
+
+
+def test_the_oldest_go_from_the_store() -> None:
+    async def check() -> None:
+        leader = Leader(*await office())
+        for step in range(MOST_INCIDENTS + 5):
+            leader.incidents.save_failed(step, 1, f"for another reason: {'x' * step}")
+            await leader.kept()
+        assert list(await leader.kept()) == list(range(6, MOST_INCIDENTS + 6))
+
+    within_deadline(check())
+
+
+def test_one_that_leads_no_more_writes_nothing() -> None:
+    async def check() -> None:
+        store, leadership = await office()
+        await store.delete(KEYS.leader)
+        leader = Leader(store, leadership)
+        leader.incidents.save_failed(10, 1, "the disk is full")
+        assert await leader.kept() == {}
+
+    within_deadline(check())
+
+
+def test_an_error_in_here_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("by zero")
+
+    async def check() -> None:
+        leader = Leader(*await office())
+        monkeypatch.setattr(SlotAccounts, "open_incident", fail)
+        leader.incidents = Leader(leader.store, await lead_again(leader.store)).incidents
+        leader.incidents.save_failed(10, 1, "x")
+        leader.incidents.save_failed(20, 1, "x")
+        assert leader.incidents.brief() == []
+
+    async def lead_again(store: MemoryStore) -> Leadership:
+        await store.delete(KEYS.leader)
+        return await lead(store, job="job", candidate="d")
+
+    within_deadline(check())
+
+
+@thoroughly
+@given(value=documents(json.dumps(STORED).encode()))
+def test_whatever_stands_there_a_leader_can_begin(value: bytes) -> None:
+    async def check() -> None:
+        store, leadership = await office()
+        await store.put(KEYS.incident("default", 3), value)
+        leader = Leader(store, leadership)
+        await leader.incidents.load()
+        leader.incidents.save_failed(10, 1, "x")
+        for brief in leader.incidents.brief():
+            json.dumps(leader.incidents.document(brief["number"]), allow_nan=False)
+
+    within_deadline(check())
+
+
+def sign(name: str, node: str = "b", rank: int | None = 1) -> dict[str, Any]:
+    return {"sign": name, "node": node, "worker": "wb", "rank": rank, "detail": "reset"}
+
+
+BASE: dict[str, Any] = {
+    "noticed": [],
+    "processes": [],
+    "further_processes": 0,
+    "hang": None,
+    "saves": None,
+    "workers": ["wb"],
+}
+PROCESS = {
+    "node": "b",
+    "rank": 1,
+    "worker": "wb",
+    "kind": "signal",
+    "after_s": 0.0,
+    "message": "was ended by SIGKILL (signal 9)",
+}
+HANG = {"step": 7, "standing_s": 20.0, "verdict": "rank 1 waits"}
+
+
+@pytest.mark.parametrize(
+    ("document", "what", "who"),
+    [
+        (
+            {"cause": "worker_failed", "processes": [PROCESS], "noticed": [sign("worker_ended")]},
+            "rank 1 (node b, worker wb) was ended by SIGKILL (signal 9)",
+            "the agent of node b: the process ended",
+        ),
+        (
+            {"cause": "worker_failed", "processes": [PROCESS], "further_processes": 1},
+            "rank 1 (node b, worker wb) was ended by SIGKILL (signal 9); 1 more process ended",
+            "",
+        ),
+        (
+            {"cause": "node_lost", "noticed": [sign("node_lost", "c"), sign("node_lost", "d")]},
+            "nodes c, d were lost",
+            "the coordinator: its connection to the agent of node c broke",
+        ),
+        (
+            {"cause": "hang", "hang": HANG, "noticed": [sign("overdue", "")]},
+            "the group stood still at step 7 for 20.0 s: rank 1 waits",
+            "the coordinator: nothing was committed for 20.0 s",
+        ),
+        (
+            {"cause": "group_broken", "noticed": [sign("group_broken")]},
+            "connections between members broke, as rank 1 (node b, worker wb) noticed: reset",
+            "rank 1 (node b, worker wb): its collective failed (reset)",
+        ),
+        (
+            {"cause": "leave_timed_out", "noticed": [sign("leave_timed_out")]},
+            "node b was to leave, and its workers came to no step boundary in time",
+            "the agent of node b: its time to leave was over",
+        ),
+        (
+            {
+                "cause": "save_failed",
+                "saves": {"count": 2, "first_step": 10, "last_step": 20, "message": "full"},
+                "noticed": [sign("save_refused", "")],
+            },
+            "2 checkpoints, of steps 10 to 20, were not saved: full",
+            "the coordinator: it could not complete the checkpoint",
+        ),
+        ({"cause": "unknown"}, "the group lost wb", ""),
+    ],
+)
+def test_in_words(document: dict[str, Any], what: str, who: str) -> None:
+    assert summary(BASE | document) == what
+    assert noticed_by(BASE | document) == who

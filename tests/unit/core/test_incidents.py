@@ -1,0 +1,296 @@
+"""Records of incidents: what struck first, who noticed, how it went on; and none grows for ever."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from elastic.core.accounting import MOST_INCIDENTS
+from elastic.core.coordinator import effects as fx
+from elastic.core.coordinator import events as ev
+from elastic.core.coordinator.incidents import Incidents
+from elastic.core.coordinator.phases import JobPhase
+from elastic.core.coordinator.slot_accounts import SlotAccounts
+from elastic.core.diagnosis import Diagnosis
+from elastic.core.incidents import RankStacks
+from elastic.core.membership import (
+    ChangeReason,
+    Failure,
+    FailureKind,
+    Generation,
+    Member,
+    WorkerPhase,
+    WorkerStatus,
+)
+
+AHEAD_S = 1000.0
+LARGE = 100_000
+
+
+@dataclass
+class Machine:
+    phase: JobPhase = JobPhase.RUNNING
+    current: Generation | None = None
+    committed: int = 0
+
+    def last_commit_at(self, now: float) -> float:
+        return now
+
+
+def name_of(node: str) -> str:
+    return node.partition("@")[0]
+
+
+class Job:
+    """Three nodes of one slot; its machine decides what the test says."""
+
+    def __init__(self) -> None:
+        self.now, self.machine = 100.0, Machine()
+        self.accounts = SlotAccounts(3, name_of=name_of)
+        self.incidents = Incidents(self.accounts.open_incident, name_of=name_of)
+        self.number = 0
+        for node in "abc":
+            self.reports(node)
+        self.forms("abc", ChangeReason.STARTED)
+
+    def tell(self, event: ev.Event, *effects: fx.Effect) -> None:
+        self.accounts.observe(event, effects, self.machine, self.now)
+        under_way = self.accounts.under_way
+        self.incidents.observe(event, effects, self.machine, under_way, self.now)
+
+    def reports(self, node: str, phase: WorkerPhase = WorkerPhase.READY, **more: Any) -> None:
+        generation = self.number if phase is WorkerPhase.TRAINING or more else 0
+        status = WorkerStatus(
+            worker=f"w{node}", phase=phase, slot=0, generation=generation, took_part=True, **more
+        )
+        self.tell(ev.NodeReported(node=f"{node}@1", slots=1, workers=(status,)))
+
+    def forms(self, nodes: str, reason: ChangeReason) -> None:
+        self.number += 1
+        members = tuple(Member(worker=f"w{n}", node=f"{n}@1", slot=0, endpoint="") for n in nodes)
+        group = Generation(number=self.number, incarnation="x", members=members, reason=reason)
+        self.machine.current = group
+        self.machine.phase = JobPhase.RUNNING if members else JobPhase.WAITING
+        self.tell(
+            ev.GenerationPersisted(number=self.number), fx.AnnounceGeneration(generation=group)
+        )
+
+    def dies(self, node: str, kind: FailureKind = FailureKind.SIGNAL, **more: str) -> None:
+        failure = Failure(worker=f"w{node}", kind=kind, code=9, **more)  # type: ignore[arg-type]
+        self.tell(ev.WorkerFailed(node=f"{node}@1", failure=failure))
+
+    def loses(self, *workers: str, reason: ChangeReason = ChangeReason.MEMBER_LOST) -> None:
+        lost = fx.Lost(workers=workers, reason=reason, at=self.now)
+        self.tell(ev.TimerFired(), lost)
+
+    def recovers(self, committed: int, recomputed: int = 0) -> None:
+        record = {"generation": self.number, "committed": committed, "total_s": 0.5, "lost": []}
+        self.incidents.recovered(record, self.now)
+        self.incidents.reformed(self.number, recomputed)
+
+    def only(self) -> dict[str, Any]:
+        (document,) = self.incidents.documents(AHEAD_S).values()
+        return document
+
+
+def test_a_killed_worker_is_the_cause_though_its_peer_was_the_first_to_notice() -> None:
+    job = Job()
+    job.incidents.progressed("wa", 10, 640)
+    job.incidents.progressed("wa", 20, 1280)
+    job.machine.committed = 20
+    job.reports("a", broken=True, detail="connection reset")
+    job.now += 0.01
+    job.dies(
+        "b", message="was ended by SIGKILL (signal 9)", kernel="Killed process 7", log="/b.log"
+    )
+    job.loses("wb")
+    job.now += 0.09
+    job.forms("ac", ChangeReason.MEMBER_LOST)
+    assert job.only()["outcome"] == "under_way"
+    assert job.incidents.news == []
+    job.now += 0.1
+    job.recovers(20, recomputed=1)
+    found = job.only()
+    assert (found["cause"], found["outcome"], found["number"]) == ("worker_failed", "recovered", 1)
+    assert [n["sign"] for n in found["noticed"]] == ["group_broken", "worker_ended"]
+    assert (found["noticed"][0]["node"], found["noticed"][0]["rank"]) == ("a", 0)
+    (process,) = found["processes"]
+    assert (process["node"], process["rank"], process["code"]) == ("b", 1, 9)
+    assert process["kernel"] == "Killed process 7"
+    assert (found["committed"], found["steps_again"], found["samples_given_up"]) == (20, 1, 64)
+    assert found["lasted_s"] == 0.2
+    assert found["unix_s"] == 1100.0
+    assert (found["world_size"], found["world_size_after"]) == (3, 2)
+    assert found["nodes"] == ["b"]
+    assert job.incidents.news == [1], "told once, when it is over"
+
+
+def test_a_node_that_is_lost_without_a_word_is_the_cause() -> None:
+    job = Job()
+    job.tell(ev.NodeLost(node="c@1"))
+    job.now += 1.0
+    job.reports("a", broken=True)
+    job.loses("wc")
+    assert job.only()["cause"] == "node_lost"
+    assert job.only()["noticed"][0]["node"] == "c"
+
+
+def test_an_agent_that_comes_back_is_no_sign_of_what_strikes_later() -> None:
+    job = Job()
+    job.tell(ev.NodeLost(node="c@1"))
+    job.reports("c", WorkerPhase.TRAINING)
+    job.dies("b")
+    job.loses("wb")
+    found = job.only()
+    assert [n["sign"] for n in found["noticed"]] == ["worker_ended"]
+    assert found["cause"] == "worker_failed"
+
+
+def test_a_hang_keeps_its_verdict_and_stacks_and_the_end_of_its_worker() -> None:
+    job = Job()
+    group = job.machine.current
+    assert group is not None
+    lost = fx.Lost(workers=(), reason=ChangeReason.STALLED, at=job.now, standing_since=job.now - 20)
+    job.tell(ev.TimerFired(), fx.ExplainHang(generation=group, step=7, standing_s=20.0), lost)
+    stacks = [RankStacks(rank=1, node="b", worker="wb", doing="is there", text="x" * LARGE)] * 9
+    job.incidents.explained(group.number, Diagnosis(text="rank 1 hangs"), stacks)
+    job.forms("abc", ChangeReason.STALLED)
+    job.now += 2.0
+    job.dies("b", FailureKind.LEFT_OUT, message="hung 22 s in train.py:47")
+    job.loses("wb", reason=ChangeReason.JOIN_TIMED_OUT)
+    job.forms("ac", ChangeReason.JOIN_TIMED_OUT)
+    job.recovers(7)
+    found = job.only()
+    assert (found["cause"], found["noticed"][0]["sign"]) == ("hang", "overdue")
+    assert found["hang"]["verdict"] == "rank 1 hangs"
+    assert (found["hang"]["step"], found["hang"]["standing_s"]) == (7, 20.0)
+    assert [p["message"] for p in found["processes"]] == ["hung 22 s in train.py:47"]
+    assert len(found["hang"]["stacks"]) == 4
+    assert found["lasted_s"] == 22.0, "from the begin of the standstill"
+
+
+def test_what_strikes_again_before_a_step_is_told_apart() -> None:
+    job = Job()
+    job.dies("b")
+    job.loses("wb")
+    job.forms("ac", ChangeReason.MEMBER_LOST)
+    job.reports("a", WorkerPhase.TRAINING)
+    job.dies("c")
+    job.loses("wc")
+    job.forms("a", ChangeReason.MEMBER_LOST)
+    job.recovers(0)
+    found = job.incidents.documents(AHEAD_S)
+    assert [d["outcome"] for d in found.values()] == ["struck_again", "recovered"]
+    assert job.incidents.news == [1, 2]
+
+
+def test_people_are_told_at_once_that_workers_wait() -> None:
+    job = Job()
+    job.dies("b")
+    job.loses("wb")
+    job.forms("", ChangeReason.BELOW_MINIMUM)
+    assert job.only()["outcome"] == "waiting"
+    assert job.incidents.news == [1]
+    job.forms("ac", ChangeReason.STARTED)
+    job.recovers(0)
+    assert job.only()["outcome"] == "recovered"
+    assert job.incidents.news == [1]
+
+
+def test_the_end_of_the_job_ends_what_is_under_way() -> None:
+    job = Job()
+    failure = Failure(worker="wb", kind=FailureKind.EXCEPTION, traceback="Traceback ... KeyError")
+    job.tell(ev.WorkerFailed(node="b@1", failure=failure), fx.EndJob(exit_code=1, failure=failure))
+    job.incidents.ended("the script fails the same way again")
+    found = job.only()
+    assert (found["outcome"], found["verdict"]) == (
+        "job_ended",
+        "the script fails the same way again",
+    )
+    assert found["processes"][0]["traceback"].endswith("KeyError")
+
+
+def test_steps_that_a_checkpoint_lacks_are_counted_with_their_samples() -> None:
+    job = Job()
+    job.incidents.progressed("wa", 10, 100)
+    job.incidents.progressed("wa", 20, 200)
+    job.machine.committed = 20
+    job.dies("b")
+    job.loses("wb")
+    job.forms("ac", ChangeReason.MEMBER_LOST)
+    job.recovers(12, recomputed=1)
+    found = job.only()
+    assert (found["steps_lost"], found["steps_again"], found["samples_given_up"]) == (8, 1, 90)
+
+
+def test_saves_that_fail_for_one_reason_are_one_incident() -> None:
+    job = Job()
+    for step in (100, 200, 300):
+        message = f"step-{step}: No space left on device"
+        failed = ev.SaveReportedFailed(generation=1, step=step, message=message, worker="wb")
+        given_up = fx.AbandonCheckpoint(generation=1, step=step, message=message)
+        job.tell(failed, given_up)
+        job.tell(failed, given_up)  # for a member that has missed it
+    found = job.only()
+    assert (found["cause"], found["outcome"]) == ("save_failed", "trains_on")
+    assert found["saves"] == {
+        "message": "step-100: No space left on device",
+        "first_step": 100,
+        "last_step": 300,
+        "count": 3,
+    }
+    assert (found["noticed"][0]["node"], found["noticed"][0]["rank"]) == ("b", 1)
+    assert job.incidents.news == [1]
+    job.incidents.saved()
+    assert job.only()["outcome"] == "saved_since"
+    job.incidents.save_failed(400, 1, "the manifest: No space left on device", job.now)
+    assert len(job.incidents.documents(AHEAD_S)) == 2
+
+
+def test_a_save_that_was_given_up_for_a_loss_belongs_to_the_loss() -> None:
+    job = Job()
+    given_up = fx.AbandonCheckpoint(generation=1, step=50, message="wb was lost while saving")
+    failure = Failure(worker="wb", kind=FailureKind.SIGNAL, code=9)
+    job.tell(ev.WorkerFailed(node="b@1", failure=failure), given_up)
+    job.loses("wb")
+    assert job.only()["saves_lost"] == [50]
+    assert job.only()["cause"] == "worker_failed"
+
+
+def test_how_a_process_ended_that_was_counted_as_lost_is_added_when_it_is_known() -> None:
+    job = Job()
+    job.tell(ev.NodeLost(node="c@1"))
+    job.loses("wc")
+    job.forms("ab", ChangeReason.MEMBER_LOST)
+    job.recovers(0)
+    job.reports("a", WorkerPhase.TRAINING)
+    job.incidents.changed.clear()
+    job.now += 1.0
+    job.dies("c", message="was ended by SIGKILL (signal 9)")
+    assert job.only()["processes"][0]["rank"] == 2
+    assert job.incidents.changed == {1}
+    assert job.only()["cause"] == "node_lost"
+
+
+def test_a_spare_that_ends_is_no_incident() -> None:
+    job = Job()
+    failure = Failure(worker="spare", kind=FailureKind.SIGNAL, code=9)
+    job.tell(ev.WorkerFailed(node="b@1", failure=failure))
+    assert job.incidents.documents(AHEAD_S) == {}
+
+
+def test_records_are_bounded_in_number_and_size() -> None:
+    job = Job()
+    for _ in range(2 * MOST_INCIDENTS):
+        for node in "abc":
+            text = "\u20ac" * LARGE
+            job.dies(node, message=text, traceback=text, log_tail=text, kernel=text, log=text)
+        job.loses("wa", "wb", "wc")
+        job.forms("abc", ChangeReason.MEMBER_LOST)
+        for node in "abc":
+            job.reports(node, WorkerPhase.TRAINING)
+        job.recovers(0)
+    found = job.incidents.documents(AHEAD_S)
+    assert list(found) == list(range(MOST_INCIDENTS + 1, 2 * MOST_INCIDENTS + 1))
+    assert max(len(json.dumps(d, ensure_ascii=False)) for d in found.values()) < 40_000

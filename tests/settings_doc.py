@@ -24,6 +24,7 @@ What is given first in this list wins:
 
 A key of the file is the option's name with underscores: `max_restarts = 5`. One file and one
 environment serve all commands: of `[job]` and of the variables each command takes what it knows.
+`elastic doctor`, which examines a node, takes what it knows of `[agent]`, too; `[doctor]` wins.
 
 ```toml
 [job]

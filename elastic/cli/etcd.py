@@ -9,7 +9,7 @@ from pathlib import Path
 
 from elastic.settings.store import StoreSettings, etcd_password
 from elastic.store.etcd.endpoints import parse_endpoints
-from elastic.store.etcd.options import etcd_options
+from elastic.store.etcd.options import EtcdOptions, etcd_options
 from elastic.store.etcd.store import EtcdStore
 
 
@@ -18,7 +18,15 @@ def open_store(settings: StoreSettings, *, total_timeout_s: float | None = None)
 
     Raises ConfigurationError.
     """
-    options = etcd_options(
+    options = options_of_store(settings)
+    if total_timeout_s is not None:
+        options = dataclasses.replace(options, total_timeout_s=total_timeout_s)
+    return EtcdStore(options)
+
+
+def options_of_store(settings: StoreSettings) -> EtcdOptions:
+    """The way to etcd. Raises ConfigurationError."""
+    return etcd_options(
         ",".join(settings.etcd),
         ca=settings.etcd_ca,
         certificate=settings.etcd_cert,
@@ -26,9 +34,6 @@ def open_store(settings: StoreSettings, *, total_timeout_s: float | None = None)
         user=settings.etcd_user,
         password=etcd_password(settings),
     )
-    if total_timeout_s is not None:
-        options = dataclasses.replace(options, total_timeout_s=total_timeout_s)
-    return EtcdStore(options)
 
 
 def address_towards(settings: StoreSettings) -> str:

@@ -68,13 +68,7 @@ def require_command(argv: Sequence[str]) -> None:
 def log_directory(job: str, parent: Path | None) -> Path:
     """A new one for this run. Raises ConfigurationError, and TransientError where the disk is
     full."""
-    try:
-        root = parent or _state_home() / "elastic" / "logs"
-    except RuntimeError as error:  # no HOME, and a user id without a name
-        raise ConfigurationError(
-            f"there is no home directory to keep logs in ({error}); choose one with --log-dir, or "
-            "set HOME"
-        ) from error
+    root = parent or log_root()
     try:
         return make_directory(root, job)
     except OSError as error:
@@ -82,6 +76,17 @@ def log_directory(job: str, parent: Path | None) -> Path:
             f"can not make the log directory {error.filename or root}: {error.strerror}; "
             "choose another with --log-dir",
             error,
+        ) from error
+
+
+def log_root() -> Path:
+    """Where logs go unless told. Raises ConfigurationError."""
+    try:
+        return _state_home() / "elastic" / "logs"
+    except RuntimeError as error:  # no HOME, and a user id without a name
+        raise ConfigurationError(
+            f"there is no home directory to keep logs in ({error}); choose one with --log-dir, or "
+            "set HOME"
         ) from error
 
 

@@ -20,6 +20,7 @@ from elastic.errors import ElasticError, ExitCode
 from elastic.rpc.identity import JobRole
 from elastic.runtime.output import never_blocking
 from elastic.settings.coordinator import CoordinatorSettings
+from elastic.settings.doctor import DoctorSettings, MachineSettings
 from elastic.settings.node import NodeSettings
 from elastic.settings.operator import DirectSettings, OperatorSettings
 from elastic.settings.sources import (
@@ -371,6 +372,30 @@ def forget(
     with _errors():
         settings = load_settings(OperatorSettings, options, os.environ, config)
         raise typer.Exit(operator.forget(settings, run_id))
+
+
+@app.command(cls=SettingsCommand)
+@with_options(DoctorSettings)
+def doctor(*, output: _Output = "table", config: _Config = None, **options: Any) -> None:
+    """Look whether this node is fit for a job: versions, names, ports, clocks, etcd, disks, GPUs.
+
+    Start it on all nodes at once, with --peers, to try what is between them. Each fault has a name
+    and what to do about it: docs/DOCTOR.md. Exit code 78 if something must be mended, 75 if what is
+    wrong may pass.
+    """
+    from elastic.cli.doctor import doctor as examine
+
+    with _errors():
+        with_etcd = is_given("etcd", DoctorSettings, options, os.environ, config)
+        settings = load_settings(
+            DoctorSettings if with_etcd else MachineSettings,
+            options,
+            os.environ,
+            config,
+            _device_counts,
+            part_of=DoctorSettings,
+        )
+        raise typer.Exit(examine(settings, output=output))
 
 
 @checkpoint_app.command("ls")

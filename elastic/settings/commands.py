@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from elastic.settings.coordinator import CoordinatorSettings
+from elastic.settings.doctor import DoctorSettings
 from elastic.settings.fields import Option, options_of
 from elastic.settings.node import NodeSettings
 from elastic.settings.operator import OperatorSettings
@@ -24,6 +25,8 @@ class Command(NamedTuple):
     title: str
     help: str
     """The words that list its settings."""
+    borrows: str = ""
+    """Another command's table, of which it takes what it knows; its own wins."""
 
 
 COMMANDS = (
@@ -33,6 +36,7 @@ COMMANDS = (
     ),
     Command("agent", NodeSettings, "`elastic agent`", "elastic agent --help"),
     Command("operator", OperatorSettings, "the operator commands", "elastic status --help"),
+    Command("doctor", DoctorSettings, "`elastic doctor`", "elastic doctor --help", "agent"),
 )
 TABLES = (SHARED_TABLE, *(command.table for command in COMMANDS))
 

@@ -66,7 +66,7 @@ class _Reader:
     def read(self, document: Mapping[str, Any]) -> Givens:
         tables = {key: value for key, value in document.items() if self._is_table(key, value)}
         found: Givens = {}
-        for name in (SHARED_TABLE, self._command.table):
+        for name in filter(None, (SHARED_TABLE, self._command.borrows, self._command.table)):
             found |= self._from_table(name, tables.get(name, {}))
         return found
 
@@ -106,7 +106,7 @@ class _Reader:
     def _is_setting(self, name: str, key: str, table: str) -> bool:
         """Whether this command takes it; says what is wrong unless another one takes it."""
         source = f"{self._path}, [{table}]"
-        shared = table == SHARED_TABLE
+        shared = table in (SHARED_TABLE, self._command.borrows)
         allowed = every_option() if shared else self._own
         if name not in every_option():
             known = (option.replace("_", "-") for option in allowed)

@@ -266,6 +266,11 @@ ENDPOINTS = Limits(
     "HOST:PORT, http://HOST:PORT or https://HOST:PORT, several separated by commas",
     accepts=_several(Annotated[str, AfterValidator(_check_endpoint)], _split_commas),
 )
+PEERS = Limits(
+    "HOST or HOST:PORT, an IPv6 host in brackets, not a wildcard such as 0.0.0.0, several "
+    "separated by commas",
+    accepts=_several(Annotated[str, AfterValidator(_check_reachable)], _split_commas),
+)
 COMMAND = Limits(
     "a command and its arguments, quoted as for a shell",
     accepts=_several(_TEXT, _split_words),
@@ -288,6 +293,11 @@ RUN_NAME = Limits(
     f"at most {RUN_NAME_MAX_LENGTH} letters, digits and inner hyphens, dots and underscores",
     {"pattern": rf"^{_NAME}$", "max_length": RUN_NAME_MAX_LENGTH},
 )
+
+
+def is_ip_address(host: str) -> bool:
+    """Whether it is an address, IPv6 without brackets, and no name."""
+    return _ip_address(host) is not None
 
 
 def require_host(host: str) -> None:

@@ -11,14 +11,11 @@ from elastic.settings import shared
 from elastic.settings.fields import Naming, Relation, about, group
 from elastic.settings.limits import (
     COMMAND,
-    DIRECTORY,
     DURATION,
     DURATION_OR_ZERO,
     FILE,
-    HOST,
     LEASE,
     NODE_NAME,
-    PORTS,
     YES_OR_NO,
     KeptLogs,
     PortRange,
@@ -63,18 +60,8 @@ class NodeSettings:
     args: tuple[str, ...] = field(default=(), metadata=shared.ARGS)
     job: str = field(default="job", metadata=shared.JOB)
     run_id: str = field(default="default", metadata=shared.RUN_ID)
-    node_name: str | None = field(
-        default=None,
-        metadata=about("Name of this node, its own in the job; unset: the host name.", NODE_NAME),
-    )
-    node_host: str | None = field(
-        default=None,
-        metadata=about(
-            "Name or address at which other nodes reach the workers of this one; unset: the "
-            "address from which this machine reaches etcd.",
-            HOST,
-        ),
-    )
+    node_name: str | None = field(default=None, metadata=shared.NODE_NAME)
+    node_host: str | None = field(default=None, metadata=shared.NODE_HOST)
     machine: str | None = field(
         default=None,
         metadata=about(
@@ -83,15 +70,7 @@ class NodeSettings:
             NODE_NAME,
         ),
     )
-    worker_port_range: PortRange | None = field(
-        default=None,
-        metadata=about(
-            "Ports at which a worker listens for its group, those in use are passed over; unset: "
-            "any. What gloo and NCCL open besides is given a port by the kernel, see "
-            "net.ipv4.ip_local_port_range.",
-            PORTS,
-        ),
-    )
+    worker_port_range: PortRange | None = field(default=None, metadata=shared.WORKER_PORT_RANGE)
     nproc_per_node: int = field(default=1, metadata=shared.NPROC_PER_NODE)
     spares: int = field(default=1, metadata=shared.SPARES)
     checkpoint_dir: str | None = field(default=None, metadata=shared.SHARED_CHECKPOINT_DIR)
@@ -102,14 +81,7 @@ class NodeSettings:
     )
     log_dir: Path | None = field(default=None, metadata=shared.LOG_DIR)
     keep_logs: KeptLogs = field(default=KeptLogs(runs=100, text="100"), metadata=shared.KEEP_LOGS)
-    state_dir: Path | None = field(
-        default=None,
-        metadata=about(
-            "Directory for this node's sockets and tokens; unset: one among the user's run-time "
-            "files.",
-            DIRECTORY,
-        ),
-    )
+    state_dir: Path | None = field(default=None, metadata=shared.STATE_DIR)
     http_address: str | None = field(default=None, metadata=shared.HTTP_ADDRESS_OF_A_NODE)
     console: Console = field(default=Console.RANK0, metadata=shared.CONSOLE)
     seed: int = field(default=0, metadata=shared.SEED)

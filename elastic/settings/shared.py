@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from elastic.settings import limits
 from elastic.settings.fields import about
 from elastic.settings.limits import (
     ARGUMENTS,
@@ -11,9 +12,11 @@ from elastic.settings.limits import (
     DURATION,
     DURATION_OR_ZERO,
     FILE,
+    HOST,
     HTTP_ADDRESS,
     JOB_NAME,
     KEPT_LOGS,
+    PORTS,
     PROCESSES,
     RUN_NAME,
     number,
@@ -62,6 +65,21 @@ ARGS = about(
     "The script's own arguments; in a variable quoted as for a shell, in a file an array.",
     ARGUMENTS,
     positional="ARGUMENTS",
+)
+NODE_NAME = about("Name of this node, its own in the job; unset: the host name.", limits.NODE_NAME)
+NODE_HOST = about(
+    "Name or address at which other nodes reach the workers of this one; unset: the address from "
+    "which this machine reaches etcd.",
+    HOST,
+)
+WORKER_PORT_RANGE = about(
+    "Ports at which a worker listens for its group, those in use are passed over; unset: any. What "
+    "gloo and NCCL open besides is given a port by the kernel, see net.ipv4.ip_local_port_range.",
+    PORTS,
+)
+STATE_DIR = about(
+    "Directory for this node's sockets and tokens; unset: one among the user's run-time files.",
+    DIRECTORY,
 )
 JOB = about("Name of the job.", JOB_NAME)
 RUN_ID = about(

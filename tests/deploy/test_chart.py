@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from elastic.cli import agent as agent_command
 from elastic.cli import coordinator as coordinator_command
+from elastic.cli import doctor as doctor_command
 from elastic.cli import main
 from elastic.cli import operator as operator_commands
 from elastic.errors import ExitCode
@@ -245,6 +246,29 @@ def test_what_is_given_reaches_the_pods() -> None:
     (job,) = of_kind(documents, "Job")
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
     assert job["metadata"]["annotations"] == {"kueue.x-k8s.io/elastic-job": "true"}
+
+
+def test_a_doctor_examines_the_machine_with_what_the_agent_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "initContainers" not in pod_of(rendered(merged(INLINE, PLAIN)), "agent").spec
+    values = merged(ALL, INLINE, {"agents": {"doctor": True}})
+    documents = rendered(values)
+    check(documents)
+    pod = pod_of(documents, "agent")
+    doctor = pod.spec["initContainers"][-1]
+    agent = pod.container
+    for key in ("image", "env", "envFrom", "resources", "securityContext", "volumeMounts"):
+        assert doctor.get(key) == agent.get(key), key
+    examined: list[Any] = []
+    monkeypatch.setattr(doctor_command, "doctor", lambda s, **_: examined.append(s) or 0)
+    environment = dict.fromkeys(map(str, main.os.environ), None) | outcome(pod)
+    ended = CliRunner().invoke(main.app, doctor["args"], env=environment)
+    assert ended.exit_code == 0, ended.output
+    (settings,) = examined
+    assert settings.checkpoint_dir == "/checkpoints"
+    assert settings.node_host == "10.0.0.7"
+    assert settings.store.etcd == ("https://etcd:2379",)
 
 
 def test_verdict_on_each_exit_code_is_the_one_of_the_table() -> None:

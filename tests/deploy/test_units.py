@@ -15,6 +15,7 @@ from elastic.cli.coordinator import STOP_TIMEOUT_S
 from elastic.errors import ExitCode
 from elastic.settings.commands import every_option
 from elastic.settings.coordinator import CoordinatorSettings
+from elastic.settings.doctor import DoctorSettings, FailOn
 from elastic.settings.fields import options_of
 from elastic.settings.node import NodeSettings
 from elastic.settings.operator import OperatorSettings
@@ -129,6 +130,25 @@ def test_the_settings_file_of_the_document_is_one(settings: type, tmp_path: Path
     assert len(loaded.store.etcd) == 3
     if settings is NodeSettings:
         assert Path(loaded.preemption_command[0]).name == "elastic-preemption-watch"
+
+
+def test_the_drop_in_examines_the_node_with_the_agents_file(tmp_path: Path) -> None:
+    (line,) = unit("doctor.conf")["Service.ExecStartPre"]
+    command = shlex.split(line)
+    assert command[:2] == ["/opt/elastic/bin/elastic", "doctor"]
+    assert command[0] == shlex.split(one(AGENT, "ExecStart"))[0]
+    (example,) = re.findall(
+        r"```toml\n(.*?)```", (ROOT / "docs" / "BARE_METAL.md").read_text(), re.DOTALL
+    )
+    file = tmp_path / "gpt.toml"
+    file.write_text(example)
+    options = dict(zip(command[2::2], command[3::2], strict=True))
+    assert options.pop("--config") == "/etc/elastic/%i.toml"
+    given = {flag.removeprefix("--").replace("-", "_"): text for flag, text in options.items()}
+    given["job"] = given["job"].replace("%i", "gpt")
+    loaded = load_settings(DoctorSettings, given, {}, file, lambda: DeviceCounts(8, 64))
+    assert (loaded.job, loaded.fail_on, loaded.nproc_per_node) == ("gpt", FailOn.ERROR, 8)
+    assert loaded.checkpoint_dir == "/shared/gpt"
 
 
 def test_the_document_names_what_there_is() -> None:

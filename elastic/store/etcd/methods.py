@@ -36,3 +36,4 @@ LEASE_KEEP_ALIVE = Method(
 )
 WATCH = Method("Watch/Watch", pb.WatchRequest, pb.WatchResponse)
 AUTHENTICATE = Method("Auth/Authenticate", pb.AuthenticateRequest, pb.AuthenticateResponse)
+STATUS = Method("Maintenance/Status", pb.StatusRequest, pb.StatusResponse)

@@ -51,9 +51,21 @@ spec:
       {{- end }}
     {{- end }}
   {{- end }}
-  {{- with $v.initContainers }}
+  {{- if or $v.doctor $v.initContainers }}
   initContainers:
+    {{- with $v.initContainers }}
     {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- if $v.doctor }}
+    - name: doctor
+      image: {{ include "elastic.image" (list . dict) }}
+      imagePullPolicy: {{ .Values.image.pullPolicy }}
+      command: [elastic]
+      args: [doctor, --fail-on, error]
+      env:
+        {{- include "elastic.agentEnv" . | nindent 8 }}
+      {{- include "elastic.agentRest" . | nindent 6 }}
+    {{- end }}
   {{- end }}
   containers:
     - name: agent
@@ -67,97 +79,8 @@ spec:
         - {{ include "elastic.text" . | quote }}
         {{- end }}
       env:
-        {{- if eq $v.kind "DaemonSet" }}
-        - name: NODE_PLACE
-          valueFrom:
-            fieldRef:
-              fieldPath: spec.nodeName
-        - name: ELASTIC_NODE_NAME
-          value: $(NODE_PLACE)
-        {{- else if eq $v.kind "StatefulSet" }}
-        - name: NODE_PLACE
-          valueFrom:
-            fieldRef:
-              fieldPath: metadata.name
-        - name: ELASTIC_NODE_NAME
-          value: $(NODE_PLACE)
-        {{- else }}
-        - name: NODE_PLACE
-          valueFrom:
-            fieldRef:
-              fieldPath: metadata.annotations['batch.kubernetes.io/job-completion-index']
-        - name: ELASTIC_NODE_NAME
-          value: {{ include "elastic.fullname" . }}-$(NODE_PLACE)
-        {{- end }}
-        - name: ELASTIC_MACHINE
-          valueFrom:
-            fieldRef:
-              fieldPath: spec.nodeName
-        - name: ELASTIC_NODE_HOST
-          valueFrom:
-            fieldRef:
-              fieldPath: status.podIP
-        {{- include "elastic.sharedEnv" (list . "agent") | nindent 8 }}
-        {{- include "elastic.runEnv" . | nindent 8 }}
-        {{- if .Values.checkpoint.dir }}
-        - name: ELASTIC_CHECKPOINT_EVERY
-          value: {{ int64 .Values.checkpoint.every | quote }}
-        {{- end }}
-        - name: ELASTIC_NPROC_PER_NODE
-          value: {{ include "elastic.text" $v.nprocPerNode | quote }}
-        - name: ELASTIC_SPARES
-          value: {{ int64 $v.spares | quote }}
-        - name: ELASTIC_DRAIN_TIMEOUT_S
-          value: {{ include "elastic.drainTimeout" . | quote }}
-        - name: ELASTIC_ON_QUARANTINE
-          value: {{ ternary "exit" "wait" (has $v.kind (list "Job" "JobSet")) }}
-        # A user without an entry in passwd(5), on a root that is read-only.
-        - name: HOME
-          value: /tmp
-        - name: USER
-          value: elastic
-        - name: ELASTIC_LOG_DIR
-          value: /tmp/elastic/logs
-        - name: ELASTIC_STATE_DIR
-          value: /tmp/elastic/state
-        {{- include "elastic.settingsEnv" $v.settings | nindent 8 }}
-        {{- with $v.extraEnv }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
-      {{- if or .Values.checkpoint.credentialsSecret $v.extraEnvFrom }}
-      envFrom:
-        {{- with .Values.checkpoint.credentialsSecret }}
-        - secretRef:
-            name: {{ . }}
-        {{- end }}
-        {{- with $v.extraEnvFrom }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
-      {{- end }}
-      securityContext:
-        {{- toYaml (mergeOverwrite (include "elastic.containerSecurity" . | fromYaml) $v.securityContext) | nindent 8 }}
-      {{- with $v.resources }}
-      resources:
-        {{- toYaml . | nindent 8 }}
-      {{- end }}
-      volumeMounts:
-        - name: tmp
-          mountPath: /tmp
-        - name: shm
-          mountPath: /dev/shm
-        {{- include "elastic.tlsMounts" . | nindent 8 }}
-        {{- if .Values.script.inline }}
-        - name: script
-          mountPath: /script
-          readOnly: true
-        {{- end }}
-        {{- if include "elastic.onVolume" . }}
-        - name: checkpoints
-          mountPath: {{ .Values.checkpoint.dir | quote }}
-        {{- end }}
-        {{- with $v.extraVolumeMounts }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
+        {{- include "elastic.agentEnv" . | nindent 8 }}
+      {{- include "elastic.agentRest" . | nindent 6 }}
   volumes:
     - name: tmp
       emptyDir: {{ with $v.tmp.size }}{sizeLimit: {{ . }}}{{ else }}{}{{ end }}
@@ -179,6 +102,107 @@ spec:
     {{- with $v.extraVolumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
+{{- end }}
+
+{{/* The agent's variables; those of `elastic doctor` too, which takes what it knows. */}}
+{{- define "elastic.agentEnv" -}}
+{{- $v := .Values.agents -}}
+{{- if eq $v.kind "DaemonSet" }}
+- name: NODE_PLACE
+  valueFrom:
+    fieldRef:
+      fieldPath: spec.nodeName
+- name: ELASTIC_NODE_NAME
+  value: $(NODE_PLACE)
+{{- else if eq $v.kind "StatefulSet" }}
+- name: NODE_PLACE
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.name
+- name: ELASTIC_NODE_NAME
+  value: $(NODE_PLACE)
+{{- else }}
+- name: NODE_PLACE
+  valueFrom:
+    fieldRef:
+      fieldPath: metadata.annotations['batch.kubernetes.io/job-completion-index']
+- name: ELASTIC_NODE_NAME
+  value: {{ include "elastic.fullname" . }}-$(NODE_PLACE)
+{{- end }}
+- name: ELASTIC_MACHINE
+  valueFrom:
+    fieldRef:
+      fieldPath: spec.nodeName
+- name: ELASTIC_NODE_HOST
+  valueFrom:
+    fieldRef:
+      fieldPath: status.podIP
+{{- include "elastic.sharedEnv" (list . "agent") | nindent 0 }}
+{{- include "elastic.runEnv" . | nindent 0 }}
+{{- if .Values.checkpoint.dir }}
+- name: ELASTIC_CHECKPOINT_EVERY
+  value: {{ int64 .Values.checkpoint.every | quote }}
+{{- end }}
+- name: ELASTIC_NPROC_PER_NODE
+  value: {{ include "elastic.text" $v.nprocPerNode | quote }}
+- name: ELASTIC_SPARES
+  value: {{ int64 $v.spares | quote }}
+- name: ELASTIC_DRAIN_TIMEOUT_S
+  value: {{ include "elastic.drainTimeout" . | quote }}
+- name: ELASTIC_ON_QUARANTINE
+  value: {{ ternary "exit" "wait" (has $v.kind (list "Job" "JobSet")) }}
+# A user without an entry in passwd(5), on a root that is read-only.
+- name: HOME
+  value: /tmp
+- name: USER
+  value: elastic
+- name: ELASTIC_LOG_DIR
+  value: /tmp/elastic/logs
+- name: ELASTIC_STATE_DIR
+  value: /tmp/elastic/state
+{{- include "elastic.settingsEnv" $v.settings | nindent 0 }}
+{{- with $v.extraEnv }}
+{{- toYaml . | nindent 0 }}
+{{- end }}
+{{- end }}
+
+{{/* What else the containers of an agent's pod have in common. */}}
+{{- define "elastic.agentRest" -}}
+{{- $v := .Values.agents -}}
+{{- if or .Values.checkpoint.credentialsSecret $v.extraEnvFrom }}
+envFrom:
+  {{- with .Values.checkpoint.credentialsSecret }}
+  - secretRef:
+      name: {{ . }}
+  {{- end }}
+  {{- with $v.extraEnvFrom }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end }}
+securityContext:
+  {{- toYaml (mergeOverwrite (include "elastic.containerSecurity" . | fromYaml) $v.securityContext) | nindent 2 }}
+{{- with $v.resources }}
+resources:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+volumeMounts:
+  - name: tmp
+    mountPath: /tmp
+  - name: shm
+    mountPath: /dev/shm
+  {{- include "elastic.tlsMounts" . | nindent 2 }}
+  {{- if .Values.script.inline }}
+  - name: script
+    mountPath: /script
+    readOnly: true
+  {{- end }}
+  {{- if include "elastic.onVolume" . }}
+  - name: checkpoints
+    mountPath: {{ .Values.checkpoint.dir | quote }}
+  {{- end }}
+  {{- with $v.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
 
 {{/* What a Job can not change once it exists: a change makes another Job. Exit codes: docs/EVENTS.md. */}}

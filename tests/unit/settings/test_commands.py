@@ -13,6 +13,7 @@ import pytest
 from elastic.errors import ConfigurationError
 from elastic.settings.commands import COMMANDS, Command, options_by_name, owners
 from elastic.settings.coordinator import CoordinatorSettings
+from elastic.settings.doctor import DoctorSettings
 from elastic.settings.fields import Option, defaults_of, options_of, relations_of
 from elastic.settings.node import NodeSettings
 from elastic.settings.operator import OperatorSettings
@@ -195,9 +196,25 @@ def test_the_sets_of_options_are_frozen() -> None:
         "launch",
     ]
     assert only(OperatorSettings) == ["job", "timeout_s"]
+    assert only(DoctorSettings) == [
+        "job",
+        "node_name",
+        "node_host",
+        "worker_port_range",
+        "nproc_per_node",
+        "checkpoint_dir",
+        "log_dir",
+        "state_dir",
+        "peers",
+        "doctor_address",
+        "peer_timeout_s",
+        "fail_on",
+    ]
 
 
-@pytest.mark.parametrize("settings", [CoordinatorSettings, NodeSettings, OperatorSettings])
+@pytest.mark.parametrize(
+    "settings", [CoordinatorSettings, NodeSettings, OperatorSettings, DoctorSettings]
+)
 def test_the_shared_groups(settings: Any) -> None:
     assert grouped(settings) == {
         "TLS": ["tls_ca", "tls_cert", "tls_key", "insecure"],

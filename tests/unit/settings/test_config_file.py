@@ -9,6 +9,7 @@ import pytest
 
 from elastic.settings.commands import COMMANDS
 from elastic.settings.coordinator import CoordinatorSettings
+from elastic.settings.doctor import DoctorSettings
 from elastic.settings.node import NodeSettings
 from elastic.settings.operator import OperatorSettings
 from elastic.settings.run import RunSettings
@@ -135,3 +136,20 @@ def test_the_documented_file_serves_every_command(toml: Path) -> None:
         assert settings.job == "digits"
     assert load(CoordinatorSettings, {}, None, toml).min_workers == 2
     assert load(NodeSettings, {}, None, toml).nproc_per_node == 4
+
+
+def test_the_doctor_takes_what_it_knows_of_the_agents_table(tmp_path: Path) -> None:
+    file = tmp_path / "elastic.toml"
+    file.write_text(
+        '[job]\netcd = "e:2379"\nnproc_per_node = 2\n'
+        '[agent]\nnproc_per_node = 4\nnode_host = "10.0.0.1"\ngrace_s = 5\n'
+        '[doctor]\nnode_host = "10.0.0.2"\n'
+    )
+    settings = load(DoctorSettings, {}, {}, file)
+    assert (settings.nproc_per_node, settings.node_host) == (4, "10.0.0.2")
+
+
+def test_a_misspelt_key_of_the_agents_table_is_told_to_the_doctor_too(tmp_path: Path) -> None:
+    file = tmp_path / "elastic.toml"
+    file.write_text('[job]\netcd = "e:2379"\n[agent]\nnode_hots = "10.0.0.1"\n')
+    assert "node_hots" in problem(DoctorSettings, {}, {}, file)

@@ -1,0 +1,494 @@
+"""Judges what the probes found: pure functions from findings to verdicts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from elastic.doctor.findings import (
+    Accelerator,
+    AllReduce,
+    Certificate,
+    CheckpointSpeed,
+    Coordinator,
+    Directory,
+    EtcdMember,
+    OpenFiles,
+    Package,
+    Peer,
+    Resolution,
+    SharedMemory,
+)
+from elastic.doctor.verdicts import Fault, Result, Verdict
+
+_MIB, _GIB = 2**20, 2**30
+
+ETCD_AT_LEAST = {(3, 5): (3, 5, 23), (3, 6): (3, 6, 5)}
+"""By MAJOR.MINOR. Older ones revoke healthy leases after a change of leader, and 3.5.0 to 3.5.4 can
+lose writes that they have acknowledged."""
+FAULTY_NCCL = ((2, 28, 3), (2, 28, 8))
+"""From and to: an aborted communicator can hang."""
+SLOW_NAME_S = 1.0
+CLOCK_WARNING_S, CLOCK_ERROR_S = 0.5, 30.0
+"""Times in events and reports no longer compare; new certificates are not valid yet."""
+SLOW_ETCD_S, TOO_SLOW_ETCD_S = 0.1, 0.5
+"""A call is given up and another member asked after 1 s; etcd's own bar for a healthy disk is 10 ms
+for a write."""
+EXPIRES_SOON_S = 7 * 86_400.0
+FULL_BYTES, LOW_BYTES = 256 * _MIB, 5 * _GIB
+FULL_INODES = 1_000
+SMALL_SHM_BYTES = 64 * _MIB
+"""What a container has unless it is told otherwise; a data loader with workers dies of it."""
+SHM_PER_WORKER_BYTES = 512 * _MIB
+FEW_FILES = 1024
+"""A worker has sockets to its peers, and data loaders hand over tensors as descriptors."""
+SLOW_CHECKPOINT_BYTES_PER_S = 20 * _MIB
+SLOW_NETWORK_BYTES_PER_S = 100 * _MIB
+"""Less than a link of 1 Gbit/s carries."""
+
+
+def packages(found: Sequence[Package]) -> Iterator[Verdict]:
+    """Whether each has a version that elastic works with."""
+    for package in found:
+        wanted = _wanted(package)
+        if package.found is None:
+            told, remedy = "not installed", f"pip install '{package.name}{_specifier(package)}'"
+        elif _fits(package):
+            yield _ok("versions", package.name, package.found)
+            continue
+        else:
+            told = f"{package.found}; expected {wanted}"
+            remedy = f"pip install '{package.name}{_specifier(package)}'"
+        yield _error("versions", package.name, told, Fault.PACKAGE_VERSION, remedy)
+
+
+def resolution(found: Resolution) -> Verdict:
+    """Whether a name leads anywhere, and soon."""
+    subject = f"{found.name} ({found.of})"
+    check = "names"
+    if found.silent:
+        remedy = (
+            "no name server answers: check /etc/resolv.conf and the network, or add the host to "
+            "/etc/hosts"
+        )
+        told = f"not resolved: {found.error}"
+        return _error(check, subject, told, Fault.NAME_SERVER_SILENT, remedy, may_pass=True)
+    if not found.addresses:
+        remedy = "correct the name, or add it to the name server or to /etc/hosts of this node"
+        return _error(check, subject, f"unknown: {found.error}", Fault.NAME_UNKNOWN, remedy)
+    told = f"{', '.join(found.addresses)} in {_seconds(found.took_s)}"
+    if found.took_s >= SLOW_NAME_S:
+        remedy = (
+            "peers look each other up when a group forms: mend the first name server of "
+            "/etc/resolv.conf, or add the hosts to /etc/hosts"
+        )
+        return _warning(check, subject, told, Fault.NAME_SLOW, remedy)
+    return _ok(check, subject, told)
+
+
+def own_address(host: str, problem: str, *, unsure: bool) -> Verdict:
+    """Whether this machine is reached at the address that it gives to the others.
+
+    `unsure`: that cannot be told now, as where the network is not up.
+    """
+    if not problem:
+        return _ok("address", host, "this machine is reached there")
+    remedy = "give another --node-host, one at which other nodes reach this machine"
+    make = _warning if unsure else _error
+    return make("address", host, problem, Fault.ADDRESS_NOT_OWN, remedy, may_pass=unsure)
+
+
+def directory(found: Directory) -> Verdict:
+    """Whether there is room, and the right to use it."""
+    check, subject = "disk", f"{found.path} ({found.of})"
+    if found.error:
+        remedy = "give this user the right to write there, or choose another directory"
+        return _error(check, subject, found.error, Fault.NOT_WRITABLE, remedy)
+    told = f"{_size(found.free_bytes)} free"
+    remedy = "free some space, or choose another directory"
+    if found.free_inodes is not None and found.free_inodes < FULL_INODES:
+        told = f"{told}, room for {found.free_inodes} files"
+        remedy = "remove files, many small ones most likely, or choose another directory"
+        return _error(check, subject, told, Fault.DISK_FULL, remedy, may_pass=True)
+    if found.free_bytes < FULL_BYTES:
+        return _error(check, subject, told, Fault.DISK_FULL, remedy, may_pass=True)
+    if found.free_bytes < LOW_BYTES:
+        return _warning(check, subject, told, Fault.DISK_LOW, remedy)
+    return _ok(check, subject, told)
+
+
+def shared_memory(found: SharedMemory) -> Verdict:
+    """Whether data loaders with workers can hand over their batches."""
+    told = f"{_size(found.free_bytes)} of {_size(found.size_bytes)} free"
+    remedy = (
+        "data loaders with workers need it. docker run: --shm-size 8g; Kubernetes: an emptyDir of "
+        "medium Memory at /dev/shm; a machine: mount -o remount,size=50% /dev/shm"
+    )
+    check, subject, fault = "shared memory", "/dev/shm", Fault.SHM_SMALL
+    if found.free_bytes <= SMALL_SHM_BYTES:
+        return _error(check, subject, told, fault, remedy)
+    if found.free_bytes < SHM_PER_WORKER_BYTES * found.workers:
+        told = f"{told}, for {found.workers} workers"
+        return _warning(check, subject, told, fault, remedy)
+    return _ok(check, subject, told)
+
+
+def open_files(found: OpenFiles) -> Verdict:
+    """Whether a worker may open as much as it needs."""
+    told = f"{found.soft} (hard limit {found.hard})"
+    if found.soft >= FEW_FILES:
+        return _ok("open files", "limit", told)
+    remedy = (
+        f"raise it: ulimit -n {max(FEW_FILES, min(found.hard, 65536))}; systemd: LimitNOFILE=; "
+        "docker run: --ulimit nofile=65536"
+    )
+    return _error("open files", "limit", told, Fault.OPEN_FILES_LOW, remedy)
+
+
+def checkpoint_speed(found: CheckpointSpeed) -> Verdict:
+    """Whether checkpoints can be written, and fast enough to be worth it."""
+    check = "checkpoints"
+    if found.error:
+        return _error(
+            check,
+            found.url,
+            found.error,
+            Fault.CHECKPOINT_UNUSABLE,
+            found.advice,
+            may_pass=found.may_pass,
+        )
+    write = found.size_bytes / max(found.write_s, 1e-9)
+    read = found.size_bytes / max(found.read_s, 1e-9)
+    told = f"writes {_size(write)}/s, reads {_size(read)}/s"
+    if write < SLOW_CHECKPOINT_BYTES_PER_S:
+        remedy = (
+            "choose a faster directory, or save less often with --checkpoint-every; training goes "
+            "on while a checkpoint is written, but leaving waits for it"
+        )
+        return _warning(check, found.url, told, Fault.CHECKPOINT_SLOW, remedy)
+    return _ok(check, found.url, told)
+
+
+def certificate(found: Certificate) -> Iterator[Verdict]:
+    """Whether this node can show it, and for how long."""
+    check = "certificates"
+    if found.error:
+        told, _, remedy = found.error.rpartition("; ")
+        remedy = remedy if told else "issue another one: elastic certs issue, see docs/SECURITY.md"
+        yield _error(check, found.path, told or found.error, Fault.CERTIFICATE_UNUSABLE, remedy)
+    elif found.distrusted:
+        remedy = "give the authority that has signed it as --tls-ca, or have it signed by that one"
+        told = f"the authority of --tls-ca does not vouch for it: {found.distrusted}"
+        yield _error(check, found.path, told, Fault.CERTIFICATE_UNUSABLE, remedy)
+    else:
+        left_s = found.not_after_s - found.now_s
+        told = f"valid for {left_s / 86_400:.0f} days"
+        if left_s < EXPIRES_SOON_S:
+            remedy = "issue another one, and replace the files: elastic takes them up as it runs"
+            told = f"valid for {left_s / 3600:.0f} hours"
+            yield _warning(check, found.path, told, Fault.CERTIFICATE_EXPIRES, remedy)
+        else:
+            yield _ok(check, found.path, told)
+    if found.exposed_key:
+        remedy = f"chmod 600 {found.exposed_key}"
+        told = "other users of this machine can read or write it"
+        yield _warning(check, found.exposed_key, told, Fault.KEY_EXPOSED, remedy)
+
+
+def etcd_member(found: EtcdMember) -> Iterator[Verdict]:
+    """Whether it answers, is new enough, is well, and commits soon."""
+    check, subject = "etcd", found.endpoint
+    if found.error:
+        if found.unreachable:
+            remedy = (
+                "start it, correct --etcd, or open the way to it; http or https must be as etcd "
+                "has it"
+            )
+            fault = Fault.ETCD_UNREACHABLE
+            yield _error(check, subject, found.error, fault, remedy, may_pass=True)
+        else:
+            remedy = found.advice or "see docs/MANY_NODES.md"
+            yield _error(check, subject, found.error, Fault.ETCD_REFUSES, remedy)
+        return
+    yield from _etcd_version(found)
+    yield from _etcd_errors(found)
+    yield _etcd_speed(found)
+
+
+def _etcd_version(found: EtcdMember) -> Iterator[Verdict]:
+    version = _numbers(found.version)[:3]
+    line = version[:2]
+    newest = max(ETCD_AT_LEAST)
+    if line > newest or (line in ETCD_AT_LEAST and version >= ETCD_AT_LEAST[line]):
+        yield _ok("etcd", found.endpoint, f"version {found.version}")
+        return
+    wanted = " or ".join(".".join(map(str, least)) for least in ETCD_AT_LEAST.values())
+    remedy = (
+        "upgrade one member after the other: older ones revoke healthy leases after a change of "
+        "leader, and 3.5.0 to 3.5.4 can lose acknowledged writes"
+    )
+    told = f"version {found.version or 'unknown'}; expected at least {wanted}"
+    yield _error("etcd", found.endpoint, told, Fault.ETCD_TOO_OLD, remedy)
+
+
+def _etcd_errors(found: EtcdMember) -> Iterator[Verdict]:
+    for text in found.errors:
+        remedy = "see the logs of etcd's members: do most of them run, and reach each other?"
+        if "NOSPACE" in text or "space" in text:
+            remedy = "etcdctl compact REVISION, etcdctl defrag, then etcdctl alarm disarm"
+        elif "CORRUPT" in text:
+            remedy = "remove this member and add it again with an empty data directory"
+        yield _error("etcd", found.endpoint, text, Fault.ETCD_ALARM, remedy, may_pass=True)
+
+
+def _etcd_speed(found: EtcdMember) -> Verdict:
+    if not found.commit_s:
+        return _ok("etcd", found.endpoint, "its speed was not measured")
+    median = sorted(found.commit_s)[len(found.commit_s) // 2]
+    told = f"commits in {_seconds(median)}, {_seconds(max(found.commit_s))} at most"
+    remedy = (
+        "put etcd's data on a local SSD that nothing else writes to, and its members close to each "
+        "other and to the nodes"
+    )
+    if median >= TOO_SLOW_ETCD_S:
+        return _error("etcd", found.endpoint, told, Fault.ETCD_SLOW, remedy, may_pass=True)
+    if median >= SLOW_ETCD_S:
+        return _warning("etcd", found.endpoint, told, Fault.ETCD_SLOW, remedy)
+    return _ok("etcd", found.endpoint, told)
+
+
+def coordinator(found: Coordinator, *, release: str) -> Verdict:
+    """Whether the job's leader, if there is one, answers this node. `release`: MAJOR.MINOR of
+    this elastic."""
+    check = "coordinator"
+    if found.error:
+        subject = found.address or "leader"
+        remedy = (
+            "open the way to its port, give it an --advertise at which this node reaches it, and "
+            "certificates of the same job and authority"
+        )
+        fault = Fault.COORDINATOR_UNREACHABLE
+        return _error(check, subject, found.error, fault, remedy, may_pass=True)
+    if not found.address:
+        return _ok(check, "leader", "none yet")
+    if found.version and _release(found.version) != release:
+        remedy = "install one release (MAJOR.MINOR) everywhere; coordinators are upgraded first"
+        told = f"elastic {found.version} leads, this is {release}"
+        return _error(check, found.address, told, Fault.RELEASE_DIFFERS, remedy)
+    return _ok(check, found.address, "answers")
+
+
+def peer(found: Peer, *, elastic: str, torch: str) -> Iterator[Verdict]:
+    """Whether the other node is reached, and fits this one, whose versions are given."""
+    subject = f"{found.node} ({found.address})" if found.node else found.address
+    if found.is_self:
+        yield _ok("peers", found.address, "this node")
+        return
+    if found.error:
+        yield _unreached(found, subject)
+        return
+    yield _ok("peers", subject, "answers")
+    if _release(found.elastic) != _release(elastic):
+        remedy = "install one release (MAJOR.MINOR) of elastic on all nodes"
+        told = f"elastic {found.elastic}, here {elastic}"
+        yield _error("versions", subject, told, Fault.RELEASE_DIFFERS, remedy)
+    if found.torch != torch:
+        remedy = "install one version of torch on all nodes: the wire of gloo and NCCL may differ"
+        told = f"torch {found.torch}, here {torch}"
+        yield _warning("versions", subject, told, Fault.TORCH_DIFFERS, remedy)
+    yield _clock(found, subject)
+    yield _worker_port(found, subject)
+    if found.sees_checkpoint is not None:
+        yield _shared(found, subject)
+
+
+def _unreached(found: Peer, subject: str) -> Verdict:
+    if found.refused:
+        remedy = (
+            "start `elastic doctor` on that node at the same time, with the same --doctor-address "
+            "and certificates"
+        )
+        return _error("peers", subject, found.error, Fault.PEER_ABSENT, remedy, may_pass=True)
+    remedy = (
+        "is the machine up, and does a firewall or security group let this node through to that "
+        "port? A job needs all ports between its nodes, or those of --worker-port-range and of "
+        "net.ipv4.ip_local_port_range"
+    )
+    return _error("peers", subject, found.error, Fault.PEER_SILENT, remedy, may_pass=True)
+
+
+def _clock(found: Peer, subject: str) -> Verdict:
+    off_s = abs(found.clock_ahead_s)
+    sure_s = max(0.0, off_s - found.clock_error_s)  # at least by so much
+    ahead = "ahead" if found.clock_ahead_s > 0 else "behind"
+    told = f"{_seconds(off_s)} {ahead} of this node's (within {_seconds(found.clock_error_s)})"
+    if sure_s < CLOCK_WARNING_S:
+        return _ok("clock", subject, told)
+    remedy = "run chrony or systemd-timesyncd on both nodes, with the same servers"
+    make = _error if sure_s >= CLOCK_ERROR_S else _warning
+    return make("clock", subject, told, Fault.CLOCK_DIFFERS, remedy)
+
+
+def _worker_port(found: Peer, subject: str) -> Verdict:
+    told = f"a worker's port, {found.worker_port}"
+    if not found.worker_port_error:
+        return _ok("ports", subject, f"{told}, is reached")
+    remedy = (
+        "let the nodes reach each other at the ports of workers: all, or those of "
+        "--worker-port-range and of net.ipv4.ip_local_port_range"
+    )
+    told = f"{told}, is not reached: {found.worker_port_error}"
+    return _error("ports", subject, told, Fault.PORT_BLOCKED, remedy)
+
+
+def _shared(found: Peer, subject: str) -> Verdict:
+    if found.sees_checkpoint:
+        return _ok("checkpoints", subject, "has the same directory")
+    remedy = (
+        "give all nodes and coordinators the same place: a directory on a shared file system that "
+        "is mounted on each, or a URL"
+    )
+    told = "what that node wrote to --checkpoint-dir is not in this node's"
+    return _error("checkpoints", subject, told, Fault.CHECKPOINT_NOT_SHARED, remedy)
+
+
+def accelerator(found: Accelerator) -> Iterator[Verdict]:
+    """Whether torch works here, with the GPUs that there are."""
+    if found.error:
+        remedy = (
+            "mend the installation of torch in this environment, then try: python -c 'import torch'"
+        )
+        yield _error("torch", "import", found.error, Fault.TORCH_UNUSABLE, remedy)
+        return
+    yield _ok("torch", "import", f"{found.torch}, {_built_for(found)}")
+    yield from _gpus(found)
+    if found.nccl:
+        yield _nccl(found)
+
+
+def _gpus(found: Accelerator) -> Iterator[Verdict]:
+    check = "GPUs"
+    seen, there = len(found.devices), found.device_files
+    if there and not seen:
+        remedy = (
+            "install a build of torch for CUDA" if not found.cuda else "install a driver that fits"
+        ) + ", and let the container or unit use the devices; CUDA_VISIBLE_DEVICES hides them too"
+        told = f"{there} in /dev, and torch ({_built_for(found)}) sees none"
+        yield _error(check, "torch", told, Fault.GPU_UNUSED, remedy)
+    elif seen:
+        yield _ok(check, "torch", f"{seen}: {', '.join(dict.fromkeys(found.devices))}")
+    if seen and found.workers > seen:
+        remedy = "give --nproc-per-node gpu, or let this node use more GPUs"
+        told = f"{found.workers} workers and {seen} GPUs"
+        yield _error(check, "--nproc-per-node", told, Fault.GPU_MISSING, remedy)
+    for text in found.device_errors:
+        remedy = "nvidia-smi -q, dmesg for Xid messages; drain the machine: elastic drain MACHINE"
+        yield _error(check, "computing", text, Fault.GPU_FAULTY, remedy)
+
+
+def _nccl(found: Accelerator) -> Verdict:
+    first, last = FAULTY_NCCL
+    version = _numbers(found.nccl)[:3]
+    if found.nccl_error:
+        remedy = (
+            "run again with NCCL_DEBUG=INFO, and check drivers, topology and NCCL_SOCKET_IFNAME"
+        )
+        told = f"{found.nccl}: {found.nccl_error}"
+        return _error("NCCL", "this node's GPUs", told, Fault.NCCL_FAULTY, remedy)
+    if first <= version <= last:
+        remedy = "install another version of nvidia-nccl: this one can hang when a peer is lost"
+        return _error("NCCL", "version", found.nccl, Fault.NCCL_FAULTY, remedy)
+    return _ok("NCCL", "version", found.nccl)
+
+
+def all_reduce(found: AllReduce) -> Verdict:
+    """Whether the nodes train together, and how fast their gradients travel."""
+    subject = f"{found.backend}, {found.nodes} nodes"
+    if found.error:
+        remedy = (
+            "the nodes must reach each other at all ports, or those of --worker-port-range and "
+            "net.ipv4.ip_local_port_range, and know their own address (--node-host)"
+        )
+        return _error("all-reduce", subject, found.error, Fault.ALL_REDUCE_FAILED, remedy)
+    told = f"{_size(found.bytes_per_s)}/s, {_seconds(found.latency_s)} for one number"
+    if found.bytes_per_s < SLOW_NETWORK_BYTES_PER_S:
+        remedy = (
+            "is this the fast network (--node-host)? Gradients of 1 GiB take "
+            f"{_seconds(_GIB / max(found.bytes_per_s, 1.0))} a step so"
+        )
+        return _warning("all-reduce", subject, told, Fault.NETWORK_SLOW, remedy)
+    return _ok("all-reduce", subject, told)
+
+
+def hangs(probe: str, deadline_s: float) -> Verdict:
+    """A probe that has not ended."""
+    remedy = "mend what it waits for, a file system or a device most likely: it would hold up a job"
+    told = f"has not ended within {deadline_s:g} s"
+    return _error(probe, "probe", told, Fault.PROBE_HANGS, remedy, may_pass=True)
+
+
+# ---- inside
+
+
+def _ok(check: str, subject: str, found: str) -> Verdict:
+    return Verdict(check=check, subject=subject, found=found)
+
+
+def _warning(
+    check: str, subject: str, found: str, fault: Fault, remedy: str, *, may_pass: bool = False
+) -> Verdict:
+    fields: dict[str, Any] = {"fault": fault, "remedy": remedy, "may_pass": may_pass}
+    return Verdict(check=check, subject=subject, found=found, result=Result.WARNING, **fields)
+
+
+def _error(
+    check: str, subject: str, found: str, fault: Fault, remedy: str, *, may_pass: bool = False
+) -> Verdict:
+    fields: dict[str, Any] = {"fault": fault, "remedy": remedy, "may_pass": may_pass}
+    return Verdict(check=check, subject=subject, found=found, result=Result.ERROR, **fields)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """2.13.0+cpu -> (2, 13, 0); what follows the numbers does not count."""
+    match = re.match(r"v?(\d+(?:\.\d+)*)", version)
+    return tuple(map(int, match[1].split("."))) if match else ()
+
+
+def _release(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _fits(package: Package) -> bool:
+    found = _numbers(package.found or "")
+    above = not package.at_least or found >= _numbers(package.at_least)
+    return above and (not package.below or found < _numbers(package.below))
+
+
+def _wanted(package: Package) -> str:
+    bounds = []
+    if package.at_least:
+        bounds.append(f"at least {package.at_least}")
+    if package.below:
+        bounds.append(f"below {package.below}")
+    return " and ".join(bounds) or "any version"
+
+
+def _specifier(package: Package) -> str:
+    bounds = [f">={package.at_least}"] if package.at_least else []
+    return ",".join([*bounds, *([f"<{package.below}"] if package.below else [])])
+
+
+def _built_for(found: Accelerator) -> str:
+    return f"for CUDA {found.cuda}" if found.cuda else "for CPUs"
+
+
+def _size(count: float) -> str:
+    for unit, size in (("TiB", 2**40), ("GiB", _GIB), ("MiB", _MIB), ("KiB", 1024)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f} s" if value >= 1 else f"{value * 1000:.1f} ms"

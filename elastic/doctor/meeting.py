@@ -1,0 +1,340 @@
+"""Finds the doctors of the other nodes, compares with them, and goes on only together with them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import errno
+import functools
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from elastic.doctor.conversation import Line, NotADoctor, Protection, Word, serve
+from elastic.doctor.findings import Peer
+from elastic.errors import ConfigurationError
+from elastic.runtime.off_loop import off_loop
+from elastic.settings.limits import PortRange
+from elastic.timeouts import timeout
+
+_CONNECT_S = 2.0
+_ASK_S = 5.0
+_AGAIN_S = 0.2
+_CLOCK_ASKED = 5
+_LEAST_PAUSE_S = 0.05
+_MOST_ASKED_PER_S = 1000
+_TOGETHER_S = 20.0
+"""For the others to come to where this one is; the slowest among them measures a disk."""
+
+
+class Stage:
+    """How far a doctor has come."""
+
+    ASKING = 0
+    MET = 1
+    """It has asked everyone, and written its file."""
+    LOOKED = 2
+    """It has looked for the files of the others."""
+    DONE = 3
+
+
+@dataclass(kw_only=True)
+class _Met:
+    """A peer, as far as it is known."""
+
+    address: str
+    host: str
+    found: Peer
+    reached_at: str = ""
+    """The address that its name led to."""
+    line: Line | None = None
+    word: Word | None = None
+
+
+class Meeting:
+    """Of this node's doctor with the others; `start`, then `meet`, and close it."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        own_address: str,
+        node: str,
+        job: str,
+        elastic: str,
+        torch: str,
+        timeout_s: float,
+        ports: PortRange | None,
+        protection: Protection | None,
+    ) -> None:
+        self._host, _, port = own_address.rpartition(":")
+        self._port = int(port)
+        self._timeout_s = timeout_s
+        self._ports = ports
+        self._protection = protection
+        self._peers = [self._peer(address) for address in addresses]
+        self._ends: list[Callable[[], None]] = []
+        self._word = Word(
+            identity=secrets.token_hex(8),
+            node=node,
+            job=job,
+            elastic=elastic,
+            torch=torch,
+            worker_port=0,
+            store_port=0,
+            stage=Stage.ASKING,
+        )
+
+    # ---- what is known
+
+    @property
+    def peers(self) -> list[Peer]:
+        """What was found of each."""
+        return [one.found for one in self._peers]
+
+    @property
+    def others(self) -> list[Word]:
+        """The newest word of each other node that was reached."""
+        return [one.word for one in self._peers if one.word is not None and not one.found.is_self]
+
+    @property
+    def own_address(self) -> str:
+        """At which the first of the others sees this node; empty: none was reached."""
+        lines = [one.line for one in self._peers if one.line is not None and not one.found.is_self]
+        return lines[0].own_address if lines else ""
+
+    def group(self) -> tuple[int, list[str], str, int] | str:
+        """This node's rank, all identities, and where the store of rank 0 is; in words why there
+        is none."""
+        strangers = [one.address for one in self._peers if one.found.error]
+        if strangers:
+            return f"not all nodes are reached: {', '.join(strangers)}"
+        mine = self._word.met
+        for word in self.others:
+            if word.met != mine:
+                return f"the doctor of {word.node} does not reach the same nodes as this one"
+        hosts = {one.word.identity: one for one in self._peers if one.word is not None}
+        rank = mine.index(self._word.identity)
+        if rank == 0:
+            return rank, list(mine), self.own_address, self._word.store_port
+        first = hosts[mine[0]]
+        assert first.word is not None
+        return rank, list(mine), first.reached_at, first.word.store_port
+
+    # ---- what is done
+
+    async def start(self) -> None:
+        """Listen. Raises ConfigurationError if the address cannot be used."""
+        try:
+            listener = _listener(self._host.strip("[]"), self._port)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot listen at --doctor-address {self._host}:{self._port}: {error.strerror}; "
+                "is another `elastic doctor` running? Give another port, the same on all nodes"
+            ) from error
+        self._ends.append(await serve(listener, self._said, self._protection))
+        worker_port, store_port = self._free_ports()
+        self._ends.append((await asyncio.start_server(_hang_up, sock=worker_port)).close)
+        self._word = dataclasses.replace(
+            self._word, worker_port=worker_port.getsockname()[1], store_port=store_port
+        )
+
+    async def meet(self) -> None:
+        """Ask all of them, for the time-out at most."""
+        ends = time.monotonic() + self._timeout_s
+        await asyncio.gather(*(self._meet(one, ends) for one in self._peers))
+
+    async def together(self, stage: int, *, marker: str = "") -> None:
+        """Tell the others that this one has come to `stage`, and wait until they have, or a while.
+
+        marker: the name of the file that was written for them.
+        """
+        met = [one.identity for one in self.others]
+        self._word = dataclasses.replace(
+            self._word,
+            stage=stage,
+            marker=marker or self._word.marker,
+            met=tuple(sorted({self._word.identity, *met})),
+        )
+        reached = [one for one in self._peers if one.line is not None and not one.found.is_self]
+        pause_s = max(_LEAST_PAUSE_S, len(reached) / _MOST_ASKED_PER_S)
+        await asyncio.gather(*(_until(one, stage, pause_s) for one in reached))
+
+    def look(self, sees: Callable[[str], bool]) -> None:
+        """Note of each whether the file that it has written is seen here. Blocks."""
+        for one in self._peers:
+            if one.word is not None and one.word.marker and not one.found.is_self:
+                seen = sees(one.word.marker)
+                one.found = dataclasses.replace(one.found, sees_checkpoint=seen)
+
+    async def close(self) -> None:
+        """Hang up, and listen no longer."""
+        for one in self._peers:
+            if one.line is not None:
+                one.line.close()
+        for end in self._ends:
+            end()
+
+    # ---- inside
+
+    def _peer(self, address: str) -> _Met:
+        host, port = _split(address, self._port)
+        return _Met(
+            address=f"{host}:{port}" if ":" not in host else f"[{host}]:{port}",
+            host=host,
+            found=Peer(address=address),
+        )
+
+    def _said(self) -> Word:
+        return dataclasses.replace(self._word, unix_s=time.time())
+
+    def _free_ports(self) -> tuple[socket.socket, int]:
+        """One to listen at, and one that is left to the store."""
+        candidates = range(self._ports.first, self._ports.last + 1) if self._ports else (0, 0)
+        found: list[socket.socket] = []
+        for port in candidates:
+            with contextlib.suppress(OSError):
+                found.append(socket.create_server(("", port)))
+            if len(found) == 2:
+                break
+        if len(found) < 2:
+            for one in found:
+                one.close()
+            raise ConfigurationError(
+                f"--worker-port-range {self._ports}: {len(found)} of its ports are free, and a "
+                "worker and its store need two; widen it, or end what listens there"
+            )
+        port = int(found[1].getsockname()[1])
+        found[1].close()
+        return found[0], port
+
+    async def _meet(self, one: _Met, ends: float) -> None:
+        _, _, port = one.address.rpartition(":")
+        while True:
+            try:
+                async with timeout(_CONNECT_S):
+                    one.reached_at = await _resolved(one.host)
+                    line = await Line.open(one.reached_at, int(port), self._protection)
+                one.line = line
+                async with timeout(_ASK_S):
+                    word = await line.ask()
+                await self._compare(one, line, word)
+                return
+            except NotADoctor as error:
+                one.found = dataclasses.replace(one.found, error=str(error), refused=True)
+            except (socket.gaierror, UnicodeError) as error:
+                why = error.strerror if isinstance(error, OSError) else error
+                text = f"the name does not resolve ({why})"
+                one.found = dataclasses.replace(one.found, error=text)
+            except (asyncio.TimeoutError, TimeoutError):
+                text = f"{one.address} does not answer within {_CONNECT_S:g} s"
+                one.found = dataclasses.replace(one.found, error=text, refused=False)
+            except OSError as error:
+                refused = _is_refusal(error)
+                text = f"{one.address}: {error.strerror or error}"
+                text = f"nothing listens at {one.address}" if refused else text
+                one.found = dataclasses.replace(one.found, error=text, refused=refused)
+            if one.line is not None:
+                one.line.close()
+                one.line = None
+            if time.monotonic() + _AGAIN_S >= ends:
+                return
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _compare(self, one: _Met, line: Line, word: Word) -> None:
+        if word.identity == self._word.identity:
+            one.word = word
+            one.found = Peer(address=one.found.address, node=word.node, is_self=True)
+            return
+        if word.job != self._word.job:
+            raise NotADoctor(f"a doctor of job {word.job!r} answers, this is {self._word.job!r}")
+        ahead_s, error_s = await _clock(line)
+        one.found = Peer(
+            address=one.found.address,
+            node=word.node,
+            elastic=word.elastic,
+            torch=word.torch,
+            clock_ahead_s=ahead_s,
+            clock_error_s=error_s,
+            worker_port=word.worker_port,
+            worker_port_error=await _reach(one.reached_at, word.worker_port),
+        )
+        one.word = word
+
+
+def _is_refusal(error: OSError) -> bool:
+    """asyncio tells of several addresses in one error without a number."""
+    return isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in str(
+        error
+    )
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """On IPv4 too, where the host is every interface of IPv6."""
+    if ":" not in host:
+        return socket.create_server((host, port))
+    both = host == "::"
+    return socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=both)
+
+
+async def _hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+async def _clock(line: Line) -> tuple[float, float]:
+    """How far the other clock is ahead, and half of the shortest round trip: D. L. Mills,
+    RFC 5905, section 8, with one instant at the other end."""
+    best = (0.0, float("inf"))
+    for _ in range(_CLOCK_ASKED):
+        began, began_at = time.monotonic(), time.time()
+        async with timeout(_ASK_S):
+            word = await line.ask()
+        half_s = (time.monotonic() - began) / 2
+        if half_s < best[1]:
+            best = (word.unix_s - (began_at + half_s), half_s)
+    return best
+
+
+async def _resolved(host: str) -> str:
+    """By a thread that nobody waits for longer, as asyncio would for its own at the end."""
+    resolve = functools.partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
+    found = await off_loop(resolve)
+    return str(found[0][4][0])
+
+
+async def _reach(host: str, port: int) -> str:
+    """Why the port is not reached; empty if it is."""
+    try:
+        async with timeout(_CONNECT_S):
+            _, writer = await asyncio.open_connection(host, port)
+            writer.close()
+    except (asyncio.TimeoutError, TimeoutError):
+        return f"no answer within {_CONNECT_S:g} s"
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+async def _until(one: _Met, stage: int, pause_s: float) -> None:
+    """One that is gone, or says nothing, is not waited for."""
+    ends = time.monotonic() + _TOGETHER_S
+    assert one.line is not None
+    with contextlib.suppress(OSError, NotADoctor, asyncio.TimeoutError):
+        while time.monotonic() < ends:
+            async with timeout(_ASK_S):
+                one.word = await one.line.ask()
+            if one.word.stage >= stage:
+                return
+            await asyncio.sleep(pause_s)
+
+
+def _split(address: str, port: int) -> tuple[str, int]:
+    """HOST or HOST:PORT, an IPv6 host in brackets."""
+    if address.startswith("["):
+        host, _, rest = address[1:].partition("]")
+        return host, int(rest.removeprefix(":") or port)
+    host, separator, own = address.partition(":")
+    return host, int(own) if separator else port

@@ -1,0 +1,70 @@
+"""What `elastic doctor` can be told: those settings of a node that can be checked before a job."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from elastic.settings import shared
+from elastic.settings.fields import about, group
+from elastic.settings.limits import (
+    DURATION,
+    LISTENING_ADDRESS,
+    PEERS,
+    PortRange,
+    one_of,
+)
+from elastic.settings.security import SecuritySettings
+from elastic.settings.store import StoreSettings
+
+
+class FailOn(enum.Enum):
+    """Which findings make the command fail."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NEVER = "never"
+
+
+_PEERS = about(
+    "Nodes on which `elastic doctor` is started at the same time, this one may be among them: "
+    "HOST or HOST:PORT, separated by commas.",
+    PEERS,
+)
+_DOCTOR_ADDRESS = about(
+    "HOST:PORT at which this doctor answers those of the other nodes; a peer without a port is "
+    "asked at this port.",
+    LISTENING_ADDRESS,
+)
+_PEER_TIMEOUT_S = about("Seconds to wait for the doctors of the other nodes.", DURATION)
+_FAIL_ON = about(
+    "What ends the command with an exit code other than 0: error, warning (errors too) or never.",
+    one_of(FailOn),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MachineSettings:
+    """Those of them that need no etcd."""
+
+    job: str = field(default="job", metadata=shared.JOB)
+    node_name: str | None = field(default=None, metadata=shared.NODE_NAME)
+    node_host: str | None = field(default=None, metadata=shared.NODE_HOST)
+    worker_port_range: PortRange | None = field(default=None, metadata=shared.WORKER_PORT_RANGE)
+    nproc_per_node: int = field(default=1, metadata=shared.NPROC_PER_NODE)
+    checkpoint_dir: str | None = field(default=None, metadata=shared.SHARED_CHECKPOINT_DIR)
+    log_dir: Path | None = field(default=None, metadata=shared.LOG_DIR)
+    state_dir: Path | None = field(default=None, metadata=shared.STATE_DIR)
+    peers: tuple[str, ...] = field(default=(), metadata=_PEERS)
+    doctor_address: str = field(default="0.0.0.0:29410", metadata=_DOCTOR_ADDRESS)
+    peer_timeout_s: float = field(default=30.0, metadata=_PEER_TIMEOUT_S)
+    fail_on: FailOn = field(default=FailOn.ERROR, metadata=_FAIL_ON)
+    security: SecuritySettings = field(default_factory=SecuritySettings, metadata=group("TLS"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DoctorSettings(MachineSettings):
+    """Validated settings of one `elastic doctor`; `load_settings` builds it."""
+
+    store: StoreSettings = field(metadata=group("etcd"))

@@ -1,0 +1,117 @@
+"""A process that tries torch on this node for `elastic doctor`: `python -m elastic.worker.trial`.
+
+It writes one JSON line of what torch finds here, then reads one JSON line that says with whom to
+all-reduce, and writes one of how that went. End of file instead: it ends.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+_BYTES = (4, 2**20, 16 * 2**20)
+"""Of tensors: for the latency, to warm up, and for the bandwidth."""
+_TRIED_S = 1.0
+
+
+def main() -> None:
+    """Speak on standard input and output."""
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    print(json.dumps(_attempted(_torch)))
+    line = sys.stdin.readline()
+    if line.strip():
+        meeting = json.loads(line)
+        print(json.dumps(_attempted(lambda: _all_reduce(**meeting))))
+    sys.stdout.flush()
+    os._exit(0)  # whatever threads a backend has left
+
+
+def _attempted(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return work()
+    except Exception as error:  # noqa: BLE001 - it is what was asked for
+        return {"error": f"{type(error).__name__}: {error}".splitlines()[0][:500]}
+
+
+def _torch() -> dict[str, Any]:
+    import torch  # noqa: PLC0415 - that it cannot be imported is a finding
+
+    count = torch.cuda.device_count() if torch.version.cuda else 0
+    found: dict[str, Any] = {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "",
+        "devices": [torch.cuda.get_device_name(n) for n in range(count)],
+        "device_errors": [],
+    }
+    for n in range(count):
+        try:
+            ones = torch.ones(256, 256, device=f"cuda:{n}")
+            if float((ones @ ones).sum()) != 256.0**3:
+                found["device_errors"].append(f"GPU {n}: a product of matrices is wrong")
+        except RuntimeError as error:
+            found["device_errors"].append(f"GPU {n}: {str(error).splitlines()[0]}")
+    if count:
+        found |= _nccl(count)
+    return found
+
+
+def _nccl(count: int) -> dict[str, str]:
+    """Its version, and whether the GPUs of this node can add up."""
+    import torch  # noqa: PLC0415
+    from torch.cuda import nccl  # noqa: PLC0415
+
+    library: Any = nccl  # without types
+    version = ".".join(map(str, library.version()[:3]))
+    try:
+        tensors = [torch.ones(1024, device=f"cuda:{n}") for n in range(count)]
+        library.all_reduce(tensors)
+        sums = [float(tensor[0]) for tensor in tensors]
+    except RuntimeError as error:
+        return {"nccl": version, "nccl_error": str(error).splitlines()[0]}
+    wrong = [total for total in sums if total != count]
+    return {"nccl": version, "nccl_error": f"a sum is {wrong[0]}, not {count}" if wrong else ""}
+
+
+def _all_reduce(
+    rank: int, world: int, host: str, port: int, interface: str | None, timeout_s: float
+) -> dict[str, Any]:
+    """Sums over one process on each node; rank 0 keeps the store, at `port`."""
+    import torch  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415
+    from torch._C._distributed_c10d import TCPStore  # noqa: PLC0415
+
+    if interface is not None:  # else gloo looks for the host's own name
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    limit = datetime.timedelta(seconds=timeout_s)
+    store = TCPStore(host, port, world, is_master=rank == 0, timeout=limit, wait_for_workers=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
+
+    def seconds_of(size: int) -> float:
+        tensor = torch.ones(size // 4)
+        began = time.monotonic()
+        dist.all_reduce(tensor)
+        took = time.monotonic() - began
+        if float(tensor[0]) != world:
+            raise RuntimeError(f"a sum over {world} nodes is {float(tensor[0])}")
+        return took
+
+    small, some, large = _BYTES
+    latency = min(seconds_of(small) for _ in range(10))
+    size = large if seconds_of(some) < _TRIED_S / 32 else some  # rank 0's word counts
+    chosen = torch.tensor([float(size)])
+    dist.broadcast(chosen, src=0)
+    size = int(chosen)
+    took = min(seconds_of(size) for _ in range(3))
+    carried = 2 * (world - 1) / world * size
+    # Nobody closes the connections that another one still reads from.
+    dist.barrier()
+    return {"bytes_per_s": carried / took, "latency_s": latency}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""The probes of this machine, on files and limits as users have them."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from elastic.doctor import checks, machine
+from elastic.doctor.findings import Package
+from elastic.doctor.verdicts import Fault
+from tests.certificates import make_certificates, sign, sign_for_job
+
+
+def test_what_elastic_requires_is_installed() -> None:
+    found = {package.name: package for package in machine.packages()}
+    assert {"torch", "grpcio", "protobuf"} <= found.keys()
+    assert "pytest" not in found, "an extra"
+    assert "tomli" not in found, "for another Python"
+    assert found["protobuf"].below == "8"
+    assert all(verdict.fault is None for verdict in checks.packages(list(found.values())))
+
+
+def test_an_older_package_is_found_by_its_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = tmp_path / "grpcio-1.50.0.dist-info"
+    planted.mkdir()
+    (planted / "METADATA").write_text("Metadata-Version: 2.1\nName: grpcio\nVersion: 1.50.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (found,) = [package for package in machine.packages() if package.name == "grpcio"]
+    assert found == Package(name="grpcio", found="1.50.0", at_least="1.76")
+
+
+def test_names() -> None:
+    here = machine.resolve("localhost", "peer")
+    assert "127.0.0.1" in here.addresses
+    assert here.took_s < 5
+    assert checks.resolution(machine.resolve("n" * 64, "peer")).fault is Fault.NAME_UNKNOWN
+
+
+def test_a_directory_that_is_yet_to_be_made(tmp_path: Path) -> None:
+    found = machine.directory(tmp_path / "a" / "b", "logs")
+    assert found.free_bytes > 0
+    assert not found.error
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_directory_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    found = machine.directory(tmp_path / "file" / "logs", "logs")
+    assert checks.directory(found).fault is Fault.NOT_WRITABLE
+
+
+def test_a_checkpoint_directory_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
+    found = machine.checkpoint_speed(str(tmp_path))
+    assert not found.error
+    assert found.size_bytes >= 2**20
+    assert min(found.write_s, found.read_s) > 0
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_checkpoint_directory_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    verdict = checks.checkpoint_speed(machine.checkpoint_speed(str(tmp_path / "file" / "c")))
+    assert verdict.fault is Fault.CHECKPOINT_UNUSABLE
+    assert "is a file" in verdict.remedy
+
+
+class _Slow(MemoryFileSystem):
+    protocol = "slowmemory"
+
+    def pipe_file(self, *args: Any, **kwargs: Any) -> Any:
+        time.sleep(0.1)
+        return super().pipe_file(*args, **kwargs)
+
+    def open(self, path: str, mode: str = "rb", *args: Any, **kwargs: Any) -> Any:
+        if "w" in mode:
+            time.sleep(0.2)
+        return super().open(path, mode, *args, **kwargs)
+
+
+def test_a_slow_checkpoint_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec.register_implementation("slowmemory", _Slow, clobber=True)
+    monkeypatch.setattr(machine, "_TRIED_BYTES", 2**20)
+    found = machine.checkpoint_speed("slowmemory://c")
+    assert not found.error
+    assert checks.checkpoint_speed(found).fault is Fault.CHECKPOINT_SLOW
+
+
+def faults_of(files: Any, job: str = "j") -> list[Fault | None]:
+    return [verdict.fault for verdict in checks.certificate(machine.certificate(files, job))]
+
+
+def test_certificates(tmp_path: Path) -> None:
+    made = make_certificates(tmp_path / "tls")
+    assert faults_of(sign_for_job(made, "j", days=90)) == [None]
+    assert faults_of(sign_for_job(made, "j", days=2)) == [Fault.CERTIFICATE_EXPIRES]
+    files = sign_for_job(made, "j", days=-1)
+    assert faults_of(files) == [Fault.CERTIFICATE_UNUSABLE]
+    (verdict,) = checks.certificate(machine.certificate(files, "j"))
+    assert "expired" in verdict.found
+    assert "replace it" in verdict.remedy
+    assert faults_of(sign_for_job(made, "k"), "j") == [Fault.CERTIFICATE_UNUSABLE]
+
+
+def test_a_key_of_another_certificate_and_one_that_others_read(tmp_path: Path) -> None:
+    made = make_certificates(tmp_path / "tls")
+    files = sign_for_job(made, "j", days=90)
+    assert files.key is not None
+    files.key.chmod(0o644)
+    assert faults_of(files) == [None, Fault.KEY_EXPOSED]
+    sign(made, "other")
+    made.key("other").rename(files.key)
+    assert faults_of(files)[0] is Fault.CERTIFICATE_UNUSABLE
+
+
+def test_an_authority_that_has_not_signed(tmp_path: Path) -> None:
+    made, other = make_certificates(tmp_path / "a"), make_certificates(tmp_path / "b")
+    files = sign_for_job(made, "j", days=90)
+    files.ca.write_bytes(other.ca.read_bytes())  # type: ignore[union-attr]
+    (verdict,) = checks.certificate(machine.certificate(files, "j"))
+    assert verdict.fault is Fault.CERTIFICATE_UNUSABLE
+    assert "vouch" in verdict.found
+
+
+def test_the_limits_of_this_process() -> None:
+    assert 0 < machine.open_files().soft <= machine.open_files().hard
+    assert machine.shared_memory(3).workers == 3

@@ -1,0 +1,235 @@
+"""Doctors of several nodes on loopback: they find each other, compare, and leave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic.doctor.conversation import NotADoctor, Protection, Word, decode, encode
+from elastic.doctor.findings import Peer
+from elastic.doctor.meeting import Meeting, Stage
+from elastic.errors import ConfigurationError
+from elastic.settings.limits import PortRange
+from tests.certificates import make_certificates, sign_for_job
+from tests.etcd_cluster import free_ports
+
+PATIENCE_S = 10.0
+
+
+def word(**fields: Any) -> Word:
+    good = {"identity": "i", "node": "n", "job": "j", "elastic": "0.1.0", "torch": "2.13"}
+    return Word(**(good | {"worker_port": 1, "store_port": 2, "stage": 0} | fields))
+
+
+def test_a_word_is_read_as_it_was_said() -> None:
+    said = word(marker="m", met=("a", "b"), unix_s=1.5)
+    assert decode(encode(said)) == said
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"HTTP/1.1 400 Bad Request\r\n",
+        b"[]",
+        b'{"format": 2}',
+        b'{"format": 1}',
+        b"[" * 10_000,
+        encode(word(marker="../x")),
+        encode(word(worker_port=70_000)),
+        encode(word(worker_port=True)),
+        encode(word(node="n" * 301)),
+        encode(word(met=(1,))),
+        json.dumps({"format": 1, **json.loads(encode(word())), "met": 7}).encode(),
+        json.dumps({"format": 1, **json.loads(encode(word())), "node": "\ud800"}).encode(),
+    ],
+)
+def test_what_is_no_word_is_refused(line: bytes) -> None:
+    with pytest.raises(NotADoctor):
+        decode(line)
+
+
+def test_a_later_version_may_say_more() -> None:
+    said = json.loads(encode(word())) | {"more": [1]}
+    assert decode(json.dumps(said).encode()) == word()
+
+
+@contextlib.asynccontextmanager
+async def doctors(
+    *names: str,
+    ports: Sequence[int],
+    peers: Sequence[str] | None = None,
+    protections: Sequence[Protection | None] = (),
+    jobs: Sequence[str] = (),
+    timeout_s: float = PATIENCE_S,
+) -> AsyncIterator[list[Meeting]]:
+    everyone = [f"127.0.0.1:{port}" for port in ports]
+    met = []
+    for n, name in enumerate(names):
+        met.append(
+            Meeting(
+                everyone if peers is None else peers,
+                own_address=f"127.0.0.1:{ports[n]}",
+                node=name,
+                job=jobs[n] if jobs else "j",
+                elastic="0.1.0",
+                torch="2.13.0",
+                timeout_s=timeout_s,
+                ports=None,
+                protection=protections[n] if protections else None,
+            )
+        )
+    try:
+        for one in met:
+            await one.start()
+        yield met
+    finally:
+        for one in met:
+            await one.close()
+
+
+async def to_the_end(one: Meeting, marker: str, seen: set[str]) -> None:
+    await one.meet()
+    await one.together(Stage.MET, marker=marker)
+    one.look(seen.__contains__)
+    await one.together(Stage.LOOKED)
+    await one.together(Stage.DONE)
+
+
+def test_three_nodes_find_each_other_and_agree_on_a_group() -> None:
+    async def scenario() -> tuple[list[list[Peer]], list[Any]]:
+        async with doctors("a", "b", "c", ports=free_ports(3)) as met:
+            ways = [to_the_end(one, f"m{n}", {"m0", "m1"}) for n, one in enumerate(met)]
+            await asyncio.gather(*ways)
+            return [one.peers for one in met], [one.group() for one in met]
+
+    found, groups = asyncio.run(scenario())
+    for n, peers in enumerate(found):
+        assert [peer.is_self for peer in peers] == [m == n for m in range(3)]
+        others = [peer for m, peer in enumerate(peers) if m != n]
+        assert not any(peer.error or peer.worker_port_error for peer in others)
+        assert all(abs(peer.clock_ahead_s) <= peer.clock_error_s + 0.05 for peer in others)
+        seen = {peer.node: peer.sees_checkpoint for peer in others}
+        assert seen == {name: name != "c" for name in seen}
+    assert sorted(rank for rank, *_ in groups) == [0, 1, 2]
+    assert len({(tuple(members), port) for _, members, _, port in groups}) == 1
+
+
+def alone(timeout_s: float = 0.5, **options: Any) -> Peer:
+    """What the first of the doctors finds at the last of the peers."""
+
+    async def scenario() -> Peer:
+        async with doctors("a", ports=free_ports(1), timeout_s=timeout_s, **options) as (one,):
+            await one.meet()
+            assert isinstance(one.group(), str)
+            return one.peers[-1]
+
+    return asyncio.run(scenario())
+
+
+def test_a_port_at_which_nothing_listens() -> None:
+    (port,) = free_ports(1)
+    found = alone(peers=[f"127.0.0.1:{port}"])
+    assert (found.refused, found.error) == (True, f"nothing listens at 127.0.0.1:{port}")
+
+
+def test_a_name_that_does_not_exist() -> None:
+    found = alone(peers=[f"{'n' * 64}.example"])
+    assert found.error
+    assert not found.refused
+
+
+def test_something_else_that_answers() -> None:
+    async def scenario() -> Peer:
+        async def http(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            writer.close()
+
+        server = await asyncio.start_server(http, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        peers = [f"127.0.0.1:{port}"]
+        async with server, doctors("a", ports=free_ports(1), peers=peers, timeout_s=0.3) as (one,):
+            await one.meet()
+            return one.peers[0]
+
+    assert "something else" in asyncio.run(scenario()).error
+
+
+def test_a_doctor_of_another_job_is_not_a_peer() -> None:
+    async def scenario() -> list[Peer]:
+        ports = free_ports(2)
+        async with doctors("a", "b", ports=ports, jobs=["j", "k"], timeout_s=0.3) as met:
+            await asyncio.gather(*(one.meet() for one in met))
+            return met[0].peers
+
+    (_, other) = asyncio.run(scenario())
+    assert "job 'k'" in other.error
+
+
+def test_certificates_of_one_job_meet_and_others_do_not(tmp_path: Path) -> None:
+    made = make_certificates(tmp_path / "a")
+    ours = Protection.of(sign_for_job(made, "j"), "j")
+    theirs = Protection.of(sign_for_job(made, "k"), "k")
+    stranger = Protection.of(sign_for_job(make_certificates(tmp_path / "b"), "j"), "j")
+
+    async def scenario(one: Protection | None, other: Protection | None) -> list[str]:
+        protections = [one, other]
+        ports = free_ports(2)
+        async with doctors("a", "b", ports=ports, protections=protections, timeout_s=0.3) as met:
+            await asyncio.gather(*(each.meet() for each in met))
+            return [peer.error for each in met for peer in each.peers if not peer.is_self]
+
+    assert asyncio.run(scenario(ours, ours)) == ["", ""]
+    for wrong in (theirs, stranger, None):
+        assert all(asyncio.run(scenario(ours, wrong)))
+
+
+def test_an_address_in_use_is_named() -> None:
+    async def scenario() -> None:
+        ports = free_ports(1)
+        async with doctors("a", ports=ports), doctors("b", ports=ports):
+            pass
+
+    with pytest.raises(ConfigurationError, match="--doctor-address"):
+        asyncio.run(scenario())
+
+
+def test_a_range_without_two_free_ports_is_named() -> None:
+    async def scenario() -> None:
+        port, own = free_ports(2)
+        one = Meeting(
+            [],
+            own_address=f"127.0.0.1:{own}",
+            node="a",
+            job="j",
+            elastic="0",
+            torch="0",
+            timeout_s=1.0,
+            ports=PortRange(port, port),
+            protection=None,
+        )
+        try:
+            await one.start()
+        finally:
+            await one.close()
+
+    with pytest.raises(ConfigurationError, match="--worker-port-range"):
+        asyncio.run(scenario())
+
+
+def test_one_that_has_gone_is_not_waited_for() -> None:
+    async def scenario() -> float:
+        async with doctors("a", "b", ports=free_ports(2)) as (a, b):
+            await asyncio.gather(a.meet(), b.meet())
+            await b.close()
+            began = asyncio.get_running_loop().time()
+            await a.together(Stage.MET)
+            return asyncio.get_running_loop().time() - began
+
+    assert asyncio.run(scenario()) < PATIENCE_S

@@ -48,7 +48,7 @@ class NodeView(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[_job_pb2.WorkerStatus, _Mapping]]] = ..., longest_pause_s: _Optional[float] = ...) -> None: ...
 
 class AgentMessage(_message.Message):
-    __slots__ = ("hello", "view", "failure", "progress", "reformed", "shard_saved", "save_failed", "ledger", "notice", "stop", "leave", "known", "leave_timed_out", "stacks", "worker_time")
+    __slots__ = ("hello", "view", "failure", "progress", "reformed", "shard_saved", "save_failed", "ledger", "notice", "stop", "leave", "known", "leave_timed_out", "stacks", "worker_time", "worker_pace")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class AgentMessage(_message.Message):
     LEAVE_TIMED_OUT_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
     WORKER_TIME_FIELD_NUMBER: _ClassVar[int]
+    WORKER_PACE_FIELD_NUMBER: _ClassVar[int]
     hello: AgentHello
     view: NodeView
     failure: _job_pb2.Failure
@@ -79,7 +80,8 @@ class AgentMessage(_message.Message):
     leave_timed_out: LeaveTimedOut
     stacks: _stacks_pb2.NodeStacks
     worker_time: _job_pb2.WorkerTime
-    def __init__(self, hello: _Optional[_Union[AgentHello, _Mapping]] = ..., view: _Optional[_Union[NodeView, _Mapping]] = ..., failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., reformed: _Optional[_Union[_job_pb2.Reformed, _Mapping]] = ..., shard_saved: _Optional[_Union[_job_pb2.ShardSaved, _Mapping]] = ..., save_failed: _Optional[_Union[_job_pb2.SaveFailed, _Mapping]] = ..., ledger: _Optional[_Union[_local_pb2.LedgerEntries, _Mapping]] = ..., notice: _Optional[_Union[_local_pb2.Notice, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ..., leave: _Optional[_Union[LeaveRequest, _Mapping]] = ..., known: _Optional[_Union[_job_pb2.Known, _Mapping]] = ..., leave_timed_out: _Optional[_Union[LeaveTimedOut, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.NodeStacks, _Mapping]] = ..., worker_time: _Optional[_Union[_job_pb2.WorkerTime, _Mapping]] = ...) -> None: ...
+    worker_pace: _job_pb2.WorkerPace
+    def __init__(self, hello: _Optional[_Union[AgentHello, _Mapping]] = ..., view: _Optional[_Union[NodeView, _Mapping]] = ..., failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., reformed: _Optional[_Union[_job_pb2.Reformed, _Mapping]] = ..., shard_saved: _Optional[_Union[_job_pb2.ShardSaved, _Mapping]] = ..., save_failed: _Optional[_Union[_job_pb2.SaveFailed, _Mapping]] = ..., ledger: _Optional[_Union[_local_pb2.LedgerEntries, _Mapping]] = ..., notice: _Optional[_Union[_local_pb2.Notice, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ..., leave: _Optional[_Union[LeaveRequest, _Mapping]] = ..., known: _Optional[_Union[_job_pb2.Known, _Mapping]] = ..., leave_timed_out: _Optional[_Union[LeaveTimedOut, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.NodeStacks, _Mapping]] = ..., worker_time: _Optional[_Union[_job_pb2.WorkerTime, _Mapping]] = ..., worker_pace: _Optional[_Union[_job_pb2.WorkerPace, _Mapping]] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("reason",)
@@ -204,7 +206,7 @@ class NodeStatus(_message.Message):
     def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[_job_pb2.WorkerStatus, _Mapping]]] = ..., state: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ..., failures: _Optional[int] = ..., longest_pause_s: _Optional[float] = ..., machine: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "phase", "generation", "nodes", "progress", "started_unix_s", "restarts", "max_restarts", "recoveries_json", "checkpoint_step", "checkpoint_dir", "coordinator", "in_office", "longest_pause_s", "min_workers", "wanted_workers", "verdict", "verdict_unix_s", "accounts_json")
+    __slots__ = ("job", "phase", "generation", "nodes", "progress", "started_unix_s", "restarts", "max_restarts", "recoveries_json", "checkpoint_step", "checkpoint_dir", "coordinator", "in_office", "longest_pause_s", "min_workers", "wanted_workers", "verdict", "verdict_unix_s", "accounts_json", "slow")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -224,6 +226,7 @@ class JobStatus(_message.Message):
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     VERDICT_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     ACCOUNTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    SLOW_FIELD_NUMBER: _ClassVar[int]
     job: str
     phase: str
     generation: _job_pb2.Generation
@@ -243,7 +246,28 @@ class JobStatus(_message.Message):
     verdict: str
     verdict_unix_s: float
     accounts_json: str
-    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., started_unix_s: _Optional[float] = ..., restarts: _Optional[int] = ..., max_restarts: _Optional[int] = ..., recoveries_json: _Optional[_Iterable[str]] = ..., checkpoint_step: _Optional[int] = ..., checkpoint_dir: _Optional[str] = ..., coordinator: _Optional[str] = ..., in_office: bool = ..., longest_pause_s: _Optional[float] = ..., min_workers: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., verdict: _Optional[str] = ..., verdict_unix_s: _Optional[float] = ..., accounts_json: _Optional[str] = ...) -> None: ...
+    slow: _containers.RepeatedCompositeFieldContainer[SlowRank]
+    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., started_unix_s: _Optional[float] = ..., restarts: _Optional[int] = ..., max_restarts: _Optional[int] = ..., recoveries_json: _Optional[_Iterable[str]] = ..., checkpoint_step: _Optional[int] = ..., checkpoint_dir: _Optional[str] = ..., coordinator: _Optional[str] = ..., in_office: bool = ..., longest_pause_s: _Optional[float] = ..., min_workers: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., verdict: _Optional[str] = ..., verdict_unix_s: _Optional[float] = ..., accounts_json: _Optional[str] = ..., slow: _Optional[_Iterable[_Union[SlowRank, _Mapping]]] = ...) -> None: ...
+
+class SlowRank(_message.Message):
+    __slots__ = ("rank", "worker", "node", "slow_in", "late_s", "step_s", "since_step", "verdict")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    SLOW_IN_FIELD_NUMBER: _ClassVar[int]
+    LATE_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    SINCE_STEP_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    worker: str
+    node: str
+    slow_in: str
+    late_s: float
+    step_s: float
+    since_step: int
+    verdict: str
+    def __init__(self, rank: _Optional[int] = ..., worker: _Optional[str] = ..., node: _Optional[str] = ..., slow_in: _Optional[str] = ..., late_s: _Optional[float] = ..., step_s: _Optional[float] = ..., since_step: _Optional[int] = ..., verdict: _Optional[str] = ...) -> None: ...
 
 class StopRequest(_message.Message):
     __slots__ = ("reason", "exit_code")

@@ -46,6 +46,7 @@ class FailureKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FAILURE_KIND_EXIT_CODE: _ClassVar[FailureKind]
     FAILURE_KIND_START_TIMEOUT: _ClassVar[FailureKind]
     FAILURE_KIND_LEFT_OUT: _ClassVar[FailureKind]
+    FAILURE_KIND_SLOW: _ClassVar[FailureKind]
 CHANGE_REASON_UNSPECIFIED: ChangeReason
 CHANGE_REASON_STARTED: ChangeReason
 CHANGE_REASON_MEMBER_LOST: ChangeReason
@@ -73,6 +74,7 @@ FAILURE_KIND_EXCEPTION: FailureKind
 FAILURE_KIND_EXIT_CODE: FailureKind
 FAILURE_KIND_START_TIMEOUT: FailureKind
 FAILURE_KIND_LEFT_OUT: FailureKind
+FAILURE_KIND_SLOW: FailureKind
 
 class Member(_message.Message):
     __slots__ = ("worker", "node", "slot", "endpoint")
@@ -229,7 +231,7 @@ class SaveFailed(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., step: _Optional[int] = ..., generation: _Optional[int] = ..., message: _Optional[str] = ..., retried: bool = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("worker", "generation", "committed", "epoch", "step_s", "samples_per_s", "in_step_s", "reported", "probed", "first_step", "compiling", "waiting_s", "collectives", "quiet_s", "step_counts", "steps_total_s", "samples", "place", "place_s", "spent")
+    __slots__ = ("worker", "generation", "committed", "epoch", "step_s", "samples_per_s", "in_step_s", "reported", "probed", "first_step", "compiling", "waiting_s", "collectives", "quiet_s", "step_counts", "steps_total_s", "samples", "place", "place_s", "spent", "pace")
     class ReportedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -257,6 +259,7 @@ class Progress(_message.Message):
     PLACE_FIELD_NUMBER: _ClassVar[int]
     PLACE_S_FIELD_NUMBER: _ClassVar[int]
     SPENT_FIELD_NUMBER: _ClassVar[int]
+    PACE_FIELD_NUMBER: _ClassVar[int]
     worker: str
     generation: int
     committed: int
@@ -277,7 +280,44 @@ class Progress(_message.Message):
     place: _stacks_pb2.Place
     place_s: float
     spent: TimeSpent
-    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., epoch: _Optional[int] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., in_step_s: _Optional[float] = ..., reported: _Optional[_Mapping[str, float]] = ..., probed: bool = ..., first_step: bool = ..., compiling: bool = ..., waiting_s: _Optional[float] = ..., collectives: _Optional[int] = ..., quiet_s: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_total_s: _Optional[float] = ..., samples: _Optional[int] = ..., place: _Optional[_Union[_stacks_pb2.Place, str]] = ..., place_s: _Optional[float] = ..., spent: _Optional[_Union[TimeSpent, _Mapping]] = ...) -> None: ...
+    pace: Pace
+    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., epoch: _Optional[int] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., in_step_s: _Optional[float] = ..., reported: _Optional[_Mapping[str, float]] = ..., probed: bool = ..., first_step: bool = ..., compiling: bool = ..., waiting_s: _Optional[float] = ..., collectives: _Optional[int] = ..., quiet_s: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_total_s: _Optional[float] = ..., samples: _Optional[int] = ..., place: _Optional[_Union[_stacks_pb2.Place, str]] = ..., place_s: _Optional[float] = ..., spent: _Optional[_Union[TimeSpent, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ...) -> None: ...
+
+class Pace(_message.Message):
+    __slots__ = ("generation", "committed", "steps", "total_s", "data_s", "transfer_s", "wait_s", "after_s", "between_s", "arrivals", "reductions", "no_core_s")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_S_FIELD_NUMBER: _ClassVar[int]
+    DATA_S_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    BETWEEN_S_FIELD_NUMBER: _ClassVar[int]
+    ARRIVALS_FIELD_NUMBER: _ClassVar[int]
+    REDUCTIONS_FIELD_NUMBER: _ClassVar[int]
+    NO_CORE_S_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    committed: int
+    steps: int
+    total_s: float
+    data_s: float
+    transfer_s: float
+    wait_s: float
+    after_s: float
+    between_s: float
+    arrivals: int
+    reductions: int
+    no_core_s: float
+    def __init__(self, generation: _Optional[int] = ..., committed: _Optional[int] = ..., steps: _Optional[int] = ..., total_s: _Optional[float] = ..., data_s: _Optional[float] = ..., transfer_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., after_s: _Optional[float] = ..., between_s: _Optional[float] = ..., arrivals: _Optional[int] = ..., reductions: _Optional[int] = ..., no_core_s: _Optional[float] = ...) -> None: ...
+
+class WorkerPace(_message.Message):
+    __slots__ = ("worker", "pace")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    PACE_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    pace: Pace
+    def __init__(self, worker: _Optional[str] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ...) -> None: ...
 
 class TimeSpent(_message.Message):
     __slots__ = ("generation", "committed", "steps", "steps_s", "data_s", "calls_s", "saves_s", "own_s", "first_steps_s", "given_up_s", "regroup_s", "join_s", "sync_s")

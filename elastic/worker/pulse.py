@@ -68,6 +68,7 @@ class Pulse:
         self._answer = answer
         self._clock = clock
         self._state = state
+        clock.pace.on_window = self._wake.set
 
     # ---- on the script's thread
 
@@ -209,6 +210,8 @@ class Pulse:
         progress.step_counts.extend(clock.durations.counts)
         progress.steps_total_s, progress.samples = clock.durations.total, clock.samples
         progress.reported.update(_numbers(dict(self._reported)))
+        if (pace := clock.pace.to_pb()) is not None:
+            progress.pace.CopyFrom(pace)
         self._link.send(progress=progress)
 
     def _progress(self, group: Group | None) -> pb.Progress:

@@ -103,9 +103,13 @@ class Step:
             began = time.monotonic()
             self._training.place.now = Place.DATA, began
             batch = self._dealer.fetch()
-            self._training.clock.spent.fetched(began, time.monotonic())
+            fetched = time.monotonic()
+            clock = self._training.clock
+            clock.spent.fetched(began, fetched)
             batch = to_device(batch, self._training.control.backend.device)
-            self._training.place.now = Place.FORWARD, time.monotonic()
+            now = time.monotonic()
+            self._training.place.now = Place.FORWARD, now
+            clock.pace.transfer_s += now - fetched
             yield batch
 
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
@@ -124,7 +128,8 @@ class Step:
         weight = loss_weight(micro_batch, self._samples, world_size=self._training.world_size)
         last = self._fetched == len(self._micro_batches)
         self._passed = self._fetched
-        self._training.place.now = Place.BACKWARD, time.monotonic()
+        began = time.monotonic()
+        self._training.place.now = Place.BACKWARD, began
         try:
             sums = self._begin_sums() if last else None
             (loss if weight == 1.0 else loss * weight).backward(**options)  # type: ignore[no-untyped-call]
@@ -136,7 +141,10 @@ class Step:
         except Exception as error:
             self._training.note_failure(error)
             raise
-        self._training.place.now = Place.OPTIMIZER if last else Place.FORWARD, time.monotonic()
+        now = time.monotonic()
+        self._training.place.now = Place.OPTIMIZER if last else Place.FORWARD, now
+        if last:
+            self._training.clock.pace.reduced(began, now)
 
     def mean(self, **values: torch.Tensor | float) -> Means:
         """The exact means over the global batch, known when the block has ended.
@@ -188,7 +196,10 @@ class Step:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        self._training.place.now = Place.COMMIT, time.monotonic()
+        now = time.monotonic()
+        self._training.place.now = Place.COMMIT, now
+        pace = self._training.clock.pace
+        pace.after_s += now - pace.reduced_at
         try:
             if error is None or isinstance(error, Exception):
                 error = self._training.loss_in_block or error

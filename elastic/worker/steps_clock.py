@@ -6,6 +6,7 @@ import time
 
 from elastic.core.histogram import STEP_BOUNDS_S, Histogram
 from elastic.worker.compilation import COMPILATIONS, Compilations
+from elastic.worker.pace import Pace
 from elastic.worker.place import CurrentPlace
 from elastic.worker.time_spent import TimeSpent
 
@@ -43,16 +44,25 @@ class StepsClock:
         """Committed while this process was a member."""
         self.spent = TimeSpent()
         """What all of the time since the first group went into."""
+        self.pace = Pace(self.spent)
+        """What each part of a step takes here, for a comparison of ranks."""
+        self.world_size = 1
         self.given_up = 0
         """Steps that were begun and are begun again, since somebody has taken the count."""
 
     def begin(self) -> None:
         """A step begins."""
         self._compilations.watch()
-        self._began = time.monotonic()
+        now = self._began = time.monotonic()
+        last = self._last_commit
+        if last is not None:
+            self.pace.between_s += now - last
 
-    def entered(self, generation: int, *, join_s: float, sync_s: float) -> None:
+    def entered(
+        self, generation: int, *, join_s: float, sync_s: float, world_size: int = 1
+    ) -> None:
         """The group can train, after so long a time for its parts."""
+        self.world_size = world_size
         self.spent.entered(time.monotonic(), generation, join_s=join_s, sync_s=sync_s)
 
     def commit(self, samples: int, committed: int = 0) -> None:
@@ -67,6 +77,11 @@ class StepsClock:
                 self._note(now - self._last_commit, samples)
         self._last_commit = now
         self._began = None
+        pace = self.pace
+        if pace.arrival.learning:
+            pace.arrival.learned()
+        if not committed & pace.mask:
+            pace.put_down(committed, self.step_s, self.world_size)
 
     def sets_up(self) -> None:
         """A new group is set up for training: all wait there for one that hangs."""

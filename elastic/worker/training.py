@@ -522,6 +522,10 @@ class Training:
         self._close_dealer()
         for model in self.models:
             model.wrap(self.control.backend)
+        if self.control.recovers and not self.control.backend.queues:
+            # On a device gradients are only queued when the hook is called.
+            parameters = [p for model in self.models for p in model.passes.parameters]
+            self.clock.pace.arrival.watch(parameters)
         group, data = self._joining(), self._data
         if data is not None:
             self._dealer = Dealer(
@@ -543,7 +547,12 @@ class Training:
         self.place.now = Place.BOUNDARY, time.monotonic()
         self.state.progress = self.part.progress
         group, took = self._joining(), self._membership.durations
-        self.clock.entered(group.generation.number, join_s=took.join_s, sync_s=took.sync_s)
+        self.clock.entered(
+            group.generation.number,
+            join_s=took.join_s,
+            sync_s=took.sync_s,
+            world_size=group.world_size,
+        )
         self.control.entered(group, self.outcome)
 
     def _await_settlement(self, wait: act.AwaitSettlement) -> bool:

@@ -125,7 +125,10 @@ class AgentDaemon:
         self._pidfds: dict[str, int] = {}
         self._liveness = Liveness(options.silence_s, options.compiling_silence_s)
         self._compiling: set[str] = set()
-        self._times = TimeReports(lambda found: self._link.send(worker_time=found))
+        self._times = TimeReports(
+            lambda found: self._link.send(worker_time=found),
+            lambda found: self._link.send(worker_pace=found),
+        )
         self._logs = LogFollower(self._output)
         self._log_files = WorkerLogs(options.log_directory)
         self._out_of_memory, self._kernel_log = OutOfMemory(), KernelLog()
@@ -457,6 +460,8 @@ class AgentDaemon:
             self._times.heard(worker, message.progress.spent, time.monotonic(), told=told)
             if told:
                 self._link.send(progress=message.progress)
+            elif message.progress.HasField("pace"):
+                self._times.heard_pace(worker, message.progress.pace)
         elif kind == "stacks":
             self._stacks.answered(worker, message.stacks)
         elif kind == "known":

@@ -15,13 +15,19 @@ class _Worker:
     newest: pb.TimeSpent
     told_at: float
     told: bool
+    pace: tuple[int, int] = (0, 0)
+    """The generation and the step of the sums that were passed on last."""
 
 
 class TimeReports:
     """Now and then is often enough, since the figures are sums; but the last ones are told."""
 
-    def __init__(self, send: Callable[[pb.WorkerTime], None]) -> None:
-        self._send = send
+    def __init__(
+        self,
+        send: Callable[[pb.WorkerTime], None],
+        send_pace: Callable[[pb.WorkerPace], None] = lambda _: None,
+    ) -> None:
+        self._send, self._send_pace = send, send_pace
         self._workers: dict[str, _Worker] = {}
 
     def heard(self, worker: str, spent: pb.TimeSpent, now: float, *, told: bool) -> None:
@@ -34,6 +40,14 @@ class TimeReports:
             known.told = False
             if now - known.told_at >= EVERY_S:
                 self.tell(worker, now)
+
+    def heard_pace(self, worker: str, pace: pb.Pace) -> None:
+        """A worker has put down sums, after `heard`: each is passed on once, since ranks are
+        compared at the same steps. Workers put them down seldom enough."""
+        known, newest = self._workers.get(worker), (pace.generation, pace.committed)
+        if known is not None and newest != known.pace:
+            known.pace = newest
+            self._send_pace(pb.WorkerPace(worker=worker, pace=pace))
 
     def tell(self, worker: str, now: float) -> None:
         """Pass on what is new."""

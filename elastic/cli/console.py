@@ -257,6 +257,10 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "hang": lambda f: f"hang: {f['verdict']}",
     "incident": lambda f: f"incident {f['number']}: {f['summary']} ({f['explain']})",
+    "straggler": lambda f: (
+        f"slow: {f['verdict']}" + ("; it is replaced" if f["action"] == "replace" else "")
+    ),
+    "straggler_over": lambda f: f"rank {f['rank']} is slow no more: {f['reason']}",
     "state_restored": lambda f: f"state from {f['source']}, step {f['committed']}",
     "state_received": lambda f: (
         f"worker {f['worker']} received the state: {f['bytes'] / 1e6:.1f} MB in {f['sync_s']:.2f} s"

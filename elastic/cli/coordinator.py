@@ -38,7 +38,7 @@ from elastic.runtime.process_title import set_title
 from elastic.runtime.service_notice import Condition, ServiceNotice
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.coordinator import CoordinatorSettings
-from elastic.settings.shared import AfterEnd
+from elastic.settings.shared import AfterEnd, StragglerAction
 from elastic.store.interface import Store
 from elastic.store.job_keys import JobKeys
 from elastic.store.measured import MeasuredStore, StoreCalls
@@ -257,6 +257,7 @@ def _job_options(
         checkpoints=checkpoints,
         keep_checkpoints=settings.keep_checkpoints,
         ledger=settings.ledger,
+        replaces_stragglers=settings.straggler_action is StragglerAction.REPLACE,
         quarantine_after=settings.quarantine_after,
         quarantine_window_s=settings.quarantine_window_s,
         isolation_timeout_s=settings.isolation_timeout_s,

@@ -47,6 +47,7 @@ from elastic.runtime.reexec import has_terminal
 from elastic.runtime.run_directory import RunDirectory
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.run import Console, OutputMode, RunSettings
+from elastic.settings.shared import StragglerAction
 from elastic.store.job_runs import DEFAULT_RUN
 from elastic.store.memory import MemoryStore
 from elastic.v1.control_pb2 import AgentHello
@@ -288,6 +289,7 @@ def _job_options(settings: RunSettings, checkpoints: CheckpointDirectory | None)
         checkpoints=checkpoints,
         keep_checkpoints=settings.keep_checkpoints,
         ledger=settings.ledger,
+        replaces_stragglers=settings.straggler_action is StragglerAction.REPLACE,
     )
 
 

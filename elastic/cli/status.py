@@ -83,6 +83,8 @@ def print_status(reply: pb.JobStatus) -> None:
     if reply.verdict and is_instant(reply.verdict_unix_s):
         at = time.strftime("%H:%M:%S", time.localtime(reply.verdict_unix_s))
         print(printable(f"held up at {at}: {reply.verdict}"))
+    for slow in reply.slow:
+        print(printable(f"slow: {slow.verdict}"))
     for line in _pauses(reply):
         print(printable(line))
     if reply.checkpoint_dir:

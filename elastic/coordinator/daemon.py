@@ -34,6 +34,7 @@ from elastic.coordinator.records import Records, save_records, since_boot, to_un
 from elastic.coordinator.recoveries import Recoveries
 from elastic.coordinator.saves import Saves
 from elastic.coordinator.slot_time import SlotTime
+from elastic.coordinator.slow_ranks import SlowRanks
 from elastic.coordinator.stacks import StackRounds
 from elastic.coordinator.totals import Totals
 from elastic.coordinator.view_batches import ViewBatches
@@ -167,6 +168,13 @@ class CoordinatorDaemon:
             start=self._tasks.start,
             on_explained=self._incidents.explained,
         )
+        self._slow_ranks = SlowRanks(
+            journal,
+            replaces=options.replaces_stragglers,
+            post=self._views.post,
+            current=lambda: self._machine.current,
+            may_replace=self._may_replace_slow,
+        )
         self._hearing = Hearing(
             journal,
             self._recoveries,
@@ -186,6 +194,7 @@ class CoordinatorDaemon:
             on_recovered=self._incidents.recovered,
             on_stacks=self._hangs.told,
             on_spent=self._slot_time.spent,
+            on_pace=self._slow_ranks.heard,
         )
         self.ended: asyncio.Future[RunEnd] = asyncio.get_running_loop().create_future()
         """How the run ended, once it has."""
@@ -402,6 +411,7 @@ class CoordinatorDaemon:
             verdict=self._hangs.newest,
             verdict_unix_s=self._hangs.newest_unix_s,
             accounts_json=json.dumps(self._slot_time.accounts().to_document()),
+            slow=self._slow_ranks.to_pb(),
         )
 
     def figures(self) -> JobFigures:
@@ -437,6 +447,8 @@ class CoordinatorDaemon:
             saves=bool(self._saves.url),
             checkpoint_step=self._saves.newest_step,
             values=dict(progress.reported),
+            slow_ranks=tuple(self._slow_ranks.now),
+            straggler_ratio=self._slow_ranks.worst,
         )
 
     def _exit_code(self) -> int | None:
@@ -657,6 +669,11 @@ class CoordinatorDaemon:
         self._end(effect.exit_code, message)
 
     # ---- parts
+
+    def _may_replace_slow(self, worker: str) -> bool:
+        """A slow job is better than one whose restarts are used up."""
+        spent = self._machine.restarts_spent(time.monotonic())
+        return 2 * spent < self._options.max_restarts and self._machine.can_replace_slow(worker)
 
     def _may_train(self) -> bool:
         """Somebody may, somewhere: what the job runs can not be changed."""

@@ -31,7 +31,8 @@ class Hearing:
     on_failure: told of each worker that failed, on_leave of a node that asks to leave, on_late of
     one that has not come to a step boundary in its time, on_known of the generations that an agent
     has heard of, on_progress of what rank 0 reports unasked, on_recovered of each recovery,
-    on_reformed of each member's first step in a group, on_stacks of where a node's workers are.
+    on_reformed of each member's first step in a group, on_stacks of where a node's workers are,
+    on_pace of what the parts of a step take on a rank.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Hearing:
         on_recovered: Callable[[Mapping[str, Any]], None] = lambda _: None,
         on_stacks: Callable[[AttendingNode, stacks_pb2.NodeStacks], None] = lambda *_: None,
         on_spent: Callable[[str, job_pb2.TimeSpent], None] = lambda _worker, _spent: None,
+        on_pace: Callable[[str, job_pb2.Pace], None] = lambda _worker, _pace: None,
     ) -> None:
         self._journal = journal
         self._recoveries = recoveries
@@ -68,7 +70,7 @@ class Hearing:
         self._on_known = on_known
         self._on_progress, self._on_reformed = on_progress, on_reformed
         self._on_recovered = on_recovered
-        self._on_spent = on_spent
+        self._on_spent, self._on_pace = on_spent, on_pace
         self.progress = job_pb2.Progress()
         """The newest of rank 0."""
         self._kinds: dict[str, Callable[[AttendingNode, Any], None]] = {
@@ -86,6 +88,7 @@ class Hearing:
             "leave_timed_out": lambda node, late: on_late(node, late.waited_s),
             "stop": lambda _node, stop: on_stop(stop.reason, stop.exit_code),
             "worker_time": lambda _node, found: on_spent(found.worker, found.spent),
+            "worker_pace": lambda _node, found: on_pace(found.worker, found.pace),
         }
 
     def hear(self, node: AttendingNode, message: pb.AgentMessage) -> None:
@@ -137,6 +140,7 @@ class Hearing:
             self._on_progress(progress)
             self._record_progress(progress, group)
         self._on_spent(progress.worker, progress.spent)
+        self._on_pace(progress.worker, progress.pace)
         self._post(
             ev.ProgressReported(
                 generation=progress.generation,

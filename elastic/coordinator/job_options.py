@@ -29,5 +29,6 @@ class JobOptions:
     quarantine_window_s: float = 600.0
     isolation_timeout_s: float = 0.0
     """After which agents that are cut off end their workers; 0: they never do."""
+    replaces_stragglers: bool = False
     address: str = ""
     """Where it is reached, for people."""

@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from elastic.coordinator.slow_ranks import SlowRank
 from elastic.coordinator.totals import Totals
 from elastic.core.coordinator.phases import JobPhase
 from elastic.core.coordinator.slot_accounts import Accounts
 from elastic.core.histogram import PHASE_BOUNDS_S, Histogram
 from elastic.core.membership import ChangeReason, FailureKind, WorkerPhase, WorkerStatus
+from elastic.core.stragglers import Part
 from elastic.runtime.metrics import Catalog, Found
 
 NODE_STATES = ("ready", "leaving", "drained", "quarantined")
@@ -172,6 +174,20 @@ LOST_SECONDS = CATALOG.counter(
     "All but `productive`, by the node that was the cause; an empty one: no node was.",
     "node",
 )
+STRAGGLER_RATIO = CATALOG.gauge(
+    "elastic_straggler_ratio",
+    "By which share of a step the slowest rank has held up the others lately, whether it does so "
+    "persistently or not.",
+)
+STRAGGLER = CATALOG.gauge(
+    "elastic_straggler",
+    "By which share of each step a slow rank holds up the others, as when it was named; `kind` is "
+    "what it is slow in. Absent: no rank is slow.",
+    *("node", "slot", "kind"),
+)
+STRAGGLERS = CATALOG.counter(
+    "elastic_stragglers_total", "Ranks named as slow, by what they are slow in.", "kind"
+)
 VALUE = CATALOG.gauge(
     "elastic_script_value",
     f"What rank 0's script gave to `step.report` last: the first {MOST_VALUES} names, finite "
@@ -271,6 +287,8 @@ class JobFigures:
     saves: bool = False
     checkpoint_step: int = 0
     values: Mapping[str, float] = field(default_factory=dict)
+    slow_ranks: tuple[SlowRank, ...] = ()
+    straggler_ratio: float = 0.0
 
 
 def collect(found: Found, figures: JobFigures | None) -> None:
@@ -287,6 +305,7 @@ def collect(found: Found, figures: JobFigures | None) -> None:
     _nodes(found, figures)
     _totals(found, figures.totals)
     _accounts(found, figures.accounts)
+    _stragglers(found, figures)
     if figures.saves:
         found.set(CHECKPOINT_STEP, figures.checkpoint_step)
         found.set(CHECKPOINT_TIME, figures.totals.last_checkpoint_unix_s or None)
@@ -336,6 +355,16 @@ def _accounts(found: Found, accounts: Accounts) -> None:
     found.set_each(SLOT_SECONDS, "kind", {k.value: s for k, s in accounts.settled.items()})
     for node, lost in sorted(accounts.nodes.items()):
         found.set(LOST_SECONDS, sum(lost.values()), node=node)
+
+
+def _stragglers(found: Found, figures: JobFigures) -> None:
+    found.set(STRAGGLER_RATIO, figures.straggler_ratio)
+    slow = {(s.node, str(s.slot), s.found.part.value): s for s in figures.slow_ranks}
+    for (node, slot, kind), rank in slow.items():  # machines may share names
+        found.set(STRAGGLER, rank.found.share, node=node, slot=slot, kind=kind)
+    for part in Part:
+        count = figures.totals.events.get(("straggler", part.value), 0)
+        found.set(STRAGGLERS, count, kind=part.value)
 
 
 def _totals(found: Found, totals: TotalFigures) -> None:

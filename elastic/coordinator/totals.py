@@ -31,6 +31,7 @@ _COUNTED = {  # entries of the journal, and the field by which they are told apa
     "checkpoint_abandoned": "",
     "state_differed": "",
     "ledger_failed": "",
+    "straggler": "slow_in",
 }
 
 

@@ -150,6 +150,7 @@ class FailureKind(enum.Enum):
     EXIT_CODE = 3
     START_TIMEOUT = 4
     LEFT_OUT = 5
+    SLOW = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

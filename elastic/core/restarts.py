@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from elastic.core.membership import Failure, FailureKind, NodeId, WorkerId
 from elastic.errors import ExitCode
 
+_NOT_THE_SCRIPTS = (FailureKind.SIGNAL, FailureKind.LEFT_OUT, FailureKind.SLOW)
+
 
 class Verdict(enum.Enum):
     """What a failure means for the job."""
@@ -130,7 +132,7 @@ class RestartPolicy:
         running: frozenset[WorkerId],
         members: frozenset[WorkerId],
     ) -> bool:
-        if failure.kind is FailureKind.SIGNAL or failure.kind is FailureKind.LEFT_OUT:
+        if failure.kind in _NOT_THE_SCRIPTS:
             return False  # the machine's doing, not the script's; the budget bounds it
         if failure.code == ExitCode.TEMPORARY:
             return False  # what is needed may be there the next time; the budget bounds it, too

@@ -56,6 +56,7 @@ _WARNINGS = frozenset(
         "state_differed",
         "step_copies_state",
         "step_was_slow",
+        "straggler",
         "store_rolled_back",
         "stray_group_ended",
         "warning",

@@ -104,6 +104,9 @@ class RunSettings:
     first_step_timeout_s: float = field(default=600.0, metadata=shared.FIRST_STEP_TIMEOUT_S)
     pause_timeout_s: float = field(default=600.0, metadata=shared.PAUSE_TIMEOUT_S)
     hang_factor: float = field(default=10.0, metadata=shared.HANG_FACTOR)
+    straggler_action: shared.StragglerAction = field(
+        default=shared.StragglerAction.REPORT, metadata=shared.STRAGGLER_ACTION
+    )
     stop_grace_s: float = field(default=30.0, metadata=shared.STOP_GRACE_S)
     security: SecuritySettings = field(default_factory=SecuritySettings, metadata=group("TLS"))
 

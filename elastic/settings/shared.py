@@ -53,6 +53,13 @@ class OnQuarantine(enum.Enum):
     EXIT = "exit"
 
 
+class StragglerAction(enum.Enum):
+    """What is done about a rank that holds up the others in every step."""
+
+    REPORT = "report"
+    REPLACE = "replace"
+
+
 class AfterEnd(enum.Enum):
     """What a coordinator does when the run has ended."""
 
@@ -151,6 +158,10 @@ PAUSE_TIMEOUT_S = about(
     DURATION_OR_ZERO,
 )
 HANG_FACTOR = about("A step this many times longer than usual counts as a hang.", number(1))
+STRAGGLER_ACTION = about(
+    "What follows when a rank holds up the others in every step: report it, or replace its worker.",
+    one_of(StragglerAction),
+)
 STOP_GRACE_S = about("Seconds for saving after the first signal to stop.", DURATION_OR_ZERO)
 ISOLATION_TIMEOUT_S = about(
     "Seconds for which a node that reaches neither etcd nor the leader may train on; must be the "

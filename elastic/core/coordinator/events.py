@@ -141,6 +141,14 @@ class HangExplained:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StragglerFound:
+    """A member holds up the others in every step, and operators want it replaced."""
+
+    worker: WorkerId
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TimerFired:
     """The instant asked for by SetTimer has come."""
 
@@ -161,5 +169,6 @@ Event = (
     | PersistRefused
     | StopRequested
     | HangExplained
+    | StragglerFound
     | TimerFired
 )

@@ -164,6 +164,14 @@ class Coordinator:
         """When those were, oldest first."""
         return self._restarts.instants()
 
+    def can_replace_slow(self, worker: WorkerId) -> bool:
+        """The group is whole and trains, and would have enough members without this one."""
+        current = self._current
+        if current is None or self.phase is not JobPhase.RUNNING or self._leaving is not None:
+            return False
+        enough = len(current.members) > max(1, self._policy.min_workers)
+        return enough and worker in current.worker_ids
+
     def members_that_may_train(self) -> list[Member]:
         """Those of every group that is not known to have stopped."""
         return self._lineage.members()
@@ -305,6 +313,20 @@ class Coordinator:
     def _(self, event: ev.HangExplained, now: float) -> list[fx.Effect]:
         self._hang.explained(event.generation, event.verdict, now)
         return []
+
+    @_apply.register
+    def _(self, event: ev.StragglerFound, now: float) -> list[fx.Effect]:
+        if not self.can_replace_slow(event.worker):
+            return []
+        return [
+            fx.ReplaceWorker(
+                node=self._nodes.home_of(worker),
+                worker=worker,
+                kind=FailureKind.SLOW,
+                message=event.message,
+            )
+            for worker in self._replacements.ask([event.worker], now)
+        ]
 
     @_apply.register
     def _(self, event: ev.ShardReported, now: float) -> list[fx.Effect]:

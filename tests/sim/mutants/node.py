@@ -231,8 +231,8 @@ RESTARTS = (
         "a script that always fails at the same step is started again and again",
     ),
     (
-        "    if failure.kind is FailureKind.SIGNAL or failure.kind is FailureKind.LEFT_OUT:\n",
-        "    if failure.kind is FailureKind.SIGNAL:\n",
+        "(FailureKind.SIGNAL, FailureKind.LEFT_OUT, FailureKind.SLOW)\n",
+        "(FailureKind.SIGNAL, FailureKind.SLOW)\n",
         "workers that are left out twice end the job",
     ),
     (

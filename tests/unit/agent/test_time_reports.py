@@ -32,3 +32,15 @@ def test_what_has_gone_with_a_report_is_not_told_again() -> None:
     reports.heard("w2", spent(0, generation=0), 0.0, told=False)
     reports.forget("w2", 300.0)
     assert not sent, "w2 was in no group"
+
+
+def test_sums_that_ranks_are_compared_by_are_passed_on_once() -> None:
+    sent: list[pb.WorkerPace] = []
+    reports = TimeReports(lambda _: None, sent.append)
+    reports.heard_pace("w1", pb.Pace(generation=1, committed=8))
+    assert not sent, "a stranger's"
+    reports.heard("w1", spent(8), 0.0, told=False)
+    for committed in (8, 8, 16, 16, 16):
+        reports.heard_pace("w1", pb.Pace(generation=1, committed=committed))
+    reports.heard_pace("w1", pb.Pace(generation=2, committed=16))
+    assert [(s.pace.generation, s.pace.committed) for s in sent] == [(1, 8), (1, 16), (2, 16)]

@@ -7,10 +7,12 @@ import math
 from elastic.agent import metrics as agent
 from elastic.coordinator import metrics
 from elastic.coordinator.metrics import CATALOG, JobFigures, NodeFigures, TotalFigures, collect
+from elastic.coordinator.slow_ranks import SlowRank
 from elastic.coordinator.totals import Totals
 from elastic.core.accounting import Kind
 from elastic.core.coordinator.slot_accounts import Accounts
 from elastic.core.membership import WorkerPhase
+from elastic.core.stragglers import Part, Straggler
 from elastic.runtime.metrics import Found, Metric
 from elastic.runtime.metrics_text import write
 from tests.unit.coordinator.agents import worker
@@ -27,6 +29,12 @@ ACCOUNTS = Accounts(
     nodes={"a": {Kind.HANG: 10.0}},
     wall_s=40.0,
     wanted=2,
+)
+
+SLOW = SlowRank(
+    found=Straggler(worker="b", rank=1, part=Part.DATA, late_s=0.025, step_s=0.1, since=8, at=24),
+    node="a",
+    slot=1,
 )
 
 
@@ -91,6 +99,16 @@ def test_time_is_told_by_kind_and_what_is_lost_by_node() -> None:
     assert value(job, metrics.LOST_SECONDS, node="a") == 10.0
 
 
+def test_slow_ranks_are_told_by_slot_and_by_what_they_are_slow_in() -> None:
+    totals = some()
+    tell(totals, "straggler", slow_in="data")
+    job = found(figures(totals, slow_ranks=(SLOW,), straggler_ratio=0.125))
+    assert value(job, metrics.STRAGGLER, node="a", slot="1", kind="data") == 0.25
+    assert value(job, metrics.STRAGGLER_RATIO) == 0.125
+    assert value(job, metrics.STRAGGLERS, kind="data") == 1
+    assert value(job, metrics.STRAGGLERS, kind="compute") == 0, "from the begin on"
+
+
 def test_before_the_first_commit_there_is_no_time_of_it() -> None:
     job = found(figures(Totals()))
     assert value(job, metrics.LAST_COMMIT) is None
@@ -130,6 +148,7 @@ def test_each_definition_is_found_in_some_snapshot() -> None:
         step_usual_s=0.1,
         values={"loss": 1.0},
         accounts=ACCOUNTS,
+        slow_ranks=(SLOW,),
     )
     assert set(found(all_of_it).samples) == set(CATALOG.metrics)
     of_agent = Found(job="digits")

@@ -339,3 +339,28 @@ def test_who_is_being_ended_is_in_no_group_also_if_none_could_be_formed_without_
     assert not of(fx.PersistGeneration, effects)
     effects = machine.handle(killed("b0"), 52.2)
     assert [m.worker for m in persisted(effects).generation.members] == ["c0"]
+
+
+def slow(worker: str) -> ev.StragglerFound:
+    return ev.StragglerFound(worker=worker, message="was slow: rank 1")
+
+
+def test_a_slow_member_is_replaced_and_the_others_train_on() -> None:
+    machine = running()
+    effects = machine.handle(slow("a1"), 1.0)
+    (replaced,) = of(fx.ReplaceWorker, effects)
+    assert isinstance(replaced, fx.ReplaceWorker)
+    assert (replaced.worker, replaced.kind) == ("a1", FailureKind.SLOW)
+    assert replaced.message == "was slow: rank 1"
+    following = persisted(effects).generation
+    assert [m.worker for m in following.members] == ["a0"]
+    assert not of(fx.ReplaceWorker, machine.handle(slow("a1"), 1.1)), "it is being ended"
+
+
+def test_a_slow_member_stays_where_the_group_would_be_too_small() -> None:
+    few = replace(SETTINGS, formation=replace(SETTINGS.formation, min_workers=2))
+    assert not of(fx.ReplaceWorker, running(few).handle(slow("a1"), 1.0))
+    machine = running()
+    assert not of(fx.ReplaceWorker, machine.handle(slow("stranger"), 1.0))
+    machine.handle(ev.StopRequested(exit_code=82, reason="enough"), 1.0)
+    assert not of(fx.ReplaceWorker, machine.handle(slow("a1"), 1.1))

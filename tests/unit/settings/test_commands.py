@@ -150,6 +150,7 @@ def test_the_sets_of_options_are_frozen() -> None:
         "first_step_timeout_s",
         "pause_timeout_s",
         "hang_factor",
+        "straggler_action",
         "stop_grace_s",
         "leader_ttl_s",
         "isolation_timeout_s",

@@ -45,6 +45,7 @@ def test_the_set_of_options_is_frozen() -> None:
         "first_step_timeout_s",
         "pause_timeout_s",
         "hang_factor",
+        "straggler_action",
         "stop_grace_s",
         "tls_ca",
         "tls_cert",

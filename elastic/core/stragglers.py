@@ -1,0 +1,350 @@
+"""Which rank keeps the others waiting step after step, and what it is slow in.
+
+All ranks end a step together, since its all-reduce waits for the last one. So what a rank takes is
+told by its *own* time: the step without what it has waited after its last local gradient. A slow
+rank takes longer than the median of all, and not only once. The median also keeps ranks apart that
+share a core with others: where most of them do, those that have one for themselves are the
+exception, and nobody is slow. For the same reason what a rank waits for a core counts by itself,
+and only if it lasts.
+
+Ranks put down sums after the same committed steps. A *window* is the time between two such steps.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from elastic.core.membership import WorkerId
+
+_MOST_PENDING = 4  # steps after which some ranks have put down sums, and others not yet
+
+
+class Part(enum.Enum):
+    """What a rank can be slow in."""
+
+    DATA = "data"
+    """Waiting for the data loader."""
+    TRANSFER = "transfer"
+    """Bringing samples to the device."""
+    COMPUTE = "compute"
+    """Forward and backward pass, up to the last local gradient."""
+    OPTIMIZER = "optimizer"
+    """The rest of the step's block, after the backward pass."""
+    BETWEEN = "between_steps"
+    """The script, between two steps."""
+    CORES = "cores"
+    """Ready to run, but its cores were taken by other processes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sums:
+    """Of one rank, in seconds, over all of its steps up to one; see Pace in job.proto."""
+
+    committed: int
+    steps: int
+    total_s: float = 0.0
+    data_s: float = 0.0
+    transfer_s: float = 0.0
+    wait_s: float = 0.0
+    after_s: float = 0.0
+    between_s: float = 0.0
+    arrivals: int = 0
+    reductions: int = 0
+    no_core_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """When a rank is called slow, and when no more. Shares are of the time of a step."""
+
+    late: float = 0.12
+    """By so much it holds up the others."""
+    late_on_average: float = 0.15
+    """In all windows that count."""
+    windows: int = 3
+    """In a row."""
+    very_late: float = 0.2
+    """On average: two windows are enough."""
+    windows_for_cores: int = 12
+    """In a row, where it is late since others take its cores: that comes and goes."""
+    least_s: float = 0.0005
+    """A step; less is the noise of clocks and schedulers."""
+    fine: float = 0.06
+    """Less than that is not late."""
+    fine_windows: int = 3
+    """In a row, before it is slow no more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Straggler:
+    """A rank that holds up the others, persistently."""
+
+    worker: WorkerId
+    rank: int
+    part: Part
+    """What it is slow in."""
+    late_s: float
+    """By so much in each step, in the windows in which that was found out."""
+    step_s: float
+    """How long steps took in these."""
+    since: int
+    """Steps committed when it began, as far as is known."""
+    at: int
+    """Steps committed when that was found out."""
+
+    @property
+    def share(self) -> float:
+        """Of each step."""
+        return self.late_s / self.step_s if self.step_s > 0.0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a comparison has changed."""
+
+    slow: tuple[Straggler, ...] = ()
+    """Named now."""
+    over: tuple[Straggler, ...] = ()
+    """Slow no more."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankTimes:
+    """What a step took on one rank in the newest window, in seconds."""
+
+    rank: int
+    parts: Mapping[Part, float]
+    wait_s: float
+
+    @property
+    def own_s(self) -> float:
+        """Without what it has waited for others."""
+        return sum(self.parts.values())
+
+    @property
+    def busy_s(self) -> float:
+        """Without what it has waited for a core either."""
+        return self.own_s - self.parts[Part.CORES]
+
+
+@dataclass(slots=True)
+class _Evidence:
+    """Windows in a row in which a rank was late, or those in which a slow one was not."""
+
+    since: int = 0
+    windows: int = 0
+    steps: int = 0
+    late_s: float = 0.0
+    step_s: float = 0.0
+    parts: defaultdict[Part, float] = field(default_factory=lambda: defaultdict(float))
+    fine: int = 0
+
+    def add(self, late_s: float, excess: Mapping[Part, float], lengths: _Lengths) -> None:
+        """It was late in one more window, by so much a step."""
+        steps = lengths.end - lengths.begin
+        self.windows += 1
+        self.steps += steps
+        self.late_s += late_s * steps
+        self.step_s += lengths.step_s * steps
+        for part, more_s in excess.items():
+            self.parts[part] += more_s * steps
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Lengths:
+    """Of a window: from which step to which, and how long they took."""
+
+    begin: int
+    end: int
+    step_s: float
+
+
+class Stragglers:
+    """Compares the ranks of one group after another.
+
+    O(ranks) for each window; of each rank it remembers one window.
+    """
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self._policy = policy if policy is not None else Policy()
+        self._generation = 0
+        self._ranks: dict[WorkerId, int] = {}
+        self._base: dict[WorkerId, Sums] = {}
+        self._base_at = 0
+        self._pending: dict[int, dict[WorkerId, Sums]] = {}
+        self._evidence: dict[tuple[WorkerId, bool], _Evidence] = {}
+        """By itself, and with what it waits for cores."""
+        self._named: dict[WorkerId, Straggler] = {}
+        self.newest: Mapping[WorkerId, RankTimes] = {}
+        """Of the newest window; empty before one in this group."""
+        self.worst = 0.0
+        """By which share of a step the last rank held up the others in it."""
+
+    @property
+    def named(self) -> Sequence[Straggler]:
+        """Those that are slow now, by rank."""
+        return sorted(self._named.values(), key=lambda s: s.rank)
+
+    def regroup(self, generation: int, members: Sequence[WorkerId]) -> Verdict:
+        """These train together from now on, in the order of their ranks."""
+        self._generation = generation
+        self._ranks = {worker: rank for rank, worker in enumerate(members)}
+        self._base, self._base_at, self._pending = {}, 0, {}
+        self._evidence = {}
+        self.newest, self.worst = {}, 0.0
+        gone = tuple(s for worker, s in self._named.items() if worker not in self._ranks)
+        self._named = {
+            worker: replace(s, rank=self._ranks[worker])
+            for worker, s in self._named.items()
+            if worker in self._ranks
+        }
+        return Verdict(over=gone)
+
+    def heard(self, worker: WorkerId, generation: int, sums: Sums) -> Verdict:
+        """A rank has put down sums. The same may come again."""
+        if generation != self._generation or worker not in self._ranks:
+            return Verdict()
+        if sums.committed <= self._base_at:
+            return Verdict()
+        self._pending.setdefault(sums.committed, {})[worker] = sums
+        return self._compare(sums.committed)
+
+    def _compare(self, newest: int) -> Verdict:
+        """Where all have come, or nobody else is to be waited for."""
+        if len(self._pending[newest]) == len(self._ranks):
+            return self._window_ends(newest)
+        if len(self._pending) <= _MOST_PENDING:
+            return Verdict()
+        enough = max(2, (len(self._ranks) + 1) // 2)
+        heard = [step for step, ranks in self._pending.items() if len(ranks) >= enough]
+        if heard:
+            return self._window_ends(min(heard))
+        del self._pending[min(self._pending)]
+        return Verdict()
+
+    def _window_ends(self, step: int) -> Verdict:
+        base, base_at, ends = self._base, self._base_at, self._pending[step]
+        self._base, self._base_at = ends, step
+        self._pending = {at: ranks for at, ranks in self._pending.items() if at > step}
+        window = {
+            worker: (base[worker], end)
+            for worker, end in ends.items()
+            if worker in base and end.steps > base[worker].steps
+        }
+        if len(window) < 2 or 2 * len(window) < len(self._ranks):
+            return Verdict()
+        return self._judge(window, base_at, step)
+
+    def _judge(self, window: Mapping[WorkerId, tuple[Sums, Sums]], begin: int, end: int) -> Verdict:
+        arrivals_known = all(
+            b.arrivals - a.arrivals == b.reductions - a.reductions > 0 for a, b in window.values()
+        )
+        times = {
+            worker: _times(self._ranks[worker], a, b, arrivals_known)
+            for worker, (a, b) in window.items()
+        }
+        totals = [(b.total_s - a.total_s) / (b.steps - a.steps) for a, b in window.values()]
+        self.newest, step_s = times, _median(totals)
+        usual = {part: _median([t.parts[part] for t in times.values()]) for part in Part}
+        usual_s = {
+            Part.CORES: _median([t.own_s for t in times.values()]),
+            Part.COMPUTE: _median([t.busy_s for t in times.values()]),
+        }
+        lengths = _Lengths(begin=begin, end=end, step_s=step_s)
+        slow: list[Straggler] = []
+        over: list[Straggler] = []
+        self.worst = 0.0
+        for worker, found in times.items():
+            late_s, busy_late_s = (
+                found.own_s - usual_s[Part.CORES],
+                found.busy_s - usual_s[Part.COMPUTE],
+            )
+            self.worst = max(self.worst, late_s / step_s if step_s > 0.0 else 0.0)
+            parts = {part: spent_s - usual[part] for part, spent_s in found.parts.items()}
+            cores = {Part.CORES: parts.pop(Part.CORES)}
+            known = self._named.get(worker)
+            if known is not None:
+                late_s = late_s if known.part is Part.CORES else busy_late_s
+                if self._is_over(worker, late_s, step_s):
+                    over.append(self._named.pop(worker))
+                continue
+            for by_itself, late, excess in ((True, busy_late_s, parts), (False, late_s, cores)):
+                named = self._note(worker, by_itself, late, excess, lengths)
+                if named is not None:
+                    slow.append(named)
+                    break
+        return Verdict(slow=tuple(slow), over=tuple(over))
+
+    def _note(
+        self,
+        worker: WorkerId,
+        by_itself: bool,
+        late_s: float,
+        excess: Mapping[Part, float],
+        lengths: _Lengths,
+    ) -> Straggler | None:
+        """One more window; the straggler if that is enough to name it."""
+        policy, key = self._policy, (worker, by_itself)
+        if late_s < max(policy.least_s, policy.late * lengths.step_s):
+            self._evidence.pop(key, None)
+            return None
+        evidence = self._evidence.setdefault(key, _Evidence(since=lengths.begin))
+        evidence.add(late_s, excess, lengths)
+        average = evidence.late_s / evidence.step_s
+        windows = policy.windows if by_itself else policy.windows_for_cores
+        if by_itself and average >= policy.very_late:
+            windows -= 1
+        if evidence.windows < windows or average < policy.late_on_average:
+            return None
+        self._forget(worker)
+        named = self._named[worker] = Straggler(
+            worker=worker,
+            rank=self._ranks[worker],
+            part=max(evidence.parts, key=lambda part: evidence.parts[part]),
+            late_s=evidence.late_s / evidence.steps,
+            step_s=evidence.step_s / evidence.steps,
+            since=evidence.since,
+            at=lengths.end,
+        )
+        return named
+
+    def _is_over(self, worker: WorkerId, late_s: float, step_s: float) -> bool:
+        evidence = self._evidence.setdefault((worker, True), _Evidence())
+        fine = late_s < max(self._policy.least_s, self._policy.fine * step_s)
+        evidence.fine = evidence.fine + 1 if fine else 0
+        if evidence.fine < self._policy.fine_windows:
+            return False
+        self._forget(worker)
+        return True
+
+    def _forget(self, worker: WorkerId) -> None:
+        for by_itself in (True, False):
+            self._evidence.pop((worker, by_itself), None)
+
+
+def _times(rank: int, begin: Sums, end: Sums, arrivals_known: bool) -> RankTimes:
+    steps = end.steps - begin.steps
+    parts = {
+        Part.DATA: end.data_s - begin.data_s,
+        Part.TRANSFER: end.transfer_s - begin.transfer_s,
+        Part.OPTIMIZER: end.after_s - begin.after_s,
+        Part.BETWEEN: end.between_s - begin.between_s,
+    }
+    wait_s = end.wait_s - begin.wait_s
+    rest_s = end.total_s - begin.total_s - wait_s - sum(parts.values())
+    known_s = max(0.0, rest_s) if arrivals_known else 0.0
+    parts[Part.CORES] = min(known_s, max(0.0, end.no_core_s - begin.no_core_s))
+    parts[Part.COMPUTE] = known_s - parts[Part.CORES]
+    return RankTimes(
+        rank=rank,
+        parts={part: spent_s / steps for part, spent_s in parts.items()},
+        wait_s=wait_s / steps,
+    )
+
+
+def _median(values: Sequence[float]) -> float:
+    """The lower one of two: of two ranks the faster one is what the other could be."""
+    return sorted(values)[(len(values) - 1) // 2]

@@ -1,0 +1,70 @@
+"""Trains STEPS steps of STEP_S seconds; from SINCE on each takes 30% longer in slot RANK, in PART.
+
+Usage: slow_rank.py STEPS STEP_S PART RANK SINCE sleep|work
+
+work: the forward pass keeps a core busy, and so does what takes longer. PART none: nothing does.
+"""
+
+import sys
+import time
+
+import torch
+
+import elastic
+
+steps, step_s, part = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+rank, since, work = int(sys.argv[4]), int(sys.argv[5]), sys.argv[6] == "work"
+BATCH = 4
+now = 0
+
+
+def spend(seconds):
+    if not work:
+        time.sleep(seconds)
+        return
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        torch.randn(64, 64) @ torch.randn(64, 64)
+
+
+def spend_more(where, share=1.0):
+    if where == part and session.local_rank == rank and now >= since:
+        spend(0.3 * step_s * share)
+
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 3 * BATCH * (steps + 100)
+
+    def __getitem__(self, index):
+        spend_more("data", 1 / BATCH)
+        return torch.ones(4)
+
+
+class Model(torch.nn.Linear):
+    def forward(self, values):
+        spend(0.9 * step_s)
+        spend_more("compute")
+        return super().forward(values)
+
+
+class Optimizer(torch.optim.SGD):
+    def step(self, *args, **options):
+        spend_more("optimizer")
+        return super().step(*args, **options)
+
+
+session = elastic.init()
+model = session.distribute(Model(4, 1))
+optimizer = Optimizer(model.parameters(), lr=0.01)
+session.track(model=model, optimizer=optimizer)
+for step in session.steps(elastic.DataLoader(Samples(), batch_size=BATCH), epochs=1):
+    now = step.index
+    if now >= steps:
+        break
+    with step:
+        for batch in step.batches():
+            step.backward(model(batch).square().mean())
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    spend_more("between_steps")

@@ -1,0 +1,75 @@
+"""A rank that holds up the others in every step is named, with what it is slow in."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+
+import pytest
+
+from tests.integration.running import Place
+
+SINCE, WITHIN = 24, 30
+STATUS = ("status", "--output", "json")
+
+
+@pytest.mark.parametrize(
+    ("part", "rank", "how", "step_s"),
+    [
+        ("data", 1, "sleep", 0.06),
+        *(
+            pytest.param(part, rank, how, 0.075, marks=pytest.mark.long)
+            for rank, part in enumerate(("compute", "optimizer", "data"))
+            for how in ("sleep", "work")
+        ),
+        pytest.param("between_steps", 0, "sleep", 0.075, marks=pytest.mark.long),
+    ],
+)
+def test_a_slow_rank_is_named_within_30_steps(
+    place: Place, part: str, rank: int, how: str, step_s: float
+) -> None:
+    job = place.start("slow_rank.py", SINCE + 60, step_s, part, rank, SINCE, how, nproc=3)
+    assert job.wait() == 0, job.story()
+    (named,) = job.named("straggler")
+    assert (named["rank"], named["slow_in"], named["action"]) == (rank, part, "report")
+    assert SINCE < named["step"] <= SINCE + WITHIN
+    assert named["late_s"] == pytest.approx(0.3 * step_s, rel=0.5)
+    assert f"rank {rank} (node local) holds up every step by" in named["verdict"]
+
+
+@pytest.mark.long
+def test_nobody_is_named_in_2000_steps_on_cores_that_are_shared(place: Place) -> None:
+    job = place.start("slow_rank.py", 2000, 0.03, "none", 0, 0, "work", nproc=3)
+    assert job.wait(220) == 0, job.story()
+    assert not job.named("straggler")
+
+
+@pytest.mark.long
+def test_status_and_metrics_tell_of_it(place: Place) -> None:
+    options = ["--http-address", "127.0.0.1:0"]
+    job = place.start(
+        "slow_rank.py", 100_000, 0.05, "compute", 2, 24, "sleep", nproc=3, options=options
+    )
+    job.wait_for_event("straggler")
+    (slow,) = json.loads(place.elastic(*STATUS).stdout)["slow"]
+    assert (slow["rank"], slow["slow_in"]) == (2, "compute")
+    assert "slow: rank 2 (node local)" in place.elastic("status").stdout
+    address = job.wait_for_event("http_started")["address"]
+    with urllib.request.urlopen(f"{address}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    assert 'elastic_straggler{job="job",kind="compute",node="local",slot="2"} 0.' in text
+    assert 'elastic_stragglers_total{job="job",kind="compute"} 1.0' in text
+
+
+@pytest.mark.long
+def test_a_slow_rank_is_replaced_if_that_is_wanted_and_not_for_ever(place: Place) -> None:
+    """The script is slow in one rank, whoever that is."""
+    options = ["--straggler-action", "replace"]
+    job = place.start("slow_rank.py", 400, 0.05, "data", 1, 24, "sleep", nproc=3, options=options)
+    assert job.wait(120) == 0, job.story()
+    named = job.named("straggler")
+    assert [n["action"] for n in named[:3]] == ["replace", "replace", "report"]
+    failed = job.named("worker_failed")
+    assert [f["worker"] for f in failed] == [n["worker"] for n in named[:2]]
+    assert {f["kind"] for f in failed} == {"slow"}
+    assert "was slow: rank 1 (node local) holds up every step" in failed[0]["message"]

@@ -2,9 +2,11 @@
 
 Usage: slow_rank.py STEPS STEP_S PART RANK SINCE sleep|work
 
-work: the forward pass keeps a core busy, and so does what takes longer. PART none: nothing does.
+work: the forward pass keeps a core busy, and so does what takes longer: 30% of what steps took
+before. PART none: nothing does.
 """
 
+import statistics
 import sys
 import time
 
@@ -15,7 +17,8 @@ import elastic
 steps, step_s, part = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
 rank, since, work = int(sys.argv[4]), int(sys.argv[5]), sys.argv[6] == "work"
 BATCH = 4
-now = 0
+now, usual_s = 0, step_s
+durations_s = []
 
 
 def spend(seconds):
@@ -29,7 +32,7 @@ def spend(seconds):
 
 def spend_more(where, share=1.0):
     if where == part and session.local_rank == rank and now >= since:
-        spend(0.3 * step_s * share)
+        spend(0.3 * usual_s * share)
 
 
 class Samples(torch.utils.data.Dataset):
@@ -59,12 +62,16 @@ model = session.distribute(Model(4, 1))
 optimizer = Optimizer(model.parameters(), lr=0.01)
 session.track(model=model, optimizer=optimizer)
 for step in session.steps(elastic.DataLoader(Samples(), batch_size=BATCH), epochs=1):
-    now = step.index
+    now, began = step.index, time.monotonic()
     if now >= steps:
         break
+    if now == since:
+        usual_s = statistics.median(durations_s[5:] or [step_s])
     with step:
         for batch in step.batches():
             step.backward(model(batch).square().mean())
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+    if now < since:
+        durations_s.append(time.monotonic() - began)
     spend_more("between_steps")

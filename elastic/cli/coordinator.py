@@ -19,9 +19,12 @@ from elastic.cli.http import (
     require_http_protection,
     watched_over_http,
 )
+from elastic.cli.page import page_of, reached_at
+from elastic.coordinator.history import JobHistory
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.metrics import collect
 from elastic.coordinator.office import Office
+from elastic.coordinator.page import standby
 from elastic.coordinator.totals import Totals
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
@@ -33,7 +36,7 @@ from elastic.runtime.listening import require_listenable
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.off_loop import off_loop
 from elastic.runtime.output import Output, Stream
-from elastic.runtime.process_metrics import ProcessParts, Watched
+from elastic.runtime.process_metrics import Document, ProcessParts, Watched
 from elastic.runtime.process_title import set_title
 from elastic.runtime.service_notice import Condition, ServiceNotice
 from elastic.runtime.warnings_to_journal import warnings_to
@@ -78,10 +81,12 @@ async def _coordinate(
     notice: ServiceNotice,
 ) -> int:
     recent, pauses, totals, calls = RecentEntries(), LoopPauses(), Totals(), StoreCalls()
+    history = JobHistory()
     journal = Journal(
         JsonLines(stream, quiet=frozenset({"progress"})),
         recent,
         totals,
+        history,
         origin={"job": settings.job, "run": settings.run_id, "node": None},
     )
     warnings_to(journal)
@@ -99,6 +104,7 @@ async def _coordinate(
             leader_ttl_s=settings.leader_ttl_s,
             pauses=pauses,
             totals=totals,
+            history=history,
         )
         server = ControlServer(office, settings.listen, security=security, report=journal.record)
         await server.start()
@@ -115,18 +121,24 @@ async def _coordinate(
             snapshot=lambda: functools.partial(collect, figures=office.figures()),
             why_not_ready=functools.partial(_why_not_ready, office, store, settings.job),
             parts=parts,
+            page=page_of(history, office.view, functools.partial(_standing_by, office, settings)),
         )
         serving = watched_over_http(
             watched, settings.http_address, journal, security, default=COORDINATOR_DEFAULT
         )
         with notice.telling(lambda: _condition(office)):
             try:
-                async with serving:
+                async with serving as served:
+                    office.page = reached_at(served, address)
                     with watched_loop(journal, pauses):
                         return await _until_signalled(office, journal, settings.after_end, notice)
             finally:
                 notice.stopping(STOP_TIMEOUT_S)
                 await server.stop(_STOP_GRACE_S)
+
+
+def _standing_by(office: Office, settings: CoordinatorSettings) -> Document:
+    return standby(settings.job, settings.run_id, office.address, office.leader)
 
 
 async def _why_not_ready(office: Office, store: Store, job: str) -> str:

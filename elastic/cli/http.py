@@ -1,14 +1,15 @@
-"""Serves a daemon's /metrics, /healthz and /readyz beside it: where, to whom, and when not."""
+"""Serves a daemon's page, metrics and health beside it: where, to whom, and when not."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import os
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from elastic.errors import ConfigurationError, ElasticError
@@ -59,8 +60,10 @@ async def watched_over_http(
     *,
     default: str | None = None,
     tells_of_certificates: bool = False,
-) -> AsyncIterator[None]:
-    """Within, it is served. default: where, if nothing is wanted; it may be had by another.
+) -> AsyncIterator[str]:
+    """Within, it is served, at the address that this gives; empty: nowhere.
+
+    default: where, if nothing is wanted; it may be had by another.
     tells_of_certificates: when they are replaced or cannot be used; else gRPC does.
 
     On a loopback address in plain text; elsewhere with the job's certificates, if it has any.
@@ -73,14 +76,16 @@ async def watched_over_http(
         watched = replace(watched, parts=replace(watched.parts, certificate=newest))
     server = await _server(watched, address, journal, security, default, newest)
     if server is None:
-        yield
+        yield ""
         return
+    address = server.address
     try:
         server.start()
     except RuntimeError as error:  # there is no thread to be had
         _go_without(journal, error)
+        address = ""
     try:
-        yield
+        yield address
     finally:
         with contextlib.suppress(RuntimeError):
             await off_loop(server.close)
@@ -115,13 +120,42 @@ async def _server(
         raise
     if not secured and not stays_here(wanted):
         message = (
-            f"{wanted} serves metrics in plain text (--insecure): whoever reaches it reads them"
+            f"{wanted} serves the page and metrics of the job in plain text (--insecure): whoever "
+            "reaches it reads them"
         )
         journal.record("security_warning", message=message)
-    scheme = "https" if secured else "http"
-    journal.record("http_started", address=f"{scheme}://{address_of(listener)}")
+    at = f"{'https' if secured else 'http'}://{address_of(listener)}"
+    journal.record("http_started", address=at)
     loop, report = asyncio.get_running_loop(), on_this_loop(journal.record)
-    return _Serving(listener, watched, loop, _admission(security), report, files, newest)
+    guard = Guard(may_scrape=_admission(security), is_local=stays_here(wanted))
+    return _Serving(listener, at, watched, loop, guard, report, files, newest)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Guard:
+    """Who may see what; each says why not, empty: one may."""
+
+    may_scrape: Callable[[Request], str]
+    is_local: bool
+    """Only this machine reaches it."""
+
+    def may_see(self, request: Request) -> str:
+        """The page. A site elsewhere could have its own name lead a browser to a loopback address,
+        and read what is served there: so that has to be asked for as what it is."""
+        if self.is_local and not _is_address(request.host):
+            return (
+                f"this page is at a loopback address, and was asked for as {request.host!r}: ask "
+                "for localhost or 127.0.0.1"
+            )
+        return self.may_scrape(request)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower() in ("localhost", "")
+    return True
 
 
 def _go_without(journal: Journal, error: Exception) -> None:
@@ -135,15 +169,17 @@ class _Serving:
     def __init__(
         self,
         listener: socket.socket,
+        address: str,
         watched: Watched,
         loop: asyncio.AbstractEventLoop,
-        may_scrape: Callable[[Request], str],
+        guard: Guard,
         report: Report,
         files: TlsFiles | None,
         newest: NewestCertificate | None,
     ) -> None:
+        self.address = address
         self._listener, self._watched, self._loop = listener, watched, loop
-        self._may_scrape, self._report = may_scrape, report
+        self._guard, self._report = guard, report
         self._files, self._newest = files, newest
         self._lock = threading.Lock()
         self._server: HttpServer | None = None
@@ -182,11 +218,15 @@ class _Serving:
     def _make(self) -> HttpServer:
         from elastic.runtime.http_pages import WatcherPages
         from elastic.runtime.http_server import HttpServer, HttpTls
+        from elastic.runtime.job_page import JobPage
 
         tls = None
         if self._files is not None and self._newest is not None:
             tls = HttpTls(files=self._files, newest=self._newest)
-        pages = WatcherPages(self._watched, self._loop, self._may_scrape).by_path()
+        watched, guard = self._watched, self._guard
+        pages = WatcherPages(watched, self._loop, guard.may_scrape).by_path()
+        if watched.page is not None:
+            pages |= JobPage(watched.page, self._loop, guard.may_see).by_path()
         return HttpServer(self._listener, pages, report=self._report, tls=tls)
 
 
@@ -204,6 +244,6 @@ def _admission(security: Security) -> Callable[[Request], str]:
         if request.peer is None or expected in request.peer:
             return ""
         found = ", ".join(request.peer) or "no certificate, or one that names nothing"
-        return f"/metrics is for certificates that name {expected}; shown was {found}"
+        return f"this is for certificates that name {expected}; shown was {found}"
 
     return refused

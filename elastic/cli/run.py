@@ -19,13 +19,16 @@ from elastic.agent.daemon import AgentDaemon, NodeOptions
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.cli.console import Display, JsonDisplay, LiveDisplay
 from elastic.cli.http import (
+    OFF,
     checkpoint_directories,
     require_http_protection,
     watched_over_http,
 )
 from elastic.cli.launch import is_classic, log_directory, require_command, worker_environment
+from elastic.cli.page import page_of
 from elastic.coordinator import metrics as coordinator_metrics
 from elastic.coordinator.daemon import CoordinatorDaemon
+from elastic.coordinator.history import JobHistory
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import lead
 from elastic.coordinator.totals import Totals
@@ -101,7 +104,9 @@ async def _run(
 ) -> int:
     settings = command.settings
     recent, pauses, totals, counts = RecentEntries(), LoopPauses(), Totals(), EntryCounts()
-    journal = Journal(display.entry, recent, totals, counts, origin=_origin(settings))
+    history = JobHistory()
+    listeners = (display.entry, recent, totals, counts, history)
+    journal = Journal(*listeners, origin=_origin(settings))
     warnings_to(journal)
     security = choose_security(settings.job, settings.security)
     require_http_protection(settings.http_address, security)
@@ -121,6 +126,7 @@ async def _run(
             recent=recent,
             pauses=pauses,
             totals=totals,
+            history=history if settings.http_address not in (None, OFF) else None,
         )
         ends.push_async_callback(coordinator.close)
         await coordinator.start()
@@ -144,6 +150,7 @@ async def _run(
             job=settings.job,
             snapshot=lambda: _collector(coordinator, agent, counts),
             why_not_ready=_always_ready,
+            page=page_of(history, coordinator.view),
             parts=ProcessParts(
                 pauses=pauses,
                 directories=checkpoint_directories(settings.checkpoint_dir, logs=str(logs)),

@@ -17,6 +17,7 @@ from elastic.coordinator.departing_nodes import DepartingNodes
 from elastic.coordinator.exclusions import Exclusions
 from elastic.coordinator.hangs import Hangs
 from elastic.coordinator.hearing import Hearing
+from elastic.coordinator.history import SAMPLE_EVERY_S, JobHistory
 from elastic.coordinator.incidents import IncidentRecords
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import (
@@ -30,6 +31,7 @@ from elastic.coordinator.leadership import (
 )
 from elastic.coordinator.metrics import JobFigures, TotalFigures
 from elastic.coordinator.node_registry import NodeRegistry
+from elastic.coordinator.page import JobView
 from elastic.coordinator.records import Records, save_records, since_boot, to_unix
 from elastic.coordinator.recoveries import Recoveries
 from elastic.coordinator.saves import Saves
@@ -41,6 +43,7 @@ from elastic.coordinator.view_batches import ViewBatches
 from elastic.coordinator.wording import ending, refusal
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
+from elastic.core.curves import Sample
 from elastic.core.membership import Generation
 from elastic.core.quarantine import NodeFailures
 from elastic.errors import ConfigurationError, ExitCode
@@ -79,6 +82,7 @@ class Term:
 class CoordinatorDaemon:
     """One job's coordinator; the handler of elastic.rpc.control.ControlServer.
 
+    history: for the page, if there is one; it listens to the journal.
     in_office: whether it is certain at this moment that nobody else leads. recent: the entries of
     the journal that operators can ask for. pauses: those of its event loop. totals: of the run;
     they listen to the journal.
@@ -95,6 +99,7 @@ class CoordinatorDaemon:
         recent: RecentEntries | None = None,
         pauses: LoopPauses | None = None,
         totals: Totals | None = None,
+        history: JobHistory | None = None,
     ) -> None:
         self._options, self._journal = options, journal
         self._store, self._leadership = store, leadership
@@ -143,6 +148,7 @@ class CoordinatorDaemon:
         )
         self._refused: dict[str, str] = {}  # why, by name
         self._recoveries = Recoveries(known.recoveries)
+        self._history = history
         self._totals = totals if totals is not None else Totals()
         self._totals.adopt(known.totals)
         self._kept: tuple[object, ...] = self._counted() if leadership.records.are_kept else ()
@@ -222,6 +228,8 @@ class CoordinatorDaemon:
         )
         if order is not None:
             self._stop(order)
+        if self._history is not None:
+            self._tasks.start(self._sample(self._history), "history")
 
     async def close(self) -> None:
         """End what still runs here, and every stream."""
@@ -420,8 +428,6 @@ class CoordinatorDaemon:
         policy, options, progress = self._options.formation, self._options, self._hearing.progress
         nodes = tuple(self._departing.figures())
         attending = list(self._nodes)
-        kept_out = {node.node for node in nodes if node.state != "ready"}
-        room = sum(n.stream.slots for n in attending if n.stream.node not in kept_out)
         elapsed_s = progress.in_step_s
         return JobFigures(
             phase=self._machine.phase.value,
@@ -437,7 +443,7 @@ class CoordinatorDaemon:
             step_usual_s=progress.step_s,
             samples_per_s=progress.samples_per_s,
             world_size=current.world_size if current is not None else 0,
-            wanted=min(policy.max_workers, room),
+            wanted=self._wanted(),
             minimum=policy.min_workers,
             generation=current.number if current is not None else 0,
             restarts_left=max(0, options.max_restarts - self._machine.restarts_spent(now)),
@@ -450,6 +456,48 @@ class CoordinatorDaemon:
             slow_ranks=tuple(self._slow_ranks.now),
             straggler_ratio=self._slow_ranks.worst,
         )
+
+    def view(self) -> JobView:
+        """The same for its page."""
+        now_unix_s, history = time.time(), self._history
+        since = self._recoveries.under_way_since
+        ended = self._exit_code() is not None
+        return JobView(
+            at_unix_s=now_unix_s,
+            job=self._options.job,
+            run_id=self._options.run_id,
+            coordinator=self._options.address,
+            figures=self.figures(),
+            generation=self._machine.current,
+            recovering_since_unix_s=to_unix((since,))[0] if since is not None else None,
+            recoveries=tuple(self._recoveries.finished),
+            ending=self.ended.result().message if ended else "",
+            stop_reason=self._order.reason if self._order is not None else "",
+            verdict=self._hangs.newest,
+            verdict_unix_s=self._hangs.newest_unix_s,
+            checkpoint_dir=self._saves.url,
+            longest_pause_s=self._pauses.longest_s,
+            entries=tuple(history.entries) if history is not None else (),
+            departed=dict(history.departed) if history is not None else {},
+        )
+
+    async def _sample(self, history: JobHistory) -> None:
+        while not self.ended.done():
+            progress, current = self._hearing.progress, self._machine.current
+            sample = Sample(
+                step=self._machine.committed,
+                world_size=current.world_size if current is not None else 0,
+                wanted=self._wanted(),
+                samples_per_s=progress.samples_per_s,
+                values=dict(progress.reported),
+            )
+            history.sample(sample, self._totals.steps)
+            await asyncio.sleep(SAMPLE_EVERY_S)
+
+    def _wanted(self) -> int:
+        """Workers that the nodes which take part have room for."""
+        room = sum(self._departing.room())
+        return min(self._options.formation.max_workers, room)
 
     def _exit_code(self) -> int | None:
         if not self.ended.done() or self.ended.cancelled() or self.ended.exception() is not None:

@@ -191,20 +191,34 @@ class DepartingNodes:
                 )
         return sorted(found, key=lambda status: (status.node, status.machine))
 
+    def room(self) -> Iterator[int]:
+        """The slots of each node that takes part."""
+        return (n.stream.slots for n in self._nodes if self._state(n) == "ready")
+
     def figures(self) -> Iterator[NodeFigures]:
         """Of the same nodes, for their metrics."""
         now = time.monotonic()
         for node in self._nodes:
+            excluded, leaving = self._excluded(node), self._leaving.get(node.node, "")
             yield NodeFigures(
                 node=node.stream.node,
                 state=self._state(node),
                 failures=self._failures.failures(self._key(node.node), now),
-                longest_pause_s=node.longest_pause_s,
+                longest_pause_s=round(node.longest_pause_s, 3),
+                host=node.stream.host,
+                slots=node.stream.slots,
+                reason=excluded.reason if excluded is not None else leaving,
+                workers=node.statuses,
             )
         for key in self._exclusions.names():
             excluded = self._exclusions.get(key)
             if excluded is not None and not self._nodes_of(key):
-                yield NodeFigures(node=excluded.node or key, state=excluded.state)
+                yield NodeFigures(
+                    node=excluded.node or key,
+                    state=excluded.state,
+                    connected=False,
+                    reason=excluded.reason,
+                )
 
     def _state(self, node: AttendingNode) -> str:
         excluded = self._excluded(node)

@@ -41,18 +41,17 @@ class Election:
         on_change: Callable[[LeaseState], None],
         on_waiting: Callable[[LeaderDocument], None] = lambda _: None,
         run_id: str = DEFAULT_RUN,
+        page: Callable[[], str] = str,
         ttl_s: float = LEADER_TTL_S,
         clock: Callable[[], float] = boot_time_s,
     ) -> None:
         """`address`: host:port where agents and operators find this candidate. `on_waiting`: told
-        who leads while it waits, once for each leader."""
+        who leads while it waits, once for each leader. `page`: where people find its page."""
         self._store = store
         self._job, self._run_id = job, run_id
         self._key = JobKeys(job).leader
         self._candidate = uuid.uuid4().hex
-        self._value = to_json(
-            LeaderDocument(candidate=self._candidate, address=address, run_id=run_id)
-        )
+        self._address, self._page = address, page
         self._on_waiting = on_waiting
         self._on_change = on_change
         self._in_office = False
@@ -72,7 +71,7 @@ class Election:
         """
         while True:
             await self._until_vacant()
-            elected = await self._claim.take(self._value)
+            elected = await self._claim.take(self._value())
             if elected is None:
                 continue
             try:
@@ -146,6 +145,15 @@ class Election:
             if ending is not None:
                 ending.cancel()
                 await asyncio.gather(ending, return_exceptions=True)
+
+    def _value(self) -> bytes:
+        document = LeaderDocument(
+            candidate=self._candidate,
+            address=self._address,
+            run_id=self._run_id,
+            page=self._page(),
+        )
+        return to_json(document)
 
     def _tell_who_leads(self, entry: Entry, told: str) -> str:
         """The candidate of which it has been told now; `told`: until now."""

@@ -221,6 +221,12 @@ class NodeFigures:
     state: str
     failures: int = 0
     longest_pause_s: float = 0.0
+    connected: bool = True
+    host: str = ""
+    slots: int = 0
+    reason: str = ""
+    """Why it is to leave, or is kept out."""
+    workers: tuple[WorkerStatus, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

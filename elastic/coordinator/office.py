@@ -9,10 +9,12 @@ from typing import Any
 
 from elastic.coordinator.daemon import CoordinatorDaemon, Term
 from elastic.coordinator.election import LEADER_TTL_S, Election
+from elastic.coordinator.history import JobHistory
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import Leadership, Stored, restore_generation
 from elastic.coordinator.metrics import JobFigures
 from elastic.coordinator.node_registry import NodeRegistry
+from elastic.coordinator.page import JobView
 from elastic.coordinator.totals import Totals
 from elastic.errors import TransientError
 from elastic.rpc.control import AgentStream
@@ -43,8 +45,9 @@ class Office:
         leader_ttl_s: float = LEADER_TTL_S,
         pauses: LoopPauses | None = None,
         totals: Totals | None = None,
+        history: JobHistory | None = None,
     ) -> None:
-        self._pauses = pauses
+        self._pauses, self._history = pauses, history
         self._totals = totals if totals is not None else Totals()
         self._follows = False
         self._options = options
@@ -56,8 +59,14 @@ class Office:
         self._over = False
         self._suspect = False
         self._concluding = False
+        self.address = options.address
+        """Where agents and operators find it."""
         self.stands = False
         """It campaigns or leads, or the run has ended before."""
+        self.page = ""
+        """Where people find the page that this coordinator serves; empty: nowhere."""
+        self.leader: LeaderDocument | None = None
+        """Who led when it last waited to be elected."""
         self._election = Election(
             store,
             job=options.job,
@@ -65,6 +74,7 @@ class Office:
             run_id=options.run_id,
             on_change=self._leadership_changed,
             on_waiting=self._waits_for,
+            page=lambda: self.page,
             ttl_s=leader_ttl_s,
         )
 
@@ -133,6 +143,7 @@ class Office:
             recent=self._recent,
             pauses=self._pauses,
             totals=self._totals,
+            history=self._history,
         )
         last = leadership.last_generation
         self._journal.record(
@@ -205,6 +216,7 @@ class Office:
         return registry
 
     def _waits_for(self, leader: LeaderDocument) -> None:
+        self.leader = leader
         theirs, ours = leader.run_id, self._options.run_id
         other = theirs not in ("", ours)
         self._journal.record(
@@ -229,6 +241,11 @@ class Office:
         """The job as it is, or was at its end; None where another coordinator leads, or none."""
         daemon = self._daemon or self._last
         return daemon.figures() if daemon is not None else None
+
+    def view(self) -> JobView | None:
+        """The same for its page."""
+        daemon = self._daemon or self._last
+        return daemon.view() if daemon is not None else None
 
     def why_not_ready(self) -> str:
         """Empty while it leads, or follows, and after the end of the run."""

@@ -41,6 +41,11 @@ class Recoveries:
         self._under_way: _Recovery | None = None
         self.finished: deque[Mapping[str, Any]] = deque(finished, maxlen=_KEPT)
 
+    @property
+    def under_way_since(self) -> float | None:
+        """The first sign of the loss that is being recovered from; None: of none."""
+        return self._under_way.sign_at if self._under_way is not None else None
+
     def sign(self, now: float) -> None:
         """A first hint: a broken collective, a dead worker, a broken stream."""
         if self._sign_at is None:

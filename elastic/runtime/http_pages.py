@@ -24,10 +24,10 @@ T = TypeVar("T")
 ASK_WITHIN_S = 2.0
 """For the daemon's event loop to answer."""
 _FRESH_S = 0.5
-_SILENT = f"the event loop of this process has not answered within {ASK_WITHIN_S:g} s"
+SILENT = f"the event loop of this process has not answered within {ASK_WITHIN_S:g} s"
 
 
-class _Question(Generic[T]):
+class Question(Generic[T]):
     """Asked on the daemon's loop, by one asker at a time; its answer holds for a moment."""
 
     def __init__(
@@ -68,8 +68,8 @@ class WatcherPages:
         may_scrape: Callable[[Request], str] = lambda _: "",
     ) -> None:
         self._watched, self._may_scrape = watched, may_scrape
-        self._snapshot = _Question(loop, self._take)
-        self._ready = _Question(loop, watched.why_not_ready)
+        self._snapshot = Question(loop, self._take)
+        self._ready = Question(loop, watched.why_not_ready)
         self._process = ProcessCollector(registry=None)
         self._written: dict[bool, tuple[float, Written]] = {}  # since when; OpenMetrics or not
 
@@ -88,7 +88,7 @@ class WatcherPages:
         try:
             reason = await self._ready.ask()
         except asyncio.TimeoutError:
-            reason = _SILENT
+            reason = SILENT
         return Response.of(503, reason) if reason else Response.of(200, "ready")
 
     async def metrics(self, request: Request) -> Response:
@@ -99,7 +99,7 @@ class WatcherPages:
             taken = await self._snapshot.ask()
         except asyncio.TimeoutError:
             if self._snapshot.answer is None:
-                return Response.of(503, _SILENT)
+                return Response.of(503, SILENT)
             taken = self._snapshot.answer
         opens = OPENMETRICS in request.accept
         since, written = self._written.get(opens, (0.0, None))

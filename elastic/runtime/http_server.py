@@ -13,7 +13,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,10 +27,12 @@ from elastic.settings.tls_files import TlsFiles
 from elastic.timeouts import timeout
 
 MOST_CONNECTIONS = 100
+MOST_STREAMS = 32
+"""Of the connections: answers that do not end. No newer connection takes the place of one."""
 MOST_HEAD_BYTES = 16 * 1024
 """Of request line and headers."""
 ANSWER_WITHIN_S = 10.0
-"""A connection on which no answer was completed for so long is cut."""
+"""A connection on which no answer, and no part of a stream, was completed for so long is cut."""
 _KEEP_ALIVE_S = 5
 _END_WITHIN_S = 1.0
 _PAUSE_S = 0.5  # where no descriptor is left for a connection
@@ -43,6 +45,8 @@ class Request:
     """What pages may know of one."""
 
     accept: str = ""
+    host: str = ""
+    """The name or address by which the client knows this server, without the port."""
     peer: tuple[str, ...] | None = None
     """The DNS names in the client's certificate, which the job's authority has signed; empty: it
     has shown none. None: plain text."""
@@ -56,6 +60,8 @@ class Response:
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
     headers: Mapping[str, str] = field(default_factory=dict)
+    chunks: AsyncIterator[bytes] | None = None
+    """What follows `body`, for as long as the client stays. At least one in `ANSWER_WITHIN_S`."""
 
     @classmethod
     def of(cls, status: int, text: str, **headers: str) -> Response:
@@ -89,7 +95,8 @@ class HttpServer:
         ConfigurationError for a certificate that can not be used."""
         self._listener, self._pages, self._report = listener, pages, report
         self._context = _context(tls) if tls is not None else None
-        self._connections: dict[socket.socket, asyncio.Task[None]] = {}  # oldest first
+        self._connections: dict[socket.socket, _Attended] = {}  # oldest first
+        self._streams = 0
         self._state = ServerState()
         self._told_at = -_TOLD_EVERY_S
         self._config = uvicorn.Config(
@@ -127,11 +134,10 @@ class HttpServer:
     async def _serve(self) -> None:
         accepting = asyncio.ensure_future(self._accept())
         await self._ends.wait()
-        tasks = [accepting, *self._connections.values(), *self._state.tasks]
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks, timeout=_END_WITHIN_S)
+        attending = [accepting, *(attended.task for attended in self._connections.values())]
+        await _cancelled(attending)
         await asyncio.sleep(0.01)  # transports that were aborted are let go by the loop
+        await _cancelled(list(self._state.tasks))
 
     async def _accept(self) -> None:
         while True:
@@ -142,8 +148,11 @@ class HttpServer:
                 continue
             if len(self._connections) >= MOST_CONNECTIONS:
                 self._cut_oldest()
-            task = asyncio.ensure_future(self._attend(connection))
-            self._connections[connection] = task
+            protocol = _Connection(
+                config=self._config, server_state=self._state, app_state={}, _loop=self._loop
+            )
+            task = asyncio.ensure_future(self._attend(connection, protocol))
+            self._connections[connection] = _Attended(task, protocol)
             task.add_done_callback(functools.partial(self._forget, connection))
             await asyncio.sleep(0)
 
@@ -153,16 +162,15 @@ class HttpServer:
 
     def _cut_oldest(self) -> None:
         """For a newer one: a probe must not wait for those who only keep a connection open."""
-        oldest = next(iter(self._connections))
-        self._connections.pop(oldest).cancel()
+        oldest = next(c for c, found in self._connections.items() if not found.protocol.streams)
+        self._connections.pop(oldest).task.cancel()
 
-    async def _attend(self, connection: socket.socket) -> None:
+    async def _attend(self, connection: socket.socket, protocol: _Connection) -> None:
         """Until it is over, or makes no progress."""
-        protocol = _Connection(
-            config=self._config, server_state=self._state, app_state={}, _loop=self._loop
-        )
         transport: asyncio.Transport | None = None
         try:
+            unheard_ms = int(ANSWER_WITHIN_S * 1000)  # of a client that has vanished
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unheard_ms)
             transport, _ = await self._loop.connect_accepted_socket(
                 lambda: protocol,
                 connection,
@@ -183,22 +191,57 @@ class HttpServer:
         send: Callable[[Any], Awaitable[None]],
     ) -> None:
         """The ASGI application."""
-        del receive
         try:
             response = await self._respond(scope)
         except Exception as error:  # noqa: BLE001 - a page that fails is told of, and no more
             self._tell(f"{scope['path']}: {type(error).__name__}: {error}")
             response = Response.of(500, "this page fails; the daemon's events say why")
+        chunks = response.chunks
+        if chunks is not None and self._streams >= MOST_STREAMS:
+            message = f"{MOST_STREAMS} others are streamed to already: ask now and then"
+            response, chunks = Response.of(503, message, **{"retry-after": "30"}), None
         headers = {
             "content-type": response.content_type,
-            "content-length": str(len(response.body)),
+            **({"content-length": str(len(response.body))} if chunks is None else {}),
             "cache-control": "no-store",
             "x-content-type-options": "nosniff",
             **response.headers,
         }
         encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": response.status, "headers": encoded})
-        await send({"type": "http.response.body", "body": response.body})
+        if chunks is not None and scope["method"] == "GET":
+            await self._stream(scope, response.body, chunks, receive, send)
+        await send({"type": "http.response.body", "body": b"" if chunks else response.body})
+
+    async def _stream(
+        self,
+        scope: MutableMapping[str, Any],
+        first: bytes,
+        chunks: AsyncIterator[bytes],
+        receive: Callable[[], Awaitable[Any]],
+        send: Callable[[Any], Awaitable[None]],
+    ) -> None:
+        """Send parts until the client goes; the next one is made when this one is taken."""
+        connection: _Connection = scope["state"]["connection"]
+
+        async def pump() -> None:
+            await send({"type": "http.response.body", "body": first, "more_body": True})
+            async for chunk in chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                connection.progressed()
+
+        pumping = asyncio.ensure_future(pump())
+        going = asyncio.ensure_future(_until_gone(receive))
+        self._streams += 1
+        connection.streams = True
+        try:
+            await asyncio.wait({pumping, going}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._streams -= 1
+            connection.streams = False
+            await _cancelled([pumping, going])
+        if not pumping.cancelled() and (error := pumping.exception()) is not None:
+            self._tell(f"{scope['path']}: {type(error).__name__}: {error}")
 
     def _tell(self, message: str) -> None:
         """Now and then, however often somebody asks."""
@@ -213,11 +256,32 @@ class HttpServer:
         page = self._pages.get(scope["path"])
         if page is None:
             return Response.of(404, f"there is {', '.join(self._pages)}")
-        headers = dict(scope["headers"])
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         request = Request(
-            accept=headers.get(b"accept", b"").decode("latin-1"), peer=scope["state"].get("peer")
+            accept=headers.get(b"accept", ""),
+            host=_without_port(headers.get(b"host", "")),
+            peer=scope["state"].get("peer"),
         )
         return await page(request)
+
+
+async def _until_gone(receive: Callable[[], Awaitable[Any]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancelled(tasks: Sequence[asyncio.Future[None]]) -> None:
+    """They are told to end, and most of them have."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=_END_WITHIN_S)
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
 
 
 def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -233,6 +297,9 @@ class _Connection(H11Protocol):
         super().__init__(*args, **named)
         self._ended = asyncio.Event()
         self._answered = 0
+        self.streams = False
+        """An answer is under way that does not end."""
+        self.app_state["connection"] = self
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -250,8 +317,12 @@ class _Connection(H11Protocol):
         super().connection_lost(exc)
         self._ended.set()
 
-    def on_response_complete(self) -> None:
+    def progressed(self) -> None:
+        """The client has taken a part of a stream."""
         self._answered += 1
+
+    def on_response_complete(self) -> None:
+        self.progressed()
         super().on_response_complete()
 
     async def ends(self) -> None:
@@ -263,6 +334,14 @@ class _Connection(H11Protocol):
                 async with timeout(ANSWER_WITHIN_S):
                     await self._ended.wait()
                 return
+
+
+@dataclass(frozen=True, slots=True)
+class _Attended:
+    """A connection."""
+
+    task: asyncio.Task[None]
+    protocol: _Connection
 
 
 def _names(secured: ssl.SSLObject) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import os
 import platform
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from elastic.errors import ConfigurationError
 from elastic.rpc.newest_certificate import NewestCertificate
@@ -111,6 +112,26 @@ class ProcessParts:
         await asyncio.wait(looks, timeout=2 * _FREE_WITHIN_S)
 
 
+Document = dict[str, dict[str, Any]]
+"""What a page shows: sections by name, of each the parts by name. A part is a JSON value that does
+not change."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageSource:
+    """Where a page has what it shows."""
+
+    html: Callable[[], str]
+    """The file; may read a disk."""
+    take: Callable[[], Callable[[], Document]]
+    """What is known now, on the daemon's event loop; the result is called on another thread, by one
+    caller at a time, and makes a document of it."""
+    ranges: tuple[str, ...] = ()
+    """For which there are curves."""
+    curve: Callable[[str], Mapping[str, Any]] = lambda _: {}
+    """One of them as JSON, on the daemon's event loop."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Watched:
     """What a daemon is asked by those who watch it; both are called on its event loop."""
@@ -121,6 +142,8 @@ class Watched:
     why_not_ready: Callable[[], Awaitable[str]]
     """Empty: it is ready."""
     parts: ProcessParts
+    page: PageSource | None = None
+    """For people; None: this daemon has no page."""
 
 
 async def _look_at(certificate: NewestCertificate) -> None:

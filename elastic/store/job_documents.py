@@ -26,6 +26,8 @@ class LeaderDocument:
     """host:port where agents and operators find it."""
     run_id: str = ""
     """The run that it leads; empty: an older version's, which does not say."""
+    page: str = ""
+    """Where people find the page of the job; empty: it serves none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +59,7 @@ def leader_from_json(value: bytes) -> LeaderDocument:
         candidate=_text(fields, "candidate"),
         address=_text(fields, "address"),
         run_id=_text(fields, "run_id") if "run_id" in fields else "",
+        page=_text(fields, "page") if "page" in fields else "",
     )
 
 

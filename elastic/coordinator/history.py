@@ -1,0 +1,165 @@
+"""What the page shows of the past: curves, what happened, and nodes that have gone."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elastic.core.curves import Curves, Sample
+from elastic.core.histogram import Histogram
+from elastic.runtime.journal import Entry
+
+SAMPLE_EVERY_S = 2.0
+MOST_ENTRIES = 120
+_MOST_DETAILED = 10  # failures of which the traceback or the log's end is kept
+_LONGEST = 400  # characters of a text
+_LONGEST_DETAIL = 4000
+_MOST_DEPARTED = 1000
+_REMEMBERED_S = 3600.0
+
+_SHOWN = frozenset(
+    {
+        *("job_started", "job_finished", "job_ended", "stop_requested", "elected", "deposed"),
+        *("leadership_in_doubt", "leadership_confirmed", "store_rolled_back"),
+        *("generation_formed", "recovered", "state_restored", "state_differed"),
+        *("worker_failed", "newcomers_refused", "hang", "slow_step", "step_was_slow"),
+        *("node_connected", "node_lost", "node_refused", "node_leaving", "node_drained"),
+        *("node_quarantined", "node_cleared", "leave_timed_out"),
+        *("checkpoint_committed", "checkpoint_abandoned", "checkpoint_damaged"),
+        *("ledger_failed", "ledger_continued", "loop_paused", "warning"),
+    }
+)
+_DETAILS = ("traceback", "log_tail")
+_LEFT_OUT = frozenset({"members", "ranks", "slot_seconds", "log_dir", *_DETAILS})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Happened:
+    """An entry of the journal, cut to what a page may hold. `fields` are JSON scalars."""
+
+    number: int
+    unix_s: float
+    name: str
+    severity: str
+    fields: Mapping[str, Any]
+    detail: str = ""
+    """A traceback, or the end of a worker's log."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Departed:
+    """A node whose agent is not connected any more."""
+
+    unix_s: float
+    as_wanted: bool
+    """It was to leave."""
+
+
+class JobHistory:
+    """Listens to the journal of whoever leads, and takes samples. It begins with this process:
+    the leaders before have kept nothing of it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.curves = Curves()
+        self.entries: deque[Happened] = deque(maxlen=MOST_ENTRIES)
+        self.departed: dict[str, Departed] = {}
+        """By name, the longest gone first."""
+        self._clock = clock
+        self._leaving: set[str] = set()
+        self._count = 0
+        self._steps, self._steps_s = 0, 0.0
+        self._last = Sample()
+
+    # ---- what happens
+
+    def __call__(self, entry: Entry) -> None:
+        """Take an entry of the journal."""
+        if entry.name not in _SHOWN:
+            return
+        self._count += 1
+        detail = next((str(t) for name in _DETAILS if (t := entry.fields.get(name))), "")
+        happened = Happened(
+            number=self._count,
+            unix_s=round(entry.unix_s, 3),
+            name=entry.name,
+            severity=entry.severity,
+            fields={k: _scalar(v) for k, v in entry.fields.items() if k not in _LEFT_OUT},
+            detail=detail[-_LONGEST_DETAIL:],
+        )
+        self.entries.append(happened)
+        if detail:
+            self._forget_details()
+        self._note_node(entry)
+        if entry.name == "generation_formed":
+            self._resized(int(entry.fields["world_size"]))
+
+    def sample(self, sample: Sample, steps: Histogram) -> None:
+        """The job as it is now. steps: the durations of all of its steps so far."""
+        count, total_s = sum(steps.counts), steps.total
+        more, more_s = count - self._steps, total_s - self._steps_s
+        self._steps, self._steps_s = count, total_s
+        step_s = more_s / more if 0 < more < count and more_s > 0.0 else None
+        self._last = Sample(
+            step=sample.step,
+            step_s=step_s,
+            world_size=sample.world_size,
+            wanted=sample.wanted,
+            samples_per_s=sample.samples_per_s,
+            values=sample.values,
+        )
+        self.curves.add(self._clock(), self._last)
+
+    # ---- inside
+
+    def _resized(self, world_size: int) -> None:
+        """A group that lasts shorter than the time between samples is in the curve, too."""
+        last = self._last
+        sample = Sample(
+            step=last.step,
+            world_size=world_size,
+            wanted=max(last.wanted, world_size),
+            samples_per_s=last.samples_per_s,
+        )
+        self.curves.add(self._clock(), sample)
+
+    def _note_node(self, entry: Entry) -> None:
+        node = str(entry.fields.get("node", ""))
+        if entry.name in ("node_leaving", "node_drained"):
+            self._leaving.add(node)
+        elif entry.name == "node_connected":
+            self._leaving.discard(node)
+            self.departed.pop(node, None)
+        elif entry.name == "node_lost":
+            gone = Departed(unix_s=entry.unix_s, as_wanted=node in self._leaving)
+            self._leaving.discard(node)
+            self.departed[node] = gone
+            oldest = next(iter(self.departed))
+            is_old = entry.unix_s - self.departed[oldest].unix_s > _REMEMBERED_S
+            if is_old or len(self.departed) > _MOST_DEPARTED:
+                del self.departed[oldest]
+        if len(self._leaving) > _MOST_DEPARTED:
+            self._leaving.clear()
+
+    def _forget_details(self) -> None:
+        detailed = [n for n, e in enumerate(self.entries) if e.detail]
+        for index in detailed[:-_MOST_DETAILED]:
+            e = self.entries[index]
+            self.entries[index] = Happened(
+                number=e.number, unix_s=e.unix_s, name=e.name, severity=e.severity, fields=e.fields
+            )
+
+
+def _scalar(value: Any) -> Any:
+    """What JSON and a line of text can hold."""
+    if isinstance(value, bool) or value is None or isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, (list, tuple)):
+        value = ", ".join(map(str, value[:8])) + (" ..." if len(value) > 8 else "")
+    text = str(value)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

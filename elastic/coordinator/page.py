@@ -1,0 +1,262 @@
+"""What the page of a job shows: sections of small parts, so that only what has changed is sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastic.coordinator.attendance import name_of
+from elastic.coordinator.history import Departed, Happened
+from elastic.coordinator.metrics import JobFigures, NodeFigures
+from elastic.core.coordinator.phases import JobPhase
+from elastic.core.membership import Generation, WorkerId, WorkerPhase, WorkerStatus
+from elastic.runtime.process_metrics import Document
+from elastic.store.job_documents import LeaderDocument
+from elastic.version import __version__
+
+Part = dict[str, Any]
+
+MOST_NAMED_WORKERS = 512
+"""Of so many workers names and process ids are told; of more, `elastic status` tells them."""
+MOST_NODES = 2000
+_MOST_INCIDENTS = 30
+_MOST_VALUES = 12
+_STANDS_FACTOR, _STANDS_S = 5.0, 3.0  # a step that lasts for so long is worth a word
+_GONE_SHOWN_S = 3600.0
+_LONGEST_PAUSE_TOLD_S = 0.05
+_LETTERS = {
+    WorkerPhase.STARTING: "S",
+    WorkerPhase.SPARE: "W",
+    WorkerPhase.PREPARING: "P",
+    WorkerPhase.READY: "R",
+    WorkerPhase.JOINING: "J",
+    WorkerPhase.TRAINING: "T",
+    WorkerPhase.FINISHED: "F",
+}
+_BROKEN = "B"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobView:
+    """A job as its leader knows it at one moment; nothing of it changes any more."""
+
+    at_unix_s: float
+    job: str
+    run_id: str
+    coordinator: str
+    """Where it listens for agents; empty for `elastic run`."""
+    figures: JobFigures
+    generation: Generation | None = None
+    recovering_since_unix_s: float | None = None
+    """The first sign of a loss after which no step is committed yet."""
+    recoveries: Sequence[Mapping[str, Any]] = ()
+    ending: str = ""
+    """Why the job has ended."""
+    stop_reason: str = ""
+    """Why it is to be left."""
+    verdict: str = ""
+    verdict_unix_s: float = 0.0
+    checkpoint_dir: str = ""
+    longest_pause_s: float = 0.0
+    entries: Sequence[Happened] = ()
+    departed: Mapping[str, Departed] = field(default_factory=dict)
+
+
+def state_of(view: JobView) -> str:
+    """The job in one word.
+
+    finished, ended (with another exit code), leaving, recovering, gathering, forming, waiting
+    (below the minimum), starting (no step yet), standing (the step lasts suspiciously long),
+    between (steps: its script does something else), running (of a script written for torchrun),
+    training.
+    """
+    figures = view.figures
+    if figures.exit_code is not None:
+        return "finished" if figures.exit_code == 0 else "ended"
+    if figures.phase == JobPhase.DRAINING.value:
+        return "leaving"
+    if view.recovering_since_unix_s is not None:
+        return "recovering"
+    if figures.phase != JobPhase.RUNNING.value:
+        return figures.phase
+    if not figures.counts_steps:
+        return "running"
+    if not figures.step_usual_s and not figures.totals.last_commit_unix_s:
+        return "starting"
+    suspicious_s = max(_STANDS_S, _STANDS_FACTOR * figures.step_usual_s)
+    if figures.step_elapsed_s > suspicious_s:
+        return "standing"
+    since_s = view.at_unix_s - figures.totals.last_commit_unix_s
+    return "between" if since_s > suspicious_s and not figures.step_elapsed_s else "training"
+
+
+def standby(job: str, run_id: str, address: str, leader: LeaderDocument | None) -> Document:
+    """What a coordinator shows that does not lead."""
+    head: Part = {
+        "job": job,
+        "run": run_id,
+        "version": __version__,
+        "state": "standby",
+        "coordinator": address,
+        "leader": leader.address if leader is not None else "",
+        "leader_page": leader.page if leader is not None else "",
+    }
+    return {"head": head}
+
+
+class PageBuilder:
+    """Makes documents of views, one at a time, on any one thread."""
+
+    def __init__(self) -> None:
+        self._ranks: Mapping[WorkerId, int] = {}
+        self._generation: Generation | None = None
+        self._rows: dict[str, tuple[NodeFigures, Part]] = {}
+
+    def document(self, view: JobView) -> Document:
+        """Takes some milliseconds for a thousand nodes."""
+        if view.generation is not self._generation:
+            self._generation = view.generation
+            members = view.generation.members if view.generation is not None else ()
+            self._ranks = {m.worker: rank for rank, m in enumerate(members)}
+            self._rows = {}
+        return {
+            "head": _head(view),
+            "values": _values(view.figures.values),
+            "kinds": {k.value: round(s, 1) for k, s in view.figures.accounts.kinds.items() if s},
+            "nodes": self._nodes(view),
+            "incidents": _incidents(view),
+            "events": {str(e.number): _event(e) for e in view.entries},
+        }
+
+    def _nodes(self, view: JobView) -> Part:
+        names_workers = sum(len(n.workers) for n in view.figures.nodes) <= MOST_NAMED_WORKERS
+        known, rows, found = self._rows, {}, Part()
+        for node in view.figures.nodes[:MOST_NODES]:
+            if node.node in found and not node.connected:
+                continue  # another machine that had the name
+            before = known.get(node.node)
+            row = before[1] if before is not None and before[0] == node else None
+            rows[node.node] = (node, row or self._node(node, names_workers=names_workers))
+            found[node.node] = rows[node.node][1]
+        self._rows = rows
+        for name, gone in view.departed.items():
+            is_recent = view.at_unix_s - gone.unix_s < _GONE_SHOWN_S
+            if name not in found and is_recent and len(found) < MOST_NODES:
+                state = "left" if gone.as_wanted else "lost"
+                found[name] = {"state": state, "since": round(gone.unix_s, 1), **self._lost(name)}
+        return found
+
+    def _lost(self, name: str) -> Part:
+        """Members on it train on, for all that is known, while it is only out of contact."""
+        members = self._generation.members if self._generation is not None else ()
+        slots = [[m.slot, "?", rank] for rank, m in enumerate(members) if name_of(m.node) == name]
+        return {"slots": len(slots), "workers": slots}
+
+    def _node(self, node: NodeFigures, *, names_workers: bool) -> Part:
+        row: Part = {"state": node.state, "slots": node.slots}
+        if node.host:
+            row["host"] = node.host
+        if node.reason:
+            row["reason"] = node.reason
+        if node.failures:
+            row["failures"] = node.failures
+        if node.longest_pause_s >= _LONGEST_PAUSE_TOLD_S:
+            row["pause_s"] = node.longest_pause_s
+        row["workers"] = [self._worker(w, names=names_workers) for w in node.workers]
+        return row
+
+    def _worker(self, status: WorkerStatus, *, names: bool) -> list[int | str]:
+        """Slot (-1: none), phase, rank (-1: none), and perhaps process id and name."""
+        number = self._generation.number if self._generation is not None else 0
+        is_broken = status.broken and status.generation == number
+        slot = status.slot if status.slot is not None else -1
+        letter = _BROKEN if is_broken else _LETTERS[status.phase]
+        short: list[int | str] = [slot, letter, self._ranks.get(status.worker, -1)]
+        return [*short, status.pid, status.worker] if names else short
+
+
+def _head(view: JobView) -> Part:
+    figures = view.figures
+    accounts, totals = figures.accounts, figures.totals
+    head: Part = {
+        "job": view.job,
+        "run": view.run_id,
+        "version": __version__,
+        "state": state_of(view),
+        "coordinator": view.coordinator,
+        "in_office": figures.in_office,
+        "started": round(figures.started_unix_s, 1),
+        "phase": figures.phase,
+        "step": figures.step,
+        "epoch": figures.epoch,
+        "counts_steps": figures.counts_steps,
+        "step_s": round(figures.step_usual_s, 6),
+        "in_step_s": round(figures.step_elapsed_s, 1),
+        "samples_per_s": round(figures.samples_per_s, 1),
+        "samples": totals.counters["elastic_samples_committed_total"],
+        "last_commit": round(totals.last_commit_unix_s, 1),
+        "world_size": figures.world_size,
+        "wanted": figures.wanted,
+        "minimum": figures.minimum,
+        "generation": figures.generation,
+        "goodput": round(accounts.goodput, 4) if accounts.goodput is not None else None,
+        "slot_s": round(accounts.wall_s, 0),
+        "restarts_left": figures.restarts_left,
+        "restarts_allowed": figures.restarts_allowed,
+        "steps_lost": totals.counters["elastic_steps_lost_total"],
+        "steps_recomputed": totals.counters["elastic_steps_recomputed_total"],
+        "saves": figures.saves,
+        "checkpoint_step": figures.checkpoint_step,
+        "checkpoint_at": round(totals.last_checkpoint_unix_s, 1),
+        "checkpoint_dir": view.checkpoint_dir,
+        "pause_s": round(view.longest_pause_s, 3),
+    }
+    optional: Part = {
+        "exit_code": figures.exit_code,
+        "ending": view.ending or None,
+        "stop_reason": view.stop_reason or None,
+        "recovering_since": view.recovering_since_unix_s,
+        "verdict": view.verdict or None,
+        "verdict_at": round(view.verdict_unix_s, 1) or None,
+    }
+    return head | {name: value for name, value in optional.items() if value is not None}
+
+
+def _values(values: Mapping[str, float]) -> Part:
+    """JSON has no infinity: it is told in words."""
+    first = sorted(values.items())[:_MOST_VALUES]
+    return {name[:100]: v if math.isfinite(v) else str(v) for name, v in first}
+
+
+def _incidents(view: JobView) -> Part:
+    """What was lost to which cause, and how long each phase took where a recovery is known."""
+    recoveries = {r.get("generation"): r for r in view.recoveries}
+    found: Part = {}
+    for incident in view.figures.accounts.incidents[-_MOST_INCIDENTS:]:
+        shown = {
+            **incident,
+            "nodes": list(incident["nodes"])[:_MOST_VALUES],
+            "workers": list(incident["workers"])[:_MOST_VALUES],
+            "lost_s": round(incident["lost_s"], 2),
+            "seconds": {kind: round(s, 2) for kind, s in incident["seconds"].items()},
+        }
+        recovery = recoveries.get(incident["generation"]) if incident["generation"] else None
+        if recovery is not None:
+            shown["phases"] = {k: v for k, v in recovery.items() if k.endswith("_s")}
+            shown["committed"] = recovery.get("committed")
+        found[str(incident["number"])] = shown
+    return found
+
+
+def _event(entry: Happened) -> Part:
+    found: Part = {
+        "at": entry.unix_s,
+        "name": entry.name,
+        "severity": entry.severity,
+        "fields": dict(entry.fields),
+    }
+    if entry.detail:
+        found["detail"] = entry.detail
+    return found

@@ -1,0 +1,181 @@
+"""Curves of a job over time, in rings of fixed size: fine for the last minutes, coarse for the
+whole run."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+MOST_VALUES = 8
+"""Names of what a script reports that have a curve: the first ones."""
+RUN = "run"
+"""The range that has the whole run."""
+_MOST_POINTS = 720
+_LONGEST_NAME = 100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """A job at one moment."""
+
+    step: int = 0
+    """Committed."""
+    step_s: float | None = None
+    """Mean duration of the steps since the sample before; None: there was none."""
+    world_size: int = 0
+    wanted: int = 0
+    samples_per_s: float = 0.0
+    values: Mapping[str, float] = field(default_factory=dict)
+    """What the script reports."""
+
+
+@dataclass(slots=True)
+class _Point:
+    """The samples of one interval."""
+
+    begin: float
+    step: int
+    step_s: float | None
+    smallest: int
+    world_size: int
+    wanted: int
+    samples_per_s: float
+    values: dict[int, float]
+    count: int = 1
+    timed: int = 0
+    """Samples that had a `step_s`."""
+
+    def add(self, later: _Point) -> None:
+        """Take what follows."""
+        self.step, self.wanted, self.world_size = later.step, later.wanted, later.world_size
+        self.smallest = min(self.smallest, later.smallest)
+        count = self.count + later.count
+        self.samples_per_s += (later.samples_per_s - self.samples_per_s) * later.count / count
+        self.count = count
+        if later.step_s is not None:
+            timed = self.timed + later.timed
+            mine_s = self.step_s if self.step_s is not None else 0.0
+            self.step_s = mine_s + (later.step_s - mine_s) * later.timed / timed
+            self.timed = timed
+        self.values |= later.values
+
+    def copy(self) -> _Point:
+        """One that the other does not change."""
+        return _Point(
+            self.begin,
+            self.step,
+            self.step_s,
+            self.smallest,
+            self.world_size,
+            self.wanted,
+            self.samples_per_s,
+            dict(self.values),
+            self.count,
+            self.timed,
+        )
+
+
+class _Ring:
+    """Points of equal width, the newest last; of a `growing` one the width doubles when it is full,
+    so that nothing is forgotten."""
+
+    def __init__(self, width_s: float, most: int, *, growing: bool = False) -> None:
+        self.width_s, self._most, self._growing = width_s, most, growing
+        self.points: deque[_Point] = deque(maxlen=most + 1)
+
+    def add(self, point: _Point) -> None:
+        begin = math.floor(point.begin / self.width_s) * self.width_s
+        if self.points and begin <= self.points[-1].begin:
+            self.points[-1].add(point)
+            return
+        point.begin = begin
+        self.points.append(point)
+        if len(self.points) > self._most:
+            if self._growing:
+                self._halve()
+            else:
+                self.points.popleft()
+
+    def _halve(self) -> None:
+        before, self.points = self.points, deque(maxlen=self._most + 1)
+        self.width_s *= 2
+        for point in before:
+            self.add(point)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One range, as JSON would have it."""
+
+    width_s: float
+    names: tuple[str, ...]
+    """Of the values."""
+    rows: list[tuple[float | int | None, ...]]
+    """Each: begin of the interval, steps committed at its end, mean duration of its steps in
+    seconds, smallest and last world size, wanted one, samples per second, then the last of each
+    value; None where nothing is known."""
+
+
+class Curves:
+    """`add` a sample now and then. Instants are of one clock that does not jump."""
+
+    def __init__(self) -> None:
+        self._rings = {
+            "15m": _Ring(2.0, 450),
+            "6h": _Ring(30.0, _MOST_POINTS),
+            RUN: _Ring(60.0, _MOST_POINTS, growing=True),
+        }
+        self._names: list[str] = []
+
+    @property
+    def ranges(self) -> tuple[str, ...]:
+        """Their names, the shortest first."""
+        return tuple(self._rings)
+
+    def add(self, now: float, sample: Sample) -> None:
+        """The job as it is now."""
+        point = _Point(
+            begin=now,
+            step=sample.step,
+            step_s=sample.step_s,
+            smallest=sample.world_size,
+            world_size=sample.world_size,
+            wanted=sample.wanted,
+            samples_per_s=sample.samples_per_s,
+            values=self._values(sample.values),
+            timed=sample.step_s is not None,
+        )
+        for ring in self._rings.values():
+            ring.add(point.copy())
+
+    def curve(self, name: str, ahead_s: float = 0.0) -> Curve:
+        """One of the `ranges`; ahead_s: by how much the instants told are ahead of this clock."""
+        ring, indices = self._rings[name], range(len(self._names))
+        rows: list[tuple[float | int | None, ...]] = [
+            (
+                round(p.begin + ahead_s, 1),
+                p.step,
+                round(p.step_s, 6) if p.step_s is not None else None,
+                p.smallest,
+                p.world_size,
+                p.wanted,
+                round(p.samples_per_s, 1),
+                *(p.values.get(index) for index in indices),
+            )
+            for p in ring.points
+        ]
+        return Curve(ring.width_s, tuple(self._names), rows)
+
+    def _values(self, values: Mapping[str, float]) -> dict[int, float]:
+        """Finite ones, by the index of their names."""
+        found: dict[int, float] = {}
+        for name, value in values.items():
+            if not math.isfinite(value) or len(name) > _LONGEST_NAME:
+                continue
+            if name not in self._names and len(self._names) < MOST_VALUES:
+                self._names.append(name)
+            if name in self._names:
+                found[self._names.index(name)] = value
+        return found

@@ -198,7 +198,7 @@ def _head(view: JobView) -> Part:
         "samples": totals.counters["elastic_samples_committed_total"],
         "last_commit": round(totals.last_commit_unix_s, 1),
         "world_size": figures.world_size,
-        "wanted": figures.wanted,
+        "wanted": max(figures.wanted, accounts.wanted),
         "minimum": figures.minimum,
         "generation": figures.generation,
         "goodput": round(accounts.goodput, 4) if accounts.goodput is not None else None,

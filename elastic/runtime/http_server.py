@@ -13,7 +13,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,7 +60,7 @@ class Response:
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
     headers: Mapping[str, str] = field(default_factory=dict)
-    chunks: AsyncIterator[bytes] | None = None
+    chunks: AsyncGenerator[bytes, None] | None = None
     """What follows `body`, for as long as the client stays. At least one in `ANSWER_WITHIN_S`."""
 
     @classmethod
@@ -200,24 +200,22 @@ class HttpServer:
         if chunks is not None and self._streams >= MOST_STREAMS:
             message = f"{MOST_STREAMS} others are streamed to already: ask now and then"
             response, chunks = Response.of(503, message, **{"retry-after": "30"}), None
-        headers = {
-            "content-type": response.content_type,
-            **({"content-length": str(len(response.body))} if chunks is None else {}),
-            "cache-control": "no-store",
-            "x-content-type-options": "nosniff",
-            **response.headers,
-        }
-        encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": response.status, "headers": encoded})
-        if chunks is not None and scope["method"] == "GET":
-            await self._stream(scope, response.body, chunks, receive, send)
-        await send({"type": "http.response.body", "body": b"" if chunks else response.body})
+        if chunks is None:
+            await _send(response, send)
+            return
+        self._streams += 1
+        try:
+            await _send(response, send, more=True)
+            if scope["method"] == "GET":
+                await self._stream(scope, chunks, receive, send)
+        finally:
+            self._streams -= 1
+        await send({"type": "http.response.body", "body": b""})
 
     async def _stream(
         self,
         scope: MutableMapping[str, Any],
-        first: bytes,
-        chunks: AsyncIterator[bytes],
+        chunks: AsyncGenerator[bytes, None],
         receive: Callable[[], Awaitable[Any]],
         send: Callable[[Any], Awaitable[None]],
     ) -> None:
@@ -225,19 +223,17 @@ class HttpServer:
         connection: _Connection = scope["state"]["connection"]
 
         async def pump() -> None:
-            await send({"type": "http.response.body", "body": first, "more_body": True})
-            async for chunk in chunks:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                connection.progressed()
+            async with contextlib.aclosing(chunks):
+                async for chunk in chunks:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    connection.progressed()
 
         pumping = asyncio.ensure_future(pump())
         going = asyncio.ensure_future(_until_gone(receive))
-        self._streams += 1
         connection.streams = True
         try:
             await asyncio.wait({pumping, going}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._streams -= 1
             connection.streams = False
             await _cancelled([pumping, going])
         if not pumping.cancelled() and (error := pumping.exception()) is not None:
@@ -263,6 +259,22 @@ class HttpServer:
             peer=scope["state"].get("peer"),
         )
         return await page(request)
+
+
+async def _send(
+    response: Response, send: Callable[[Any], Awaitable[None]], *, more: bool = False
+) -> None:
+    """more: its body is only the begin of what is sent."""
+    headers = {
+        "content-type": response.content_type,
+        **({} if more else {"content-length": str(len(response.body))}),
+        "cache-control": "no-store",
+        "x-content-type-options": "nosniff",
+        **response.headers,
+    }
+    encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": response.status, "headers": encoded})
+    await send({"type": "http.response.body", "body": response.body, "more_body": more})
 
 
 async def _until_gone(receive: Callable[[], Awaitable[Any]]) -> None:

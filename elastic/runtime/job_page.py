@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 from elastic.runtime.http_pages import SILENT, Question
@@ -159,10 +159,11 @@ class Feed:
         page = str(self._document.get("head", {}).get("leader_page", ""))
         return page if page and not _STAYS_HERE.match(page) else ""
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events: the whole document first, then what changes, and beats."""
         self._watchers += 1
         if self._renewing is None:
+            self._error = None
             self._renewing = asyncio.ensure_future(self._keep_renewing())
         seen = 0
         try:
@@ -171,7 +172,8 @@ class Feed:
                     raise self._error
                 version, news = self.version, self._news
                 if version == seen:
-                    yield b"event: beat\ndata: " + self._beat() + b"\n\n"
+                    if version or self._silent:
+                        yield b"event: beat\ndata: " + self._beat() + b"\n\n"
                 elif version == seen + 1 and seen:
                     yield b"data: " + self._change + b"\n\n"
                 else:

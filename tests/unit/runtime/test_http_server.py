@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,14 @@ class Site:
         self.asked: list[Request] = []
         listener = asyncio.run(listen_for_http("127.0.0.1:0"))
         self.port = int(address_of(listener).rpartition(":")[2])
-        pages = {"/small": self._small, "/large": self._large, "/fails": self._fails}
+        pages = {
+            "/small": self._small,
+            "/large": self._large,
+            "/fails": self._fails,
+            "/stream": self._stream,
+        }
+        self.chunk, self.pause_s, self.breaks = b"tick\n", 0.02, False
+        self.streaming = 0
         self.server = HttpServer(listener, pages, report=self._report, tls=tls)
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
@@ -54,6 +61,31 @@ class Site:
 
     async def _fails(self, request: Request) -> Response:
         raise LookupError(f"no {request}")
+
+    async def _stream(self, request: Request) -> Response:
+        del request
+        return Response(status=200, body=b"begin\n", chunks=self._ticks())
+
+    async def _ticks(self) -> AsyncGenerator[bytes, None]:
+        self.streaming += 1
+        try:
+            while not self.breaks:
+                yield self.chunk
+                await asyncio.sleep(self.pause_s)
+            raise LookupError("no more")
+        finally:
+            self.streaming -= 1
+
+    def stream(self) -> socket.socket:
+        """A connection on which the first part of a stream has come."""
+        connection = self.connect()
+        connection.sendall(b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n")
+        received = b""
+        while b"begin" not in received and b"others" not in received:
+            data = connection.recv(65536)
+            assert data, received
+            received += data
+        return connection
 
     def ask(self, path: str = "/small", method: str = "GET", **headers: str) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
@@ -198,6 +230,77 @@ def test_an_address_that_cannot_be_had_is_named(address: str, said: str) -> None
 def test_a_port_in_use_is_named(site: Site) -> None:
     with pytest.raises(ConfigurationError, match=f"port {site.port} is in use"):
         asyncio.run(listen_for_http(f"127.0.0.1:{site.port}"))
+
+
+# ---- answers that do not end
+
+
+def eventually(condition: Callable[[], bool], what: str) -> None:
+    ends_at = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < ends_at, what
+        time.sleep(0.01)
+
+
+def test_a_stream_lasts_for_as_long_as_its_client(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "ANSWER_WITHIN_S", 0.3)
+    with contextlib.closing(site.stream()) as connection:
+        received, ends_at = b"", time.monotonic() + 1.0
+        while time.monotonic() < ends_at:
+            data = connection.recv(65536)
+            assert data, "parts come, so it is not cut"
+            received += data
+        assert received.count(b"tick") > 5
+    eventually(lambda: not site.streaming, "nothing is made for who has gone")
+    assert site.ask("/stream", method="HEAD") == (200, b"")
+    assert site.told == []
+
+
+def test_who_does_not_read_a_stream_is_cut(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "ANSWER_WITHIN_S", 0.3)
+    site.chunk = b"x" * 1_000_000
+    with contextlib.closing(site.stream()):
+        eventually(lambda: not site.streaming, "its next part waits in vain")
+    assert site.ask()[0] == 200
+
+
+def test_streams_are_few_and_no_newer_connection_takes_the_place_of_one(site: Site) -> None:
+    with contextlib.ExitStack() as kept:
+        for _ in range(http_server.MOST_STREAMS):
+            kept.enter_context(contextlib.closing(site.stream()))
+        status, body = site.ask("/stream")
+        assert (status, b"others are streamed to already" in body) == (503, True)
+        for _ in range(3 * http_server.MOST_CONNECTIONS):
+            kept.enter_context(contextlib.closing(site.connect()))
+        assert site.ask()[0] == 200
+        eventually(lambda: site.streaming == http_server.MOST_STREAMS, "none was cut")
+        assert len(site.server._connections) <= http_server.MOST_CONNECTIONS
+    eventually(lambda: not site.streaming, "all have gone")
+    with contextlib.closing(site.stream()):
+        eventually(lambda: site.streaming == 1, "there is room again")
+
+
+def test_a_stream_that_fails_ends_and_is_told_of(site: Site) -> None:
+    with contextlib.closing(site.stream()) as connection:
+        site.breaks = True
+        received = b""
+        while not received.endswith(b"0\r\n\r\n"):
+            received += connection.recv(65536)
+    assert "/stream: LookupError: no more" in site.told[0]["message"]
+    assert site.ask()[0] == 200
+
+
+def test_closing_ends_streams(capfd: pytest.CaptureFixture[str]) -> None:
+    site = Site()
+    with contextlib.closing(site.stream()) as connection:
+        began_at = time.monotonic()
+        site.close()
+        assert time.monotonic() - began_at < DEADLINE_S / 2
+        rest_of(connection)
+    assert site.streaming == 0
+    assert capfd.readouterr().err == ""
 
 
 # ---- TLS

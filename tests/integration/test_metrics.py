@@ -1,4 +1,4 @@
-"""Scrapes of a real job while a worker is killed and the leader changes."""
+"""Scrapes and the page of a real job while a worker is killed and the leader changes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.browser import Tab, browser
 from tests.etcd_cluster import etcd_cluster, free_ports
 from tests.integration.loopback_job import NODES, TrainingJob
 from tests.integration.running import Place
@@ -93,6 +94,24 @@ def settled_at_0(process: CommandProcess, *name: str) -> bool:
     return scrape(process)[name] == 0
 
 
+def look_at_the_page(tab: Tab, leader: CommandProcess) -> None:
+    """In a browser; without an error."""
+    tab.open(leader.wait_for_event("http_started")["address"] + "/")
+    tab.wait_for("document.getElementById('state')?.textContent === 'Training'")
+    tab.wait_for(f"document.querySelectorAll('.slot[data-p=T]').length >= {len(NODES)}")
+    assert tab.errors == []
+
+
+def shows(tab: Tab, text: str) -> None:
+    tab.wait_for(f"document.body.innerText.includes({text!r})")
+
+
+@pytest.fixture
+def tab() -> Iterator[Tab]:
+    with browser() as tab:
+        yield tab
+
+
 @pytest.fixture
 def job(place: Place) -> Iterator[Job]:
     with etcd_cluster(size=1) as etcd:
@@ -109,7 +128,7 @@ def job(place: Place) -> Iterator[Job]:
             job.close()
 
 
-def test_what_happens_to_a_job_is_seen_and_outlives_its_leader(job: Job) -> None:
+def test_what_happens_to_a_job_is_seen_and_outlives_its_leader(job: Job, tab: Tab) -> None:
     (leader,) = job.coordinators
     standby = job.start_candidate()
     before = scrape(leader)
@@ -117,8 +136,13 @@ def test_what_happens_to_a_job_is_seen_and_outlives_its_leader(job: Job) -> None
     assert before["elastic_world_size",] == before["elastic_wanted_world_size",] == len(NODES)
     assert abs(before["elastic_last_commit_timestamp_seconds",] - time.time()) < 30.0
     assert before["elastic_store_errors_total", "put"] == 0
+    look_at_the_page(tab, leader)
     os.kill(job.worker_pid("b"), signal.SIGKILL)
+    shows(tab, "SIGKILL (signal 9)")
     job.wait(lambda: job.events("recovered"), "a recovery")
+    shows(tab, "recovered in")
+    shows(tab, "lost on b")
+    assert tab.errors == []
     job.wait(lambda: job.world() == len(NODES), "a whole group again")
     job.trains_on()
     reason = job.events("recovered")[0]["reason"]
@@ -139,7 +163,11 @@ def test_what_happens_to_a_job_is_seen_and_outlives_its_leader(job: Job) -> None
     followed = scrape(standby)
     assert followed["elastic_leader",] == 0
     assert ("elastic_world_size",) not in followed
+    followed_page = json.loads(ask(standby, "/page/state")[1])["sections"]["head"]
+    assert followed_page["state"] == "standby"
+    assert followed_page["leader_page"] == leader.wait_for_event("http_started")["address"]
     agent = job.agents["a"][0]
+    assert ask(agent, "/")[0] == 404
     assert ask(agent, "/readyz") == (200, "ready\n")
     assert scrape(agent)["elastic_agent_connected", "a"] == 1
 
@@ -148,6 +176,10 @@ def test_what_happens_to_a_job_is_seen_and_outlives_its_leader(job: Job) -> None
     assert settled(standby, "elastic_leader") == 1
     assert settled(standby, "elastic_step_duration_seconds_count") > 0
     job.trains_on()
+    shows(tab, "Lost contact")
+    look = json.loads(ask(standby, "/page/state")[1])["sections"]
+    assert look["head"]["state"] == "training"
+    assert [i["reason"] for i in look["incidents"].values()].count(reason) == 1
     taken_over = scrape(standby)
     assert taken_over["elastic_elections_total",] == 2
     assert taken_over["elastic_worker_failures_total", "signal"] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from elastic.core.coordinator.slot_accounts import Accounts
 from elastic.core.curves import Sample
 from elastic.core.histogram import STEP_BOUNDS_S, Histogram
 from elastic.core.membership import ChangeReason, Generation, Member, WorkerPhase, WorkerStatus
+from elastic.errors import ConfigurationError
 from elastic.runtime.http_server import HttpServer
 from elastic.runtime.job_page import JobPage
 from elastic.runtime.journal import Entry
@@ -37,6 +39,32 @@ INCIDENT: dict[str, Any] = {
     "is_hang": False,
     "lost_s": 4.25,
     "seconds": {"join": 1.25, "start_up": 3.0},
+}
+RECORD: dict[str, Any] = {
+    "number": 3,
+    "unix_s": AT - 100.0,
+    "cause": "worker_failed",
+    "summary": "rank 3 (node node-1, worker node-1-2) was ended by SIGKILL (signal 9)",
+    "noticed_by": "the agent of node node-1: the process ended",
+    "outcome": "recovered",
+    "lasted_s": 0.131,
+    "committed": 4711,
+    "generation": 6,
+    "followed_by": 7,
+    "nodes": ["node-1"],
+    "workers": ["node-1-2"],
+    "samples_given_up": 64,
+    "lost_s": 4.25,
+}
+PROCESS: dict[str, Any] = {
+    "node": "node-1",
+    "rank": 3,
+    "worker": "node-1-2",
+    "message": "was ended by SIGKILL (signal 9)",
+    "kernel": "",
+    "log": "/var/log/elastic/node-1-2.log",
+    "traceback": "",
+    "log_tail": "step 4711\nallocating 12 GB\n<b>not markup</b>",
 }
 RECOVERY: dict[str, Any] = {
     "generation": 7,
@@ -102,6 +130,7 @@ def view(count: int = 3, slots: int = 2, **figures: Any) -> JobView:
             reason=ChangeReason.MEMBER_LOST,
         ),
         recoveries=(RECOVERY,),
+        incidents=(RECORD,),
     )
 
 
@@ -178,6 +207,13 @@ def history(minutes: float = 20.0) -> JobHistory:
     return made
 
 
+def incident(number: int) -> str:
+    if number != RECORD["number"]:
+        raise ConfigurationError(f"there is no incident {number}")
+    more = {"steps_again": 1, "steps_lost": 0, "further_processes": 0, "verdict": "", "hang": None}
+    return json.dumps({**RECORD, **more, "processes": [PROCESS]})
+
+
 class PageSite:
     """The page of a job that a test changes; its daemon's event loop has a thread of its own."""
 
@@ -192,7 +228,9 @@ class PageSite:
         self.past = past if past is not None else JobHistory()
         self.otherwise: Callable[[], Any] = dict
         self.told: list[dict[str, Any]] = []
-        self.page = JobPage(page_of(self.past, self._view, lambda: self.otherwise()), self.loop)
+        self.page = JobPage(
+            page_of(self.past, self._view, lambda: self.otherwise(), incident), self.loop
+        )
         self.port = 0
         self.serve()
 

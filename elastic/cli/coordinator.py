@@ -121,7 +121,12 @@ async def _coordinate(
             snapshot=lambda: functools.partial(collect, figures=office.figures()),
             why_not_ready=functools.partial(_why_not_ready, office, store, settings.job),
             parts=parts,
-            page=page_of(history, office.view, functools.partial(_standing_by, office, settings)),
+            page=page_of(
+                history,
+                office.view,
+                functools.partial(_standing_by, office, settings),
+                incident=lambda number: office.incidents(number)[0],
+            ),
         )
         serving = watched_over_http(
             watched, settings.http_address, journal, security, default=COORDINATOR_DEFAULT

@@ -19,8 +19,10 @@ def page_of(
     history: JobHistory,
     view: Callable[[], JobView | None],
     otherwise: Callable[[], Document] = dict,
+    incident: Callable[[int], str] | None = None,
 ) -> PageSource:
-    """view: of the job, None if another coordinator leads: then `otherwise` is shown."""
+    """view: of the job, None if another coordinator leads: then `otherwise` is shown. incident: all
+    that is known of one, as JSON."""
     builder = PageBuilder()
 
     def take() -> Callable[[], Document]:
@@ -34,7 +36,8 @@ def page_of(
         found = history.curves.curve(name, time.time() - time.monotonic())
         return {"width_s": found.width_s, "names": found.names, "rows": found.rows}
 
-    return PageSource(html=_html, take=take, ranges=history.curves.ranges, curve=curve)
+    ranges = history.curves.ranges
+    return PageSource(html=_html, take=take, ranges=ranges, curve=curve, incident=incident)
 
 
 def reached_at(served: str, advertised: str) -> str:

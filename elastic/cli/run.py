@@ -150,7 +150,11 @@ async def _run(
             job=settings.job,
             snapshot=lambda: _collector(coordinator, agent, counts),
             why_not_ready=_always_ready,
-            page=page_of(history, coordinator.view),
+            page=page_of(
+                history,
+                coordinator.view,
+                incident=lambda number: coordinator.incidents(number)[0],
+            ),
             parts=ProcessParts(
                 pauses=pauses,
                 directories=checkpoint_directories(settings.checkpoint_dir, logs=str(logs)),

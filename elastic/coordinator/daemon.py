@@ -471,6 +471,7 @@ class CoordinatorDaemon:
             generation=self._machine.current,
             recovering_since_unix_s=to_unix((since,))[0] if since is not None else None,
             recoveries=tuple(self._recoveries.finished),
+            incidents=self.incident_list(),
             ending=self.ended.result().message if ended else "",
             stop_reason=self._order.reason if self._order is not None else "",
             verdict=self._hangs.newest,

@@ -26,6 +26,8 @@ _MOST_VALUES = 12
 _STANDS_FACTOR, _STANDS_S = 5.0, 3.0  # a step that lasts for so long is worth a word
 _GONE_SHOWN_S = 3600.0
 _LONGEST_PAUSE_TOLD_S = 0.05
+_SAME_INSTANT_S = 0.5  # Unix time is found anew with each look, and differs by a bit
+_NOT_COUNTED: Part = {"reason": "", "nodes": [], "workers": [], "seconds": {}, "is_hang": False}
 _LETTERS = {
     WorkerPhase.STARTING: "S",
     WorkerPhase.SPARE: "W",
@@ -52,6 +54,9 @@ class JobView:
     recovering_since_unix_s: float | None = None
     """The first sign of a loss after which no step is committed yet."""
     recoveries: Sequence[Mapping[str, Any]] = ()
+    incidents: Sequence[Mapping[str, Any]] = ()
+    """Their records in brief, oldest first: of losses, hangs and failed saves, while the accounts
+    have every change of the group."""
     ending: str = ""
     """Why the job has ended."""
     stop_reason: str = ""
@@ -113,6 +118,7 @@ class PageBuilder:
         self._ranks: Mapping[WorkerId, int] = {}
         self._generation: Generation | None = None
         self._rows: dict[str, tuple[NodeFigures, Part]] = {}
+        self._instants: dict[int, float] = {}
 
     def document(self, view: JobView) -> Document:
         """Takes some milliseconds for a thousand nodes."""
@@ -126,9 +132,38 @@ class PageBuilder:
             "values": _values(view.figures.values),
             "kinds": {k.value: round(s, 1) for k, s in view.figures.accounts.kinds.items() if s},
             "nodes": self._nodes(view),
-            "incidents": _incidents(view),
+            "incidents": self._incidents(view),
             "events": {str(e.number): _event(e) for e in view.entries},
         }
+
+    def _incidents(self, view: JobView) -> Part:
+        """What the accounts and the records have of each, and how long the phases took."""
+        recoveries = {r.get("generation"): r for r in view.recoveries}
+        counted = {int(i["number"]): i for i in view.figures.accounts.incidents}
+        recorded = {int(i["number"]): i for i in view.incidents}
+        newest = sorted({*counted, *recorded})[-_MOST_INCIDENTS:]
+        found: Part = {}
+        for number in newest:
+            incident = {**counted.get(number, _NOT_COUNTED), **recorded.get(number, {})}
+            at_unix_s = self._instants.get(number, 0.0)
+            if abs(incident["unix_s"] - at_unix_s) > _SAME_INSTANT_S:
+                at_unix_s = incident["unix_s"]
+            shown = {
+                **incident,
+                "unix_s": at_unix_s,
+                "nodes": list(incident["nodes"])[:_MOST_VALUES],
+                "workers": list(incident["workers"])[:_MOST_VALUES],
+                "lost_s": round(incident["lost_s"], 2),
+                "seconds": {kind: round(s, 2) for kind, s in incident["seconds"].items()},
+                "followed_by": incident.get("followed_by", incident.get("generation", 0)),
+            }
+            recovery = recoveries.get(shown["followed_by"]) if shown["followed_by"] else None
+            if recovery is not None:
+                shown["phases"] = {k: v for k, v in recovery.items() if k.endswith("_s")}
+                shown["committed"] = recovery.get("committed")
+            found[str(number)] = shown
+        self._instants = {n: found[str(n)]["unix_s"] for n in newest}
+        return found
 
     def _nodes(self, view: JobView) -> Part:
         names_workers = sum(len(n.workers) for n in view.figures.nodes) <= MOST_NAMED_WORKERS
@@ -228,26 +263,6 @@ def _values(values: Mapping[str, float]) -> Part:
     """JSON has no infinity: it is told in words."""
     first = sorted(values.items())[:_MOST_VALUES]
     return {name[:100]: v if math.isfinite(v) else str(v) for name, v in first}
-
-
-def _incidents(view: JobView) -> Part:
-    """What was lost to which cause, and how long each phase took where a recovery is known."""
-    recoveries = {r.get("generation"): r for r in view.recoveries}
-    found: Part = {}
-    for incident in view.figures.accounts.incidents[-_MOST_INCIDENTS:]:
-        shown = {
-            **incident,
-            "nodes": list(incident["nodes"])[:_MOST_VALUES],
-            "workers": list(incident["workers"])[:_MOST_VALUES],
-            "lost_s": round(incident["lost_s"], 2),
-            "seconds": {kind: round(s, 2) for kind, s in incident["seconds"].items()},
-        }
-        recovery = recoveries.get(incident["generation"]) if incident["generation"] else None
-        if recovery is not None:
-            shown["phases"] = {k: v for k, v in recovery.items() if k.endswith("_s")}
-            shown["committed"] = recovery.get("committed")
-        found[str(incident["number"])] = shown
-    return found
 
 
 def _event(entry: Happened) -> Part:

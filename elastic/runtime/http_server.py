@@ -45,6 +45,8 @@ class Request:
     """What pages may know of one."""
 
     accept: str = ""
+    name: str = ""
+    """The last part of the path, for a page that serves a whole folder (`/folder/*`)."""
     host: str = ""
     """The name or address by which the client knows this server, without the port."""
     peer: tuple[str, ...] | None = None
@@ -249,11 +251,13 @@ class HttpServer:
     async def _respond(self, scope: MutableMapping[str, Any]) -> Response:
         if scope["method"] not in _METHODS:
             return Response.of(405, "only GET and HEAD", allow=", ".join(_METHODS))
-        page = self._pages.get(scope["path"])
+        folder, _, name = scope["path"].rpartition("/")
+        page = self._pages.get(scope["path"]) or self._pages.get(f"{folder}/*")
         if page is None:
             return Response.of(404, f"there is {', '.join(self._pages)}")
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         request = Request(
+            name=name,
             accept=headers.get(b"accept", ""),
             host=_without_port(headers.get(b"host", "")),
             peer=scope["state"].get("peer"),

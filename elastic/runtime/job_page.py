@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
+from elastic.errors import ElasticError
 from elastic.runtime.http_pages import SILENT, Question
 from elastic.runtime.http_server import Page, Request, Response
 from elastic.runtime.process_metrics import Document, PageSource
@@ -41,7 +42,7 @@ class JobPage:
         loop: asyncio.AbstractEventLoop,
         may_see: Callable[[Request], str] = lambda _: "",
     ) -> None:
-        self._source, self._may_see = source, may_see
+        self._source, self._loop, self._may_see = source, loop, may_see
         self._feed = Feed(Question(loop, self._take))
         self._curves = {name: self._curve(loop, name) for name in source.ranges}
         self._html = source.html()
@@ -53,6 +54,7 @@ class JobPage:
             "/": self._page,
             "/page/state": self._state,
             "/page/stream": self._stream,
+            "/page/incident/*": self._incident,
             **{f"/page/curve/{name}": page for name, page in self._curves.items()},
         }
         return {path: self._guarded(page) for path, page in pages.items()}
@@ -94,6 +96,21 @@ class JobPage:
             headers=_PROTECTION,
             chunks=self._feed.chunks(),
         )
+
+    async def _incident(self, request: Request) -> Response:
+        if self._source.incident is None or not _NUMBER.fullmatch(request.name):
+            return Response.of(404, "incidents have numbers")
+        number, find = int(request.name), self._source.incident
+
+        async def look() -> str:
+            return find(number)
+
+        try:
+            return _json((await Question(self._loop, look).ask()).encode())
+        except asyncio.TimeoutError:
+            return Response.of(503, SILENT)
+        except ElasticError as error:
+            return Response.of(404, str(error))
 
     def _curve(self, loop: asyncio.AbstractEventLoop, name: str) -> Page:
         async def take() -> Mapping[str, Any]:
@@ -221,6 +238,7 @@ class Feed:
         return _encoded({"at": round(self._at_unix_s, 3), "silent": self._silent})
 
 
+_NUMBER = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 _STAYS_HERE = re.compile(r"https?://(127\.|localhost[:/]|\[::1\])")
 
 

@@ -130,6 +130,9 @@ class PageSource:
     """For which there are curves."""
     curve: Callable[[str], Mapping[str, Any]] = lambda _: {}
     """One of them as JSON, on the daemon's event loop."""
+    incident: Callable[[int], str] | None = None
+    """All that is known of one, by its number, as JSON; on the daemon's event loop. Raises
+    ElasticError if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -49,7 +49,7 @@ def test_a_job_that_trains_is_seen_at_a_glance(tab: Tab, site: PageSite) -> None
         "node-2",
         "Step time",
         "loss",
-        "signal on node-1",
+        "rank 3 (node node-1",
     ):
         shows(tab, text)
     tab.wait_for("document.querySelectorAll('svg path.line').length >= 2")

@@ -103,6 +103,28 @@ def test_an_incident_has_the_phases_of_its_recovery() -> None:
     assert "phases" not in without["3"]
 
 
+def test_an_incident_is_told_by_its_record_and_a_change_of_the_group_by_the_accounts() -> None:
+    planned = {**page_jobs.INCIDENT, "number": 4, "reason": "member_joined", "generation": 8}
+    failed_save = {**page_jobs.RECORD, "number": 5, "cause": "save_failed", "followed_by": 0}
+    accounts = replace(TRAINS.figures.accounts, incidents=(page_jobs.INCIDENT, planned))
+    seen = replace(having(accounts=accounts), incidents=(page_jobs.RECORD, failed_save))
+    found = PageBuilder().document(seen)["incidents"]
+    assert list(found) == ["3", "4", "5"]
+    assert found["3"]["summary"].startswith("rank 3")
+    assert found["3"]["followed_by"] == 7
+    assert "summary" not in found["4"]
+    assert (found["4"]["reason"], found["4"]["followed_by"]) == ("member_joined", 8)
+    assert (found["5"]["cause"], found["5"]["followed_by"]) == ("save_failed", 0)
+
+
+def test_an_instant_that_is_found_anew_by_each_look_stays() -> None:
+    builder = PageBuilder()
+    first = builder.document(TRAINS)["incidents"]["3"]
+    moved = {**page_jobs.RECORD, "unix_s": page_jobs.RECORD["unix_s"] + 0.001}
+    second = builder.document(replace(TRAINS, incidents=(moved,)))["incidents"]["3"]
+    assert second == first
+
+
 def test_every_document_is_json_whatever_a_script_reports() -> None:
     values = {"loss": math.nan, "up": math.inf, "<b>x</b>": 1.0, "y" * 10_000: 2.0, "\ud800": 3.0}
     for seen in (having(values=values), page_jobs.gathering(), page_jobs.recovering()):

@@ -185,6 +185,9 @@ def test_a_state_and_curves_are_there_for_who_does_not_stream(site: PageSite) ->
     assert json.loads(body)["sections"]["head"]["state"] == "training"
     for name in ("15m", "6h", "run"):
         assert set(json.loads(ask(site, f"/page/curve/{name}")[2])) == {"width_s", "names", "rows"}
+    assert json.loads(ask(site, "/page/incident/3")[2])["processes"][0]["rank"] == 3
+    for number in ("4", "0", "-3", "3.0", "x", "9" * 30, "..%2f3", ""):
+        assert ask(site, f"/page/incident/{number}")[0] == 404, number
     for path in (
         "/page/curve/1h",
         "/page/curve/../state",

@@ -9,7 +9,7 @@ SEED ?= 0
 POINTS ?= 2000
 TESTS_AT_ONCE ?= 3
 
-.PHONY: install demo test test-long sim-long faults styles-long soak lint proto sim mutants bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic bench-output clean
+.PHONY: install browser demo test test-long sim-long faults styles-long soak lint proto sim mutants bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic bench-output clean
 
 install: $(VENV)/.installed
 
@@ -24,12 +24,20 @@ $(VENV)/.installed: pyproject.toml
 demo: install
 	$(BIN)/python examples/demo.py
 
-test: install
+# Tests of the page drive a real browser: Debian's, where it can be installed.
+browser:
+	@command -v chromium-headless-shell > /dev/null || command -v chromium > /dev/null || { \
+	    test "$$(id -u)" = 0 && command -v apt-get > /dev/null && apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+	        chromium-headless-shell > /dev/null; \
+	} || echo "no Chromium: tests of the page are skipped"
+
+test: install browser
 	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder \
 	    -m "not long and not alone"
 	$(BIN)/python -m pytest -m "alone and not long"
 
-test-long: install
+test-long: install browser
 	$(BIN)/python -m pytest -m long
 
 lint: install

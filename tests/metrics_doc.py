@@ -18,7 +18,8 @@ Generated from the definitions by `python -m tests.metrics_doc`.
 
 `elastic coordinator` serves `/metrics`, `/healthz` and `/readyz` at 127.0.0.1:9400, where that is free; `elastic
 agent` and `elastic run` serve them with `--http-address HOST:PORT`. `/metrics` is Prometheus' text format, or
-OpenMetrics where the scraper accepts it.
+OpenMetrics where the scraper accepts it. `/` is [the page](GUIDE.md#the-page) of a coordinator or `elastic run`;
+what it reads, under `/page/`, changes with every version.
 
 | path | 200 | 503, with the reason in one line |
 |---|---|---|
@@ -52,7 +53,7 @@ scrape_configs:
 ```
 
 At most 100 connections are kept, the oldest makes room for a new one, and one on which nothing was answered for
-10 s is cut. Requests of more than 16 KiB, and other methods than GET and HEAD, are refused.
+10 s is cut. 32 of them may be pages that are open; no newer connection takes the place of one. Requests of more than 16 KiB, and other methods than GET and HEAD, are refused.
 
 ## How to read them
 

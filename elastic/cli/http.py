@@ -159,7 +159,7 @@ def _is_address(host: str) -> bool:
 
 
 def _go_without(journal: Journal, error: Exception) -> None:
-    message = f"{error}; metrics and health are not served"
+    message = f"{error}; page, metrics and health are not served"
     journal.record("warning", source="http", message=message)
 
 
@@ -210,7 +210,7 @@ class _Serving:
                 self._server = server
             server.run()
         except Exception as error:  # noqa: BLE001 - the daemon goes on without
-            message = f"metrics and health are not served: {type(error).__name__}: {error}"
+            message = f"page, metrics and health are not served: {type(error).__name__}: {error}"
             self._report("warning", source="http", message=message)
         finally:
             self._listener.close()

@@ -169,10 +169,12 @@ ISOLATION_TIMEOUT_S = about(
     DURATION,
 )
 HTTP_ADDRESS_OF_A_NODE = about(
-    "HOST:PORT for /metrics, /healthz and /readyz over HTTP; unset or off: none.", HTTP_ADDRESS
+    "HOST:PORT for /metrics, /healthz and /readyz over HTTP, with `elastic run` for the job's page "
+    "too; unset or off: none.",
+    HTTP_ADDRESS,
 )
 HTTP_ADDRESS_OF_A_COORDINATOR = about(
-    "HOST:PORT for /metrics, /healthz and /readyz over HTTP; off: none; unset: 127.0.0.1:9400, "
-    "where that is free.",
+    "HOST:PORT for the job's page, /metrics, /healthz and /readyz over HTTP; off: none; unset: "
+    "127.0.0.1:9400, where that is free.",
     HTTP_ADDRESS,
 )

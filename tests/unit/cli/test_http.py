@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from elastic.cli.http import require_http_protection, watched_over_http
+from elastic.cli.http import Guard, require_http_protection, watched_over_http
+from elastic.cli.page import reached_at
 from elastic.errors import ConfigurationError
 from elastic.rpc.security import PLAINTEXT, Plaintext, Security, Tls
+from elastic.runtime.http_server import Request
 from elastic.runtime.loop_watch import LoopPauses
 from elastic.runtime.process_metrics import Directories, ProcessParts, Watched
 from elastic.settings.tls_files import TlsFiles
@@ -101,6 +103,39 @@ def test_other_machines_are_served_with_certificates_or_if_that_is_wanted(addres
 @pytest.mark.parametrize("address", [None, "off", "127.0.0.1:1", "localhost:1", "[::1]:1"])
 def test_this_machine_is_served_in_plain_text(address: str | None) -> None:
     require_http_protection(address, PLAINTEXT)
+
+
+@pytest.mark.parametrize(
+    ("host", "may"),
+    [
+        *(("127.0.0.1", True), ("localhost", True), ("LocalHost", True), ("::1", True), ("", True)),
+        *(("rebound.example", False), ("127.0.0.1.example", False), ("localhost.example", False)),
+    ],
+)
+def test_a_page_for_this_machine_is_not_asked_for_under_a_name(host: str, may: bool) -> None:
+    local = Guard(may_scrape=lambda _: "", is_local=True)
+    assert (local.may_see(Request(host=host)) == "") == may
+    elsewhere = Guard(may_scrape=lambda _: "", is_local=False)
+    assert elsewhere.may_see(Request(host=host)) == ""
+    refusing = Guard(may_scrape=lambda _: "no certificate", is_local=False)
+    assert refusing.may_see(Request(host=host)) == "no certificate"
+
+
+@pytest.mark.parametrize(
+    ("served", "reached"),
+    [
+        ("http://127.0.0.1:9400", "http://127.0.0.1:9400"),
+        ("https://10.0.0.1:9400", "https://10.0.0.1:9400"),
+        ("https://0.0.0.0:9400", "https://host-1:9400"),
+        ("http://[::]:9400", "http://host-1:9400"),
+        ("", ""),
+    ],
+)
+def test_a_page_on_every_address_is_told_with_the_host_of_its_coordinator(
+    served: str, reached: str
+) -> None:
+    assert reached_at(served, "host-1:9300") == reached
+    assert reached_at("http://[::]:9400", "[fd00::1]:9300") == "http://[fd00::1]:9400"
 
 
 def test_plain_text_for_others_is_warned_of() -> None:

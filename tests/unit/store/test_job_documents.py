@@ -19,7 +19,7 @@ from elastic.store.job_keys import JobKeys, node_of
 from elastic.v1 import control_pb2 as pb
 from tests.fuzzed_documents import documents, thoroughly
 
-LEADER = LeaderDocument(candidate="c", address="host:1", run_id="night")
+LEADER = LeaderDocument(candidate="c", address="host:1", run_id="night", page="http://host:2")
 NODE = NodeDocument(
     start_token="t",
     host="h",

@@ -194,6 +194,7 @@ _BAD = {
     "checkpoint_damaged",
     "state_differed",
     "hang",
+    "loss_not_finite",
     "report_failed",
     "output_lost",
     "ledger_failed",
@@ -257,6 +258,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "hang": lambda f: f"hang: {f['verdict']}",
     "incident": lambda f: f"incident {f['number']}: {f['summary']} ({f['explain']})",
+    "loss_not_finite": lambda f: f"{f['name']} is {f['value']} at step {f['step']}",
     "straggler": lambda f: (
         f"slow: {f['verdict']}" + ("; it is replaced" if f["action"] == "replace" else "")
     ),

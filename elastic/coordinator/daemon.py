@@ -35,6 +35,7 @@ from elastic.coordinator.page import JobView
 from elastic.coordinator.records import Records, save_records, since_boot, to_unix
 from elastic.coordinator.recoveries import Recoveries
 from elastic.coordinator.saves import Saves
+from elastic.coordinator.script_values import ScriptValues
 from elastic.coordinator.slot_time import SlotTime
 from elastic.coordinator.slow_ranks import SlowRanks
 from elastic.coordinator.stacks import StackRounds
@@ -181,6 +182,7 @@ class CoordinatorDaemon:
             current=lambda: self._machine.current,
             may_replace=self._may_replace_slow,
         )
+        self._script_values = ScriptValues(journal)
         self._hearing = Hearing(
             journal,
             self._recoveries,
@@ -453,6 +455,9 @@ class CoordinatorDaemon:
             saves=bool(self._saves.url),
             checkpoint_step=self._saves.newest_step,
             values=dict(progress.reported),
+            not_finite=tuple(self._script_values.not_finite),
+            learning_rates=dict(progress.learning_rates),
+            global_batch=progress.global_batch,
             slow_ranks=tuple(self._slow_ranks.now),
             straggler_ratio=self._slow_ranks.worst,
         )
@@ -509,6 +514,7 @@ class CoordinatorDaemon:
         """Rank 0 of the present group reports."""
         self._progressed_at = time.monotonic()
         self._totals.progressed(progress, time.time())
+        self._script_values.heard(progress.reported, progress.committed)
         self._incidents.progressed(progress)
 
     def _reformed(self, report: job_pb2.Reformed) -> None:

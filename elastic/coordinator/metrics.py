@@ -194,6 +194,20 @@ VALUE = CATALOG.gauge(
     "numbers only.",
     "name",
 )
+NOT_FINITE = CATALOG.gauge(
+    "elastic_script_value_not_finite",
+    "1: what the script gave last under this name is NaN or infinite. Absent: it is a number.",
+    "name",
+)
+LEARNING_RATE = CATALOG.gauge(
+    "elastic_learning_rate",
+    "Of a tracked optimizer, by the name that the script tracks it under, and by the index of the "
+    "parameter group where it has several.",
+    "name",
+)
+GLOBAL_BATCH = CATALOG.gauge(
+    "elastic_global_batch_samples", "Samples of the newest step, of the whole group."
+)
 
 _COUNTERS = {  # by the journal's entry
     NODES_LOST: "node_lost",
@@ -293,6 +307,9 @@ class JobFigures:
     saves: bool = False
     checkpoint_step: int = 0
     values: Mapping[str, float] = field(default_factory=dict)
+    not_finite: tuple[str, ...] = ()
+    learning_rates: Mapping[str, float] = field(default_factory=dict)
+    global_batch: int = 0
     slow_ranks: tuple[SlowRank, ...] = ()
     straggler_ratio: float = 0.0
 
@@ -330,6 +347,11 @@ def _progress(found: Found, figures: JobFigures) -> None:
     finite = {name: v for name, v in sorted(figures.values.items()) if math.isfinite(v)}
     for name in list(finite)[:MOST_VALUES]:
         found.set(VALUE, finite[name], name=name)
+    for name in figures.not_finite:
+        found.set(NOT_FINITE, 1.0, name=name)
+    for name, rate in sorted(figures.learning_rates.items())[:MOST_VALUES]:
+        found.set(LEARNING_RATE, rate, name=name)
+    found.set(GLOBAL_BATCH, figures.global_batch or None)
 
 
 def _group(found: Found, figures: JobFigures) -> None:

@@ -37,6 +37,7 @@ _WARNINGS = frozenset(
         "leadership_in_doubt",
         "leave_timed_out",
         "loop_paused",
+        "loss_not_finite",
         "message_dropped",
         "message_refused",
         "newcomers_refused",

@@ -231,8 +231,15 @@ class SaveFailed(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., step: _Optional[int] = ..., generation: _Optional[int] = ..., message: _Optional[str] = ..., retried: bool = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("worker", "generation", "committed", "epoch", "step_s", "samples_per_s", "in_step_s", "reported", "probed", "first_step", "compiling", "waiting_s", "collectives", "quiet_s", "step_counts", "steps_total_s", "samples", "place", "place_s", "spent", "pace")
+    __slots__ = ("worker", "generation", "committed", "epoch", "step_s", "samples_per_s", "in_step_s", "reported", "probed", "first_step", "compiling", "waiting_s", "collectives", "quiet_s", "step_counts", "steps_total_s", "samples", "place", "place_s", "spent", "pace", "global_batch", "learning_rates")
     class ReportedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class LearningRatesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -260,6 +267,8 @@ class Progress(_message.Message):
     PLACE_S_FIELD_NUMBER: _ClassVar[int]
     SPENT_FIELD_NUMBER: _ClassVar[int]
     PACE_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_BATCH_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATES_FIELD_NUMBER: _ClassVar[int]
     worker: str
     generation: int
     committed: int
@@ -281,7 +290,9 @@ class Progress(_message.Message):
     place_s: float
     spent: TimeSpent
     pace: Pace
-    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., epoch: _Optional[int] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., in_step_s: _Optional[float] = ..., reported: _Optional[_Mapping[str, float]] = ..., probed: bool = ..., first_step: bool = ..., compiling: bool = ..., waiting_s: _Optional[float] = ..., collectives: _Optional[int] = ..., quiet_s: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_total_s: _Optional[float] = ..., samples: _Optional[int] = ..., place: _Optional[_Union[_stacks_pb2.Place, str]] = ..., place_s: _Optional[float] = ..., spent: _Optional[_Union[TimeSpent, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ...) -> None: ...
+    global_batch: int
+    learning_rates: _containers.ScalarMap[str, float]
+    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., epoch: _Optional[int] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., in_step_s: _Optional[float] = ..., reported: _Optional[_Mapping[str, float]] = ..., probed: bool = ..., first_step: bool = ..., compiling: bool = ..., waiting_s: _Optional[float] = ..., collectives: _Optional[int] = ..., quiet_s: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_total_s: _Optional[float] = ..., samples: _Optional[int] = ..., place: _Optional[_Union[_stacks_pb2.Place, str]] = ..., place_s: _Optional[float] = ..., spent: _Optional[_Union[TimeSpent, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., global_batch: _Optional[int] = ..., learning_rates: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Pace(_message.Message):
     __slots__ = ("generation", "committed", "steps", "total_s", "data_s", "transfer_s", "wait_s", "after_s", "between_s", "arrivals", "reductions", "no_core_s")

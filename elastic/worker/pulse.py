@@ -210,6 +210,9 @@ class Pulse:
         progress.step_counts.extend(clock.durations.counts)
         progress.steps_total_s, progress.samples = clock.durations.total, clock.samples
         progress.reported.update(_numbers(dict(self._reported)))
+        progress.global_batch = clock.global_batch
+        if group is not None and group.rank == 0 and self._state is not None:
+            progress.learning_rates.update(_numbers(self._state.learning_rates()))
         if (pace := clock.pace.to_pb()) is not None:
             progress.pace.CopyFrom(pace)
         self._link.send(progress=progress)

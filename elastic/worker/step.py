@@ -26,6 +26,11 @@ class Means(Mapping[str, float]):
     def __init__(self) -> None:
         self._values: dict[str, float] | None = None
 
+    @property
+    def is_settled(self) -> bool:
+        """The block has ended."""
+        return self._values is not None
+
     def settle(self, values: Mapping[str, float]) -> None:
         """For the step: the block has ended."""
         self._values = dict(values)
@@ -168,9 +173,11 @@ class Step:
     def report(self, **values: Any) -> None:
         """Figures (loss=..., accuracy=...) for the live line, the status and the metrics.
 
-        Tensors are read later, in the background, and only the newest of each name.
+        Tensors are read later, in the background, and only the newest of each name. What is given
+        after a block that does not count is passed over: the step is computed again.
         """
-        self._training.control.report(values)
+        if self.committed or not self._means.is_settled:
+            self._training.control.report(values)
 
     def __enter__(self) -> Step:
         if self._entered:

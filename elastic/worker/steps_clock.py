@@ -47,6 +47,8 @@ class StepsClock:
         self.pace = Pace(self.spent)
         """What each part of a step takes here, for a comparison of ranks."""
         self.world_size = 1
+        self.global_batch = 0
+        """Samples of the newest step, of the whole group."""
         self.given_up = 0
         """Steps that were begun and are begun again, since somebody has taken the count."""
 
@@ -71,6 +73,7 @@ class StepsClock:
         self.spent.commit(now, self.step_s, committed)
         compiled, self._compiled = self._compiled, self._compilations.count
         self.samples += samples
+        self.global_batch = samples
         if self._last_commit is not None:
             self.durations.observe(now - self._last_commit)
             if compiled == self._compiled:

@@ -21,6 +21,8 @@ from elastic.worker.state.ledger import LedgerBacklog, LedgerRecord
 from elastic.worker.state.tensor_specs import TensorSpec, describe, first_differences, signature
 from elastic.worker.state.tree import FlatState, copy_tree, flatten, unflatten
 
+_MOST_GROUPS = 20  # of an optimizer, whose learning rates are told
+
 
 @runtime_checkable
 class Stateful(Protocol):
@@ -143,6 +145,18 @@ class JobState:
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those among the tracked objects."""
         return [t for t in self._scripts.values() if isinstance(t, torch.optim.Optimizer)]
+
+    def learning_rates(self) -> dict[str, Any]:
+        """Those of the tracked optimizers, as numbers or tensors: by name, and by the group's index
+        where an optimizer has several. Other threads ask."""
+        found: dict[str, Any] = {}
+        for name, item in list(self._scripts.items()):
+            if isinstance(item, torch.optim.Optimizer):
+                groups = item.param_groups[:_MOST_GROUPS]
+                for index, group in enumerate(groups):
+                    key = f"{name}/{index}" if len(groups) > 1 else name
+                    found[key] = group.get("lr")
+        return found
 
     def modules(self) -> dict[str, nn.Module]:
         """Those among the tracked objects, by name."""

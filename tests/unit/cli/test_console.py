@@ -32,6 +32,7 @@ COMPOSED = {
 }
 # Every field that some form mentions.
 FIELDS = {
+    "value": "nan",
     "number": 3,
     "summary": "rank 1 hangs",
     "explain": "elastic explain 3",

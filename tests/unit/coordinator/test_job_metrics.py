@@ -99,6 +99,15 @@ def test_time_is_told_by_kind_and_what_is_lost_by_node() -> None:
     assert value(job, metrics.LOST_SECONDS, node="a") == 10.0
 
 
+def test_a_value_that_is_no_number_is_told_and_so_are_learning_rates() -> None:
+    job = found(
+        figures(values={"loss": math.nan}, not_finite=("loss",), learning_rates={"sgd/1": 0.1})
+    )
+    assert value(job, metrics.NOT_FINITE, name="loss") == 1
+    assert value(job, metrics.LEARNING_RATE, name="sgd/1") == 0.1
+    assert value(job, metrics.GLOBAL_BATCH) is None, "before the first step"
+
+
 def test_slow_ranks_are_told_by_slot_and_by_what_they_are_slow_in() -> None:
     totals = some()
     tell(totals, "straggler", slow_in="data")
@@ -149,6 +158,9 @@ def test_each_definition_is_found_in_some_snapshot() -> None:
         values={"loss": 1.0},
         accounts=ACCOUNTS,
         slow_ranks=(SLOW,),
+        not_finite=("loss",),
+        learning_rates={"optimizer": 0.1},
+        global_batch=64,
     )
     assert set(found(all_of_it).samples) == set(CATALOG.metrics)
     of_agent = Found(job="digits")

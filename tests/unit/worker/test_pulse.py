@@ -295,3 +295,32 @@ def test_a_long_ledger_comes_in_messages_that_can_be_sent(alone: Group) -> None:
     assert [m.whole for m in messages] == [True, False, False]
     assert [e.step for m in messages for e in m.entries] == list(range(25_000))
     assert max(m.ByteSize() for m in messages) < 1 << 20
+
+
+def test_rank_0_tells_of_learning_rates_and_of_the_global_batch(alone: Group) -> None:
+    script = Script(alone)
+    weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    groups = [
+        {"params": [weights[0]], "lr": 0.1},
+        {"params": [weights[1]], "lr": torch.tensor(0.5)},
+    ]
+    script.state.track({"sgd": torch.optim.SGD(weights, lr=0.25), "two": torch.optim.Adam(groups)})
+    script.clock.commit(64)
+    script.pulse.flush()
+    (progress,) = script.wire.taken("progress")
+    assert dict(progress.learning_rates) == {"sgd": 0.25, "two/0": 0.1, "two/1": 0.5}
+    assert progress.global_batch == 64
+
+
+def test_sums_are_sent_when_they_are_put_down(alone: Group) -> None:
+    script = Script(alone)
+    script.clock.entered(1, join_s=0.0, sync_s=0.0, world_size=1)
+    script.pulse.flush()
+    assert not script.wire.taken("progress")[0].HasField("pace")
+    for committed in range(1, 9):
+        script.clock.begin()
+        script.clock.commit(4, committed)
+    assert script.pulse._wake.is_set()
+    script.pulse.flush()
+    (progress,) = script.wire.taken("progress")
+    assert (progress.pace.generation, progress.pace.committed) == (1, 8)

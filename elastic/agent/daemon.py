@@ -401,7 +401,7 @@ class AgentDaemon:
         """Of the worker that is asked for, or of all that have a place in the group."""
         there = [s.worker for s in self._view if s.slot is not None and self._pids.get(s.worker)]
         asked = [w for w in there if request.worker in ("", w)]
-        collecting = self._stacks.collect(asked, brief=request.brief)
+        collecting = self._stacks.collect(asked, brief=request.brief, stretches=request.stretches)
 
         async def tell() -> None:
             with contextlib.suppress(OSError, RuntimeError):  # the system has no thread left

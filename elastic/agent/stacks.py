@@ -61,10 +61,16 @@ class StackCollector:
         self._progress.pop(worker, None)
 
     def collect(
-        self, workers: Iterable[str], *, brief: bool = False, dying: bool = False
+        self,
+        workers: Iterable[str],
+        *,
+        brief: bool = False,
+        dying: bool = False,
+        stretches: int = 0,
     ) -> asyncio.Task[list[pb.WorkerStacks]]:
         """Those of these workers, in their order. brief: only of main threads. dying: they are
         about to be killed, so that one that does not answer may be asked for all of its threads.
+        stretches: no stacks, but so many of the newest stretches of time, of those that answer.
 
         Workers are asked as this is called: before they hear what is said to them next.
         """
@@ -74,7 +80,9 @@ class StackCollector:
         request, loop = next(self._numbers), asyncio.get_running_loop()
         for worker in asked:
             self._awaited[worker, request] = loop.create_future()
-            self._ask(worker, pb.StacksRequest(request=request, brief=brief))
+            self._ask(worker, pb.StacksRequest(request=request, brief=brief, stretches=stretches))
+        if stretches:
+            return asyncio.ensure_future(self._answered(asked, request))
         return asyncio.ensure_future(self._collect(pids, stopped, asked, request, dying=dying))
 
     async def _collect(
@@ -103,6 +111,9 @@ class StackCollector:
             stacks.processes.extend(of_children[worker])
             found.append(stacks)
         return found
+
+    async def _answered(self, asked: Sequence[str], request: int) -> list[pb.WorkerStacks]:
+        return list((await self._answers(asked, request)).values())
 
     async def _answers(self, asked: Sequence[str], request: int) -> dict[str, pb.WorkerStacks]:
         awaited = {worker: self._awaited[worker, request] for worker in asked}

@@ -283,6 +283,32 @@ def explain(
 
 @app.command(cls=SettingsCommand)
 @with_options(OperatorSettings)
+def trace(
+    file: Annotated[
+        Path, typer.Argument(metavar="[FILE]", help="To be written; -: standard output.")
+    ] = Path("trace.json"),
+    *,
+    steps: Annotated[
+        int, typer.Option(help="Newest steps of each worker, at most.", min=1, max=1000)
+    ] = 1000,
+    address: _Address = None,
+    config: _Config = None,
+    **options: Any,
+) -> None:
+    """Write what each slot of a job did in the last minutes as a trace, to be opened at
+    https://ui.perfetto.dev or chrome://tracing.
+
+    Steps, waits, recoveries by phase, what the coordinator decided, and arrows from a cause to its
+    effects.
+    """
+    from elastic.cli import operator
+
+    with _errors():
+        operator.trace(_target(address, config, options), file, steps=steps)
+
+
+@app.command(cls=SettingsCommand)
+@with_options(OperatorSettings)
 def drain(
     node: Annotated[
         str, typer.Argument(help="Name of the node, or of its machine.", show_default=False)

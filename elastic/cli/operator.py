@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from elastic.cli.etcd import open_store
@@ -19,9 +20,10 @@ from elastic.cli.incidents import documents_of, print_explained, print_incidents
 from elastic.cli.report import accounts_of, print_report
 from elastic.cli.stacks import print_stacks, stacks_document
 from elastic.cli.status import end_to_document, print_end, print_status, to_document
+from elastic.cli.trace import build_trace
 from elastic.core.legible import is_instant
 from elastic.core.membership import WorkerPhase
-from elastic.errors import ConfigurationError, ExitCode, TransientError, meaning_of
+from elastic.errors import ConfigurationError, ExitCode, TransientError, meaning_of, refusal_of
 from elastic.rpc.control import ControlClient
 from elastic.rpc.security import PLAINTEXT, choose_security, is_unix_socket
 from elastic.runtime.run_directory import find_job
@@ -34,6 +36,7 @@ from elastic.store.leader_watch import Leader, find_leader
 from elastic.timeouts import timeout
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import stacks_pb2
+from elastic.version import __version__
 
 T = TypeVar("T")
 _LOCAL_TIMEOUT_S = 5.0
@@ -53,6 +56,13 @@ class Target:
     address: str | None = None
     direct: DirectSettings = field(default_factory=DirectSettings)
     settings: OperatorSettings | None = None
+
+    @property
+    def job_name(self) -> str:
+        """As far as it was named."""
+        if self.settings is not None:
+            return self.settings.job
+        return self.direct.job if self.address is not None else self.job or ""
 
     @property
     def timeout_s(self) -> float:
@@ -218,6 +228,41 @@ def explain(target: Target, number: int | None, *, output: str) -> None:
         print_json(found)
     else:
         print_explained(found)
+
+
+def trace(target: Target, file: Path, *, steps: int) -> None:
+    """Write what each slot did in the last minutes as a trace. Raises TransientError if the file
+    cannot be written."""
+
+    async def ask(client: ControlClient, timeout_s: float) -> tuple[Any, list[str], list[str]]:
+        timeline = await client.timeline(steps, timeout_s)
+        incidents = await client.incidents(None, timeout_s)
+        return timeline, incidents, [line async for line in client.events(follow=False)]
+
+    timeline, incidents, events = _run(target, ask)
+    try:
+        made = build_trace(
+            timeline, documents_of(incidents), [event_from(line) for line in events], time.time()
+        )
+        document = made.to_document(job=target.job_name, version=__version__)
+        text = json.dumps(document, allow_nan=False)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ConfigurationError(
+            "the coordinator tells of its timeline in a way that cannot be read here; ask it with "
+            "the version of elastic that it has"
+        ) from error
+    if str(file) == "-":
+        print(text)
+        return
+    try:
+        file.write_text(text + "\n")
+    except OSError as error:
+        reason = f"cannot write the trace to {file}: {error.strerror}; choose another FILE"
+        raise refusal_of(reason, error) from error
+    told = sum(s.what == s.WHAT_STEP for one in timeline.ranks for s in one.stretches)
+    silent = f"; {timeline.silent} workers did not tell" if timeline.silent else ""
+    print(printable(f"{file}: {told} steps of {len(timeline.ranks)} workers{silent}"))
+    print("open it at https://ui.perfetto.dev or chrome://tracing")
 
 
 def _incidents(target: Target, number: int | None) -> list[dict[str, Any]]:

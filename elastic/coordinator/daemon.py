@@ -39,6 +39,7 @@ from elastic.coordinator.script_values import ScriptValues
 from elastic.coordinator.slot_time import SlotTime
 from elastic.coordinator.slow_ranks import SlowRanks
 from elastic.coordinator.stacks import StackRounds
+from elastic.coordinator.timeline import timeline
 from elastic.coordinator.totals import Totals
 from elastic.coordinator.view_batches import ViewBatches
 from elastic.coordinator.wording import ending, refusal
@@ -59,7 +60,7 @@ from elastic.store.job_documents import NodeDocument
 from elastic.store.job_runs import RunEnd
 from elastic.store.retries import until_answered
 from elastic.v1 import control_pb2 as pb
-from elastic.v1 import job_pb2, local_pb2, stacks_pb2
+from elastic.v1 import job_pb2, local_pb2, stacks_pb2, timeline_pb2
 
 _HELD = "another agent is registered under this name; give one of them another --node-name"
 _MOST_SHOWN = 80  # characters of a name that is none
@@ -168,8 +169,9 @@ class CoordinatorDaemon:
         self._ledger = make_ledger(
             options, leadership, journal, broadcast=self._nodes.broadcast, may_record=in_office
         )
+        self._rounds = StackRounds(self._nodes)
         self._hangs = Hangs(
-            StackRounds(self._nodes),
+            self._rounds,
             journal,
             post=self._views.post,
             start=self._tasks.start,
@@ -370,6 +372,13 @@ class CoordinatorDaemon:
         self._require_going_on()
         workers = [s.worker for node in self._nodes for s in node.statuses]
         return await self._hangs.stacks(of, self._machine.current, workers)
+
+    async def timeline(self, steps: int = 0) -> timeline_pb2.JobTimeline:
+        """What each slot did in the last minutes; of each worker so many of its newest steps at
+        most, 0: as many as are remembered. Raises ConfigurationError if the job has ended."""
+        self._require_going_on()
+        workers = sum(s.slot is not None for node in self._nodes for s in node.statuses)
+        return await timeline(self._rounds, self._slot_time.slots, workers, steps)
 
     def incidents(self, number: int | None = None) -> list[str]:
         """All that is known of an incident as JSON, of the newest one for 0; of all in brief for

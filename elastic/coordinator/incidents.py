@@ -27,7 +27,7 @@ from elastic.v1 import job_pb2
 
 _BRIEF = (
     *("number", "unix_s", "cause", "summary", "noticed_by", "outcome", "lasted_s", "committed"),
-    *("generation", "followed_by", "nodes", "workers", "samples_given_up", "lost_s"),
+    *("generation", "followed_by", "nodes", "workers", "samples_given_up", "lost_s", "recovery"),
 )
 _MOST_BYTES = 64 * 2**10  # of a record in the store: far below what etcd takes
 _MOST_NAMED = 10

@@ -25,7 +25,7 @@ from elastic.store.job_documents import LeaderDocument
 from elastic.store.job_runs import AlreadyEnded, RunEnd, RunEnds, announce_end
 from elastic.store.lease_keeper import LeaseState
 from elastic.v1 import control_pb2 as pb
-from elastic.v1 import stacks_pb2
+from elastic.v1 import stacks_pb2, timeline_pb2
 
 
 class NotLeading(TransientError):
@@ -298,6 +298,10 @@ class Office:
         """The Python stacks of all ranks, or of one; raises NotLeading, and ConfigurationError for
         one that there is not."""
         return await self._in_office().stacks(of)
+
+    async def timeline(self, steps: int) -> timeline_pb2.JobTimeline:
+        """What each slot did in the last minutes; raises NotLeading."""
+        return await self._in_office().timeline(steps)
 
     def incidents(self, number: int | None) -> list[str]:
         """All that is known of an incident as JSON, of the newest one for 0; of all in brief for

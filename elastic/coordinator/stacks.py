@@ -39,12 +39,14 @@ class StackRounds:
         self._numbers = itertools.count(1)
         self._rounds: dict[int, _Round] = {}
 
-    def ask(self, *, worker: str = "", brief: bool = False) -> asyncio.Task[Found]:
+    def ask(
+        self, *, worker: str = "", brief: bool = False, stretches: int = 0
+    ) -> asyncio.Task[Found]:
         """Ask all nodes, before they are told what comes next. worker: only of this one. brief:
-        only of main threads."""
+        only of main threads. stretches: no stacks, but so many of the newest stretches of time."""
         number, names = next(self._numbers), {node.stream.node for node in self._nodes}
         this = self._rounds[number] = _Round(names, {}, asyncio.Event())
-        request = pb.StacksRequest(request=number, worker=worker, brief=brief)
+        request = pb.StacksRequest(request=number, worker=worker, brief=brief, stretches=stretches)
         self._nodes.broadcast(stacks=request)
         return asyncio.ensure_future(self._gather(number, this))
 

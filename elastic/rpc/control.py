@@ -28,7 +28,7 @@ from elastic.rpc.server_certificates import server_credentials
 from elastic.timeouts import timeout
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import control_pb2_grpc as pb_grpc
-from elastic.v1 import stacks_pb2
+from elastic.v1 import stacks_pb2, timeline_pb2
 
 __all__ = ["AgentStream", "ControlClient", "ControlHandler", "ControlServer", "CoordinatorLost"]
 
@@ -132,6 +132,10 @@ class ControlHandler(Protocol):
     def incidents(self, number: int | None) -> list[str]:
         """All that is known of an incident as JSON, of the newest one for 0; of all in brief for
         None. Raises ConfigurationError if there is none of the number."""
+        ...
+
+    async def timeline(self, steps: int) -> timeline_pb2.JobTimeline:
+        """What each slot did in the last minutes, with so many steps of each worker at most."""
         ...
 
 
@@ -251,6 +255,12 @@ class _Servicer(pb_grpc.ControlServicer):
             context, "GetIncidents", lambda: self._handler.incidents(number)
         )
         return pb.JobIncidents(json=found)
+
+    async def GetTimeline(  # noqa: N802
+        self, request: timeline_pb2.GetTimelineRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> timeline_pb2.JobTimeline:
+        answer = self._handler.timeline(request.steps)
+        return await self._answered(context, "GetTimeline", answer)
 
     async def _answered(
         self, context: grpc.aio.ServicerContext[Any, Any], source: str, answer: Awaitable[T]

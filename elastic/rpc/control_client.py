@@ -18,7 +18,7 @@ from elastic.rpc.handshake_probe import explain
 from elastic.rpc.security import PLAINTEXT, Report, Security, log_report
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import control_pb2_grpc as pb_grpc
-from elastic.v1 import stacks_pb2
+from elastic.v1 import stacks_pb2, timeline_pb2
 
 
 class CoordinatorLost(TransientError):
@@ -99,6 +99,13 @@ class ControlClient:
         None. Raises as `status`."""
         reply = await self._ask("GetIncidents", pb.GetIncidentsRequest(number=number), timeout_s)
         return list(reply.json)
+
+    async def timeline(self, steps: int, timeout_s: float) -> timeline_pb2.JobTimeline:
+        """What each slot did in the last minutes, with so many steps of each worker at most.
+        Raises as `status`."""
+        request = timeline_pb2.GetTimelineRequest(steps=steps)
+        reply: timeline_pb2.JobTimeline = await self._ask("GetTimeline", request, timeout_s)
+        return reply
 
     async def events(self, *, follow: bool) -> AsyncIterator[str]:
         """The journal as JSON lines. Raises as `status`, also when the stream breaks."""

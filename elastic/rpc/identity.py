@@ -30,6 +30,7 @@ _MAY_CALL = {
     "GetStatus": frozenset(JobRole),
     "FollowEvents": frozenset(JobRole),
     "GetIncidents": frozenset(JobRole),
+    "GetTimeline": frozenset(JobRole),
 }
 _OPERATORS = frozenset({JobRole.OPERATOR})
 

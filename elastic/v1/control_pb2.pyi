@@ -1,6 +1,7 @@
 from elastic.v1 import job_pb2 as _job_pb2
 from elastic.v1 import local_pb2 as _local_pb2
 from elastic.v1 import stacks_pb2 as _stacks_pb2
+from elastic.v1 import timeline_pb2 as _timeline_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message

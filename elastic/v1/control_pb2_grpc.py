@@ -5,6 +5,7 @@ import warnings
 
 from elastic.v1 import control_pb2 as elastic_dot_v1_dot_control__pb2
 from elastic.v1 import stacks_pb2 as elastic_dot_v1_dot_stacks__pb2
+from elastic.v1 import timeline_pb2 as elastic_dot_v1_dot_timeline__pb2
 
 GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
@@ -75,6 +76,11 @@ class ControlStub(object):
                 request_serializer=elastic_dot_v1_dot_control__pb2.GetIncidentsRequest.SerializeToString,
                 response_deserializer=elastic_dot_v1_dot_control__pb2.JobIncidents.FromString,
                 _registered_method=True)
+        self.GetTimeline = channel.unary_unary(
+                '/elastic.v1.Control/GetTimeline',
+                request_serializer=elastic_dot_v1_dot_timeline__pb2.GetTimelineRequest.SerializeToString,
+                response_deserializer=elastic_dot_v1_dot_timeline__pb2.JobTimeline.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -135,6 +141,13 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTimeline(self, request, context):
+        """What each slot did in the last minutes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -177,6 +190,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.GetIncidents,
                     request_deserializer=elastic_dot_v1_dot_control__pb2.GetIncidentsRequest.FromString,
                     response_serializer=elastic_dot_v1_dot_control__pb2.JobIncidents.SerializeToString,
+            ),
+            'GetTimeline': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTimeline,
+                    request_deserializer=elastic_dot_v1_dot_timeline__pb2.GetTimelineRequest.FromString,
+                    response_serializer=elastic_dot_v1_dot_timeline__pb2.JobTimeline.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -395,6 +413,33 @@ class Control(object):
             '/elastic.v1.Control/GetIncidents',
             elastic_dot_v1_dot_control__pb2.GetIncidentsRequest.SerializeToString,
             elastic_dot_v1_dot_control__pb2.JobIncidents.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTimeline(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastic.v1.Control/GetTimeline',
+            elastic_dot_v1_dot_timeline__pb2.GetTimelineRequest.SerializeToString,
+            elastic_dot_v1_dot_timeline__pb2.JobTimeline.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,3 +1,4 @@
+from elastic.v1 import timeline_pb2 as _timeline_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -82,7 +83,7 @@ class ProcessStacks(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., name: _Optional[str] = ..., threads: _Optional[_Iterable[_Union[ThreadStack, _Mapping]]] = ...) -> None: ...
 
 class WorkerStacks(_message.Message):
-    __slots__ = ("worker", "request", "answer", "place", "place_s", "committed", "generation", "collectives", "processes")
+    __slots__ = ("worker", "request", "answer", "place", "place_s", "committed", "generation", "collectives", "processes", "stretches")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +93,7 @@ class WorkerStacks(_message.Message):
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    STRETCHES_FIELD_NUMBER: _ClassVar[int]
     worker: str
     request: int
     answer: Answer
@@ -101,17 +103,20 @@ class WorkerStacks(_message.Message):
     generation: int
     collectives: int
     processes: _containers.RepeatedCompositeFieldContainer[ProcessStacks]
-    def __init__(self, worker: _Optional[str] = ..., request: _Optional[int] = ..., answer: _Optional[_Union[Answer, str]] = ..., place: _Optional[_Union[Place, str]] = ..., place_s: _Optional[float] = ..., committed: _Optional[int] = ..., generation: _Optional[int] = ..., collectives: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessStacks, _Mapping]]] = ...) -> None: ...
+    stretches: _containers.RepeatedCompositeFieldContainer[_timeline_pb2.Stretch]
+    def __init__(self, worker: _Optional[str] = ..., request: _Optional[int] = ..., answer: _Optional[_Union[Answer, str]] = ..., place: _Optional[_Union[Place, str]] = ..., place_s: _Optional[float] = ..., committed: _Optional[int] = ..., generation: _Optional[int] = ..., collectives: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessStacks, _Mapping]]] = ..., stretches: _Optional[_Iterable[_Union[_timeline_pb2.Stretch, _Mapping]]] = ...) -> None: ...
 
 class StacksRequest(_message.Message):
-    __slots__ = ("request", "worker", "brief")
+    __slots__ = ("request", "worker", "brief", "stretches")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     BRIEF_FIELD_NUMBER: _ClassVar[int]
+    STRETCHES_FIELD_NUMBER: _ClassVar[int]
     request: int
     worker: str
     brief: bool
-    def __init__(self, request: _Optional[int] = ..., worker: _Optional[str] = ..., brief: bool = ...) -> None: ...
+    stretches: int
+    def __init__(self, request: _Optional[int] = ..., worker: _Optional[str] = ..., brief: bool = ..., stretches: _Optional[int] = ...) -> None: ...
 
 class NodeStacks(_message.Message):
     __slots__ = ("request", "workers")

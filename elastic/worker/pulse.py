@@ -141,7 +141,17 @@ class Pulse:
         self._link.send(progress=progress)
 
     def answer_stacks(self, request: stacks_pb2.StacksRequest) -> None:
-        """Send where this process is, at this instant."""
+        """Send where this process is, at this instant; or what it did in the last minutes."""
+        if request.stretches:
+            newest = self._clock.spent.newest(request.stretches)
+            told = stacks_pb2.WorkerStacks(
+                worker=self._link.worker,
+                request=request.request,
+                answer=stacks_pb2.ANSWER_GIVEN,
+                stretches=newest,
+            )
+            self._link.send(stacks=told)
+            return
         place, place_s = self._clock.place.look()
         state, group = self._state, self._membership.group
         stacks = stacks_pb2.WorkerStacks(

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
+
 from elastic.v1 import job_pb2 as pb
+from elastic.v1 import timeline_pb2
+
+MOST_STRETCHES = 1000
+"""That are remembered: of steps of 0.1 s, those of the last minutes."""
+_Stretch = tuple[int, int, int, float, float, float, float, float, float, float]
+"""In the order of the message, with the instants of its begin and end on the clock of
+time.monotonic."""
 
 
 class TimeSpent:
@@ -25,10 +35,14 @@ class TimeSpent:
         self._given_up_s = self._left_s = 0.0  # not told before the next group
         self._data_s = self._calls_s = self._saves_s = 0.0  # since `_at`
         self._fetched_at = 0.0
+        self._stretches: deque[_Stretch] = deque(maxlen=MOST_STRETCHES)
 
     def entered(self, now: float, generation: int, *, join_s: float, sync_s: float) -> None:
         """The group can train."""
         if self.generation:
+            kind = timeline_pb2.Stretch.WHAT_REGROUP
+            steps = (kind, generation, self.committed, self._at, now, 0.0, 0.0, 0.0)
+            self._stretches.append((*steps, join_s, sync_s))
             self.given_up_s += self._given_up_s
             self.regroup_s += self._left_s + now - self._at
             self.join_s += join_s
@@ -54,6 +68,12 @@ class TimeSpent:
     def commit(self, now: float, usual_s: float, committed: int) -> None:
         """A step was committed. usual_s: how long steps last; 0 while unknown."""
         elapsed_s, beside_s = now - self._at, self._calls_s + self._saves_s
+        self._stretches.append(
+            (
+                *(timeline_pb2.Stretch.WHAT_STEP, self.generation, committed, self._at, now),
+                *(self._data_s, self._calls_s, self._saves_s, 0.0, 0.0),
+            )
+        )
         if self._first:
             beyond_s = max(0.0, elapsed_s - usual_s - beside_s)
             self.first_steps_s += beyond_s
@@ -84,10 +104,44 @@ class TimeSpent:
         if self._in_group:
             elapsed_s = now - self._at
             given_up_s = elapsed_s if in_step else min(elapsed_s, self._calls_s)
+            if given_up_s > 0.0:
+                kind, began = timeline_pb2.Stretch.WHAT_GIVEN_UP, now - given_up_s
+                this = (kind, self.generation, self.committed, began, now)
+                self._stretches.append((*this, 0.0, 0.0, 0.0, 0.0, 0.0))
             self._given_up_s += given_up_s
             self._left_s += elapsed_s - given_up_s
             self._in_group, self._at = False, now
             self._begin()
+
+    def newest(self, most: int) -> list[timeline_pb2.Stretch]:
+        """The newest stretches of it, oldest first; asked for on another thread."""
+        ahead_s = time.time() - time.monotonic()
+        return [
+            timeline_pb2.Stretch(
+                what=timeline_pb2.Stretch.What.Name(what),
+                generation=generation,
+                step=step,
+                began_unix_s=began + ahead_s,
+                lasted_s=ended - began,
+                data_s=data_s,
+                calls_s=calls_s,
+                saves_s=saves_s,
+                join_s=join_s,
+                sync_s=sync_s,
+            )
+            for (
+                what,
+                generation,
+                step,
+                began,
+                ended,
+                data_s,
+                calls_s,
+                saves_s,
+                join_s,
+                sync_s,
+            ) in list(self._stretches)[-most:]
+        ]
 
     def to_pb(self) -> pb.TimeSpent:
         """As it is now."""

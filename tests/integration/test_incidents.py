@@ -7,10 +7,12 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.chrome_trace import check_trace
 from tests.etcd_cluster import etcd_cluster, free_ports
 from tests.integration.loopback_job import NODES, LoopbackJob
 from tests.integration.running import SCRIPTS, Place
@@ -67,6 +69,14 @@ class Job(LoopbackJob):
         assert len(self.events("incident", number=number)) == 1
         found: dict[str, Any] = self.asks("explain", str(number))
         return found
+
+
+def traced(job: Job) -> Path:
+    """Written by the command."""
+    file = job.files / "trace.json"
+    written = job.start("trace", file)
+    assert written.wait() == 0, written.story()
+    return file
 
 
 @pytest.fixture
@@ -130,6 +140,18 @@ def test_a_kill_a_failed_save_and_a_hang_under_two_leaders(job: Job) -> None:
     assert "in forward" in hung["hang"]["stacks"][0]["text"]
     assert hung["processes"][0]["message"].startswith("hung ")
     assert hung["seconds"]["hang"] > 2 * 2.0, "of both slots"
+
+    trace = traced(job)
+    document = json.loads(trace.read_text())
+    check_trace(document)
+    events = document["traceEvents"]
+    shown = [e["name"] for e in events if e["ph"] == "X"]
+    assert f"incident {number}: hang" in shown
+    assert f"into generation {hung['followed_by']}" in shown
+    assert any(name.startswith("generation ") for name in shown)
+    assert sum(name.startswith("step ") for name in shown) > 20
+    arrows = {e["ph"]: e for e in events if e["ph"] in "sf" and e["name"] == f"incident {number}"}
+    assert arrows["f"]["ts"] > arrows["s"]["ts"]
 
     page = job.start("explain")
     assert page.wait() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any, Protocol
@@ -30,6 +31,7 @@ from elastic.core.membership import (
 _BOOK_EVERY_S = 5.0  # what a worker has spent, while its group trains
 _MOST_STORED = 500  # slots of which a document has more than their number
 _MOST_GENERATIONS = 100  # of which it is remembered what they followed from
+_MOST_PERIODS = 5000  # that are over, of all slots
 _IN_GROUP = (WorkerPhase.READY, WorkerPhase.JOINING, WorkerPhase.TRAINING)
 _NOTHING = TimeSpent()
 
@@ -102,6 +104,19 @@ class Accounts:
         }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Period:
+    """A time in which a slot had one worker and one kind."""
+
+    node: str
+    slot: int
+    worker: WorkerId
+    kind: Kind | None
+    """None: it trained."""
+    began: float
+    ended: float
+
+
 @dataclass(slots=True)
 class _Slot:
     node: str
@@ -125,6 +140,11 @@ class _Slot:
     booked_at: float = 0.0
     cause: Incident | None = None
     """Why it does not train."""
+    period_at: float = field(init=False)
+    """Since when it is as it is."""
+
+    def __post_init__(self) -> None:
+        self.period_at = self.since
 
 
 @dataclass(slots=True)
@@ -184,6 +204,7 @@ class SlotAccounts:
         self._again_since = 0
         self._pace: dict[WorkerId, tuple[int, float, str]] = {}
         self._slowest: tuple[int, float, float, str] = (0, 0.0, 0.0, "")
+        self._periods: deque[Period] = deque(maxlen=_MOST_PERIODS)
         self.ended = False
 
     # ---- what happens
@@ -248,6 +269,10 @@ class SlotAccounts:
     def under_way(self) -> Incident | None:
         """What has struck, until the group that follows trains."""
         return self._under_way
+
+    def periods(self, now: float) -> list[Period]:
+        """The newest times of each slot, those that are under way last."""
+        return [*self._periods, *(_period(slot, now) for slot in self._slots.values())]
 
     def accounts(self, now: float, ahead_s: float = 0.0) -> Accounts:
         """The books as they are; ahead_s: by how much Unix time is ahead of `now`'s clock."""
@@ -477,6 +502,7 @@ class SlotAccounts:
             if kind is slot.kind and worker == slot.worker:
                 continue
             self._settle(slot, now)
+            self._note_period(slot, now)
             if worker != slot.worker or kind is Kind.SLOT_EMPTY:
                 self._close(slot, now)
             if worker != slot.worker:
@@ -484,6 +510,11 @@ class SlotAccounts:
             slot.kind = kind
             if kind is None and not slot.tracked:
                 slot.tracked, slot.cause = True, None
+
+    def _note_period(self, slot: _Slot, now: float) -> None:
+        if now > slot.period_at:
+            self._periods.append(_period(slot, now))
+        slot.period_at = now
 
     def _occupy(self, slot: _Slot, worker: WorkerId) -> None:
         if self._slot_of.get(slot.worker) is slot:
@@ -530,6 +561,7 @@ class SlotAccounts:
                 slot.wanted, slot.since = is_wanted, now
             if not is_wanted and not self._nodes[slot.node].present:
                 self._close(slot, now)
+                self._note_period(slot, now)
                 self._occupy(slot, "")
                 del self._slots[key]
         for name, node in list(self._nodes.items()):
@@ -661,6 +693,17 @@ class SlotAccounts:
             return 0.0
         again = min(high, report.committed) - max(low, report.committed - steps)
         return max(0, again) / steps
+
+
+def _period(slot: _Slot, now: float) -> Period:
+    return Period(
+        node=slot.node,
+        slot=slot.number,
+        worker=slot.worker,
+        kind=slot.kind,
+        began=slot.period_at,
+        ended=now,
+    )
 
 
 def _is_over(incident: Incident, workers: Iterable[WorkerStatus]) -> bool:

@@ -187,3 +187,13 @@ def test_of_the_stacks_a_failure_has_those_of_the_main_threads() -> None:
     ]
     assert len(lines) == 40
     assert len(stacked.processes[0].threads) == 2
+
+
+def test_of_stretches_of_time_nobody_is_signalled(worker: int) -> None:
+    async def check() -> None:
+        silent = Node(answers=False, w=worker)
+        assert await silent.collector.collect(["w"], stretches=5) == []
+        (told,) = await Node(answers=True, w=worker).collector.collect(["w"], stretches=5)
+        assert len(told.processes) == 1, "its children are left alone"
+
+    run(check)

@@ -28,6 +28,7 @@ _COMMANDS = (
     "stacks",
     "incidents",
     "explain",
+    "trace",
     "drain",
     "stop",
     "events",

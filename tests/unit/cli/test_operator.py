@@ -32,6 +32,7 @@ from elastic.store.job_runs import RunEnd
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, stacks_pb2
 from tests.certificates import make_certificates, sign_for_job
+from tests.chrome_trace import check_trace
 from tests.unit.rpc.conversation import Recorder
 from tests.unit.store.failing_store import Clock, FailingStore
 
@@ -509,6 +510,22 @@ def test_an_incident_that_there_is_not(place: Place, capsys: Printed) -> None:
     operator.explain(place.target, None, output="table")
     operator.incidents(place.target, output="table")
     assert capsys.readouterr().out.splitlines() == 2 * ["no incident has been recorded"]
+
+
+def test_a_trace_is_written(place: Place, tmp_path: Path, capsys: Printed) -> None:
+    operator.trace(place.target, tmp_path / "trace.json", steps=10)
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == f"{tmp_path}/trace.json: 0 steps of 0 workers; 10 workers did not tell"
+    written = json.loads((tmp_path / "trace.json").read_text())
+    check_trace(written)
+    assert [e["name"] for e in written["traceEvents"] if e["ph"] == "i"] == ["node_lost", "elected"]
+    operator.trace(place.target, Path("-"), steps=10)
+    assert json.loads(capsys.readouterr().out) == written
+
+
+def test_a_trace_that_cannot_be_written_is_refused(place: Place, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot write the trace to .*; choose another"):
+        operator.trace(place.target, tmp_path, steps=10)
 
 
 def test_a_status_says_who_was_waited_for(

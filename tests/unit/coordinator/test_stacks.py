@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from elastic.coordinator import stacks
-from elastic.coordinator.attendance import Attendance
+from elastic.coordinator.attendance import Attendance, name_of
 from elastic.coordinator.hangs import Hangs
 from elastic.coordinator.stacks import StackRounds, asked_for, explain, reply
+from elastic.coordinator.timeline import timeline
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
-from elastic.core.membership import ChangeReason, Generation, Member
+from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
+from elastic.core.coordinator.slot_accounts import SlotAccounts
+from elastic.core.membership import (
+    ChangeReason,
+    Generation,
+    Member,
+    WorkerPhase,
+    WorkerStatus,
+)
 from elastic.errors import ConfigurationError
 from elastic.rpc.control import AgentStream
 from elastic.runtime.journal import Entry, Journal
 from elastic.v1 import control_pb2 as control
 from elastic.v1 import stacks_pb2 as pb
+from elastic.v1 import timeline_pb2
 
 ENGINE = pb.Frame(file="/v/site-packages/torch/autograd/graph.py", line=9, function="_run")
 GETITEM = pb.Frame(file="/job/data.py", line=41, function="__getitem__")
@@ -193,3 +204,29 @@ def test_a_rank_or_a_worker_can_be_asked_for() -> None:
         asked_for("3", GROUP, names)
     with pytest.raises(ConfigurationError, match="there are no ranks, and the workers none at all"):
         asked_for("x", None, [])
+
+
+def test_a_timeline_has_what_workers_tell_and_what_the_coordinator_saw() -> None:
+    async def check(place: Place) -> None:
+        accounts = SlotAccounts(3, name_of=name_of)
+        status = WorkerStatus(worker="a-1", phase=WorkerPhase.READY, slot=0)
+        report = ev.NodeReported(node="a@token", slots=1, workers=(status,))
+        accounts.observe(report, (), Coordinator(CoordinatorSettings(incarnation="x"), now=0.0), 0)
+        asked = asyncio.ensure_future(timeline(place.rounds, accounts, 3, 0))
+        await asyncio.sleep(0)
+        request = await place.request("a")
+        assert 0 < request.stretches <= 1000
+        node = place.nodes.named("a")
+        assert node is not None
+        stretches = [timeline_pb2.Stretch(step=n) for n in range(5)]
+        workers = [pb.WorkerStacks(worker="a-1", stretches=stretches)]
+        place.rounds.told(node, pb.NodeStacks(request=request.request, workers=workers))
+        told = await asked
+        (rank,) = told.ranks
+        assert (rank.node, rank.worker, len(rank.stretches)) == ("a", "a-1", 5)
+        (period,) = told.periods
+        assert (period.node, period.worker, period.kind) == ("a", "a-1", "start_up")
+        assert period.ended_unix_s == pytest.approx(time.time(), abs=60.0)
+        assert told.silent == 2
+
+    at_place(check)

@@ -458,3 +458,27 @@ def test_an_incident_without_end_is_bounded() -> None:
     for n in range(1000):
         incident.concerns([f"n{n}"], [f"w{n}"])
     assert len(incident.nodes) == len(incident.workers) == 100
+
+
+def test_the_periods_of_a_slot_follow_each_other_and_are_bounded() -> None:
+    job = Job()
+    job.has("a", 0, "w1", WorkerPhase.READY)
+    job.forms(1, ChangeReason.STARTED, "w1")
+    job.passes(2.0)
+    job.trains("w1")
+    job.passes(3.0)
+    job.dies("a", 0)
+    job.passes(1.0)
+    found = job.accounts.periods(job.now)
+    assert [(p.worker, p.kind) for p in found] == [
+        ("w1", Kind.START_UP),
+        ("w1", None),
+        ("", Kind.START_UP),
+    ]
+    assert [p.ended - p.began for p in found] == [2.0, 3.0, 1.0]
+    for number in range(2, 4000):
+        job.has("a", 0, f"w{number}", WorkerPhase.READY)
+        job.passes(1.0)
+        job.dies("a", 0)
+        job.passes(1.0)
+    assert len(job.accounts.periods(job.now)) <= 5001

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from elastic.rpc.control import AgentStream, ControlClient, ControlServer
 from elastic.rpc.security import PLAINTEXT, Security
 from elastic.v1 import control_pb2 as pb
-from elastic.v1 import stacks_pb2
+from elastic.v1 import stacks_pb2, timeline_pb2
 
 DEADLINE_S = 60.0
 HELLO = pb.AgentMessage(hello=pb.AgentHello(node="n1", host="10.0.0.1", slots=2))
@@ -52,6 +52,9 @@ class Recorder:
 
     def incidents(self, number: int | None) -> list[str]:
         return [f'{{"number": {number}}}'] if number is not None else []
+
+    async def timeline(self, steps: int) -> timeline_pb2.JobTimeline:
+        return timeline_pb2.JobTimeline(silent=steps)
 
     async def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
         assert not follow

@@ -128,6 +128,7 @@ async def may(place: Place, security: Security) -> set[str]:
         "see": lambda: client.status(STATUS_S),
         "follow": lambda: anext(client.events(follow=False), None),
         "incidents": lambda: client.incidents(0, STATUS_S),
+        "timeline": lambda: client.timeline(0, STATUS_S),
         "stop": lambda: client.stop("why", 1, STATUS_S),
         "drain": lambda: client.drain("n1", "", STATUS_S),
         "clear": lambda: client.clear("n1", STATUS_S),
@@ -141,7 +142,7 @@ async def may(place: Place, security: Security) -> set[str]:
     return allowed
 
 
-SEE = {"see", "follow", "incidents"}
+SEE = {"see", "follow", "incidents", "timeline"}
 ACT = {"stop", "drain", "clear", "stacks"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any, cast
 
 import pytest
@@ -130,6 +131,19 @@ def test_all_threads_are_told_where_they_are_wanted(alone: Group) -> None:
         thread.join()
     (answer,) = script.wire.taken("stacks")
     assert "waits" in [told.name for told in answer.processes[0].threads]
+
+
+def test_the_newest_steps_are_told_in_place_of_stacks(alone: Group) -> None:
+    script = Script(alone)
+    now = time.monotonic()
+    script.clock.spent.entered(now, 1, join_s=0.0, sync_s=0.0)
+    for step in (1, 2, 3):
+        script.clock.spent.commit(now + step, 1.0, step)
+    script.pulse.answer_stacks(stacks_pb2.StacksRequest(request=3, stretches=2))
+    (answer,) = script.wire.taken("stacks")
+    assert (answer.request, len(answer.processes)) == (3, 0)
+    assert [stretch.step for stretch in answer.stretches] == [2, 3]
+    assert answer.stretches[0].began_unix_s == pytest.approx(time.time() + 1.0, abs=5.0)
 
 
 def test_a_worker_without_a_group_answers_too() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.worker.time_spent import TimeSpent
+from elastic.v1 import timeline_pb2
+from elastic.worker.time_spent import MOST_STRETCHES, TimeSpent
 
 
 def total_s(spent: TimeSpent) -> float:
@@ -68,3 +69,32 @@ def test_the_last_save_is_told_though_no_step_follows() -> None:
     spent.left(18.0, in_step=False)
     spent.settle(19.0)
     assert total_s(spent) == 7.0
+
+
+def test_the_newest_stretches_are_remembered_one_after_the_other() -> None:
+    spent = trained()
+    spent.saved(0.25)
+    spent.fetched(15.5, 15.6)
+    spent.commit(16.0, 1.0, 4)
+    spent.left(16.5, in_step=True)
+    spent.entered(17.5, 2, join_s=0.25, sync_s=0.125)
+    newest = spent.newest(3)
+    what = timeline_pb2.Stretch.What.Name
+    assert [(what(s.what), s.generation, s.step) for s in newest] == [
+        ("WHAT_STEP", 1, 4),
+        ("WHAT_GIVEN_UP", 1, 4),
+        ("WHAT_REGROUP", 2, 4),
+    ]
+    assert [s.lasted_s for s in newest] == [1.0, 0.5, 1.0]
+    step, given_up, regroup = newest
+    assert (step.saves_s, step.data_s) == (0.25, pytest.approx(0.1))
+    assert (regroup.join_s, regroup.sync_s) == (0.25, 0.125)
+    assert given_up.began_unix_s == pytest.approx(step.began_unix_s + 1.0, abs=1e-3)
+
+
+def test_of_many_steps_some_are_remembered() -> None:
+    spent = trained()
+    for step in range(2 * MOST_STRETCHES):
+        spent.commit(16.0 + step, 1.0, step)
+    assert len(spent.newest(10 * MOST_STRETCHES)) == MOST_STRETCHES
+    assert spent.newest(1)[0].step == 2 * MOST_STRETCHES - 1

@@ -1,0 +1,239 @@
+"""A job's timeline as a trace for Perfetto: what each slot did, and what was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from elastic.core.chrome_trace import ChromeTrace, Slice, Track
+from elastic.core.legible import is_instant
+from elastic.v1 import timeline_pb2 as pb
+
+_CONTROL = 1  # the process that has what the coordinator does; those of nodes follow
+_FIRST_NODE = 10
+_GENERATIONS, _INCIDENTS, _CHECKPOINTS, _DECISIONS = 1, 2, 3, 4
+_PHASES = ("detect", "persist", "notify", "join", "sync", "first_step")
+_FOR_TRACKS = ("generation_formed", "checkpoint_committed", "recovered", "incident", "progress")
+_LEAST_GAP_S = 1e-4  # clocks of a machine are read one after the other
+_WHAT = pb.Stretch.What
+
+Event = tuple[float, str, Mapping[str, Any]]
+
+
+def build_trace(
+    timeline: pb.JobTimeline,
+    incidents: Sequence[Mapping[str, Any]],
+    events: Iterable[Event],
+    now: float,
+) -> ChromeTrace:
+    """events: (Unix seconds, name, fields), oldest first. Raises ValueError, TypeError, LookupError
+    or AttributeError for what another version tells in another way."""
+    events = [event for event in events if is_instant(event[0])]
+    trace = ChromeTrace()
+    control = _Control(trace)
+    generations = control.generations(events, now)
+    control.incidents(incidents)
+    control.rest(events)
+    slots = _Slots(trace, timeline)
+    for incident in incidents:
+        _arrows(trace, incident, control, generations, slots)
+    return trace
+
+
+class _Control:
+    """The tracks of the control plane."""
+
+    def __init__(self, trace: ChromeTrace) -> None:
+        self._trace = trace
+        names = {
+            _GENERATIONS: "generations",
+            _INCIDENTS: "incidents",
+            _CHECKPOINTS: "checkpoints",
+            _DECISIONS: "elections and events",
+        }
+        self.tracks = {
+            tid: trace.track(_CONTROL, tid, process="control plane", name=name)
+            for tid, name in names.items()
+        }
+
+    def generations(self, events: Sequence[Event], now: float) -> dict[int, float]:
+        """Each from its announcement to the next one's; when each was announced."""
+        formed = [(at, f) for at, name, f in events if name == "generation_formed"]
+        ends = [*(at for at, _ in formed[1:]), max([now, *(at for at, _ in formed)])]
+        self._trace.lay(
+            self.tracks[_GENERATIONS],
+            [
+                Slice(
+                    name=f"generation {f['generation']}: {f['reason']}",
+                    category="generation",
+                    began=at,
+                    ended=end,
+                    args={k: f.get(k) for k in ("world_size", "members", "after_step")},
+                )
+                for (at, f), end in zip(formed, ends, strict=False)
+            ],
+        )
+        return {int(f["generation"]): at for at, f in formed}
+
+    def incidents(self, incidents: Sequence[Mapping[str, Any]]) -> None:
+        """From the first sign to the first step after it, by phases."""
+        self._trace.lay(self.tracks[_INCIDENTS], [_incident(i) for i in incidents])
+
+    def rest(self, events: Sequence[Event]) -> None:
+        """Saves, and whatever else was told."""
+        saves = [(at, f) for at, name, f in events if name == "checkpoint_committed"]
+        self._trace.lay(
+            self.tracks[_CHECKPOINTS],
+            [
+                Slice(
+                    name=f"checkpoint of step {f['step']}",
+                    category="checkpoint",
+                    began=at - float(f.get("save_s", 0.0)),
+                    ended=at,
+                    args={k: f.get(k) for k in ("bytes", "stall_s")},
+                )
+                for at, f in saves
+            ],
+        )
+        for at, name, fields in events:
+            if name not in _FOR_TRACKS:
+                self._trace.instant(self.tracks[_DECISIONS], name, at, fields)
+
+
+class _Slots:
+    """A track for each slot: its worker's own stretches of time, and between them what the
+    coordinator saw."""
+
+    def __init__(self, trace: ChromeTrace, timeline: pb.JobTimeline) -> None:
+        self.of_worker: dict[str, Track] = {}
+        self.entered: dict[int, list[tuple[Track, float]]] = {}
+        """Where and when workers began the way into a generation."""
+        own = {(one.node, one.worker): list(one.stretches) for one in timeline.ranks}
+        slots: dict[tuple[str, int], list[pb.SlotPeriod]] = {}
+        for period in timeline.periods:
+            slots.setdefault((period.node, period.slot), []).append(period)
+        numbers = {node: n for n, node in enumerate(sorted({node for node, _ in slots}))}
+        for (node, slot), periods in sorted(slots.items()):
+            pid = _FIRST_NODE + numbers[node]
+            track = trace.track(pid, slot + 1, process=f"node {node}", name=f"slot {slot}")
+            workers = dict.fromkeys(p.worker for p in periods if p.worker)
+            self.of_worker.update(dict.fromkeys(workers, track))
+            stretches = [s for w in workers for s in own.get((node, w), [])]
+            slices = [_stretch(s) for s in stretches if _is_sound(s.began_unix_s, s.lasted_s)]
+            trace.lay(track, [*slices, *_between(periods, slices)])
+            for stretch in stretches:
+                if stretch.what == _WHAT.WHAT_REGROUP:
+                    entered = (track, stretch.began_unix_s)
+                    self.entered.setdefault(stretch.generation, []).append(entered)
+
+
+def _incident(incident: Mapping[str, Any]) -> Slice:
+    began, parts = float(incident["unix_s"]), []
+    at, recovery = began, incident["recovery"] or {}
+    for phase in _PHASES:
+        lasted_s = float(recovery.get(f"{phase}_s", 0.0))
+        parts.append(Slice(name=phase, category="recovery", began=at, ended=at + lasted_s))
+        at += lasted_s
+    ended = began + float(incident["lasted_s"] or 0.0)
+    return Slice(
+        name=f"incident {incident['number']}: {incident['cause']}",
+        category="incident",
+        began=began,
+        ended=max(ended, began + 1e-3),  # a failed save lasts for no time, and is to be seen
+        args={k: incident[k] for k in ("summary", "noticed_by", "outcome", "committed", "lost_s")},
+        parts=parts,
+    )
+
+
+def _stretch(stretch: pb.Stretch) -> Slice:
+    began, lasted_s = stretch.began_unix_s, stretch.lasted_s
+    args: dict[str, Any] = {"generation": stretch.generation}
+    if stretch.what == _WHAT.WHAT_STEP:
+        name, category = f"step {max(0, stretch.step - 1)}", "step"
+        # Of these only the sums are measured: they are shown in the order in which they usually
+        # come after a commit.
+        parts = _in_turn(
+            began,
+            ("saves", stretch.saves_s),
+            ("session.run", stretch.calls_s),
+            ("data wait", stretch.data_s),
+        )
+    elif stretch.what == _WHAT.WHAT_GIVEN_UP:
+        name, category, parts = f"given up at step {stretch.step}", "given_up", []
+    elif stretch.what == _WHAT.WHAT_REGROUP:
+        name, category = f"into generation {stretch.generation}", "recovery"
+        rest_s = max(0.0, lasted_s - stretch.join_s - stretch.sync_s)
+        parts = _in_turn(
+            began, ("decision", rest_s), ("join", stretch.join_s), ("sync", stretch.sync_s)
+        )
+    else:
+        name, category, parts = "unknown here", "unknown", []
+    return Slice(
+        name=name,
+        category=category,
+        began=began,
+        ended=began + lasted_s,
+        args=args,
+        parts=parts,
+    )
+
+
+def _in_turn(began: float, *parts: tuple[str, float]) -> list[Slice]:
+    slices, at = [], began
+    for name, lasted_s in parts:
+        slices.append(Slice(name=name, category="wait", began=at, ended=at + lasted_s))
+        at += lasted_s
+    return slices
+
+
+def _between(periods: Sequence[pb.SlotPeriod], covered: Sequence[Slice]) -> Iterator[Slice]:
+    """The parts of the periods of which the workers have told nothing."""
+    spans = sorted((s.began, s.ended) for s in covered)
+    for period in periods:  # each looks at all spans: there are some thousands at most
+        if not _is_sound(period.began_unix_s, period.ended_unix_s - period.began_unix_s):
+            continue
+        at = period.began_unix_s
+        for began, ended in spans:
+            if ended <= at or began >= period.ended_unix_s:
+                continue
+            if began - at >= _LEAST_GAP_S:
+                yield _period(period, at, began)
+            at = max(at, ended)
+        if period.ended_unix_s - at >= _LEAST_GAP_S:
+            yield _period(period, at, period.ended_unix_s)
+
+
+def _period(period: pb.SlotPeriod, began: float, ended: float) -> Slice:
+    return Slice(
+        name=period.kind,
+        category="slot",
+        began=began,
+        ended=ended,
+        args={"worker": period.worker},
+    )
+
+
+def _is_sound(began: float, lasted_s: float) -> bool:
+    return is_instant(began) and is_instant(began + lasted_s) and lasted_s >= 0.0
+
+
+def _arrows(
+    trace: ChromeTrace,
+    incident: Mapping[str, Any],
+    control: _Control,
+    generations: Mapping[int, float],
+    slots: _Slots,
+) -> None:
+    """From where it struck, by the incident and the decision, to each that had to change group."""
+    at, followed_by = float(incident["unix_s"]), int(incident["followed_by"] or 0)
+    struck = [slots.of_worker[w] for w in incident["workers"] if w in slots.of_worker][:1]
+    begin = [*((track, at) for track in struck), (control.tracks[_INCIDENTS], at)]
+    decided = generations.get(followed_by)
+    if decided is not None:
+        begin.append((control.tracks[_GENERATIONS], decided))
+    name = f"incident {incident['number']}"
+    effects = slots.entered.get(followed_by, [])
+    for effect, entered_at in effects:
+        trace.flow(name, [*begin, (effect, max(entered_at, begin[-1][1]))])
+    if not effects:
+        trace.flow(name, begin)

@@ -90,7 +90,8 @@ class ControlClient:
 
     async def stacks(self, of: str, timeout_s: float) -> stacks_pb2.JobStacks:
         """The Python stacks of all ranks, or of one. Raises as `status`."""
-        request = stacks_pb2.GetStacksRequest(of=of)
+        named = of.encode(errors="replace").decode()  # an argument may be no text
+        request = stacks_pb2.GetStacksRequest(of=named)
         reply: stacks_pb2.JobStacks = await self._ask("GetStacks", request, timeout_s)
         return reply
 

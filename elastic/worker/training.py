@@ -357,7 +357,7 @@ class Training:
             act.Leave: lambda _: self._membership.leave(),
             act.Break: lambda a: self._membership.lost(a.error, held=a.held),
             act.AwaitSettlement: self._await_settlement,
-            act.AwaitSuccessor: lambda _: self._membership.await_successor(),
+            act.AwaitSuccessor: lambda a: self._membership.await_successor(a.timeout_s),
             act.PutBack: self._put_back,
             act.KeepForRetry: self._keep_for_retry,
             act.PutBackForRetry: lambda _: self._undo.put_back_for_retry(),

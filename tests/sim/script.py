@@ -106,6 +106,7 @@ class Script:
             act.Restore: self._restore,
             act.SetUp: self._set_up,
             act.AwaitSettlement: self._await_settlement,
+            act.AwaitSuccessor: self._await_successor,
             act.CompareReplicas: self._compare_replicas,
             act.SaveAndWait: self._save_and_wait,
             act.MeetForCall: self._meet_for_call,
@@ -336,8 +337,12 @@ class Script:
         process.world.declared(process, group.generation)
         commit, begin = self._digests or (0, 0)
         self._digests = None
+        journal = process.world.journal
         if declare.mine.took_part and declare.mine.committed and not declare.mine.intact:
-            process.world.journal.torn_in.add(group.generation.number)
+            journal.torn_in.add(group.generation.number)
+        journal.declared_last[process.name] = group.generation.number
+        if declare.mine.in_run:
+            journal.inside_in.add(group.generation.number)
         mine = replace(declare.mine, commit_digest=commit, begin_digest=begin)
         found: dict[str, Declaration] = yield from group.collective("declare", process, mine)
         return tuple(found[m.worker] for m in group.generation.members)
@@ -404,6 +409,7 @@ class Script:
 
     def _drop_state(self, _: act.DropState) -> None:
         self._tear()
+        self.process.world.journal.dropped.append((self.clock.now, self.process.name))
         self.process.tell(self.process.worker.state_dropped())
 
     def _tear(self) -> None:
@@ -468,6 +474,14 @@ class Script:
                 return False
             yield Wait.NEWS
         return True
+
+    def _await_successor(self, wait: act.AwaitSuccessor) -> Body:
+        worker, until = self.process.worker, math.inf
+        if wait.timeout_s is not None:
+            until = self.clock.now + wait.timeout_s
+            self.clock.at(until, self.process.thread.nudge)
+        while worker.following is None and self.clock.now < until:
+            yield Wait.NEWS
 
     # ---- the state
 

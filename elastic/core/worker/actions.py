@@ -188,7 +188,10 @@ class AwaitSettlement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AwaitSuccessor:
-    """Wait until a generation is announced that is to follow this group's."""
+    """Wait until a generation is announced that is to follow this group's, or `timeout_s` is
+    over."""
+
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -41,6 +41,11 @@ from elastic.errors import GroupLost, StateLost, Stranded
 
 Steps: TypeAlias = Generator[act.Action, Any, Any]
 
+_TOLD_S = 1.0
+"""Seconds that members leave a group standing in which another one cannot go on. That member may
+not have received all declarations yet: if the others closed their connections at once, it would
+never learn that it has to make room, and the same members would meet again and again."""
+
 
 class Batches(Protocol):
     """What the protocol must know of a loop's loader."""
@@ -343,6 +348,7 @@ class Participation:
         reference, odd = odd_ones_out(declarations)
         if odd:
             yield act.ExplainMismatch(reference=reference, odd=odd)
+            yield act.AwaitSuccessor(timeout_s=_TOLD_S)
             raise GroupLost(f"rank {odd[0]} tracks another model and was told so")
         repeat_from = runs_to_repeat(declarations)
         if repeat_from is None:
@@ -354,6 +360,7 @@ class Participation:
                 "script is at; a fresh worker takes its place"
             )
         if plan.stranded:
+            yield act.AwaitSuccessor(timeout_s=_TOLD_S)
             raise GroupLost(f"rank {plan.stranded[0]} cannot go on from the group's state")
         yield from self._carry_out(plan, seat)
         received = any(t.target == seat.rank for t in plan.transfers)

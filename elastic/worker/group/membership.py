@@ -125,10 +125,10 @@ class Membership:
         with self._changed:
             return self._changed.wait_for(lambda: not self.machine.holds(committed), timeout_s)
 
-    def await_successor(self) -> None:
-        """Wait until a generation is announced that is to follow this group's."""
+    def await_successor(self, timeout_s: float | None) -> None:
+        """Wait until a generation is announced that is to follow this group's, at most so long."""
         with self._changed:
-            self._changed.wait_for(lambda: self.machine.following is not None)
+            self._changed.wait_for(lambda: self.machine.following is not None, timeout_s)
 
     def leave(self) -> None:
         """At a step boundary: leave the group, as planned or because it was superseded."""

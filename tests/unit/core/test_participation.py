@@ -137,8 +137,8 @@ def test_a_member_that_tracks_another_model_is_told_and_the_group_given_up() -> 
         "Join",
         "Declare",
         "ExplainMismatch reference=0 odd=(1,)",
+        "AwaitSuccessor",
         "TearDown",
-        "Break",
     ]
     assert driver.part.seat is not None
     assert driver.part.seat.generation.number == 2
@@ -442,6 +442,21 @@ def test_a_member_that_no_state_fits_ends_and_the_others_go_on_without_it() -> N
     log = other.taken()
     assert not any(line.startswith("Send") for line in log)
     assert log.count("Declare") == 2
+
+
+def test_a_group_stands_until_the_member_that_no_state_fits_can_have_heard_of_it() -> None:
+    """If the others closed their connections at once, it might miss the last declarations, and the
+    same members would meet again and again."""
+    other = trained(4, "b")
+    other.announce(2, "a", "b")
+    behind = veteran(3, in_block=True)
+    other.answer(act.Declare, lambda mine: (behind, replace(mine, commit_digest=0)))
+    other.answer(act.AwaitSuccessor, lambda _: other.announce(3, "b"))
+    other.boundary()
+    log = other.taken()
+    assert log[: log.index("TearDown", 1)][-2:] == ["Declare", "AwaitSuccessor"]
+    assert other.part.seat is not None
+    assert other.part.seat.generation.number == 3
 
 
 # ---- what a generation derives

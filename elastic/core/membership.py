@@ -170,6 +170,8 @@ class Failure:
     """The last lines of its log, where there is no traceback."""
     retryable: bool = True
     """False: a fault of configuration that no restart can cure."""
+    state_lost: bool = False
+    """Nobody holds the job's state: whichever worker has found that out, it ends the job."""
     log: str = ""
     place: str = ""
     """FILE:LINE of the script at which it hung, where it waited for no other worker."""

@@ -155,7 +155,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., phase: _Optional[_Union[WorkerPhase, str]] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., broken: bool = ..., detail: _Optional[str] = ..., committed: _Optional[int] = ..., endpoint: _Optional[str] = ..., pid: _Optional[int] = ..., took_part: bool = ..., in_run: bool = ..., compiling: _Optional[int] = ..., heard: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("worker", "kind", "code", "signature", "message", "traceback", "retryable", "log", "log_tail", "place", "kernel")
+    __slots__ = ("worker", "kind", "code", "signature", "message", "traceback", "retryable", "log", "log_tail", "place", "kernel", "state_lost")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
@@ -167,6 +167,7 @@ class Failure(_message.Message):
     LOG_TAIL_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     KERNEL_FIELD_NUMBER: _ClassVar[int]
+    STATE_LOST_FIELD_NUMBER: _ClassVar[int]
     worker: str
     kind: FailureKind
     code: int
@@ -178,7 +179,8 @@ class Failure(_message.Message):
     log_tail: str
     place: str
     kernel: str
-    def __init__(self, worker: _Optional[str] = ..., kind: _Optional[_Union[FailureKind, str]] = ..., code: _Optional[int] = ..., signature: _Optional[str] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., retryable: bool = ..., log: _Optional[str] = ..., log_tail: _Optional[str] = ..., place: _Optional[str] = ..., kernel: _Optional[str] = ...) -> None: ...
+    state_lost: bool
+    def __init__(self, worker: _Optional[str] = ..., kind: _Optional[_Union[FailureKind, str]] = ..., code: _Optional[int] = ..., signature: _Optional[str] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., retryable: bool = ..., log: _Optional[str] = ..., log_tail: _Optional[str] = ..., place: _Optional[str] = ..., kernel: _Optional[str] = ..., state_lost: bool = ...) -> None: ...
 
 class FileDigest(_message.Message):
     __slots__ = ("name", "size_bytes", "xxh3_128")

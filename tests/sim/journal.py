@@ -119,6 +119,8 @@ class Journal:
         """The same of those that were in contact when the last group was formed."""
         self.best_out_of_contact: Replica | None = None
         """The same of nodes that had lost contact so shortly before that they may come back."""
+        self.certain_at: list[float] = []
+        """When the store was certain of a node that nothing runs there any more."""
         self.struck: list[tuple[float, str, float]] = []
         """The faults: when they struck, what they did, and after how long they were over."""
         self.agent_grace_s = self.first_step_s = 0.0
@@ -146,6 +148,12 @@ class Journal:
         """By generation, the steps of a member that had finished, which was known."""
         self.declared: set[tuple[int, str]] = set()
         """(generation, member) of those that brought the state to their group."""
+        self.dropped: list[tuple[float, str]] = []
+        """When a worker has told that its state is not to be counted on, and which."""
+        self.declared_last: dict[str, int] = {}
+        """In which generation a worker has declared what it holds last."""
+        self.inside_in: set[int] = set()
+        """Generations in which a member declared that its script is inside a call or a block."""
         self.saves: list[tuple[float, bool]] = []
         """Instants at which a checkpoint was committed (True) or given up (False)."""
         self.elected_at: list[float] = []
@@ -179,7 +187,8 @@ class Journal:
         self.in_contact_until: dict[int, dict[str, float]] = {}
         """By generation and member, until when its node was in contact before that was formed."""
         self.has_holder: set[int] = set()
-        """Generations of which a member held the state whole when they were formed."""
+        """Generations of which a member held the state whole when they were formed, as far as
+        could be known."""
         self.awaited: dict[int, Replica | None] = {}
         """The same of members of a group that was dissolved, where it is the one before."""
         self.passed_over: dict[int, Replica | None] = {}

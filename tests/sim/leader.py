@@ -88,7 +88,7 @@ class Leader:
         return [
             (number, step, parts)
             for (number, step), parts in self._written.items()
-            if number >= self._first and step > self._newest_whole
+            if number >= self._first and step > self._newest_whole and step not in self._committed
             if (number, step) not in self._given_up
         ]
 

@@ -65,6 +65,7 @@ class Node:
             return  # tried again when there is one
         self._up, self._down = (Link(self.clock, 0.0002, self.world.news_s) for _ in range(2))
         self.connected, self.connected_at = True, self.clock.now
+        self.world.registered(self.name)
         self._up.send(self.world.leader.connected, self)
         self._send_view()
         for process in self.processes.values():

@@ -349,6 +349,7 @@ class Process:
             signature=str(error) if isinstance(error, ScriptError) else type(error).__name__,
             message=str(error),
             retryable=not isinstance(error, (ConfigurationError, StateLost)),
+            state_lost=isinstance(error, StateLost),
         )
         self.up.send(self.node.tell, ev.WorkerReportedFailure(failure=failure))
         self.end(exit_code=1)

@@ -138,7 +138,12 @@ class World:
     def gone(self, name: str) -> None:
         """The store's keepers are certain that nothing of the node runs any more."""
         self._gone.add(name)
+        self.journal.certain_at.append(self.clock.now)
         self.leader.gone(name)
+
+    def registered(self, name: str) -> None:
+        """The node's agent has come back, with workers that it has begun since."""
+        self._gone.discard(name)
 
     def kill_leader(self, vacant_s: float) -> None:
         """Another one is elected after a while, and finds what is in the store."""
@@ -265,8 +270,9 @@ class World:
                 if p.responsive and not p.done
             )
         )
+        just_dropped = {w for at, w in journal.dropped if at > now - known_s}
         if any(
-            p.responsive and p.replica is not None and p.name in chosen
+            p.responsive and (p.replica is not None or p.name in just_dropped) and p.name in chosen
             for n in self.nodes
             for p in n.processes.values()
         ):

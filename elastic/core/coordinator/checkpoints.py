@@ -34,7 +34,8 @@ class CheckpointTracker:
     """A save was given up since the last commit: another should follow soon."""
     told: bool = True
     """Members are to hear of saves that wait for a lost member. While the job stops they would
-    leave without a checkpoint: there the next group saves the same step."""
+    leave without a checkpoint: there the next group saves the same step, or the lost member comes
+    back and completes this save."""
 
     def written(self, generation: Generation, step: int, index: int, count: int) -> bool:
         """Record a part; True when the checkpoint is now whole."""
@@ -61,11 +62,13 @@ class CheckpointTracker:
         return (step, generation) in self._told
 
     def lost(self, worker: WorkerId) -> list[tuple[int, int]]:
-        """Give up the saves that wait for a worker that is gone; their (step, generation)."""
-        given_up = [key for key, save in self._saves.items() if save.waits_for(worker)]
+        """Give up the saves that wait for a worker that is gone; their (step, generation). Those
+        that nobody is to hear of are kept."""
+        waiting = [key for key, save in self._saves.items() if save.waits_for(worker)]
+        self.abandoned = self.abandoned or bool(waiting)
+        given_up = waiting if self.told else []
         for key in given_up:
             self._forget(key)
-        self.abandoned = self.abandoned or bool(given_up)
         return given_up
 
     def abandon(self, workers: Iterable[WorkerId]) -> list[fx.Effect]:
@@ -73,8 +76,6 @@ class CheckpointTracker:
         if not self._saves:
             return []
         lost = [(worker, key) for worker in sorted(workers) for key in self.lost(worker)]
-        if not self.told:
-            return []
         self._told.extend(key for _, key in lost)
         return [
             fx.AbandonCheckpoint(

@@ -31,16 +31,25 @@ class Clocks:
         policy: FormationPolicy,
         now: float,
         *,
+        leaving: Generation | None = None,
         first_step: bool = False,
     ) -> None:
-        """Start or stop each clock by what is known now; first_step: the group is in its first."""
+        """Start or stop each clock by what is known now.
+
+        leaving: the group that trains until `current`, a planned change, is in place. Who has left
+        it is awaited by nobody, but leaves the others unable to complete another step.
+        first_step: the group is in its first.
+        """
         number = current.number if current else 0
         members = current.worker_ids if current else frozenset()
+        before = leaving.number if leaving else 0
         broken = newcomers = arrived = compiles = False
         for name, w in workers.items():
             status = w.status
             if status.phase is WorkerPhase.READY and name not in members:
                 newcomers = True
+            if before and status.generation == before and status.phase is WorkerPhase.READY:
+                arrived = True
             if status.compiling is not None and status.took_part:
                 compiles = True
             if status.generation == number:

@@ -239,6 +239,12 @@ class _Formed:
             and _takes_part(w, self._newcomers)
         ]
         """Who leaves, and has the state that no newcomer has."""
+        self._returned = [
+            w
+            for w in outside
+            if w.status.phase in _IN_GROUP and w.status.took_part and w.silent_since is None
+        ]
+        """Who holds a state and was left out while out of contact: has not heard of it yet."""
         self._admissible = [w for w in self._newcomers if now >= self._held_back_until(w)]
 
     def _held_back_until(self, w: Sighting) -> float:
@@ -276,7 +282,7 @@ class _Formed:
             return False
         if self._finished or any(w.status.took_part for w in self._active):
             return False
-        here = self._newcomers + self._bequeathing
+        here = self._newcomers + self._bequeathing + self._returned
         return any(w.status.took_part and w.status.committed > 0 for w in here)
 
     def _has_arrived(self, w: Sighting) -> bool:
@@ -331,9 +337,11 @@ class _Formed:
     def _await_silent(self) -> Decision:
         """Members out of contact train on as long as the group does: their agent may come back.
 
-        If all are, it is the coordinator that is cut off, or new in office.
+        If all are, it is the coordinator that is cut off, or new in office; unless those that have
+        finished are in contact.
         """
-        if len(self._silent) == len(self._active):
+        answered = any(w.silent_since is None for w in self._finished)
+        if len(self._silent) == len(self._active) and not answered:
             return Wait(reason=WaitReason.OUT_OF_CONTACT)
         arrived = all(self._has_arrived(w) for w in self._active if not w.expected)
         given_up = bool(self._broken) or self._view.stuck or self._view.stalled or not arrived
@@ -363,7 +371,8 @@ class _Formed:
         workers = self._with_last_step([w for w in workers if is_in_sight(w)])
         workers = _at_one_place(workers)
         if not any(w.status.took_part for w in workers):
-            workers = sorted(workers + self._newcomers + self._bequeathing, key=_seniority)
+            holders = self._bequeathing + [w for w in self._returned if is_in_sight(w)]
+            workers = sorted(workers + self._newcomers + holders, key=_seniority)
         finished = [
             w for w in self._view.workers.values() if w.status.phase is WorkerPhase.FINISHED
         ]

@@ -258,7 +258,11 @@ class Coordinator:
         worker, verdict = workers.get(event.failure.worker), Verdict.RESTART
         if worker is not None and _is_killed_spare(worker, event.failure):
             pass  # no fault of the script, and nobody waits for it
-        elif worker is not None and self._group_can_do_without(worker):
+        elif (
+            worker is not None
+            and not event.failure.state_lost
+            and self._group_can_do_without(worker)
+        ):
             refused = self._newcomer_failed(worker, event, now)
         elif not self._policy.restart_all or self._past.breaks_another(event.failure):
             verdict = self._restarts.judge(
@@ -393,7 +397,14 @@ class Coordinator:
             return []  # decided again when it is known to exist
         workers = self._nodes.workers()
         first_step = self._progress.in_first_step
-        self._since.update(self._current, workers, self._policy, now, first_step=first_step)
+        self._since.update(
+            self._current,
+            workers,
+            self._policy,
+            now,
+            leaving=self._leaving,
+            first_step=first_step,
+        )
         self._lineage.seen(workers)
         effects = self._settle_planned()
         self._note_arrival(workers)

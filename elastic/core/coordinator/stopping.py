@@ -66,8 +66,12 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     others = [w for name, w in view.workers.items() if name not in members and _has_state(w)]
     if others and not any(w.status.took_part for w in members.values()):
         return _leave(current, active + others, is_whole=False)  # these have it to save
-    # Nobody else is admitted any more, and any number of survivors can save.
-    decision = decide(replace(view, workers=members), replace(policy, min_workers=1), now)
+    # Nobody else is admitted any more, nobody leaves before the others, and any number of survivors
+    # can save. Who was left behind out of contact may hold the state when no member does.
+    left_behind = {name: w for name, w in view.workers.items() if w.left_behind}
+    alike = {name: replace(w, leaving=False) for name, w in (left_behind | members).items()}
+    known = replace(view, workers=alike)
+    decision = decide(known, replace(policy, min_workers=1), now)
     if isinstance(decision, Form) and not _any_has_state(decision, view):
         return replace(decision, members=(*decision.members, *(w.as_member() for w in others)))
     return decision
@@ -121,9 +125,14 @@ def _gather_to_save(
         return Form(members=tuple(w.as_member() for w in ready), reason=ChangeReason.STOPPING)
     if now < patient_until:
         return Wait(reason=WaitReason.ASSEMBLING, until=patient_until)
-    if known:
+    if any(map(_may_have_steps, known)):
         return Wait(reason=WaitReason.ASSEMBLING)
     return End(in_time=True)  # the others do not answer, or are stuck on their way in
+
+
+def _may_have_steps(w: Sighting) -> bool:
+    """It has committed a step; one that trains may not have told of it yet."""
+    return w.status.committed > 0 or w.status.phase is WorkerPhase.TRAINING
 
 
 def _patient_until(view: GroupView, policy: FormationPolicy, holders: list[Sighting]) -> float:

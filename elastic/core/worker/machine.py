@@ -94,12 +94,14 @@ class Worker:
         if following is None:
             return False
         leave_after = following.leave_after
-        return leave_after is None or (not following.provisional and committed >= leave_after)
+        if leave_after is None or self._is_behind(following):
+            return True
+        return not following.provisional and committed >= leave_after
 
     def holds(self, committed: int) -> bool:
         """At a step boundary: is it to be settled here whether the group is left?"""
         following = self._following
-        if following is None or following.leave_after is None:
+        if following is None or following.leave_after is None or self._is_behind(following):
             return False
         return following.provisional and committed >= following.leave_after
 
@@ -130,7 +132,7 @@ class Worker:
         if generation.number == self._status.generation:
             return effects
         # Reported first: the thread that the abort frees reports too, and must not be overtaken.
-        if self._in_group() and generation.leave_after is None:
+        if self._in_group() and (generation.leave_after is None or self._is_behind(generation)):
             effects.append(AbortGroup(generation=self._status.generation))
         return effects
 
@@ -155,7 +157,10 @@ class Worker:
 
     def superseded(self) -> bool:
         """A newer generation is to be joined at once instead of the present one."""
-        return self._following is not None and self._following.leave_after is None
+        following = self._following
+        return following is not None and (
+            following.leave_after is None or self._is_behind(following)
+        )
 
     def state_dropped(self) -> list[Effect]:
         """The state of a member that is ahead begins to overwrite its own, or a block could not be
@@ -193,6 +198,11 @@ class Worker:
         return self._become(WorkerPhase.FINISHED, committed)
 
     # ---- inside
+
+    def _is_behind(self, following: Generation) -> bool:
+        """The step at which a planned change takes effect is one of the generation before it. A
+        member of an earlier one missed the news that its group was given up."""
+        return self._status.generation < following.number - 1
 
     def _holds(self, held: bool) -> bool:
         return held or self._status.took_part

@@ -87,6 +87,7 @@ def _raised(link: Link, error: BaseException) -> int:
         message=f"{last_line} ({advice})" if advice else last_line,
         traceback="".join(traceback.format_exception(error)),
         retryable=code != ExitCode.CONFIGURATION and not isinstance(error, StateLost),
+        state_lost=isinstance(error, StateLost),
     )
     _report(link, failure)
     return int(code)

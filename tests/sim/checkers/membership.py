@@ -125,10 +125,17 @@ def _ranks_kept(before: Generation, after: Generation) -> Iterator[str]:
 def _rank_zero_holds(journal: Journal, generation: Generation) -> Iterator[str]:
     """Rank 0 hosts the store and restores: not a task for a newcomer."""
     contact = journal.in_contact_until[generation.number]
-    first = {a.worker: a.at for a in reversed(journal.agreed)}
+    formed_at = journal.formed_at[generation.number]
+    dropped = {w: at for at, w in journal.dropped if at < formed_at}
+    first = {
+        a.worker: a.at
+        for a in reversed(journal.agreed)
+        if a.at > dropped.get(a.worker, -math.inf)  # it has said that it holds nothing
+    }
     if not generation.members:
         return
-    if first.get(generation.members[0].worker, math.inf) < journal.formed_at[generation.number]:
+    ever = {a.worker for a in journal.agreed if a.at < formed_at}
+    if generation.members[0].worker in ever:  # what it has lost since may not be known
         return
     for member in generation.members:
         held = (generation.number, member.worker) in journal.declared

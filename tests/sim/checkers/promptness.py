@@ -67,7 +67,9 @@ def _end(journal: Journal) -> Iterator[str]:
     since = max(
         [*journal.finished_at.values(), *(at + journal.return_s for at in journal.elected_at)]
     )
-    if since + _OVER_S + 3 * journal.news_s < journal.ended_at < math.inf:
+    # A node may be killed before it has told of the end: its agent could have come back.
+    grace_s = journal.agent_grace_s if "KILL_NODE" in actions else 0.0
+    if since + grace_s + _OVER_S + 3 * journal.news_s < journal.ended_at < math.inf:
         yield f"all have finished at {since:.2f}, the job ended at {journal.ended_at:.2f}"
 
 
@@ -79,7 +81,8 @@ def _stop(journal: Journal) -> Iterator[str]:
     if not asked or journal.evaluates or journal.compiles:
         return
     over = [at + (0.0 if what in _OVER_AT_ONCE else lasts) for at, what, lasts in journal.struck]
-    last = max([*asked, *journal.elected_at, *over])
+    certain = [at for at in journal.certain_at if at < journal.ended_at]
+    last = max([*asked, *journal.elected_at, *over, *certain])
     patience_s = _STOP_S + (journal.first_step_s if _hangs_in_first_step(journal) else 0.0)
     if last + patience_s < journal.ended_at < math.inf:
         yield f"the stop took from {last:.2f} to {journal.ended_at:.2f}"

@@ -13,7 +13,8 @@ from tests.sim.replica import Replica
 def stopping(journal: Journal) -> Iterator[str]:
     stopped = journal.outcome[1] == STOP_EXIT_CODE and not journal.overdue
     best = journal.best_at_end
-    unfinished = best is not None and not best.complete(journal.job)
+    done = journal.result is not None and journal.result.complete(journal.job)
+    unfinished = best is not None and not best.complete(journal.job) and not done
     if (
         stopped
         and best is not None

@@ -16,14 +16,16 @@ def stranding(journal: Journal) -> Iterator[str]:
         return
     if not any(kind == "Stranded" for kind, _ in journal.errors):
         return
-    # From the last step on the others are in the calls at the end of the loop and of the script.
+    # From the last step on the others are in the calls at the end of the loop and of the script;
+    # before, they may be on their way out of a block that another member's state completed.
     ends_at = min(
         (c.at for c in journal.commits if c.replica.complete(journal.job)), default=math.inf
     )
     for at, worker, what, *details in journal.trace:
         if what != "raises" or details[0] != "Stranded" or "first step" in str(details[1]):
             continue  # nothing is lost with the first step
-        if at < ends_at or not _was_left_out(journal, worker):
+        inside = at >= ends_at or journal.declared_last[worker] in journal.inside_in
+        if not inside or not _was_left_out(journal, worker):
             yield f"stranded: {details[1]}"
 
 

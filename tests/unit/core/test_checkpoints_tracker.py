@@ -53,3 +53,12 @@ def test_a_part_of_a_whole_save_that_is_reported_again_does_not_open_it_again() 
     assert not tracker.written(PAIR, 10, 0, 2)
     assert tracker.lost("b0") == []
     assert not tracker.abandoned
+
+
+def test_a_save_that_nobody_is_told_is_given_up_can_be_completed_by_who_comes_back() -> None:
+    tracker = CheckpointTracker(told=False)
+    tracker.written(PAIR, 10, 0, 2)
+    assert tracker.abandon(["b0"]) == []
+    assert tracker.abandoned
+    assert tracker.written(PAIR, 10, 1, 2)
+    assert not tracker.abandoned

@@ -663,3 +663,30 @@ def test_a_save_does_not_wait_for_who_was_left_behind_before_a_part_of_it_came()
     job.tell(part)
     (abandoned,) = job.told(fx.AbandonCheckpoint)
     assert abandoned.step == 9  # type: ignore[attr-defined]
+
+
+def test_a_newcomer_that_finds_the_state_lost_ends_the_job() -> None:
+    """It is rank 0, since no member has the state; any other would find the same."""
+    job = running("a0", "b0")
+    failure = Failure(
+        worker="c0", kind=FailureKind.EXCEPTION, signature="x", retryable=False, state_lost=True
+    )
+    job.tell(reported(trains("a0", 1, committed=4)), reported(trains("b0", 1, committed=4)))
+    job.report(status("c0", READY))
+    job.tell(ev.WorkerFailed(node="c", failure=replace(failure, state_lost=False)))
+    assert job.told(fx.EndJob) == []
+    job.report(status("c1", READY), node="c")
+    job.tell(ev.WorkerFailed(node="c", failure=replace(failure, worker="c1")))
+    assert [e.exit_code for e in job.told(fx.EndJob)] == [78]  # type: ignore[attr-defined]
+
+
+def test_a_member_that_holds_up_a_planned_change_is_not_waited_for_long() -> None:
+    """Those that leave join no other group, so nobody's arrival starts the clock."""
+    job = running("a0", "b0", busy_timeout_s=20.0)
+    assert job.tell(ev.NodeLeaving(node="b", reason="drained")) == ["a0"]
+    job.tell(reported(trains("a0", 1, heard=2)), reported(trains("b0", 1, heard=2)))
+    settled = job.machine.current
+    assert settled is not None
+    assert job.report(status("b0", READY, 1, heard=2, committed=settled.leave_after)) is None
+    assert job.tell(ev.TimerFired(), after_s=10.0) is None
+    assert sorted(job.tell(ev.TimerFired(), after_s=11.0) or []) == ["a0", "b0"]

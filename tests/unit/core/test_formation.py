@@ -26,6 +26,7 @@ from tests.unit.core.cluster_views import (
     STARTING,
     TRAINING,
     generation,
+    silent,
     status,
     view,
 )
@@ -407,3 +408,29 @@ def test_who_came_back_with_the_last_step_is_taken_along(trained_in: int, expect
     situation = view(group, stuck, waits, back, assembling_since=0.0, trained_in=trained_in)
     policy = replace(POLICY, min_workers=1, busy_timeout_s=50.0)
     assert short(decide(situation, policy, 100.0)) == expected
+
+
+def test_members_out_of_contact_are_not_waited_for_for_ever_where_others_have_finished() -> None:
+    """Who has finished is in contact, so it is not the coordinator that is cut off."""
+    gone = silent(view(PAIR, A_DONE, B), since=90.0, nodes="b")
+    patient = replace(POLICY, agent_grace_s=20.0)
+    assert short(decide(gone, patient, 100.0)) is WaitReason.OUT_OF_CONTACT
+    assert short(decide(gone, patient, 111.0)) is Complete
+    everybody = silent(view(PAIR, A, B), since=90.0, nodes="ab")
+    assert short(decide(everybody, patient, 111.0)) is WaitReason.OUT_OF_CONTACT
+
+
+def test_who_comes_back_with_the_state_is_taken_in_before_others_begin_without_it() -> None:
+    """It has not heard yet that it was left out, and trains for all that it knows."""
+    begun = view(
+        generation(5, "c0"),
+        status("c0", READY),
+        status("a0", TRAINING, 3, committed=28),
+        formed_at=99.0,
+        untold=True,
+        trained_in=3,
+    )
+    policy = replace(POLICY, min_workers=1)
+    assert short(decide(begun, policy, 100.0)) == "STARTED [a0 c0]"
+    told = replace(begun, untold=False)
+    assert short(decide(told, policy, 100.0)) is WaitReason.ASSEMBLING

@@ -186,8 +186,9 @@ def test_who_saves_is_not_told_that_the_checkpoint_is_given_up_for_a_lost_member
     job.tell(ev.ShardReported(worker="a0", generation=2, step=4, index=0, count=2))
     assert job.tell(killed("b0")) == ["a0"]
     assert job.told(fx.AbandonCheckpoint) == []
+    # What it had written before it was lost is told late, and makes the save whole.
     job.tell(ev.ShardReported(worker="b0", generation=2, step=4, index=1, count=2))
-    assert job.told(fx.CommitCheckpoint) == []
+    assert job.told(fx.CommitCheckpoint) == [fx.CommitCheckpoint(generation=2, step=4)]
     job.tell(ev.SaveReportedFailed(generation=3, step=4, message="no space"))
     assert len(job.told(fx.AbandonCheckpoint)) == 1
 
@@ -235,3 +236,40 @@ def test_a_group_that_has_lost_a_member_comes_to_no_boundary_at_which_to_save() 
     assert job.tell(ev.NodeGone(node="c")) == ["a0", "b0"]
     assert [g.leave_after for g in job.formed] == [None]
     assert job.formed[-1].purpose is Purpose.SAVE_AND_LEAVE
+
+
+def test_a_holder_left_behind_is_waited_for_when_the_group_that_went_on_holds_nothing() -> None:
+    """It went on without b0, and then lost a0 before c0 had received the state."""
+    job = running("a0", "b0")
+    job.tell(ev.NodeLost(node="b"))
+    job.report(status("c0", READY))
+    assert job.report(status("a0", READY, 1, committed=9, broken=True)) == ["a0"]
+    job.report(trains("a0", 2, committed=9))
+    job.tell(ev.TimerFired(), after_s=1.0)
+    assert job.formed[-1].worker_ids == {"a0", "c0"}
+    job.report(status("c0", JOINING, 3, took_part=False))
+    job.tell(STOP)
+    job.report(status("a0", JOINING, 4, committed=9), status("c0", JOINING, 4, took_part=False))
+    assert job.tell(killed("a0")) is None
+    assert ended(job) == []
+
+
+def test_a_node_that_is_drained_meanwhile_saves_with_the_others() -> None:
+    """A planned change would wait for a step that nobody takes any more."""
+    job = running("a0", "b0")
+    assert job.tell(STOP) == ["a0", "b0"]
+    job.tell(reported(trains("a0", 2, committed=9)), reported(trains("b0", 2, committed=9)))
+    assert job.tell(ev.NodeLeaving(node="b", reason="drained")) is None
+    job.tell(reported(status("a0", FINISHED, 2)), reported(status("b0", FINISHED, 2)))
+    assert ended(job) == [143]
+
+
+def test_who_holds_no_step_is_not_waited_for_to_the_end() -> None:
+    """Its script is stuck in the first group, which had committed nothing."""
+    job = Job(Coordinator(settings(min_workers=2)))
+    job.tell(reported(status("a0", READY)), reported(status("b0", READY)))
+    job.report(status("a0", JOINING, 1, took_part=True))
+    job.tell(killed("b0"))
+    job.tell(STOP)
+    job.tell(ev.TimerFired(), after_s=15.0)
+    assert ended(job) == [143]

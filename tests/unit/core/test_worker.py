@@ -169,3 +169,15 @@ def test_a_half_received_state_is_not_worth_asking_for() -> None:
 def test_a_step_out_of_turn_ends_the_process() -> None:
     with pytest.raises(InvariantBroken):
         Worker("a0").prepared("a:1")
+
+
+def test_a_join_is_given_up_for_a_planned_change_of_a_later_group() -> None:
+    """The step at which it takes effect is one of a group that this worker is not in."""
+    worker = ready()
+    worker.generation_announced(FIRST)
+    worker.join_began(FIRST)
+    missed_one = replace(PLANNED, number=3)
+    assert AbortGroup(generation=1) in worker.generation_announced(missed_one)
+    assert worker.superseded()
+    assert worker.must_leave(0)
+    assert not worker.holds(8)

@@ -13,7 +13,10 @@ FATAL = Mutant(
     "        self._number += 0\n",
     "numbers never grow",
 )
-HARMLESS = FATAL._replace(replacement="        self._number += 2\n", breaks="nothing")
+HARMLESS = FATAL._replace(
+    replacement="        self._number += 1 if self._number else 2\n",
+    breaks="nothing: the first one is number 2",
+)
 
 
 @pytest.mark.parametrize("mutant", CATALOGUE, ids=lambda m: m.breaks)

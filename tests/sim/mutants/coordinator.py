@@ -224,9 +224,14 @@ CHECKPOINTS = (
         "a save is given up although the lost member had written its part",
     ),
     (
-        "        self.abandoned = self.abandoned or bool(given_up)\n",
+        "        self.abandoned = self.abandoned or bool(waiting)\n",
         "",
         "it is forgotten that a save was given up",
+    ),
+    (
+        "        given_up = waiting if self.told else []\n",
+        "        given_up = waiting\n",
+        "a save that nobody hears of any more is given up while the job stops",
     ),
 )
 

@@ -115,10 +115,14 @@ FORMATION = (
         "members out of contact, who cannot hear of it, are in the next group",
     ),
     (
-        "        if not any(w.status.took_part for w in workers):\n"
-        "            workers = sorted(workers + self._newcomers + self._bequeathing, key=_seniority)\n",
-        "",
+        "            workers = sorted(workers + self._newcomers + holders, key=_seniority)\n",
+        "            pass\n",
         "members without the state train without the newcomer that holds it",
+    ),
+    (
+        "        here = self._newcomers + self._bequeathing + self._returned\n",
+        "        here = self._newcomers + self._bequeathing\n",
+        "who comes back with the state while a group without it is written is passed over",
     ),
     (
         "if not workers or len(workers) + len(finished) < self._policy.min_workers:",
@@ -184,10 +188,15 @@ FORMATION = (
         "a new leader is no more patient with nodes than an old one",
     ),
     (
-        "        if len(self._silent) == len(self._active):\n"
+        "        if len(self._silent) == len(self._active) and not answered:\n"
         "            return Wait(reason=WaitReason.OUT_OF_CONTACT)\n",
         "",
         "a leader that is cut off from all members dissolves their group",
+    ),
+    (
+        "        if len(self._silent) == len(self._active) and not answered:\n",
+        "        if len(self._silent) == len(self._active):\n",
+        "who is out of contact is waited for without end where others have finished",
     ),
 )
 
@@ -258,6 +267,16 @@ PLANNED = (
 )
 
 STOPPING = (
+    (
+        "(left_behind | members).items()",
+        "members.items()",
+        "a stop does not wait for who was left behind with the state",
+    ),
+    (
+        "{name: replace(w, leaving=False) for",
+        "{name: w for",
+        "a node that is drained while the job stops leaves first",
+    ),
     (
         "    in_contact = all(w.silent_since is None for w in members.values())\n",
         "    in_contact = True\n",

@@ -111,8 +111,8 @@ WORKER = (
         "a member joins again the group that it has left",
     ),
     (
-        "return leave_after is None or (not following.provisional and committed >= leave_after)",
-        "return leave_after is None or not following.provisional",
+        "        return not following.provisional and committed >= leave_after\n",
+        "        return not following.provisional\n",
         "a member leaves at the next boundary, not at the one that was settled",
     ),
     (
@@ -126,15 +126,22 @@ WORKER = (
         "the generation right after its own is overlooked",
     ),
     (
-        "        if self._in_group() and generation.leave_after is None:\n",
+        "        if self._in_group() and (generation.leave_after is None or self._is_behind(generation)):"
+        "\n",
         "        if self._in_group():\n",
         "a planned change aborts the group at once",
     ),
     (
-        "        if self._in_group() and generation.leave_after is None:\n",
+        "        if self._in_group() and (generation.leave_after is None or self._is_behind(generation)):"
+        "\n",
         "        if self._status.phase is WorkerPhase.TRAINING and"
         " generation.leave_after is None:\n",
         "a member that is on its way into a group is not freed",
+    ),
+    (
+        "        return self._status.generation < following.number - 1\n",
+        "        return False\n",
+        "a join is not left for a planned change of a later group",
     ),
     (
         "            self._following = None\n        return self._become(\n",

@@ -102,6 +102,11 @@ RECOVERY = (
 
 PARTICIPATION = (
     (
+        "        if plan.stranded:\n            yield act.AwaitSuccessor(timeout_s=_TOLD_S)\n",
+        "        if plan.stranded:\n",
+        "the group is closed at once in which a member cannot go on",
+    ),
+    (
         "        whole = yield act.PutBack()\n",
         "        whole = (yield act.PutBack()) or True\n",
         "a block that could not be undone leaves a state that counts as whole",

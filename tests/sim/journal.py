@@ -123,7 +123,7 @@ class Journal:
         """When the store was certain of a node that nothing runs there any more."""
         self.struck: list[tuple[float, str, float]] = []
         """The faults: when they struck, what they did, and after how long they were over."""
-        self.agent_grace_s = self.first_step_s = 0.0
+        self.agent_grace_s = self.return_patience_s = self.first_step_s = 0.0
         self.evaluates = False
         """Members keep each other waiting in the middle of steps."""
         self.to_end: list[tuple[float, str]] = []

@@ -10,6 +10,7 @@ from typing import Any
 
 from elastic.core.agent.machine import Agent, AgentSettings
 from elastic.core.coordinator.machine import Coordinator
+from elastic.core.coordinator.view import return_patience_s
 from elastic.core.invariants import InvariantBroken
 from elastic.core.membership import Generation
 from elastic.core.worker.machine import Worker
@@ -61,6 +62,7 @@ class World:
         self.clock = clock or Clock(plan.seed)
         self.journal = Journal(plan.job, news_s=plan.news_s)
         self.journal.agent_grace_s = plan.coordinator.formation.agent_grace_s
+        self.journal.return_patience_s = return_patience_s(plan.coordinator.formation)
         formation = plan.coordinator.formation
         self.journal.sizes = (formation.min_workers, formation.max_workers)
         self.journal.stop_grace_s = plan.coordinator.stop_grace_s

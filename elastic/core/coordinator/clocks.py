@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from elastic.core.coordinator.planned import broke_before
 from elastic.core.coordinator.view import FormationPolicy, Sighting, enough
 from elastic.core.membership import Generation, WorkerId, WorkerPhase
 
@@ -57,6 +58,8 @@ class Clocks:
                     broken = True
                 if status.phase in _ARRIVED:
                     arrived = True
+        if current is not None and leaving is not None:
+            broken = broken or bool(broke_before(current, leaving, workers))
         can_form = not members and enough(workers, policy)
         self.enough = _start_or_stop(self.enough, can_form, now)
         self.broken = _start_or_stop(self.broken, broken, now)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from elastic.core.coordinator.decisions import Complete, Decision, Form, GiveUp, Wait, WaitReason
+from elastic.core.coordinator.planned import broke_before
 from elastic.core.coordinator.view import (
     FormationPolicy,
     GroupView,
@@ -222,6 +223,10 @@ class _Formed:
                 self._silent.append(w)
             if w.status.broken and w.status.generation == self._current.number:
                 self._broken.append(w)
+        self._broke_before = (
+            broke_before(self._current, view.leaving, view.workers) if view.leaving else []
+        )
+        self._broken += self._broke_before
         self._outgoing = _outgoing(view, self._current)
         members = self._current.worker_ids
         outside = [w for name, w in view.workers.items() if name not in members]
@@ -297,7 +302,10 @@ class _Formed:
         return (
             leaving is not None
             and not leaving.worker_ids <= self._view.workers.keys() | self._current.worker_ids
-            and not any(self._has_started_to_join(w) for w in self._active)
+            and (
+                bool(self._broke_before)
+                or not any(self._has_started_to_join(w) for w in self._active)
+            )
         )
 
     def _is_stranded(self) -> bool:

@@ -22,13 +22,16 @@ def settle(
 
     Unless one has left before it, because it has waited too long or the group broke. Then the
     others are to leave at once: they can complete no further step, and where scripts meet for a
-    call no connection tells them that one will not come.
+    call no connection tells them that one will not come. Where members that the change drops may
+    be the only ones that have completed the last step, an unplanned change follows.
     """
     first = planned.leave_after
     if first is None or any(m.worker not in workers for m in leaving.members):
         return None  # they leave at once, or an unplanned change follows
     statuses = [workers[m.worker].status for m in leaving.members]
     active = [s for s in statuses if s.phase is not WorkerPhase.FINISHED]
+    if broke_before(planned, leaving, workers):
+        return None
     left = [s for s in active if not _trains_in(s, leaving)]
     if any(planned.provisional or s.committed < first for s in left):
         return replace(planned, provisional=False, leave_after=None)
@@ -38,6 +41,17 @@ def settle(
         return None
     furthest = max((s.committed + 1 for s in active), default=first)
     return replace(planned, provisional=False, leave_after=max(first, furthest))
+
+
+def broke_before(
+    planned: Generation, leaving: Generation, workers: Mapping[WorkerId, Sighting]
+) -> list[Sighting]:
+    """Members that lost the group before it was settled where it is left, if the change drops
+    some: these may have completed a step that no other has."""
+    if not planned.provisional or leaving.worker_ids <= planned.worker_ids:
+        return []
+    members = [workers[m.worker] for m in leaving.members if m.worker in workers]
+    return [w for w in members if w.status.broken and w.status.generation == leaving.number]
 
 
 def in_place(planned: Generation, workers: Mapping[WorkerId, Sighting]) -> bool:

@@ -86,6 +86,8 @@ class Worker:
             return None
         if generation.number <= self._status.generation:
             return None
+        if generation.provisional and self._status.broken:
+            return None  # whoever it drops may have got further in the group that broke
         return generation if self._status.worker in generation.worker_ids else None
 
     def must_leave(self, committed: int) -> bool:

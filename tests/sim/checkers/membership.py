@@ -97,7 +97,11 @@ def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
     if below and stayed and len(stayed) + finished >= least:
         yield f"{number} has no members although {stayed} stay"
     before = max((g.number for g in journal.generations if g.number < number), default=0)
-    if generation.reason is ChangeReason.GROUP_BROKEN and before not in journal.broke:
+    trained = {before}  # or the group that was to be left for it
+    trained.update(
+        g.number - 1 for g in journal.generations if g.number == before and g.provisional
+    )
+    if generation.reason is ChangeReason.GROUP_BROKEN and trained.isdisjoint(journal.broke):
         yield f"{number} was formed because {before} broke, which it did not"
     stuck = generation.reason in (ChangeReason.STALLED, ChangeReason.JOIN_TIMED_OUT)
     if (

@@ -68,7 +68,8 @@ def _end(journal: Journal) -> Iterator[str]:
         [*journal.finished_at.values(), *(at + journal.return_s for at in journal.elected_at)]
     )
     # A node may be killed before it has told of the end: its agent could have come back.
-    grace_s = journal.agent_grace_s if "KILL_NODE" in actions else 0.0
+    patience_s = journal.return_patience_s if journal.elected_at else journal.agent_grace_s
+    grace_s = patience_s if "KILL_NODE" in actions else 0.0
     if since + grace_s + _OVER_S + 3 * journal.news_s < journal.ended_at < math.inf:
         yield f"all have finished at {since:.2f}, the job ended at {journal.ended_at:.2f}"
 

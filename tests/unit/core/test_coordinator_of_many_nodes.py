@@ -690,3 +690,22 @@ def test_a_member_that_holds_up_a_planned_change_is_not_waited_for_long() -> Non
     assert job.report(status("b0", READY, 1, heard=2, committed=settled.leave_after)) is None
     assert job.tell(ev.TimerFired(), after_s=10.0) is None
     assert sorted(job.tell(ev.TimerFired(), after_s=11.0) or []) == ["a0", "b0"]
+
+
+def test_members_that_are_to_leave_may_hold_a_step_that_nobody_else_has() -> None:
+    """The group breaks before it is settled where it is left: a0 has completed the step, b0 has
+    not, and c0 is gone."""
+    job = running("a0", "b0", "c0")
+    assert sorted(job.tell(ev.NodeLeaving(node="a", reason="drained")) or []) == ["b0", "c0"]
+    assert job.formed[-1].provisional
+    assert job.report(status("b0", READY, 1, heard=2, committed=3, **BREAKS)) is None
+    assert job.report(status("a0", READY, 1, heard=2, committed=4, **BREAKS), after_s=0.1) is None
+    assert sorted(job.tell(killed("c0"), after_s=0.1) or []) == ["a0", "b0"]
+
+
+def test_a_group_that_breaks_before_a_change_that_drops_members_is_mended_with_them() -> None:
+    job = running("a0", "b0")
+    assert job.tell(ev.NodeLeaving(node="a", reason="drained")) == ["b0"]
+    job.report(status("b0", READY, 1, heard=2, committed=3, **BREAKS))
+    job.report(status("a0", READY, 1, heard=2, committed=4, **BREAKS), after_s=0.1)
+    assert sorted(job.tell(ev.TimerFired()) or []) == ["a0", "b0"]

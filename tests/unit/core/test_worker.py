@@ -181,3 +181,13 @@ def test_a_join_is_given_up_for_a_planned_change_of_a_later_group() -> None:
     assert worker.superseded()
     assert worker.must_leave(0)
     assert not worker.holds(8)
+
+
+def test_who_lost_its_group_waits_until_a_planned_change_is_settled() -> None:
+    worker = training()
+    worker.generation_announced(PROVISIONAL)
+    worker.group_broke(5, "reset")
+    assert worker.joinable() is None
+    settled = replace(PLANNED, leave_after=None)
+    worker.generation_announced(settled)
+    assert worker.joinable() is settled

@@ -250,7 +250,9 @@ class PageSite:
         """At the port that it had before, if it had one."""
         listener = asyncio.run(listen_for_http(f"127.0.0.1:{self.port}"))
         self.port = int(address_of(listener).rpartition(":")[2])
-        self.server = HttpServer(listener, self.page.by_path(), report=self._report)
+        self.server = HttpServer(
+            listener, self.page.by_path(), report=self._report, farewell=self.page.farewell
+        )
         self._serving = threading.Thread(target=self.server.run)
         self._serving.start()
 

@@ -225,9 +225,11 @@ class _Serving:
             tls = HttpTls(files=self._files, newest=self._newest)
         watched, guard = self._watched, self._guard
         pages = WatcherPages(watched, self._loop, guard.may_scrape).by_path()
+        farewell = None
         if watched.page is not None:
-            pages |= JobPage(watched.page, self._loop, guard.may_see).by_path()
-        return HttpServer(self._listener, pages, report=self._report, tls=tls)
+            page = JobPage(watched.page, self._loop, guard.may_see)
+            pages, farewell = pages | page.by_path(), page.farewell
+        return HttpServer(self._listener, pages, report=self._report, tls=tls, farewell=farewell)
 
 
 def _tell_nobody(name: str, /, **fields: Any) -> None:

@@ -12,6 +12,7 @@ from elastic.coordinator.history import Departed, Happened
 from elastic.coordinator.metrics import JobFigures, NodeFigures
 from elastic.core.coordinator.phases import JobPhase
 from elastic.core.membership import Generation, WorkerId, WorkerPhase, WorkerStatus
+from elastic.errors import ExitCode
 from elastic.runtime.process_metrics import Document
 from elastic.store.job_documents import LeaderDocument
 from elastic.version import __version__
@@ -26,6 +27,7 @@ _MOST_VALUES = 12
 _STANDS_FACTOR, _STANDS_S = 5.0, 3.0  # a step that lasts for so long is worth a word
 _GONE_SHOWN_S = 3600.0
 _LONGEST_PAUSE_TOLD_S = 0.05
+_AS_ASKED = (ExitCode.OK, ExitCode.STOPPED, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 _SAME_INSTANT_S = 0.5  # Unix time is found anew with each look, and differs by a bit
 _NOT_COUNTED: Part = {"reason": "", "nodes": [], "workers": [], "seconds": {}, "is_hang": False}
 _LETTERS = {
@@ -72,14 +74,15 @@ class JobView:
 def state_of(view: JobView) -> str:
     """The job in one word.
 
-    finished, ended (with another exit code), leaving, recovering, gathering, forming, waiting
-    (below the minimum), starting (no step yet), standing (the step lasts suspiciously long),
-    between (steps: its script does something else), running (of a script written for torchrun),
-    training.
+    finished, stopped (as somebody asked), ended (with another exit code), leaving, recovering,
+    gathering, forming, waiting (below the minimum), starting (no step yet), standing (the step
+    lasts suspiciously long), between (steps: its script does something else), running (of a script
+    written for torchrun), training.
     """
     figures = view.figures
     if figures.exit_code is not None:
-        return "finished" if figures.exit_code == 0 else "ended"
+        as_asked = "finished" if figures.exit_code == 0 else "stopped"
+        return as_asked if figures.exit_code in _AS_ASKED else "ended"
     if figures.phase == JobPhase.DRAINING.value:
         return "leaving"
     if view.recovering_since_unix_s is not None:

@@ -39,9 +39,10 @@ class Question(Generic[T]):
         self.answer: T | None = None
         """The newest; None before the first."""
 
-    async def ask(self) -> T:
-        """Raises asyncio.TimeoutError while the loop does not answer."""
-        if self.answer is not None and time.monotonic() - self._answered_at < _FRESH_S:
+    async def ask(self, *, anew: bool = False) -> T:
+        """anew: however new the last answer is. Raises asyncio.TimeoutError while the loop does not
+        answer."""
+        if not anew and self.answer is not None and time.monotonic() - self._answered_at < _FRESH_S:
             return self.answer
         if self._under_way is None or self._under_way.done():
             self._under_way = asyncio.ensure_future(self._on_the_loop())

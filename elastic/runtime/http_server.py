@@ -35,6 +35,7 @@ ANSWER_WITHIN_S = 10.0
 """A connection on which no answer, and no part of a stream, was completed for so long is cut."""
 _KEEP_ALIVE_S = 5
 _END_WITHIN_S = 1.0
+_FAREWELL_S = 0.3
 _PAUSE_S = 0.5  # where no descriptor is left for a connection
 _TOLD_EVERY_S = 10.0
 _METHODS = ("GET", "HEAD")
@@ -92,9 +93,11 @@ class HttpServer:
         *,
         report: Report,
         tls: HttpTls | None = None,
+        farewell: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """report: takes a warning about a page that fails, on any thread. Raises
-        ConfigurationError for a certificate that can not be used."""
+        """report: takes a warning about a page that fails, on any thread. farewell: has streams say
+        their last word. Raises ConfigurationError for a certificate that can not be used."""
+        self._farewell = farewell
         self._listener, self._pages, self._report = listener, pages, report
         self._context = _context(tls) if tls is not None else None
         self._connections: dict[socket.socket, _Attended] = {}  # oldest first
@@ -136,6 +139,10 @@ class HttpServer:
     async def _serve(self) -> None:
         accepting = asyncio.ensure_future(self._accept())
         await self._ends.wait()
+        if self._streams and self._farewell is not None:
+            with contextlib.suppress(Exception):  # it may be the reason for which this ends
+                async with timeout(_FAREWELL_S):
+                    await self._farewell()
         attending = [accepting, *(attended.task for attended in self._connections.values())]
         await _cancelled(attending)
         await asyncio.sleep(0.01)  # transports that were aborted are let go by the loop

@@ -25,6 +25,7 @@ EVERY_S = 0.5
 BEAT_S = 2.0
 """A stream on which nothing is new says so."""
 _REST_FACTOR = 10  # of the time that a document took: at most a tenth of a core goes into them
+_SENT_S = 0.05  # for streams to hand on what is new
 _JSON = "application/json"
 _PROTECTION = {
     "referrer-policy": "no-referrer",
@@ -58,6 +59,11 @@ class JobPage:
             **{f"/page/curve/{name}": page for name, page in self._curves.items()},
         }
         return {path: self._guarded(page) for path, page in pages.items()}
+
+    async def farewell(self) -> None:
+        """Who watches gets the last that there is to know: how the job has ended."""
+        await self._feed.renew(anew=True)
+        await asyncio.sleep(_SENT_S)
 
     def _guarded(self, page: Page) -> Page:
         async def seen(request: Request) -> Response:
@@ -153,9 +159,9 @@ class Feed:
         self._news = asyncio.Event()
         """Replaced with every document."""
 
-    async def renew(self) -> None:
+    async def renew(self, *, anew: bool = False) -> None:
         """Look at the job. Raises asyncio.TimeoutError while the daemon's loop does not answer."""
-        taken_unix_s, make = await self._question.ask()
+        taken_unix_s, make = await self._question.ask(anew=anew)
         self._silent = False
         if taken_unix_s != self._taken_unix_s:
             self._taken_unix_s = taken_unix_s

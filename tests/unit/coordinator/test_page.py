@@ -43,6 +43,7 @@ def committed(ago_s: float) -> JobView:
         (having(counts_steps=False), "running"),
         (having(phase="finished", exit_code=0), "finished"),
         (having(phase="failed", exit_code=1), "ended"),
+        (having(phase="failed", exit_code=130), "stopped"),
         (replace(page_jobs.recovering(), figures=having(exit_code=1).figures), "ended"),
     ],
 )

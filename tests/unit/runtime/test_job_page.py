@@ -179,6 +179,22 @@ def test_a_view_that_cannot_be_made_ends_the_stream_and_is_told_of(
         again.until(lambda kind, m: kind == "message" and "nodes" in m["sections"])
 
 
+def test_how_the_job_has_ended_is_told_before_the_server_ends(
+    site: PageSite, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_page, "EVERY_S", 60.0)
+    watcher.until(lambda kind, _: kind == "beat")
+    time.sleep(0.1)  # the next look would come in a minute
+    assert site.seen is not None
+    site.seen = replace(site.seen, figures=replace(site.seen.figures, exit_code=1))
+    site.stop_serving()
+    try:
+        last = watcher.until(lambda kind, _: kind == "message")
+        assert last["sections"]["head"]["state"] == "ended"
+    finally:
+        site.serve()
+
+
 def test_a_state_and_curves_are_there_for_who_does_not_stream(site: PageSite) -> None:
     status, headers, body = ask(site, "/page/state")
     assert (status, headers["content-type"]) == (200, "application/json")

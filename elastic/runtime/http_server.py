@@ -168,6 +168,7 @@ class HttpServer:
     def _forget(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
         del task
         self._connections.pop(connection, None)
+        connection.close()  # no transport has it, if the task was cancelled before it began
 
     def _cut_oldest(self) -> None:
         """For a newer one: a probe must not wait for those who only keep a connection open."""

@@ -72,16 +72,25 @@ class SlowRanks:
         self._current = current
         self._clock = clock
         self._stragglers = Stragglers()
+        self._failed = False
         self._generation: Generation | None = None
         self._members: dict[WorkerId, Member] = {}
         self._replaced: dict[tuple[str, int], deque[float]] = {}
 
     def heard(self, worker: WorkerId, pace: job_pb2.Pace) -> None:
         """A rank has put down sums."""
-        if (sums := _sums(pace)) is None:
+        sums = _sums(pace)
+        if sums is None or self._failed:
             return
-        self._follow_group()
-        self._tell(self._stragglers.heard(worker, pace.generation, sums))
+        try:
+            self._follow_group()
+            verdict = self._stragglers.heard(worker, pace.generation, sums)
+        except Exception as error:  # noqa: BLE001 - the job can do without
+            self._failed = True
+            message = f"ranks are compared no more: {type(error).__name__}: {error}"
+            self._journal.record("warning", source="stragglers", message=message)
+            return
+        self._tell(verdict)
 
     @property
     def now(self) -> Sequence[SlowRank]:

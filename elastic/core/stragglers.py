@@ -13,7 +13,7 @@ Ranks put down sums after the same committed steps. A *window* is the time betwe
 from __future__ import annotations
 
 import enum
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -130,36 +130,47 @@ class RankTimes:
         return self.own_s - self.parts[Part.CORES]
 
 
-@dataclass(slots=True)
-class _Evidence:
-    """Windows in a row in which a rank was late, or those in which a slow one was not."""
-
-    since: int = 0
-    windows: int = 0
-    steps: int = 0
-    late_s: float = 0.0
-    step_s: float = 0.0
-    parts: defaultdict[Part, float] = field(default_factory=lambda: defaultdict(float))
-    fine: int = 0
-
-    def add(self, late_s: float, excess: Mapping[Part, float], lengths: _Lengths) -> None:
-        """It was late in one more window, by so much a step."""
-        steps = lengths.end - lengths.begin
-        self.windows += 1
-        self.steps += steps
-        self.late_s += late_s * steps
-        self.step_s += lengths.step_s * steps
-        for part, more_s in excess.items():
-            self.parts[part] += more_s * steps
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Lengths:
-    """Of a window: from which step to which, and how long they took."""
+class _Window:
+    """One in which a rank was late, by so much a step."""
 
     begin: int
     end: int
     step_s: float
+    late_s: float = 0.0
+    excess: Mapping[Part, float] = field(default_factory=dict)
+    """By how much each part took longer than usual."""
+
+
+class _Evidence:
+    """The newest windows in a row in which a rank was late; those before would only blur them."""
+
+    def __init__(self, most: int) -> None:
+        self.windows: deque[_Window] = deque(maxlen=most)
+
+    def share(self, newest: int) -> float:
+        """By which share of a step it was late in the newest so many; 0: there are fewer."""
+        windows = list(self.windows)[-newest:]
+        if len(windows) < newest:
+            return 0.0
+        return sum(w.late_s for w in windows) / sum(w.step_s for w in windows)
+
+    def straggler(self, worker: WorkerId, rank: int) -> Straggler:
+        """What is told of it."""
+        windows, count = self.windows, len(self.windows)
+        total: defaultdict[Part, float] = defaultdict(float)
+        for window in windows:
+            for part, more_s in window.excess.items():
+                total[part] += more_s
+        return Straggler(
+            worker=worker,
+            rank=rank,
+            part=max(total, key=lambda part: total[part]),
+            late_s=sum(w.late_s for w in windows) / count,
+            step_s=sum(w.step_s for w in windows) / count,
+            since=windows[0].begin,
+            at=windows[-1].end,
+        )
 
 
 class Stragglers:
@@ -175,6 +186,8 @@ class Stragglers:
         self._base: dict[WorkerId, Sums] = {}
         self._base_at = 0
         self._pending: dict[int, dict[WorkerId, Sums]] = {}
+        self._fine: dict[WorkerId, int] = {}
+        """Of slow ranks: windows in a row in which they were not."""
         self._evidence: dict[tuple[WorkerId, bool], _Evidence] = {}
         """By itself, and with what it waits for cores."""
         self._named: dict[WorkerId, Straggler] = {}
@@ -193,7 +206,7 @@ class Stragglers:
         self._generation = generation
         self._ranks = {worker: rank for rank, worker in enumerate(members)}
         self._base, self._base_at, self._pending = {}, 0, {}
-        self._evidence = {}
+        self._evidence, self._fine = {}, {}
         self.newest, self.worst = {}, 0.0
         gone = tuple(s for worker, s in self._named.items() if worker not in self._ranks)
         self._named = {
@@ -247,22 +260,23 @@ class Stragglers:
             for worker, (a, b) in window.items()
         }
         totals = [(b.total_s - a.total_s) / (b.steps - a.steps) for a, b in window.values()]
-        self.newest, step_s = times, _median(totals)
+        self.newest, self.worst, step_s = times, 0.0, _median(totals)
+        if step_s <= 0.0:
+            return Verdict()  # sums that make no sense
         usual = {part: _median([t.parts[part] for t in times.values()]) for part in Part}
         usual_s = {
             Part.CORES: _median([t.own_s for t in times.values()]),
             Part.COMPUTE: _median([t.busy_s for t in times.values()]),
         }
-        lengths = _Lengths(begin=begin, end=end, step_s=step_s)
+        window_of_all = _Window(begin=begin, end=end, step_s=step_s)
         slow: list[Straggler] = []
         over: list[Straggler] = []
-        self.worst = 0.0
         for worker, found in times.items():
             late_s, busy_late_s = (
                 found.own_s - usual_s[Part.CORES],
                 found.busy_s - usual_s[Part.COMPUTE],
             )
-            self.worst = max(self.worst, late_s / step_s if step_s > 0.0 else 0.0)
+            self.worst = max(self.worst, late_s / step_s)
             parts = {part: spent_s - usual[part] for part, spent_s in found.parts.items()}
             cores = {Part.CORES: parts.pop(Part.CORES)}
             known = self._named.get(worker)
@@ -272,55 +286,39 @@ class Stragglers:
                     over.append(self._named.pop(worker))
                 continue
             for by_itself, late, excess in ((True, busy_late_s, parts), (False, late_s, cores)):
-                named = self._note(worker, by_itself, late, excess, lengths)
+                noted = replace(window_of_all, late_s=late, excess=excess)
+                named = self._note(worker, by_itself, noted)
                 if named is not None:
                     slow.append(named)
                     break
         return Verdict(slow=tuple(slow), over=tuple(over))
 
-    def _note(
-        self,
-        worker: WorkerId,
-        by_itself: bool,
-        late_s: float,
-        excess: Mapping[Part, float],
-        lengths: _Lengths,
-    ) -> Straggler | None:
+    def _note(self, worker: WorkerId, by_itself: bool, window: _Window) -> Straggler | None:
         """One more window; the straggler if that is enough to name it."""
         policy, key = self._policy, (worker, by_itself)
-        if late_s < max(policy.least_s, policy.late * lengths.step_s):
+        if window.late_s < max(policy.least_s, policy.late * window.step_s):
             self._evidence.pop(key, None)
             return None
-        evidence = self._evidence.setdefault(key, _Evidence(since=lengths.begin))
-        evidence.add(late_s, excess, lengths)
-        average = evidence.late_s / evidence.step_s
-        windows = policy.windows if by_itself else policy.windows_for_cores
-        if by_itself and average >= policy.very_late:
-            windows -= 1
-        if evidence.windows < windows or average < policy.late_on_average:
+        most = policy.windows if by_itself else policy.windows_for_cores
+        evidence = self._evidence.setdefault(key, _Evidence(most))
+        evidence.windows.append(window)
+        sure = by_itself and evidence.share(policy.windows - 1) >= policy.very_late
+        if not sure and evidence.share(most) < policy.late_on_average:
             return None
         self._forget(worker)
-        named = self._named[worker] = Straggler(
-            worker=worker,
-            rank=self._ranks[worker],
-            part=max(evidence.parts, key=lambda part: evidence.parts[part]),
-            late_s=evidence.late_s / evidence.steps,
-            step_s=evidence.step_s / evidence.steps,
-            since=evidence.since,
-            at=lengths.end,
-        )
+        named = self._named[worker] = evidence.straggler(worker, self._ranks[worker])
         return named
 
     def _is_over(self, worker: WorkerId, late_s: float, step_s: float) -> bool:
-        evidence = self._evidence.setdefault((worker, True), _Evidence())
         fine = late_s < max(self._policy.least_s, self._policy.fine * step_s)
-        evidence.fine = evidence.fine + 1 if fine else 0
-        if evidence.fine < self._policy.fine_windows:
+        self._fine[worker] = self._fine.get(worker, 0) + 1 if fine else 0
+        if self._fine[worker] < self._policy.fine_windows:
             return False
         self._forget(worker)
         return True
 
     def _forget(self, worker: WorkerId) -> None:
+        self._fine.pop(worker, None)
         for by_itself in (True, False):
             self._evidence.pop((worker, by_itself), None)
 

@@ -149,7 +149,7 @@ def test_two_of_three_that_are_slow_are_not_told_from_one_that_is_fast() -> None
 
 
 def test_all_ranks_of_a_slow_node_are_named() -> None:
-    times = usual
+    times: Times = usual
     for rank in (6, 7):
         times = slowed(times, rank, Part.COMPUTE, 0, 0.03)
     assert [s.rank for s in Job(8, times).run(100).slow] == [6, 7]
@@ -177,6 +177,15 @@ def test_it_is_named_once_and_is_over_once() -> None:
     job.run(100)
     assert (len(job.slow), len(job.over)) == (1, 1)
     assert not job.detector.named
+
+
+def test_what_was_a_little_late_before_does_not_hide_that_it_is_slow_now() -> None:
+    slightly = slowed(usual, 1, Part.DATA, 0, 0.011)
+    job = Job(3, slowed(slightly, 1, Part.DATA, 400, 0.02)).run(400)
+    assert not job.slow
+    job.run(30)
+    (named,) = job.slow
+    assert named.since >= 400 - 2 * 8, "not since it was a little late"
 
 
 def test_one_that_is_a_little_late_in_each_step_is_let_be() -> None:
@@ -246,6 +255,16 @@ def test_a_stranger_says_nothing() -> None:
     detector = Stragglers()
     detector.regroup(1, ["a", "b"])
     assert not detector.heard("c", 1, Sums(committed=8, steps=8)).slow
+
+
+def test_sums_that_make_no_sense_name_nobody() -> None:
+    """Of another version, or of a process that has begun anew."""
+    detector = Stragglers()
+    detector.regroup(1, ["a", "b"])
+    for step in range(8, 200, 8):
+        detector.heard("a", 1, Sums(committed=step, steps=step, total_s=-step, data_s=step))
+        detector.heard("b", 1, Sums(committed=step, steps=step))
+    assert not detector.named
 
 
 def test_what_waits_for_others_is_bounded() -> None:

@@ -133,7 +133,7 @@ def _outcome(document: Mapping[str, Any]) -> str:
     outcome = document["outcome"]
     if outcome == "recovered":
         took = duration(float(document["lasted_s"]))
-        return f"a step was committed without what was lost {took} after the first sign"
+        return f"trained on {took} after the first sign"
     return _OUTCOMES.get(outcome, str(outcome))
 
 
@@ -168,7 +168,8 @@ def _process(process: Mapping[str, Any], *, with_log: bool) -> Iterator[str]:
     rank = process["rank"] if process["rank"] is not None else "-"
     label = f"{process['node']}:{rank}"
     yield ""
-    yield f"{label} (worker {process['worker']}) {process['message']}"
+    verb = "raised " if process["kind"] == "exception" else ""
+    yield f"{label} (worker {process['worker']}) {verb}{process['message']}"
     if process["kernel"]:
         yield f"  the kernel's log: {process['kernel']}"
     if process["log"]:

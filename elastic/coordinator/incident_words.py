@@ -20,7 +20,8 @@ def summary(document: Mapping[str, Any]) -> str:
     if cause in (Cause.WORKER_FAILED, Cause.WORKER_LEFT_OUT) and process is not None:
         more = len(document["processes"]) - 1 + document["further_processes"]
         others = f"; {more} more {'process' if more == 1 else 'processes'} ended" if more else ""
-        return f"{_who(process)} {process['message']}{others}"
+        verb = "raised " if process["kind"] == "exception" else ""
+        return f"{_who(process)} {verb}{process['message']}{others}"
     if cause is Cause.NODE_LOST:
         signs = (Sign.NODE_LOST.value, Sign.NODE_GONE.value)
         lost = dict.fromkeys(n["node"] for n in document["noticed"] if n["sign"] in signs)

@@ -28,7 +28,7 @@ from elastic.core.incidents import (
     Standstill,
     begin_of,
 )
-from elastic.core.membership import FailureKind, Generation, NodeId, WorkerId
+from elastic.core.membership import ChangeReason, FailureKind, Generation, NodeId, WorkerId
 
 _REMEMBERED = 32  # saves that were given up
 
@@ -102,7 +102,7 @@ class Incidents:
             if isinstance(effect, fx.AbandonCheckpoint):
                 self._abandoned(event, effect, record, now)
             elif isinstance(effect, fx.AnnounceGeneration):
-                self._formed(effect.generation, now)
+                self._formed(effect.generation)
             elif isinstance(effect, fx.EndJob):
                 self._job_ended(now)
         if machine.current is not self._group:
@@ -322,14 +322,15 @@ class Incidents:
             self._given_up.append((effect.step, effect.generation))
             self.changed.add(record.number)
 
-    def _formed(self, generation: Generation, now: float) -> None:
-        if generation.members:
+    def _formed(self, generation: Generation) -> None:
+        """People are told at once that workers wait. A group of a script that was written for
+        torchrun is dissolved at every change, and the next one follows."""
+        if generation.members or generation.reason is not ChangeReason.BELOW_MINIMUM:
             return
-        for record in self._records.values():  # of those below the minimum people are told at once
+        for record in self._records.values():
             if record.outcome is Outcome.UNDER_WAY:
-                record.outcome, record.ended_at = Outcome.WAITING, None
+                record.outcome = Outcome.WAITING
                 self._tell(record)
-        del now
 
     def _job_ended(self, now: float) -> None:
         """Nobody updates the records after it: what each has cost is as it will stay."""

@@ -473,7 +473,7 @@ def test_an_incident_on_one_page(place: Place, capsys: Printed) -> None:
     assert capsys.readouterr().out.splitlines()[1:] == [
         "what struck:  the group stood still at step 7 for 20.0 s: rank 1 hangs",
         "noticed by:   the coordinator: nothing was committed for 20.0 s",
-        "outcome:      a step was committed without what was lost 22.2 s after the first sign",
+        "outcome:      trained on 22.2 s after the first sign",
         "group:        generation 4 of 3 workers, followed by generation 6 of 2",
         "last commit:  step 7; 1 step was begun and computed again (64 samples)",
         "phases:       detect 22.0 s, persist 0.01 s, first_step 0.20 s",

@@ -188,6 +188,14 @@ HANG = {"step": 7, "standing_s": 20.0, "verdict": "rank 1 waits"}
             "",
         ),
         (
+            {
+                "cause": "worker_failed",
+                "processes": [PROCESS | {"kind": "exception", "message": "KeyError: 'x'"}],
+            },
+            "rank 1 (node b, worker wb) raised KeyError: 'x'",
+            "",
+        ),
+        (
             {"cause": "node_lost", "noticed": [sign("node_lost", "c"), sign("node_lost", "d")]},
             "nodes c, d were lost",
             "the coordinator: its connection to the agent of node c broke",

@@ -198,6 +198,15 @@ def test_people_are_told_at_once_that_workers_wait() -> None:
     assert job.incidents.news == [1]
 
 
+def test_a_group_that_is_dissolved_for_a_restart_of_all_does_not_wait() -> None:
+    job = Job()
+    job.dies("b")
+    job.loses("wb")
+    job.forms("", ChangeReason.MEMBER_LOST)
+    assert job.only()["outcome"] == "under_way"
+    assert job.incidents.news == []
+
+
 def test_the_end_of_the_job_ends_what_is_under_way() -> None:
     job = Job()
     failure = Failure(worker="wb", kind=FailureKind.EXCEPTION, traceback="Traceback ... KeyError")

@@ -9,7 +9,7 @@ SEED ?= 0
 POINTS ?= 2000
 TESTS_AT_ONCE ?= 3
 
-.PHONY: install browser demo test test-long sim-long faults styles-long soak lint proto sim mutants bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic bench-output clean
+.PHONY: install browser demo test test-long test-versions packages sim-long faults styles-long soak lint proto sim mutants bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic bench-output clean
 
 install: $(VENV)/.installed
 
@@ -45,6 +45,12 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+packages: install
+	$(BIN)/python deploy/packages/build.py
+
+test-versions: install
+	$(BIN)/python -m tests.versions
 
 proto: install
 	$(BIN)/python -m tests.protos

@@ -424,6 +424,29 @@ def doctor(*, output: _Output = "table", config: _Config = None, **options: Any)
         raise typer.Exit(examine(settings, output=output))
 
 
+@app.command(name="files")
+def carried_files(
+    pattern: Annotated[
+        Optional[str],  # noqa: UP045 - read at run time by typer
+        typer.Argument(
+            metavar="[FILE|FOLDER]", help="Only these; may hold * and ?.", show_default="all"
+        ),
+    ] = None,
+    *,
+    to: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="DIRECTORY", help="Copy them below this one, and list them."),
+    ] = None,
+    output: _Output = "table",
+) -> None:
+    """List the files that come with elastic, or copy them out: units, the chart, alert rules,
+    protos, documents."""
+    from elastic.cli.carried_files import files
+
+    with _errors():
+        files(pattern, to=to, output=output)
+
+
 @checkpoint_app.command("ls")
 def checkpoint_ls(
     directory: Annotated[str, typer.Argument(help="Path or fsspec URL.")],

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import inspect
 import operator
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -25,6 +28,10 @@ _REFUSED = {
     "device_mesh": "every group of the job is another one; leave it out",
     "mixed_precision": "it ties the parameters to one wrapper; use torch.autocast instead",
 }
+
+_HAS_INIT_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
+"""torch 2.6 has no such option, and always begins with what rank 0 holds."""
+_FIRST_SYNC = ("_verify_param_shape_across_processes", "_sync_module_states")
 
 Flags = tuple[bool, ...]
 _TRAINED = operator.attrgetter("requires_grad")
@@ -218,10 +225,13 @@ class DistributedModel(nn.Module):
         passes.wrapper.require_backward_grad_sync = passes.reduces or passes.learns_graph
 
     def _wrapped(self, backend: Backend) -> DistributedDataParallel:
-        options = {"init_sync": False, **self._options}
+        options = dict(self._options)
+        if _HAS_INIT_SYNC:
+            options.setdefault("init_sync", False)
         if backend.device.index is not None:
             options.setdefault("device_ids", [backend.device.index])
-        ddp = DistributedDataParallel(self.module, **options)
+        with contextlib.nullcontext() if _HAS_INIT_SYNC else _without_first_sync():
+            ddp = DistributedDataParallel(self.module, **options)
         self._register_hook(ddp)
         return ddp
 
@@ -324,3 +334,18 @@ def _fresh(state: object) -> object:
         same = isinstance(value, ProcessGroup)
         setattr(fresh, name, value if same else copy.deepcopy(value))
     return fresh
+
+
+@contextlib.contextmanager
+def _without_first_sync() -> Iterator[None]:
+    """What DDP is made with meanwhile sends nothing: rank 0 of a new group may be a newcomer, whose
+    weights are nobody's. For the torch that has no option for it."""
+    module: Any = sys.modules[DistributedDataParallel.__module__]
+    kept = {name: getattr(module, name) for name in _FIRST_SYNC}
+    for name in _FIRST_SYNC:
+        setattr(module, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for name, function in kept.items():
+            setattr(module, name, function)

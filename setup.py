@@ -1,0 +1,31 @@
+"""What pyproject.toml cannot say: files of the repository that belong into the wheel."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).parent
+CARRIED = ("deploy", "docs", "helm", "protos")
+"""Copied into elastic/carried, where `elastic files` finds them."""
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", "packages")
+
+
+class BuildWithFiles(build_py):
+    """Also those that are no Python. An editable install has them beside the package."""
+
+    def run(self) -> None:
+        """Not for editable installs."""
+        super().run()
+        if self.editable_mode:
+            return
+        for name in CARRIED:
+            target = Path(self.build_lib) / "elastic" / "carried" / name
+            shutil.rmtree(target, ignore_errors=True)
+            shutil.copytree(ROOT / name, target, ignore=LEFT_OUT)
+
+
+setup(cmdclass={"build_py": BuildWithFiles})

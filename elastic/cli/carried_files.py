@@ -8,7 +8,6 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-import elastic
 from elastic.cli.formats import print_json, print_table, require_format
 from elastic.errors import ConfigurationError, refusal_of
 
@@ -39,7 +38,7 @@ def files(pattern: str | None, *, to: Path | None, output: str) -> None:
 
 def _root() -> Path:
     """In the installed package; beside it, where it is run from its repository."""
-    package = Path(elastic.__file__).parent
+    package = Path(__file__).parent.parent
     carried = package / "carried"
     return carried if carried.is_dir() else package.parent
 

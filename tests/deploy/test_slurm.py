@@ -1,0 +1,146 @@
+"""deploy/slurm/elastic.sbatch on a real Slurm: it trains, saves at the time limit and goes on, and
+loses a node without the allocation."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.slurm_cluster import SlurmCluster, slurm_cluster, what_is_missing
+from tests.etcd_cluster import BINARIES
+from tests.job_process import ROOT, Event
+
+SCRIPT = ROOT / "deploy" / "slurm" / "elastic.sbatch"
+STEADY = ROOT / "tests" / "integration" / "scripts" / "steady.py"
+ENDED = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")
+
+
+def test_the_script_is_one_that_bash_can_read() -> None:
+    done = subprocess.run(["bash", "-n", SCRIPT], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+class Job:
+    """One that was submitted, and what it left on the shared disk."""
+
+    def __init__(
+        self, cluster: SlurmCluster, files: Path, *arguments: str | Path, time: str
+    ) -> None:
+        self.cluster = cluster
+        self.shared = files / "shared"
+        command = files / "elastic"
+        command.write_text(f'#!/bin/sh\nexec {sys.executable} -m elastic.cli "$@"\n')
+        command.chmod(0o755)
+        environment = {
+            "ELASTIC": str(command),
+            "ETCD": str(BINARIES / "etcd"),
+            "PYTHONPATH": str(ROOT),
+            "SHARED_DIR": str(self.shared),
+            "ELASTIC_CHECKPOINT_DIR": str(files / "checkpoints"),
+            "ELASTIC_LOG_DIR": str(files / "logs"),
+            "ELASTIC_STATE_DIR": str(files),
+            "ELASTIC_CHECKPOINT_EVERY": "10",
+            "ELASTIC_DRAIN_TIMEOUT_S": "30",
+        }
+        options = ["--nodes=3", f"--time={time}"]
+        self.number = cluster.submit(*options, SCRIPT, STEADY, *arguments, environment=environment)
+
+    @property
+    def state(self) -> str:
+        return self.cluster.job(self.number)["JobState"]
+
+    @property
+    def restarts(self) -> int:
+        return int(self.cluster.job(self.number)["Restarts"])
+
+    def events(self, name: str) -> list[Event]:
+        try:
+            lines = (self.shared / "events.jsonl").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        found = [json.loads(line) for line in lines if line.endswith("}")]
+        return [event for event in found if event["event"] == name]
+
+    def end(self) -> dict[str, str]:
+        self.cluster.wait_for(lambda: self.state in ENDED, "end of the job")
+        return self.cluster.job(self.number)
+
+
+@pytest.fixture
+def files() -> Iterator[Path]:
+    """Paths of sockets are short."""
+    with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def cluster(files: Path) -> Iterator[SlurmCluster]:
+    if missing := what_is_missing():
+        if os.environ.get("CI") == "true":
+            pytest.fail(missing)
+        pytest.skip(missing)
+    place = files / "cluster"
+    place.mkdir()
+    with slurm_cluster(place) as made:
+        yield made
+
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.mark.long
+def test_a_job_trains_to_its_end_and_leaves_nothing(cluster: SlurmCluster, files: Path) -> None:
+    job = Job(cluster, files, "--epochs", "3", time="5")
+    ended = job.end()
+    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), cluster.story()
+    assert job.events("generation_formed")[-1]["world_size"] == 3
+    assert cluster.processes_of_jobs() == []
+    assert not (job.shared / "tls").exists()
+
+
+@pytest.mark.long
+def test_a_job_that_is_told_to_leave_is_saved_and_goes_on(
+    cluster: SlurmCluster, files: Path
+) -> None:
+    """As Slurm does before the time limit, by --signal."""
+    job = Job(cluster, files, "--epochs", "40", "--pace-s", "0.05", time="5")
+    cluster.wait_for(lambda: _trained(job), "steps")
+    cluster.run("scancel", "--batch", "--signal=TERM", job.number)
+    cluster.wait_for(lambda: job.restarts == 1, "its requeue")
+    ended = job.end()
+    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), cluster.story()
+    restored = [event["committed"] for event in job.events("state_restored")]
+    assert restored[0] == 0 < restored[1], "it went on from what was saved"
+    text = (cluster.directory / f"elastic-{job.number}.out").read_text()
+    assert "elastic: saved; requeued" in text
+    assert cluster.processes_of_jobs() == []
+
+
+@pytest.mark.long
+def test_a_node_that_is_lost_costs_no_more_than_that_node(
+    cluster: SlurmCluster, files: Path
+) -> None:
+    job = Job(cluster, files, "--epochs", "60", "--pace-s", "0.1", time="5")
+    cluster.wait_for(lambda: _trained(job), "steps")
+    cluster.kill_node("n2")
+    cluster.wait_for(
+        lambda: job.events("generation_formed")[-1]["world_size"] == 2, "a group of two"
+    )
+    ended = job.end()
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), cluster.story()
+    (lost,) = job.events("recovered")
+    assert lost["committed"] > 0
+
+
+def _trained(job: Job) -> bool:
+    formed = job.events("generation_formed")
+    return (
+        bool(formed) and formed[-1]["world_size"] == 3 and bool(job.events("checkpoint_committed"))
+    )

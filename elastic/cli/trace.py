@@ -205,7 +205,7 @@ def _between(periods: Sequence[pb.SlotPeriod], covered: Sequence[Slice]) -> Iter
 
 def _period(period: pb.SlotPeriod, began: float, ended: float) -> Slice:
     return Slice(
-        name=period.kind,
+        name=period.kind or "unknown",
         category="slot",
         began=began,
         ended=ended,

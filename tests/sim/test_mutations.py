@@ -186,7 +186,7 @@ class DoesNotKnowWhoCompiles(Coordinator):
         (Parts(coordinator=ExpectsNobody), "control_plane", "leaders"),
         (Parts(agent=ForgetsWhomItFinds), "control_plane", "agents"),
         (Parts(coordinator=StopsAtOnce), "stopping", "stop"),
-        (Parts(coordinator=LetsGoAtOnce), "planned_changes", "drain"),
+        (Parts(coordinator=LetsGoAtOnce), "drains", "drain"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )

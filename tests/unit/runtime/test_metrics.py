@@ -15,7 +15,7 @@ from elastic.runtime.metrics_text import write
 from tests.metrics_doc import CATALOGS
 
 ALL = [pytest.param(metric, id=metric.name) for c in CATALOGS for metric in c.metrics]
-LABELS = {"node", "kind", "reason", "phase", "state", "name", "version", "python_version"}
+LABELS = {"node", "slot", "kind", "reason", "phase", "state", "name", "version", "python_version"}
 NOT_BASE = ("_ms", "_milliseconds", "_minutes", "_hours", "_kb", "_mb", "_percent")
 
 

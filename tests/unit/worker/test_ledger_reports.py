@@ -22,7 +22,9 @@ class Place:
         self.ledger = LedgerBacklog()
         self.pulse = Pulse(cast(Any, link), cast(Any, membership))
         position = SimpleNamespace(epoch=0)
-        state = SimpleNamespace(ledger=self.ledger, committed=0, position=position)
+        state = SimpleNamespace(
+            ledger=self.ledger, committed=0, position=position, learning_rates=dict
+        )
         self.pulse.publish(cast(Any, state), StepsClock(), lambda: None)
 
     def commit(self, *steps: int) -> None:

@@ -13,7 +13,7 @@ from elastic.core.coordinator.incidents import Incidents
 from elastic.core.coordinator.phases import JobPhase
 from elastic.core.coordinator.slot_accounts import SlotAccounts
 from elastic.core.diagnosis import Diagnosis
-from elastic.core.incidents import RankStacks
+from elastic.core.incidents import MOST_PROCESSES, RankStacks
 from elastic.core.membership import (
     ChangeReason,
     Failure,
@@ -303,3 +303,17 @@ def test_records_are_bounded_in_number_and_size() -> None:
     found = job.incidents.documents(AHEAD_S)
     assert list(found) == list(range(MOST_INCIDENTS + 1, 2 * MOST_INCIDENTS + 1))
     assert max(len(json.dumps(d, ensure_ascii=False)) for d in found.values()) < 40_000
+
+
+def test_of_many_processes_that_end_together_some_are_kept_and_all_are_counted() -> None:
+    job = Job()
+    nodes = "abcdef"
+    for node in nodes:
+        job.reports(node)
+    job.forms(nodes, ChangeReason.MEMBER_JOINED)
+    for node in nodes:
+        job.dies(node)
+    job.loses(*(f"w{node}" for node in nodes))
+    found = job.only()
+    assert len(found["processes"]) == MOST_PROCESSES
+    assert found["further_processes"] == len(nodes) - MOST_PROCESSES

@@ -52,8 +52,9 @@ class SettingsCommand(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
-            flag = getattr(error, "option_name", None)  # of click's NoSuchOption alone
-            told = flag and _of_another_command(flag, f"`{ctx.command_path}`")
+            flag = getattr(error, "option_name", None)
+            unknown = hasattr(error, "possibilities")  # of click's NoSuchOption alone
+            told = unknown and flag and _of_another_command(flag, f"`{ctx.command_path}`")
             if not told:
                 raise
             raise _UsageError(told, ctx) from None

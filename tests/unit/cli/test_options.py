@@ -166,3 +166,11 @@ def test_an_option_of_nobody_is_told_as_ever() -> None:
 def test_the_version_is_told() -> None:
     result = invoke("--version", app=app)
     assert (result.exit_code, result.output) == (0, f"elastic {__version__}\n")
+
+
+@pytest.mark.parametrize("command", ["run", "agent", "coordinator", "doctor", "status"])
+def test_an_option_of_the_command_without_its_value_is_no_other_commands(command: str) -> None:
+    flag = "--etcd" if command != "run" else "--nproc-per-node"
+    result = CliRunner().invoke(app, [command, flag])
+    assert result.exit_code == 2
+    assert "requires an argument" in result.output

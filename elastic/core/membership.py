@@ -119,6 +119,12 @@ class Generation:
             return False
         return known.provisional or (known.leave_after is not None and self.leave_after is None)
 
+    def is_due(self, committed: int) -> bool:
+        """It is known at which step boundary the group before is left, and that is reached."""
+        if self.provisional:
+            return False
+        return self.leave_after is None or committed >= self.leave_after
+
     @property
     def world_size(self) -> int:
         """Number of members."""

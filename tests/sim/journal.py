@@ -146,6 +146,8 @@ class Journal:
         """Workers whose scripts have ended well."""
         self.done_then: dict[int, int] = {}
         """By generation, the steps of a member that had finished, which was known."""
+        self.begun_without: set[str] = set()
+        """Workers that were out of contact when a group began without any of the group before."""
         self.declared: set[tuple[int, str]] = set()
         """(generation, member) of those that brought the state to their group."""
         self.dropped: list[tuple[float, str]] = []

@@ -12,7 +12,7 @@ from elastic.core.agent.machine import Agent, AgentSettings
 from elastic.core.coordinator.machine import Coordinator
 from elastic.core.coordinator.view import return_patience_s
 from elastic.core.invariants import InvariantBroken
-from elastic.core.membership import Generation
+from elastic.core.membership import ChangeReason, Generation
 from elastic.core.worker.machine import Worker
 from tests.sim.clock import Clock, Endless
 from tests.sim.faults import Faults
@@ -252,11 +252,16 @@ class World:
         leaving = {n.name for n, has_left in zip(self.nodes, leaves, strict=True) if has_left}
         if generation.members and all(m.node in leaving for m in generation.members):
             journal.all_leave.add(generation.number)
+        known = [n for n in self.nodes if n.connected and n.connected_at < now - known_s]
+        if generation.reason is ChangeReason.STARTED:
+            away = [n for n in self.nodes if n not in known]
+            journal.begun_without |= {p.name for n in away for p in n.processes.values()}
         done = [
             p.committed
-            for n in self.nodes
-            if n.alive and n.connected and n.connected_at < now - known_s
+            for n in known
+            if n.alive
             for p in n.processes.values()
+            if p.name not in journal.begun_without  # what these did has been begun anew since
             if p.responsive and journal.finished_at.get(p.name, math.inf) < now - known_s
         ]
         journal.done_then[generation.number] = max(done, default=0)

@@ -46,12 +46,18 @@ def settle(
 def broke_before(
     planned: Generation, leaving: Generation, workers: Mapping[WorkerId, Sighting]
 ) -> list[Sighting]:
-    """Members that lost the group before it was settled where it is left, if the change drops
+    """Members that lost the group before the boundary at which it is left, if the change drops
     some: these may have completed a step that no other has."""
-    if not planned.provisional or leaving.worker_ids <= planned.worker_ids:
+    if leaving.worker_ids <= planned.worker_ids:
         return []
     members = [workers[m.worker] for m in leaving.members if m.worker in workers]
-    return [w for w in members if w.status.broken and w.status.generation == leaving.number]
+    return [
+        w
+        for w in members
+        if w.status.broken
+        and w.status.generation == leaving.number
+        and not planned.is_due(w.status.committed)
+    ]
 
 
 def in_place(planned: Generation, workers: Mapping[WorkerId, Sighting]) -> bool:

@@ -86,8 +86,11 @@ class Worker:
             return None
         if generation.number <= self._status.generation:
             return None
-        if generation.provisional and self._status.broken:
-            return None  # whoever it drops may have got further in the group that broke
+        # Whoever a planned change drops may have got further in the group that broke: it takes effect
+        # where it says, or an unplanned one follows.
+        at_boundary = self._is_behind(generation) or generation.is_due(self._committed)
+        if self._status.broken and (generation.provisional or not at_boundary):
+            return None
         return generation if self._status.worker in generation.worker_ids else None
 
     def must_leave(self, committed: int) -> bool:

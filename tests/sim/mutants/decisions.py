@@ -264,6 +264,11 @@ PLANNED = (
         "    return not planned.provisional and any(\n",
         "a planned group counts as in place with its first member",
     ),
+    (
+        "        and not planned.is_due(w.status.committed)\n",
+        "        and planned.provisional\n",
+        "a group that breaks before the settled boundary is followed by the planned change",
+    ),
 )
 
 STOPPING = (

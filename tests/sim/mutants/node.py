@@ -106,6 +106,11 @@ AGENT = (
 
 WORKER = (
     (
+        "(generation.provisional or not at_boundary)",
+        "generation.provisional",
+        "a member that lost its group before the settled boundary joins the planned change",
+    ),
+    (
         "        if generation.number <= self._status.generation:\n            return None\n",
         "",
         "a member joins again the group that it has left",

@@ -709,3 +709,20 @@ def test_a_group_that_breaks_before_a_change_that_drops_members_is_mended_with_t
     job.report(status("b0", READY, 1, heard=2, committed=3, **BREAKS))
     job.report(status("a0", READY, 1, heard=2, committed=4, **BREAKS), after_s=0.1)
     assert sorted(job.tell(ev.TimerFired()) or []) == ["a0", "b0"]
+
+
+@pytest.mark.parametrize(("committed", "whole"), [(3, True), (4, False)])
+def test_a_group_that_breaks_before_the_settled_boundary_is_mended_with_all(
+    committed: int, whole: bool
+) -> None:
+    job = running("a0", "b0")
+    assert job.tell(ev.NodeLeaving(node="a", reason="drained")) == ["b0"]
+    job.report(trains("a0", 1, heard=2, committed=3))
+    job.report(trains("b0", 1, heard=2, committed=3))
+    settled = job.machine.current
+    assert settled is not None
+    assert settled.leave_after == 4
+    job.report(status("b0", READY, 1, heard=2, committed=committed, **BREAKS))
+    job.report(status("a0", READY, 1, heard=2, committed=4), after_s=0.1)
+    formed = job.tell(ev.TimerFired(), after_s=1.0)
+    assert (sorted(formed or []) == ["a0", "b0"]) is whole

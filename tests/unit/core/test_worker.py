@@ -191,3 +191,21 @@ def test_who_lost_its_group_waits_until_a_planned_change_is_settled() -> None:
     settled = replace(PLANNED, leave_after=None)
     worker.generation_announced(settled)
     assert worker.joinable() is settled
+
+
+@pytest.mark.parametrize(("committed", "joins"), [(6, False), (7, True)])
+def test_who_lost_its_group_before_the_settled_boundary_waits(committed: int, joins: bool) -> None:
+    """A member that the change drops may have completed the step that this one has lost."""
+    worker = training()
+    worker.generation_announced(PLANNED)
+    worker.group_broke(committed, "reset")
+    assert worker.joinable() == (PLANNED if joins else None)
+
+
+def test_who_lost_an_earlier_group_joins_at_once() -> None:
+    """The boundary is one of a group that this worker is not in."""
+    missed_one = replace(PLANNED, number=3)
+    worker = training()
+    worker.generation_announced(missed_one)
+    worker.group_broke(5, "reset")
+    assert worker.joinable() is missed_one

@@ -86,8 +86,8 @@ class Worker:
             return None
         if generation.number <= self._status.generation:
             return None
-        # Whoever a planned change drops may have got further in the group that broke: it takes effect
-        # where it says, or an unplanned one follows.
+        # Whoever a planned change drops may have got further in the group that broke: it takes
+        # effect where it says, or an unplanned one follows.
         at_boundary = self._is_behind(generation) or generation.is_due(self._committed)
         if self._status.broken and (generation.provisional or not at_boundary):
             return None

@@ -39,6 +39,7 @@ test: install browser
 
 test-long: install browser
 	$(BIN)/python -m pytest -m long
+	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile patient
 
 lint: install
 	$(BIN)/ruff check .

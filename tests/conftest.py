@@ -12,8 +12,9 @@ from hypothesis import settings
 # On a busy machine one example of many takes long now and then, which says nothing of the code;
 # pytest-timeout is there for what hangs. All else stays as the profile in use has it: with CI=true
 # Hypothesis takes its own, which draws the same examples at every run.
-settings.register_profile("unhurried", settings.default, deadline=None)
-settings.load_profile("unhurried")
+settings.register_profile("patient", settings.default, deadline=None)  # `make test-long`
+settings.register_profile("every-run", settings.default, deadline=None, max_examples=25)
+settings.load_profile("every-run")
 
 # `elastic status` finds the jobs of a user: those of tests that run at the same time, and of the
 # user, are none of a test's business.

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 
-thoroughly = settings(max_examples=500)
+thoroughly = settings(max_examples=5 * settings.default.max_examples)
 """Enough for every strange value in every place of a small document; parsing one takes no time."""
 
 _STRANGE: tuple[str, ...] = (

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -19,8 +19,10 @@ from elastic.rpc.control_client import ControlClient
 from elastic.settings.commands import every_option
 from elastic.v1 import local_pb2 as pb
 
-_DAEMONS = ("run", "coordinator", "agent")
-_OPERATORS = (
+_COMMANDS = (
+    "run",
+    "coordinator",
+    "agent",
     "status",
     "nodes",
     "stacks",
@@ -33,7 +35,6 @@ _OPERATORS = (
     "jobs",
     "forget",
 )
-_COMMANDS = _DAEMONS + _OPERATORS
 _FLAGS = [option.flag for option in every_option().values()]
 _OTHERS = ["--config", "--address", "--output", "--reason", "--clear", "--follow", "--step", "--"]
 _ETCD = ("--etcd", "127.0.0.1:1", "--insecure")
@@ -163,53 +164,22 @@ def _check(arguments: list[str]) -> None:
     assert result.output.strip() or result.exit_code == 0, said
 
 
-_ARGUMENTS = given(words=st.lists(_WORDS, max_size=5), etcd=st.booleans())
-
-
-@pytest.mark.parametrize("command", _DAEMONS)
-@settings(max_examples=80)
-@_ARGUMENTS
-def test_any_arguments_of_a_daemon(
-    place: Path, command: str, words: list[tuple[str, ...]], etcd: bool
-) -> None:
-    del place
-    _check_command(command, words, etcd)
-
-
-@pytest.mark.parametrize("command", _OPERATORS)
-@settings(max_examples=20)  # of each: they share their options and what reads them
-@_ARGUMENTS
-def test_any_arguments_of_an_operators_command(
-    place: Path, command: str, words: list[tuple[str, ...]], etcd: bool
-) -> None:
-    del place
-    _check_command(command, words, etcd)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("command", _COMMANDS)
-@settings(max_examples=300)
-@_ARGUMENTS
-def test_many_arguments_of_a_command(
+@given(words=st.lists(_WORDS, max_size=5), etcd=st.booleans())
+def test_any_arguments_of_a_command(
     place: Path, command: str, words: list[tuple[str, ...]], etcd: bool
 ) -> None:
     del place
-    _check_command(command, words, etcd)
-
-
-def _check_command(command: str, words: list[tuple[str, ...]], etcd: bool) -> None:
     given_etcd = _ETCD if etcd and command not in ("run",) else ()
     _check([command, *given_etcd, *(word for pair in words for word in pair)])
 
 
-@settings(max_examples=60)
 @given(words=st.lists(st.sampled_from(["checkpoint", "ls", "verify", *_COMMANDS]) | _VALUES))
 def test_any_words(place: Path, words: list[str]) -> None:
     del place
     _check(words)
 
 
-@settings(max_examples=60)
 @given(
     action=st.sampled_from(["ls", "verify"]), words=st.lists(_WORDS, max_size=3), directory=_VALUES
 )

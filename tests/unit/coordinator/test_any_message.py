@@ -27,7 +27,7 @@ OPTIONS = JobOptions(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(st.lists(st.tuples(st.sampled_from(["n1", "n2"]), messages(pb.AgentMessage)), max_size=12))
 def test_the_coordinator_goes_on(said: list[tuple[str, pb.AgentMessage]]) -> None:
     async def main() -> None:

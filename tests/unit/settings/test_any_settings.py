@@ -84,7 +84,7 @@ def _plausible(option: Option) -> bool:
 
 
 @every_command
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(data=st.data())
 def test_any_options_and_variables(command: Command, data: st.DataObject) -> None:
     own = [name for name, option in options_by_name(command).items() if _plausible(option)]
@@ -112,7 +112,7 @@ def _as_bytes(text: str) -> bytes:
 
 
 @every_command
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(content=st.lists(_LINES, max_size=6).map("\n".join).map(_as_bytes) | st.binary(max_size=30))
 def test_any_file(command: Command, content: bytes) -> None:
     with tempfile.NamedTemporaryFile(suffix=".toml") as file:

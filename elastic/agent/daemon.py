@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from typing_extensions import assert_never
+
 from elastic.agent.coordinator_link import CoordinatorLink, LeaderSource
 from elastic.agent.hung_workers import main_stacks, with_place
 from elastic.agent.kernel_log import KernelLog
@@ -580,14 +582,35 @@ class AgentDaemon:
     # ---- what the machine wants
 
     def _execute(self, effect: fx.Effect) -> None:
-        self._carry_out(effect)
+        match effect:
+            case fx.SpawnWorker():
+                self._spawn_worker(effect)
+            case fx.AssignSlot():
+                self._assign_slot(effect)
+            case fx.ForwardGeneration():
+                self._forward_generation(effect)
+            case fx.EndWorker():
+                self._end_worker(effect)
+            case fx.DismissWorker():
+                self._dismiss_worker(effect)
+            case fx.ReportNode():
+                self._report_node(effect)
+            case fx.ReportFailure():
+                self._report_failure(effect)
+            case fx.AskToStop():
+                self._ask_to_stop(effect)
+            case fx.AskToLeave():
+                self._ask_to_leave(effect)
+            case fx.TellLeaveTimedOut():
+                self._tell_leave_timed_out(effect)
+            case fx.SetTimer():
+                self._set_timer(effect)
+            case fx.ExitAgent():
+                self._exit_agent(effect)
+            case _:
+                assert_never(effect)
 
-    @functools.singledispatchmethod
-    def _carry_out(self, effect: Any) -> None:
-        raise TypeError(f"not an effect of the agent: {effect!r}")
-
-    @_carry_out.register
-    def _(self, effect: fx.SpawnWorker) -> None:
+    def _spawn_worker(self, effect: fx.SpawnWorker) -> None:
         options = self._options
         log = self._log_files.begin(effect.worker)
         self._pids[effect.worker] = 0
@@ -602,8 +625,7 @@ class AgentDaemon:
             )
         )
 
-    @_carry_out.register
-    def _(self, effect: fx.AssignSlot) -> None:
+    def _assign_slot(self, effect: fx.AssignSlot) -> None:
         options = self._options
         self._server.send(
             effect.worker,
@@ -621,12 +643,10 @@ class AgentDaemon:
             ),
         )
 
-    @_carry_out.register
-    def _(self, effect: fx.ForwardGeneration) -> None:
+    def _forward_generation(self, effect: fx.ForwardGeneration) -> None:
         self._server.send(effect.worker, generation=generation_to_pb(effect.generation))
 
-    @_carry_out.register
-    def _(self, effect: fx.EndWorker) -> None:
+    def _end_worker(self, effect: fx.EndWorker) -> None:
         if effect.how is fx.How.DUMP_AND_KILL:
             self._tasks.start(self._dump_and_kill(effect.worker), "stacks")
         elif effect.how is fx.How.TERMINATE:
@@ -634,18 +654,15 @@ class AgentDaemon:
         else:
             self._zygote.kill(effect.worker, signal.SIGKILL)
 
-    @_carry_out.register
-    def _(self, effect: fx.DismissWorker) -> None:
+    def _dismiss_worker(self, effect: fx.DismissWorker) -> None:
         self._server.send(effect.worker, dismiss=pb.Dismiss())
 
-    @_carry_out.register
-    def _(self, effect: fx.ReportNode) -> None:
+    def _report_node(self, effect: fx.ReportNode) -> None:
         self._view = effect.workers
         self._attend()
         self._send_view()
 
-    @_carry_out.register
-    def _(self, effect: fx.ReportFailure) -> None:
+    def _report_failure(self, effect: fx.ReportFailure) -> None:
         failure, hung = effect.failure, self._hung.get(effect.failure.worker)
         if hung is not None and _hangs(failure, self._suspected):
             failure = with_place(failure, hung)
@@ -660,19 +677,16 @@ class AgentDaemon:
             message.log_tail = last_lines(log)
         self._link.send(failure=message)
 
-    @_carry_out.register
-    def _(self, effect: fx.AskToStop) -> None:
+    def _ask_to_stop(self, effect: fx.AskToStop) -> None:
         self._link.send(
             stop=control_pb2.StopRequest(reason=effect.reason, exit_code=effect.exit_code)
         )
 
-    @_carry_out.register
-    def _(self, effect: fx.AskToLeave) -> None:
+    def _ask_to_leave(self, effect: fx.AskToLeave) -> None:
         self._leaves_because = effect.reason
         self._link.send(leave=control_pb2.LeaveRequest(reason=effect.reason))
 
-    @_carry_out.register
-    def _(self, effect: fx.TellLeaveTimedOut) -> None:
+    def _tell_leave_timed_out(self, effect: fx.TellLeaveTimedOut) -> None:
         self._leave_timed_out = True
         waited_s = round(effect.waited_s, 3)
         reason = (
@@ -684,12 +698,10 @@ class AgentDaemon:
         self._journal.record("leave_timed_out", node=node, waited_s=waited_s, reason=reason)
         self._link.send(leave_timed_out=control_pb2.LeaveTimedOut(waited_s=waited_s))
 
-    @_carry_out.register
-    def _(self, effect: fx.SetTimer) -> None:
+    def _set_timer(self, effect: fx.SetTimer) -> None:
         self._driver.set_timer(effect.at)
 
-    @_carry_out.register
-    def _(self, effect: fx.ExitAgent) -> None:
+    def _exit_agent(self, effect: fx.ExitAgent) -> None:
         unheard = self._leave_timed_out and not self._link.connected
         if unheard and self._options.checkpoint_dir:
             self._tasks.start(self._end_unsaved(effect.exit_code), "last-words")

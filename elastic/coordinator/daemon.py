@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+
+from typing_extensions import assert_never
 
 from elastic.coordinator.attendance import Attendance, AttendingNode, name_of, node_id
 from elastic.coordinator.construction import make_commits, make_ledger, make_machine
@@ -618,19 +619,49 @@ class CoordinatorDaemon:
     # ---- what the machine wants
 
     def _execute(self, effect: fx.Effect) -> None:
-        self._carry_out(effect)
+        match effect:
+            case fx.PersistGeneration():
+                self._persist_generation(effect)
+            case fx.AnnounceGeneration():
+                self._announce_generation(effect)
+            case fx.SettleGeneration():
+                self._settle_generation(effect)
+            case fx.ReplaceWorker():
+                self._replace_worker(effect)
+            case fx.DismissWorkers():
+                self._dismiss_workers()
+            case fx.CommitCheckpoint():
+                self._commit_checkpoint(effect)
+            case fx.AbandonCheckpoint():
+                self._abandon_checkpoint(effect)
+            case fx.ProbeGroup():
+                self._probe_group()
+            case fx.NodeDrained():
+                self._node_drained(effect)
+            case fx.SetTimer():
+                self._set_timer(effect)
+            case fx.StepWasSlow():
+                self._step_was_slow(effect)
+            case fx.ExplainHang():
+                self._explain_hang(effect)
+            case fx.ExplainSlowStep():
+                self._explain_slow_step(effect)
+            case fx.Lost():
+                self._members_lost(effect)
+            case fx.RefuseNewcomers():
+                self._refuse_newcomers(effect)
+            case fx.StepDown():
+                self._step_down(effect)
+            case fx.EndJob():
+                self._end_job(effect)
+            case _:
+                assert_never(effect)
         self._keep_records()
 
-    @functools.singledispatchmethod
-    def _carry_out(self, effect: Any) -> None:
-        raise TypeError(f"not an effect of the coordinator: {effect!r}")
-
-    @_carry_out.register
-    def _(self, effect: fx.PersistGeneration) -> None:
+    def _persist_generation(self, effect: fx.PersistGeneration) -> None:
         self._tasks.start(self._persist(effect), "persist")
 
-    @_carry_out.register
-    def _(self, effect: fx.AnnounceGeneration) -> None:
+    def _announce_generation(self, effect: fx.AnnounceGeneration) -> None:
         generation = effect.generation
         self._recoveries.announced(generation, time.monotonic())
         self._nodes.broadcast(generation=generation_to_pb(generation))
@@ -643,12 +674,10 @@ class CoordinatorDaemon:
             after_step=generation.leave_after,
         )
 
-    @_carry_out.register
-    def _(self, effect: fx.SettleGeneration) -> None:
+    def _settle_generation(self, effect: fx.SettleGeneration) -> None:
         self._nodes.broadcast(generation=generation_to_pb(effect.generation))
 
-    @_carry_out.register
-    def _(self, effect: fx.ReplaceWorker) -> None:
+    def _replace_worker(self, effect: fx.ReplaceWorker) -> None:
         node = self._nodes.find(effect.node)
         if node is not None:
             kind = job_pb2.FailureKind.Name(effect.kind.value)
@@ -658,36 +687,27 @@ class CoordinatorDaemon:
                 )
             )
 
-    @_carry_out.register
-    def _(self, effect: fx.DismissWorkers) -> None:
-        del effect
+    def _dismiss_workers(self) -> None:
         self._nodes.broadcast(dismiss=local_pb2.Dismiss())
 
-    @_carry_out.register
-    def _(self, effect: fx.CommitCheckpoint) -> None:
+    def _commit_checkpoint(self, effect: fx.CommitCheckpoint) -> None:
         self._tasks.start(self._saves.commit(effect), "commit-checkpoint")
 
-    @_carry_out.register
-    def _(self, effect: fx.AbandonCheckpoint) -> None:
+    def _abandon_checkpoint(self, effect: fx.AbandonCheckpoint) -> None:
         self._saves.abandon(effect)
 
-    @_carry_out.register
-    def _(self, effect: fx.ProbeGroup) -> None:
-        del effect
+    def _probe_group(self) -> None:
         self._nodes.broadcast(probe=pb.Probe())
 
-    @_carry_out.register
-    def _(self, effect: fx.NodeDrained) -> None:
+    def _node_drained(self, effect: fx.NodeDrained) -> None:
         node = self._nodes.find(effect.node)
         if node is not None:
             self._departing.left_group(node)
 
-    @_carry_out.register
-    def _(self, effect: fx.SetTimer) -> None:
+    def _set_timer(self, effect: fx.SetTimer) -> None:
         self._driver.set_timer(effect.at)
 
-    @_carry_out.register
-    def _(self, effect: fx.StepWasSlow) -> None:
+    def _step_was_slow(self, effect: fx.StepWasSlow) -> None:
         self._journal.record(
             "step_was_slow",
             step=effect.step,
@@ -695,22 +715,18 @@ class CoordinatorDaemon:
             usual_s=round(effect.usual_s, 6),
         )
 
-    @_carry_out.register
-    def _(self, effect: fx.ExplainHang) -> None:
+    def _explain_hang(self, effect: fx.ExplainHang) -> None:
         self._hangs.explain(effect)
 
-    @_carry_out.register
-    def _(self, effect: fx.ExplainSlowStep) -> None:
+    def _explain_slow_step(self, effect: fx.ExplainSlowStep) -> None:
         self._hangs.explain_slow_step(effect, lambda: self._machine.committed)
 
-    @_carry_out.register
-    def _(self, effect: fx.Lost) -> None:
+    def _members_lost(self, effect: fx.Lost) -> None:
         self._recoveries.lost(effect)
         members = self._machine.members_that_may_train()
         self._departing.members_lost({m.node for m in members if m.worker in effect.workers})
 
-    @_carry_out.register
-    def _(self, effect: fx.RefuseNewcomers) -> None:
+    def _refuse_newcomers(self, effect: fx.RefuseNewcomers) -> None:
         self._journal.record(
             "newcomers_refused",
             node=name_of(effect.node),
@@ -722,13 +738,11 @@ class CoordinatorDaemon:
             retry_s=round(effect.retry_s, 1),
         )
 
-    @_carry_out.register
-    def _(self, effect: fx.StepDown) -> None:
+    def _step_down(self, effect: fx.StepDown) -> None:
         if not self.deposed.done():
             self.deposed.set_result(effect.message)
 
-    @_carry_out.register
-    def _(self, effect: fx.EndJob) -> None:
+    def _end_job(self, effect: fx.EndJob) -> None:
         message = ending(effect, self._options.max_restarts, self._options.restart_window_s)
         self._end(effect.exit_code, message)
 

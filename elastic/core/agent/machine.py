@@ -5,12 +5,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+
+from typing_extensions import assert_never
 
 from elastic.core.agent import effects as fx
 from elastic.core.agent import events as ev
 from elastic.core.agent.processes import Process, failure_of
-from elastic.core.dispatch import by_event
 from elastic.core.membership import (
     Failure,
     FailureKind,
@@ -121,12 +121,52 @@ class Agent:
 
     # ---- events
 
-    @by_event
-    def _apply(self, event: Any, now: float) -> list[fx.Effect]:
-        raise TypeError(f"not an event of the agent: {event!r} at {now}")
+    def _apply(self, event: ev.Event, now: float) -> list[fx.Effect]:
+        match event:
+            case ev.Started():
+                return self._started(event, now)
+            case ev.WorkerSpawned():
+                return self._worker_spawned(event)
+            case ev.WorkerNotSpawned():
+                return self._worker_not_spawned(event, now)
+            case ev.WorkerReported():
+                return self._worker_reported(event, now)
+            case ev.WorkerCompiled():
+                return self._worker_compiled(event, now)
+            case ev.WorkerRecovered():
+                return self._worker_recovered(event)
+            case ev.WorkerReportedFailure():
+                return self._worker_reported_failure(event)
+            case ev.WorkerExited():
+                return self._worker_exited(event, now)
+            case ev.WorkerFrozen():
+                return self._worker_frozen(event, now)
+            case ev.ReplaceRequested():
+                return self._replace_requested(event, now)
+            case ev.GenerationAnnounced():
+                return self._generation_announced(event)
+            case ev.DismissRequested():
+                return self._dismiss_requested(now)
+            case ev.JobEnded():
+                return self._job_ended(event, now)
+            case ev.LeaveRequested():
+                return self._leave_requested(event, now)
+            case ev.DrainRequested():
+                return self._drain_requested(event, now)
+            case ev.Drained():
+                return self._drained(event, now)
+            case ev.Strayed():
+                return self._strayed(now)
+            case ev.CutOff():
+                return self._cut_off(event, now)
+            case ev.StopRequested():
+                return self._stop_requested(event, now)
+            case ev.TimerFired():
+                return self._timer_fired()
+            case _:
+                assert_never(event)
 
-    @_apply.register
-    def _(self, event: ev.Started, now: float) -> list[fx.Effect]:
+    def _started(self, event: ev.Started, now: float) -> list[fx.Effect]:
         if self.phase is AgentPhase.WARMING:
             self.phase = AgentPhase.SERVING
         for worker, pid in event.workers:
@@ -135,21 +175,17 @@ class Agent:
             self._processes[worker] = Process(status=status, deadline=deadline, adopted=True)
         return []
 
-    @_apply.register
-    def _(self, event: ev.WorkerSpawned, now: float) -> list[fx.Effect]:
-        del now
+    def _worker_spawned(self, event: ev.WorkerSpawned) -> list[fx.Effect]:
         if process := self._processes.get(event.worker):
             process.status = replace(process.status, pid=event.pid)
         return []
 
-    @_apply.register
-    def _(self, event: ev.WorkerNotSpawned, now: float) -> list[fx.Effect]:
+    def _worker_not_spawned(self, event: ev.WorkerNotSpawned, now: float) -> list[fx.Effect]:
         if self._processes.pop(event.worker, None) is not None:
             self._delay_spawning(now)
         return []
 
-    @_apply.register
-    def _(self, event: ev.WorkerReported, now: float) -> list[fx.Effect]:
+    def _worker_reported(self, event: ev.WorkerReported, now: float) -> list[fx.Effect]:
         process = self._processes.get(event.status.worker)
         if process is None:
             return []
@@ -172,8 +208,7 @@ class Agent:
         self._note_progress(event.status.committed)
         return self._catch_up(process)
 
-    @_apply.register
-    def _(self, event: ev.WorkerCompiled, now: float) -> list[fx.Effect]:
+    def _worker_compiled(self, event: ev.WorkerCompiled, now: float) -> list[fx.Effect]:
         process = self._processes.get(event.worker)
         if process is None:
             return []
@@ -185,22 +220,17 @@ class Agent:
             process.deadline = (process.deadline or now) + more_s if more_s > 0.0 else None
         return []
 
-    @_apply.register
-    def _(self, event: ev.WorkerRecovered, now: float) -> list[fx.Effect]:
-        del now
+    def _worker_recovered(self, event: ev.WorkerRecovered) -> list[fx.Effect]:
         if self._loss is not None and event.generation > self._loss.generation:
             self._loss = None
         return []
 
-    @_apply.register
-    def _(self, event: ev.WorkerReportedFailure, now: float) -> list[fx.Effect]:
-        del now
+    def _worker_reported_failure(self, event: ev.WorkerReportedFailure) -> list[fx.Effect]:
         if process := self._processes.get(event.failure.worker):
             process.reported = event.failure
         return []
 
-    @_apply.register
-    def _(self, event: ev.WorkerExited, now: float) -> list[fx.Effect]:
+    def _worker_exited(self, event: ev.WorkerExited, now: float) -> list[fx.Effect]:
         process = self._processes.pop(event.worker, None)
         if process is None:
             return []
@@ -213,18 +243,14 @@ class Agent:
             self._loss = _Loss(at=now, generation=known, until=now + _ANNOUNCEMENT_S)
         return [fx.ReportFailure(failure=failure_of(process, event))]
 
-    @_apply.register
-    def _(self, event: ev.WorkerFrozen, now: float) -> list[fx.Effect]:
+    def _worker_frozen(self, event: ev.WorkerFrozen, now: float) -> list[fx.Effect]:
         message = f"was silent for {event.silent_s:.1f} s"
         return self._replace(event.worker, FailureKind.LEFT_OUT, message, now)
 
-    @_apply.register
-    def _(self, event: ev.ReplaceRequested, now: float) -> list[fx.Effect]:
+    def _replace_requested(self, event: ev.ReplaceRequested, now: float) -> list[fx.Effect]:
         return self._replace(event.worker, event.kind, event.message, now, place=event.place)
 
-    @_apply.register
-    def _(self, event: ev.GenerationAnnounced, now: float) -> list[fx.Effect]:
-        del now
+    def _generation_announced(self, event: ev.GenerationAnnounced) -> list[fx.Effect]:
         if not event.generation.is_news_after(self._generation):
             return []
         newest, known = event.generation, self._generation
@@ -243,13 +269,10 @@ class Agent:
             if process.hears_generations
         ]
 
-    @_apply.register
-    def _(self, event: ev.DismissRequested, now: float) -> list[fx.Effect]:
-        del event
+    def _dismiss_requested(self, now: float) -> list[fx.Effect]:
         return self._dismiss_all(now)
 
-    @_apply.register
-    def _(self, event: ev.JobEnded, now: float) -> list[fx.Effect]:
+    def _job_ended(self, event: ev.JobEnded, now: float) -> list[fx.Effect]:
         self._exit_code = event.exit_code
         if event.exit_code == ExitCode.TERMINATED and self._drained_by is not None:
             self._exit_code = ExitCode.DRAINED  # it was the last of the nodes that leave
@@ -261,8 +284,7 @@ class Agent:
             return self._dismissals(now)
         return []
 
-    @_apply.register
-    def _(self, event: ev.LeaveRequested, now: float) -> list[fx.Effect]:
+    def _leave_requested(self, event: ev.LeaveRequested, now: float) -> list[fx.Effect]:
         if self.phase is AgentPhase.WARMING or not self._processes:
             self.phase = AgentPhase.ENDING
             self._exit_code = event.exit_code
@@ -280,8 +302,7 @@ class Agent:
             self._exit_code = event.exit_code
         return [fx.AskToLeave(reason=event.reason), *retiring]
 
-    @_apply.register
-    def _(self, event: ev.DrainRequested, now: float) -> list[fx.Effect]:
+    def _drain_requested(self, event: ev.DrainRequested, now: float) -> list[fx.Effect]:
         timeout_s = self._settings.leave_timeout_s
         if event.called_off:
             self._drained_by = None
@@ -289,15 +310,12 @@ class Agent:
             self._drained_by = now + timeout_s
         return []
 
-    @_apply.register
-    def _(self, event: ev.Drained, now: float) -> list[fx.Effect]:
+    def _drained(self, event: ev.Drained, now: float) -> list[fx.Effect]:
         if self._exit_code is None:
             self._exit_code = event.exit_code
         return self._end_all(now)
 
-    @_apply.register
-    def _(self, event: ev.Strayed, now: float) -> list[fx.Effect]:
-        del event
+    def _strayed(self, now: float) -> list[fx.Effect]:
         self._generation = self._before = None
         message = "was in a group that the store had lost, and without which the job began anew"
         ended = self._replace_all(message, now)
@@ -305,8 +323,7 @@ class Agent:
             process.retired = True  # no failure of theirs, nor of their node
         return ended
 
-    @_apply.register
-    def _(self, event: ev.CutOff, now: float) -> list[fx.Effect]:
+    def _cut_off(self, event: ev.CutOff, now: float) -> list[fx.Effect]:
         message = (
             f"was cut off from the coordinator and the store for {event.silent_s:.0f} s: the job "
             "may have gone on without it"
@@ -320,14 +337,11 @@ class Agent:
             for effect in self._replace(name, FailureKind.LEFT_OUT, message, now)
         ]
 
-    @_apply.register
-    def _(self, event: ev.StopRequested, now: float) -> list[fx.Effect]:
+    def _stop_requested(self, event: ev.StopRequested, now: float) -> list[fx.Effect]:
         self._exit_code = event.exit_code
         return self._end_all(now)
 
-    @_apply.register
-    def _(self, event: ev.TimerFired, now: float) -> list[fx.Effect]:
-        del event, now
+    def _timer_fired(self) -> list[fx.Effect]:
         return []
 
     # ---- what follows from the whole view

@@ -6,7 +6,8 @@ import math
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+
+from typing_extensions import assert_never
 
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import endings
@@ -27,7 +28,6 @@ from elastic.core.coordinator.progress import ProgressWatch, StallPolicy
 from elastic.core.coordinator.replacements import Replacements
 from elastic.core.coordinator.stopping import EXIT_LEFT, Stop, decide_stop, inherited
 from elastic.core.coordinator.view import FormationPolicy, GroupView, Sighting
-from elastic.core.dispatch import by_event
 from elastic.core.invariants import check_succession, require
 from elastic.core.membership import (
     ChangeReason,
@@ -195,12 +195,46 @@ class Coordinator:
             effects += self._consider(now)
         return effects
 
-    @by_event
-    def _apply(self, event: Any, now: float) -> list[fx.Effect]:
-        raise TypeError(f"not an event of the coordinator: {event!r} at {now}")
+    def _apply(self, event: ev.Event, now: float) -> list[fx.Effect]:
+        match event:
+            case ev.NodeReported():
+                return self._node_reported(event, now)
+            case ev.NodesReported():
+                return self._nodes_reported(event, now)
+            case ev.NodeLost():
+                return self._node_lost(event, now)
+            case ev.NodeGone():
+                return self._node_gone(event)
+            case ev.NodeLeaving():
+                return self._node_leaving(event, now)
+            case ev.NodeWelcomed():
+                return self._node_welcomed(event)
+            case ev.WorkerFailed():
+                return self._worker_failed(event, now)
+            case ev.ClassicScriptReported():
+                return self._classic_script_reported()
+            case ev.ProgressReported():
+                return self._progress_reported(event, now)
+            case ev.HangExplained():
+                return self._hang_explained(event, now)
+            case ev.StragglerFound():
+                return self._straggler_found(event, now)
+            case ev.ShardReported():
+                return self._shard_reported(event)
+            case ev.SaveReportedFailed():
+                return self._save_reported_failed(event)
+            case ev.GenerationPersisted():
+                return self._generation_persisted(event, now)
+            case ev.PersistRefused():
+                return self._persist_refused(event)
+            case ev.StopRequested():
+                return self._stop_requested(event, now)
+            case ev.TimerFired():
+                return self._timer_fired()
+            case _:
+                assert_never(event)
 
-    @_apply.register
-    def _(self, event: ev.NodeReported, now: float) -> list[fx.Effect]:
+    def _node_reported(self, event: ev.NodeReported, now: float) -> list[fx.Effect]:
         lost = self._nodes.reported(event.node, event.slots, event.workers, now)
         self._lineage.reported(event.node, [s.worker for s in event.workers])
         for status in self._nodes.workers_of(event.node):
@@ -215,29 +249,24 @@ class Coordinator:
                 self._progress.compiles(status.compiling)
         return self._checkpoints.abandon(lost.union(self._told_before()))
 
-    @_apply.register
-    def _(self, event: ev.NodesReported, now: float) -> list[fx.Effect]:
+    def _nodes_reported(self, event: ev.NodesReported, now: float) -> list[fx.Effect]:
         return [effect for report in event.reports for effect in self._apply(report, now)]
 
-    @_apply.register
-    def _(self, event: ev.NodeLost, now: float) -> list[fx.Effect]:
+    def _node_lost(self, event: ev.NodeLost, now: float) -> list[fx.Effect]:
         groups = (self._current, self._leaving)
         if self._policy.agent_grace_s > 0.0 and self._nodes.is_needed(event.node, groups):
             self._nodes.fell_silent(event.node, now)
             return []
         return self._checkpoints.abandon(self._nodes.lost(event.node))
 
-    @_apply.register
-    def _(self, event: ev.NodeGone, now: float) -> list[fx.Effect]:
-        del now
+    def _node_gone(self, event: ev.NodeGone) -> list[fx.Effect]:
         self._lineage.node_gone(event.node)
         self._departures.forget(event.node)
         self._newcomers.node_gone(event.node)
         self._nodes.welcomed(event.node)
         return self._checkpoints.abandon(self._nodes.lost(event.node))
 
-    @_apply.register
-    def _(self, event: ev.NodeLeaving, now: float) -> list[fx.Effect]:
+    def _node_leaving(self, event: ev.NodeLeaving, now: float) -> list[fx.Effect]:
         self._nodes.left(event.node)
         self._departures.forget(event.node)  # it may not have heard of it
         if self._stop is None and self._nodes.all_leave():
@@ -245,15 +274,12 @@ class Coordinator:
             self._begin_stop(self._asked_to_stop(EXIT_LEFT, reason, now))
         return []
 
-    @_apply.register
-    def _(self, event: ev.NodeWelcomed, now: float) -> list[fx.Effect]:
-        del now
+    def _node_welcomed(self, event: ev.NodeWelcomed) -> list[fx.Effect]:
         self._nodes.welcomed(event.node)
         self._departures.forget(event.node)
         return []
 
-    @_apply.register
-    def _(self, event: ev.WorkerFailed, now: float) -> list[fx.Effect]:
+    def _worker_failed(self, event: ev.WorkerFailed, now: float) -> list[fx.Effect]:
         workers, refused = self._nodes.workers(), list[fx.Effect]()
         worker, verdict = workers.get(event.failure.worker), Verdict.RESTART
         if worker is not None and _is_killed_spare(worker, event.failure):
@@ -281,15 +307,12 @@ class Coordinator:
             return [endings.failed(verdict, event.failure, self._hang.text)]
         return [*refused, *self._checkpoints.abandon(lost)]
 
-    @_apply.register
-    def _(self, event: ev.ClassicScriptReported, now: float) -> list[fx.Effect]:
-        del event, now
+    def _classic_script_reported(self) -> list[fx.Effect]:
         self._policy = replace(self._policy, restart_all=True)
         self._restarts.progress_is_known = False
         return []
 
-    @_apply.register
-    def _(self, event: ev.ProgressReported, now: float) -> list[fx.Effect]:
+    def _progress_reported(self, event: ev.ProgressReported, now: float) -> list[fx.Effect]:
         if not counts_steps(
             event.generation, self._current, leaving=self._since.assembling is None
         ):
@@ -313,13 +336,11 @@ class Coordinator:
             return self._explain_slow_step(event.committed, now)
         return []
 
-    @_apply.register
-    def _(self, event: ev.HangExplained, now: float) -> list[fx.Effect]:
+    def _hang_explained(self, event: ev.HangExplained, now: float) -> list[fx.Effect]:
         self._hang.explained(event.generation, event.verdict, now)
         return []
 
-    @_apply.register
-    def _(self, event: ev.StragglerFound, now: float) -> list[fx.Effect]:
+    def _straggler_found(self, event: ev.StragglerFound, now: float) -> list[fx.Effect]:
         if not self.can_replace_slow(event.worker):
             return []
         return [
@@ -332,9 +353,7 @@ class Coordinator:
             for worker in self._replacements.ask([event.worker], now)
         ]
 
-    @_apply.register
-    def _(self, event: ev.ShardReported, now: float) -> list[fx.Effect]:
-        del now
+    def _shard_reported(self, event: ev.ShardReported) -> list[fx.Effect]:
         generation = self._past.get(event.generation)
         if generation is None:
             return []
@@ -349,15 +368,12 @@ class Coordinator:
         dead = [name for name in writers if name not in alive or alive[name].left_behind]
         return self._checkpoints.abandon([*dead, *self._told_before()])
 
-    @_apply.register
-    def _(self, event: ev.SaveReportedFailed, now: float) -> list[fx.Effect]:
-        del now
+    def _save_reported_failed(self, event: ev.SaveReportedFailed) -> list[fx.Effect]:
         if self._checkpoints.refused(event.step, event.generation):
             return [_abandoned(event, event.message)]
         return [_abandoned(event, _TOLD_BEFORE)] if self._has_missed_the_news(event) else []
 
-    @_apply.register
-    def _(self, event: ev.GenerationPersisted, now: float) -> list[fx.Effect]:
+    def _generation_persisted(self, event: ev.GenerationPersisted, now: float) -> list[fx.Effect]:
         if self._persisting is None or self._persisting.number != event.number:
             return []
         generation, self._persisting = self._persisting, None
@@ -373,21 +389,16 @@ class Coordinator:
         self._untold = self._is_overtaken(generation, now)
         return [] if self._untold else [fx.AnnounceGeneration(generation=generation)]
 
-    @_apply.register
-    def _(self, event: ev.PersistRefused, now: float) -> list[fx.Effect]:
-        del now
+    def _persist_refused(self, event: ev.PersistRefused) -> list[fx.Effect]:
         self._deposed = True
         return [fx.StepDown(message=event.detail)]
 
-    @_apply.register
-    def _(self, event: ev.StopRequested, now: float) -> list[fx.Effect]:
+    def _stop_requested(self, event: ev.StopRequested, now: float) -> list[fx.Effect]:
         if self._stop is None or self._stop.inherited:
             self._begin_stop(self._asked_to_stop(event.exit_code, event.reason, now))
         return []
 
-    @_apply.register
-    def _(self, event: ev.TimerFired, now: float) -> list[fx.Effect]:
-        del event, now
+    def _timer_fired(self) -> list[fx.Effect]:
         return []
 
     # ---- what follows from the whole view

@@ -14,6 +14,7 @@ from elastic.v1 import control_pb2 as pb
 
 _RETRY_S = 0.25
 _RETRY_REFUSED_S = 2.0
+_RETRY_NOT_YET_S = 0.75
 _AWAITED_S = 5.0
 _KEPT = ("failure", "notice", "stop", "leave")
 """What a coordinator must hear even if it was away; all else is sent anew on a new stream."""
@@ -56,12 +57,16 @@ class FixedLeader:
         return self
 
 
+class _NotYet(TransientError):
+    """The coordinator may let this agent in later, as it is."""
+
+
 class CoordinatorLink:
     """Keeps a stream open to the newest leader.
 
     on_connected: called at each new stream, to send everything again that is no matter of once.
-    on_awaited: nobody has led for seconds. on_lost: why contact was lost. on_found: at which
-    address there is contact after either.
+    on_awaited: nobody has led for seconds. on_not_yet: why the coordinator does not let this agent
+    in yet. on_lost: why contact was lost. on_found: at which address there is contact after those.
     on_refused: the coordinator, or what is between, will never let this agent in as it is.
     """
 
@@ -74,6 +79,7 @@ class CoordinatorLink:
         on_connected: Callable[[], None],
         on_message: Callable[[pb.CoordinatorMessage], None],
         on_awaited: Callable[[], None],
+        on_not_yet: Callable[[str], None],
         on_lost: Callable[[str], None],
         on_found: Callable[[str], None],
         on_refused: Callable[[ConfigurationError], None],
@@ -83,7 +89,7 @@ class CoordinatorLink:
         self._hello = hello
         self._on_connected = on_connected
         self._on_message = on_message
-        self._on_awaited = on_awaited
+        self._on_awaited, self._on_not_yet = on_awaited, on_not_yet
         self._on_lost = on_lost
         self._on_found = on_found
         self._on_refused = on_refused
@@ -91,7 +97,7 @@ class CoordinatorLink:
         self._kept: deque[pb.AgentMessage] = deque(maxlen=_MOST_KEPT)
         self._closed = False
         self._let_in = False
-        self._told_lost = ""
+        self._told_lost = self._told_not_yet = ""
         self._told_awaited = False
         self.connected = False
         """A coordinator has answered on the present stream."""
@@ -151,6 +157,9 @@ class CoordinatorLink:
                     # may mend that, or another coordinator lead.
                     self._tell_lost(str(error))
                     await asyncio.sleep(_RETRY_REFUSED_S)
+                except _NotYet as error:
+                    self._tell_not_yet(str(error))
+                    await asyncio.sleep(_RETRY_NOT_YET_S)
                 except (CoordinatorLost, TransientError) as error:
                     self._tell_lost(str(error))
                 await asyncio.sleep(_RETRY_S)
@@ -164,6 +173,13 @@ class CoordinatorLink:
             self._told_lost = reason
             self._on_lost(reason)
 
+    def _tell_not_yet(self, reason: str) -> None:
+        if self._let_in:
+            self._tell_lost(reason)
+        elif reason != self._told_not_yet:
+            self._told_not_yet = reason
+            self._on_not_yet(reason)
+
     async def _attend(self, client: ControlClient, address: str) -> None:
         outgoing = Outgoing()
         outgoing.put(pb.AgentMessage(hello=self._hello))
@@ -174,11 +190,13 @@ class CoordinatorLink:
             for message in kept:
                 outgoing.put(message)
             async for answer in client.attend(outgoing):
+                if answer.HasField("refused") and answer.refused.for_now:
+                    raise _NotYet(answer.refused.message)
                 if answer.HasField("refused"):
                     raise NodeRefused(answer.refused.message)
                 self.connected = self._let_in = True
-                if self._told_lost or self._told_awaited:
-                    self._told_lost, self._told_awaited = "", False
+                if self._told_lost or self._told_awaited or self._told_not_yet:
+                    self._told_lost, self._told_awaited, self._told_not_yet = "", False, ""
                     self._on_found(address)
                 self._on_message(answer)
         finally:

@@ -159,6 +159,7 @@ class AgentDaemon:
             on_connected=self._report_again,
             on_message=self._coordinator_said,
             on_awaited=lambda: self._journal.record("coordinator_awaited"),
+            on_not_yet=lambda why: self._journal.record("admission_awaited", reason=why),
             on_lost=lambda why: self._journal.record("coordinator_lost", reason=why),
             on_found=lambda where: self._journal.record("coordinator_found", address=where),
             on_refused=self.crashed,

@@ -244,6 +244,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
         "no coordinator leads this job yet; if one was started, its --job and --etcd must be "
         "those of this agent"
     ),
+    "admission_awaited": lambda f: f"not let in yet: {f['reason']}",
     "coordinator_lost": lambda f: f"the coordinator is gone: {f['reason']}",
     "coordinator_found": lambda f: f"in contact with the coordinator at {f['address']}",
     "worker_failed": lambda f: f"worker {f['worker']} {f['message']}",

@@ -53,16 +53,18 @@ class Attendance:
         isolation_timeout_s: float = 0.0,
         command: Command = UNKNOWN_COMMAND,
         may_train: Callable[[], bool] = lambda: False,
+        out_of_contact: Callable[[], Iterable[NodeId]] = tuple,
         run_id: str = DEFAULT_RUN,
         saves: bool | None = None,
     ) -> None:
         """isolation_timeout_s: after which all agents that are cut off must end their workers.
-        command: what the newest group runs; binding for as long as somebody `may_train`. saves:
-        there is a directory in which checkpoints are completed; None: nobody is asked."""
+        command: what the newest group runs; binding for as long as somebody `may_train`, or a node
+        is `out_of_contact` whose workers may come back. saves: there is a directory in which
+        checkpoints are completed; None: nobody is asked."""
         self._saves = saves
         self._isolation_timeout_s = isolation_timeout_s
         self._command = command
-        self._may_train = may_train
+        self._may_train, self._out_of_contact = may_train, out_of_contact
         self._run_id = run_id
         self._nodes: dict[str, AttendingNode] = {}
 
@@ -73,8 +75,9 @@ class Attendance:
         """How many there are."""
         return len(self._nodes)
 
-    def refusal(self, hello: pb.AgentHello) -> pb.Refused | None:
-        """Why this agent can not take part beside the others; None if it can."""
+    def refusal(self, hello: pb.AgentHello, *, has_members: bool = False) -> pb.Refused | None:
+        """Why this agent can not take part beside the others, or not yet; None if it can.
+        has_members: members of the group live on its node."""
         try:
             require_node_name(hello.node)
             if hello.machine:
@@ -103,18 +106,22 @@ class Attendance:
             )
         if (unlike := self.saves_unlike(hello)) and not self._may_train():
             return _refused(unlike)
-        digest = self._command.digest
-        if digest and digest != hello.command_digest and self._may_train():
-            return _other_command(hello, "the job", self._command.text)
         for other in self._nodes.values():
             theirs = other.stream.hello
             if theirs.node != hello.node and theirs.command_digest != hello.command_digest:
                 return _other_command(hello, f"that of {theirs.node!r}", theirs.command)
+        digest = self._command.digest
+        if digest and digest != hello.command_digest:
+            nodes = sorted({name_of(node) for node in self._out_of_contact()})
+            if has_members:
+                return _other_command(hello, "the workers that it has found", self._command.text)
+            if nodes or self._may_train():
+                return _not_yet(hello, self._command.text, nodes)
         return None
 
     def saves_unlike(self, hello: pb.AgentHello) -> str:
         """Why no checkpoint can be completed with this agent; empty if one can, or if none is
-        wanted. Who trains is not ended for it: the next leader may have the right option."""
+        wanted. A group that trains is not ended for it."""
         unasked = self._saves is None or hello.classic or not hello.HasField("saves")
         if unasked or hello.saves == self._saves:
             return ""
@@ -177,6 +184,17 @@ def _other_command(hello: pb.AgentHello, others: str, command: str) -> pb.Refuse
         f"{hello.command!r}, not {command!r}; the nodes of a job run the same script with the "
         "same arguments and checkpoint options"
     )
+
+
+def _not_yet(hello: pb.AgentHello, command: str, nodes: Iterable[str]) -> pb.Refused:
+    where = " and ".join(map(repr, nodes)) or "nodes out of contact"
+    refused = _other_command(hello, "the job", command)
+    refused.message += (
+        f". Workers of the job may live on {where}: this agent waits until they are known to have "
+        "ended, or come back and go on; to end the job for good: `elastic stop`"
+    )
+    refused.for_now = True
+    return refused
 
 
 def _refused(message: str) -> pb.Refused:

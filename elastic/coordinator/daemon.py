@@ -64,6 +64,7 @@ from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2, stacks_pb2, timeline_pb2
 
 _HELD = "another agent is registered under this name; give one of them another --node-name"
+_LEAD_INSTEAD = "a coordinator that has the directory can lead it"
 _MOST_SHOWN = 80  # characters of a name that is none
 _MOST_REFUSED = 1000  # names of which it is known what they were told
 _KEEP_TOTALS_S = 10.0  # while nothing but steps has been counted
@@ -134,6 +135,7 @@ class CoordinatorDaemon:
             options.isolation_timeout_s,
             leadership.command,
             self._may_train,
+            self._machine.nodes_out_of_contact,
             run_id=options.run_id,
             saves=options.checkpoints is not None,
         )
@@ -150,6 +152,7 @@ class CoordinatorDaemon:
             start=self._tasks.start,
         )
         self._refused: dict[str, str] = {}  # why, by name
+        self._doubtful: set[AgentStream] = set()  # their views tell whether they are let in
         self._recoveries = Recoveries(known.recoveries)
         self._history = history
         self._totals = totals if totals is not None else Totals()
@@ -265,7 +268,14 @@ class CoordinatorDaemon:
 
     def agent_connected(self, stream: AgentStream) -> None:
         """An agent has said hello."""
-        refused = self._nodes.refusal(stream.hello)
+        self._let_in_or_not(stream)
+
+    def _let_in_or_not(self, stream: AgentStream, *, has_members: bool = False) -> None:
+        refused = self._nodes.refusal(stream.hello, has_members=has_members)
+        if refused is not None and refused.for_now and stream not in self._doubtful:
+            self._doubtful.add(stream)
+            return
+        self._doubtful.discard(stream)
         if refused is not None:
             if self._is_news(stream.node, refused.message):
                 self._journal.record("node_refused", node=stream.node, reason=refused.message)
@@ -284,7 +294,10 @@ class CoordinatorDaemon:
         self._journal.record(
             "node_connected", node=stream.node, host=stream.host, slots=stream.slots
         )
-        if unlike := self._nodes.saves_unlike(stream.hello):
+        unlike = self._nodes.saves_unlike(stream.hello)
+        if unlike and stream.hello.saves:  # the group saves, and would end unsaved under this one
+            self._crashed(ConfigurationError(f"{unlike}. Training goes on; {_LEAD_INSTEAD}"))
+        elif unlike:
             self._journal.record("warning", source="checkpoints", message=unlike)
         if self.registry is not None:
             self.registry.connected(stream.node, stream.hello.start_token)
@@ -320,6 +333,7 @@ class CoordinatorDaemon:
 
     def agent_lost(self, stream: AgentStream) -> None:
         """Its stream has ended."""
+        self._doubtful.discard(stream)
         node = self._nodes.leave(stream)
         if node is None:
             return
@@ -334,10 +348,25 @@ class CoordinatorDaemon:
 
     def agent_said(self, stream: AgentStream, message: pb.AgentMessage) -> None:
         """A message of one of the nodes."""
+        if stream in self._doubtful and message.HasField("view"):
+            self._look_into(stream, message.view)
         node = self._nodes.of(stream)
         if node is not None and self._lost is None:
             self._hearing.hear(node, message)
             self._keep_records()
+
+    def _look_into(self, stream: AgentStream, view: pb.NodeView) -> None:
+        """What an agent of another command has found on its node: the workers of the command before
+        have ended if they are not among it."""
+        node, live = (
+            node_id(stream.node, stream.hello.start_token),
+            {w.worker for w in view.workers},
+        )
+        members = self._machine.members_that_may_train()
+        has_members = any(m.node == node and m.worker in live for m in members)
+        if not has_members:
+            self._views.post(ev.NodeGone(node=node))
+        self._let_in_or_not(stream, has_members=has_members)
 
     def stop(self, reason: str, exit_code: int) -> None:
         """Have the job saved and left. Raises ConfigurationError if it has ended already."""

@@ -25,6 +25,7 @@ _ERRORS = frozenset(
 )
 _WARNINGS = frozenset(
     {
+        "admission_awaited",
         "checkpoint_abandoned",
         "connection_refused",
         "coordinator_awaited",

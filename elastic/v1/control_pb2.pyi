@@ -155,12 +155,14 @@ class Probe(_message.Message):
     def __init__(self) -> None: ...
 
 class Refused(_message.Message):
-    __slots__ = ("message", "exit_code")
+    __slots__ = ("message", "exit_code", "for_now")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    FOR_NOW_FIELD_NUMBER: _ClassVar[int]
     message: str
     exit_code: int
-    def __init__(self, message: _Optional[str] = ..., exit_code: _Optional[int] = ...) -> None: ...
+    for_now: bool
+    def __init__(self, message: _Optional[str] = ..., exit_code: _Optional[int] = ..., for_now: bool = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("called_off",)

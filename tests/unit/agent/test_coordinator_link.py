@@ -28,7 +28,7 @@ class Coordinator(Recorder):
         super().__init__()
         self.address = address
         self.said: list[pb.AgentMessage] = []
-        self.refuses = ""
+        self.refuses, self.refuses_for_now = "", False
         self._server: ControlServer | None = None
 
     async def start(self) -> None:
@@ -43,7 +43,8 @@ class Coordinator(Recorder):
     def agent_connected(self, stream: AgentStream) -> None:
         super().agent_connected(stream)
         if self.refuses:
-            stream.send(refused=pb.Refused(message=self.refuses, exit_code=78))
+            for_now = self.refuses_for_now
+            stream.send(refused=pb.Refused(message=self.refuses, exit_code=78, for_now=for_now))
             stream.close()
         else:
             stream.send(probe=pb.Probe())
@@ -87,6 +88,7 @@ class Agent:
     def __init__(self, leaders: Election | FixedLeader) -> None:
         self.messages: list[str | None] = []
         self.awaited: list[bool] = []
+        self.not_yet: list[str] = []
         self.lost: list[str] = []
         self.found: list[str] = []
         self.refused: list[ConfigurationError] = []
@@ -99,6 +101,7 @@ class Agent:
             on_connected=lambda: self.link.send(view=pb.NodeView()),
             on_message=lambda m: self.messages.append(m.WhichOneof("kind")),
             on_awaited=lambda: self.awaited.append(True),
+            on_not_yet=self.not_yet.append,
             on_lost=self.lost.append,
             on_found=self.found.append,
             on_refused=self.refused.append,
@@ -397,6 +400,21 @@ def test_turned_away_at_first_the_agent_can_not_go_on(tmp_path: Path) -> None:
         await agent.running
         assert [str(e) for e in agent.refused] == ["another command"]
         assert agent.messages == []
+
+    run(tmp_path, check)
+
+
+def test_turned_away_for_now_the_agent_comes_again(tmp_path: Path) -> None:
+    async def check(place: Place) -> None:
+        coordinator = await place.coordinator()
+        coordinator.refuses, coordinator.refuses_for_now = "another command", True
+        agent = place.agent(FixedLeader(coordinator.address))
+        await until(lambda: bool(agent.not_yet))
+        coordinator.refuses = ""
+        await until(lambda: agent.link.connected)
+        assert agent.not_yet == ["another command"]
+        assert (agent.lost, agent.refused) == ([], [])
+        assert agent.found == [coordinator.address]
 
     run(tmp_path, check)
 

@@ -35,6 +35,15 @@ def kinds(stream: AgentStream) -> list[str | None]:
     return [m.WhichOneof("kind") if m is not None else None for m in _taken(stream)]
 
 
+def refused(stream: AgentStream) -> pb.Refused:
+    """Why its stream was closed, and nothing else was said on it."""
+    (message, end) = _taken(stream)
+    assert message is not None
+    assert message.HasField("refused")
+    assert end is None
+    return message.refused
+
+
 def _taken(stream: AgentStream) -> list[pb.CoordinatorMessage | None]:
     queue: asyncio.Queue[pb.CoordinatorMessage | bytes | None] = stream._outgoing
     taken = [queue.get_nowait() for _ in range(queue.qsize())]

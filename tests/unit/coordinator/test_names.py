@@ -12,12 +12,13 @@ from elastic.coordinator.leadership import Command, lead, save_generation
 from elastic.coordinator.node_registry import NodeRegistry
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
-from elastic.core.membership import ChangeReason, Generation, Member
+from elastic.core.membership import ChangeReason, Generation, Member, WorkerPhase
+from elastic.errors import ConfigurationError
 from elastic.store.job_documents import NodeDocument, to_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.memory import MemoryStore
 from tests.contract.conftest import within_deadline
-from tests.unit.coordinator.agents import Diary, agent, closed, kinds
+from tests.unit.coordinator.agents import Diary, agent, closed, kinds, refused, view, worker
 
 ONE, OTHER = "0123", "4567"
 RUNNING = Generation(
@@ -153,13 +154,18 @@ def test_after_a_change_of_leader_the_group_that_trains_says_what_the_job_runs()
     async def main(place: Place) -> None:
         stranger = agent("n2", OTHER, command="other.py", command_digest="x")
         place.daemon.agent_connected(stranger)
-        (message, end) = kinds(stranger)
-        assert (message, end) == ("refused", None)
+        assert kinds(stranger) == []  # before it has told what it has found on its node
+        place.daemon.agent_said(stranger, view())
+        assert refused(stranger).for_now
         (told,) = place.diary.of("node_refused")
         assert "'other.py', not 'train.py'" in told["reason"]
+        assert "may live on 'n1'" in told["reason"]
         member = agent("n1", ONE)
         place.daemon.agent_connected(member)
         assert None not in kinds(member)
+        again = agent("n2", OTHER, command="other.py", command_digest="x")
+        place.daemon.agent_connected(again)
+        assert not refused(again).for_now
 
     check(main, before=Command(text="train.py", digest="d"))
 
@@ -174,6 +180,49 @@ def test_once_nobody_can_train_any_more_a_job_may_run_something_else() -> None:
     check(main, before=Command(text="train.py", digest="d"))
 
 
+def test_all_nodes_may_come_back_with_another_command() -> None:
+    """The last one that was out of contact tells that nothing of the group is left."""
+
+    async def main(place: Place) -> None:
+        waiting = agent("n2", OTHER, command="other.py", command_digest="x")
+        place.daemon.agent_connected(waiting)
+        place.daemon.agent_said(waiting, view())
+        assert refused(waiting).for_now
+        member = agent("n1", ONE, command="other.py", command_digest="x")
+        place.daemon.agent_connected(member)
+        place.daemon.agent_said(member, view(worker("n1-2", WorkerPhase.SPARE)))
+        assert None not in kinds(member)
+        again = agent("n2", OTHER, command="other.py", command_digest="x")
+        place.daemon.agent_connected(again)
+        assert None not in kinds(again)
+
+    check(main, before=Command(text="train.py", digest="d"))
+
+
+def test_a_node_with_workers_of_the_group_may_not_run_another_command() -> None:
+    async def main(place: Place) -> None:
+        member = agent("n1", ONE, command="other.py", command_digest="x")
+        place.daemon.agent_connected(member)
+        place.daemon.agent_said(member, view(worker("n1-1", WorkerPhase.TRAINING, 3)))
+        assert "than the workers that it has found" in (turned_away := refused(member)).message
+        assert not turned_away.for_now
+        assert place.daemon._machine.members_that_may_train()
+
+    check(main, before=Command(text="train.py", digest="d"))
+
+
+def test_a_coordinator_without_a_directory_does_not_lead_a_group_that_saves() -> None:
+    """It could complete no checkpoint, and not end the job without losing steps."""
+
+    async def main(place: Place) -> None:
+        place.daemon.agent_connected(agent("n1", ONE, saves=True))
+        error = place.daemon.ended.exception()
+        assert isinstance(error, ConfigurationError)
+        assert "--checkpoint-dir, this coordinator has not" in str(error)
+
+    check(main, before=Command(text="train.py", digest="d"))
+
+
 def test_a_member_that_has_registered_again_and_not_come_yet_is_not_taken_for_gone() -> None:
     """Its agent renews its lease, so that its workers may train on."""
 
@@ -182,7 +231,8 @@ def test_a_member_that_has_registered_again_and_not_come_yet_is_not_taken_for_go
         place.daemon.node_gone("n1", None)
         stranger = agent("n2", OTHER, command="other.py", command_digest="x")
         place.daemon.agent_connected(stranger)
-        assert kinds(stranger) == ["refused", None]
+        place.daemon.agent_said(stranger, view())
+        assert refused(stranger).for_now
         await place.registered(OTHER)  # another machine takes the name
         place.daemon.node_gone("n1", None)
         newcomer = agent("n2", OTHER, command="other.py", command_digest="x")

@@ -1,13 +1,17 @@
 """Notices when something holds up a daemon's event loop, and says what it was.
 
-While the loop stands still nobody is heard: no failure, no signal, no question. A thread looks at
-the loop's beats, and at the stack of the loop's thread as soon as they stay away.
+While the loop stands still nobody is heard: no failure, no signal, no question. Before each round
+of its callbacks the loop sets a timer, and takes it back when it waits again. A thread waits for
+that timer and looks at the stack of the loop's thread. So nobody is woken as long as no round lasts
+long: a daemon shares its cores with workers, to whom every wake-up is a delay.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import os
 import selectors
 import sys
 import threading
@@ -16,11 +20,14 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
+from elastic.errors import TransientError
 from elastic.runtime.journal import Journal
 
-_BEAT_S = 0.02
 _LONG_S = 0.05
+_ALARM_S = 0.03  # the thread looks before a round has become long
+_LOOK_S = 0.02
 _TOLD_EVERY_S = 10.0
 _FRAMES = 6
 
@@ -41,41 +48,58 @@ class LoopWatch:
     def __init__(self, journal: Journal, pauses: LoopPauses | None = None) -> None:
         self.pauses = pauses if pauses is not None else LoopPauses()
         self._journal = journal
-        self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._begin()
         self._told_at = -_TOLD_EVERY_S
         self._untold = 0
-        self._ends = threading.Event()
-        self._timer = self._loop.call_later(_BEAT_S, self._beat)
+        self._busy_since = 0.0
+        self._seen = _Seen()
+        self._ends = False
+        self._alarm = _Alarm()
         self._thread = threading.Thread(target=self._look, name="elastic-loop-watch", daemon=True)
         self._thread.start()
-        self._begin()  # on a busy machine the start of a thread takes long
+        # Both selectors of the standard library are asked once in each round.
+        self._selector: Any = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
+        self._select = self._selector.select
+        self._selector.select = self._wait
+        self._round_begins()  # on a busy machine the start of a thread takes long
 
     def close(self) -> None:
         """Look no more."""
-        self._ends.set()
-        self._timer.cancel()
+        self._selector.select = self._select
+        self._ends = True
+        self._alarm.set(_AT_ONCE)
+        self._thread.join()
+        self._alarm.close()
 
     # ---- on the loop
 
-    def _begin(self) -> None:
-        self._beat_at = self._looked_at = time.monotonic()
-        self._late_s, self._where = 0.0, ""
+    def _wait(self, timeout: float | None = None) -> Any:
+        """In place of the selector's: a round of callbacks is over, and the loop waits."""
+        if self._round_ends():
+            timeout = 0  # what was told may have given the loop something to do
+        try:
+            return self._select(timeout)
+        finally:
+            self._round_begins()
 
-    def _beat(self) -> None:
-        now = time.monotonic()
-        pause_s = now - self._beat_at - _BEAT_S
-        where, self._where = self._where, ""
-        late_s, self._late_s = self._late_s, 0.0
-        self._beat_at = now
-        self._timer = self._loop.call_later(_BEAT_S, self._beat)
+    def _round_begins(self) -> None:
+        self._busy_since = time.monotonic()
+        self._alarm.set(_IN_A_WHILE)
+
+    def _round_ends(self) -> bool:
+        """Returns whether it was told of."""
+        self._alarm.set(_NEVER)
+        now, began, seen = time.monotonic(), self._busy_since, self._seen
+        self._busy_since = 0.0
+        pause_s = now - began
         # What was as late on the thread was the machine's, or somebody has stopped the process.
-        if pause_s - late_s >= _LONG_S and where:
-            pauses = self.pauses
-            pauses.longest_s = max(pauses.longest_s, pause_s)
-            pauses.count, pauses.total_s = pauses.count + 1, pauses.total_s + pause_s
-            self._tell(now, pause_s, where)
+        if seen.round_began != began or not seen.where or pause_s - seen.late_s < _LONG_S:
+            return False
+        pauses = self.pauses
+        pauses.longest_s = max(pauses.longest_s, pause_s)
+        pauses.count, pauses.total_s = pauses.count + 1, pauses.total_s + pause_s
+        self._tell(now, pause_s, seen.where)
+        return True
 
     def _tell(self, now: float, pause_s: float, where: str) -> None:
         if now - self._told_at < _TOLD_EVERY_S:
@@ -87,12 +111,68 @@ class LoopWatch:
     # ---- on its own thread
 
     def _look(self) -> None:
-        while not self._ends.wait(_BEAT_S):
+        while True:
+            self._alarm.wait()
+            if self._ends:
+                return
+            began = self._busy_since
+            if began:
+                self._follow(began)
+
+    def _follow(self, began: float) -> None:
+        """A round that began then has not ended: see where it is, and how late this thread runs."""
+        due = began + _ALARM_S
+        where = _stack(sys._current_frames().get(self._loop_thread))
+        late_s = 0.0
+        while self._busy_since == began:
             now = time.monotonic()
-            self._late_s = max(self._late_s, now - self._looked_at - _BEAT_S)
-            self._looked_at = now
-            if now - self._beat_at > _LONG_S and not self._where:
-                self._where = _stack(sys._current_frames().get(self._loop_thread))
+            late_s = max(late_s, now - due)
+            self._seen = _Seen(began, where, late_s)
+            due = now + _LOOK_S
+            time.sleep(_LOOK_S)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the thread has seen of a round, and by how much it was late itself."""
+
+    round_began: float = 0.0
+    where: str = ""
+    late_s: float = 0.0
+
+
+class _Alarm:
+    """A timer of the kernel's. To set it wakes no thread, as it would with a lock or an event; only
+    when it expires does the one that waits go on. Python has such timers from 3.13 on.
+
+    Raises TransientError if the kernel refuses it.
+    """
+
+    def __init__(self) -> None:
+        self._descriptor = _libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_CLOEXEC)
+        if self._descriptor < 0:
+            raise TransientError(
+                f"no timer for watching the event loop: {os.strerror(ctypes.get_errno())}; close "
+                "what holds descriptors (see `ulimit -n`), or try again"
+            )
+
+    def set(self, times: Any) -> None:
+        """It expires once, after this time from now on."""
+        _libc.timerfd_settime(self._descriptor, 0, times, None)
+
+    def wait(self) -> None:
+        """Return when it has expired."""
+        os.read(self._descriptor, 8)
+
+    def close(self) -> None:
+        """Nobody waits for it any more."""
+        os.close(self._descriptor)
+
+
+_libc = ctypes.PyDLL(None, use_errno=True)  # calls too short to let other threads run meanwhile
+_Times = ctypes.c_long * 4  # struct itimerspec: interval and first time, in s and ns
+_IN_A_WHILE = _Times(0, 0, 0, round(_ALARM_S * 1e9))
+_AT_ONCE, _NEVER = _Times(0, 0, 0, 1), _Times(0, 0, 0, 0)
 
 
 def _stack(frame: FrameType | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,8 +34,8 @@ def hold_up(seconds: float) -> None:
 
 async def beats(watch: LoopWatch, count: int = 3) -> None:
     for _ in range(count):
-        before = watch._beat_at
-        while watch._beat_at == before:
+        before = watch._busy_since
+        while watch._busy_since == before:
             await asyncio.sleep(0.005)
 
 
@@ -76,8 +77,8 @@ def test_what_stops_the_whole_process_is_not_the_loops() -> None:
         told = Told()
         with watched_loop(told.journal) as watch:
             await beats(watch)
-            now = time.monotonic()
-            watch._beat_at, watch._late_s, watch._where = now - 5.0, 5.0, "somewhere"
+            began = watch._busy_since = time.monotonic() - 5.0
+            watch._seen = loop_watch._Seen(began, "somewhere", 4.97)
             await beats(watch)
         assert told.events == []
         assert watch.pauses.longest_s == 0.0
@@ -111,3 +112,20 @@ def test_the_start_of_the_watch_is_no_pause(monkeypatch: pytest.MonkeyPatch) -> 
         assert told.events == []
 
     asyncio.run(main())
+
+
+def test_nobody_is_woken_while_no_round_lasts_long() -> None:
+    async def main() -> None:
+        with watched_loop(Told().journal) as watch:
+            before = switches(watch._thread)
+            for _ in range(100):
+                await asyncio.sleep(0.003)
+            assert switches(watch._thread) - before < 20  # on a busy machine some do last long
+
+    asyncio.run(main())
+
+
+def switches(thread: threading.Thread) -> int:
+    """How often it has waited for something."""
+    status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+    return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _INTERVAL_S = 0.1
+_QUIET_INTERVAL_S = 0.5  # where nothing came for a while: each look takes time from the workers
 _MOST_BYTES = 1 << 18  # at one look
 _MOST_AT_ONCE = 2000  # lines of one look: handing out more would hold up the agent
 _MOST_BEHIND = 4 << 20
@@ -71,14 +72,18 @@ class LogFollower:
 
     async def run(self) -> None:
         """Look for new lines until cancelled."""
+        pause_s = _INTERVAL_S
         while True:
-            await asyncio.sleep(_INTERVAL_S)
+            await asyncio.sleep(pause_s)
             all_followed = list(self._followed.items())
             # One call for all files: each wakes two threads, which takes time from the workers.
             looks = await asyncio.to_thread(_look_at_all, [f for _, f in all_followed])
+            pause_s = min(2 * pause_s, _QUIET_INTERVAL_S)
             for (worker, followed), look in zip(all_followed, looks, strict=True):
-                if self._followed.get(worker) is followed:
-                    self._hand_out(worker, followed, look)
+                if self._followed.get(worker) is followed and self._hand_out(
+                    worker, followed, look
+                ):
+                    pause_s = _INTERVAL_S
 
     def poll(self) -> None:
         """Look once."""

@@ -6,8 +6,9 @@ import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from elastic.settings.tls_files import TlsFiles
@@ -152,13 +153,15 @@ class TrainingJob(LoopbackJob):
 
 
 @contextlib.contextmanager
-def training_job(place: Place, **named: str) -> Iterator[TrainingJob]:
-    """It trains. Arguments are those of LoopbackJob."""
+def training_job(
+    place: Place, options: Mapping[str, Sequence[str | Path]] = MappingProxyType({}), **named: str
+) -> Iterator[TrainingJob]:
+    """It trains. `options`: of a node's agent. Other arguments are those of LoopbackJob."""
     job = TrainingJob(place, **named)
     try:
         job.start_coordinator()
         for node in NODES:
-            job.start_agent(node)
+            job.start_agent(node, *options.get(node, ()))
         job.wait(lambda: job.world() == len(NODES), "a group of all")
         job.trains_on()
         yield job

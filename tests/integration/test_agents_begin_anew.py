@@ -32,9 +32,24 @@ def etcd() -> Iterator[EtcdCluster]:
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory, etcd: EtcdCluster) -> Iterator[TrainingJob]:
-    place = Place(tmp_path_factory.mktemp("anew"))
-    with contextlib.closing(place), training_job(place, etcd=etcd.endpoints()) as job:
+def place_of_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with contextlib.closing(Place(tmp_path_factory.mktemp("anew"))) as place:
+        yield place
+
+
+@pytest.fixture(scope="module")
+def http_of_b() -> str:
+    (port,) = free_ports(1)
+    return f"127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def job(place_of_job: Place, etcd: EtcdCluster, http_of_b: str) -> Iterator[TrainingJob]:
+    """Its node b has settings in a file."""
+    settings = place_of_job.files / "agent.toml"
+    settings.write_text("[agent]\nspares = 0\n")
+    options = {"b": ("--config", settings, "--http-address", http_of_b)}
+    with training_job(place_of_job, options, etcd=etcd.endpoints()) as job:
         yield job
 
 
@@ -66,23 +81,22 @@ def test_an_agent_that_is_the_first_process_begins_anew(
         job.close()
 
 
-def test_what_can_not_be_started_does_not_end_what_runs(job: TrainingJob, tmp_path: Path) -> None:
-    settings = tmp_path / "agent.toml"
-    settings.write_text("[agent]\nspares = 0\n")
-    (port,) = free_ports(1)
-    agent = job.start_agent("c", "--config", settings, "--http-address", f"127.0.0.1:{port}")
-    job.wait(lambda: job.world() == len(NODES) + 1, "a third node")
+def test_what_can_not_be_started_does_not_end_what_runs(
+    job: TrainingJob, place_of_job: Place, http_of_b: str
+) -> None:
+    settings, agent = place_of_job.files / "agent.toml", job.agents["b"][-1]
+    generation = job.generation()
     settings.write_text("[agent]\nspares = many\n")
     agent.process.send_signal(signal.SIGHUP)
     refused = agent.wait_for_event("not_begun_anew")
     assert str(settings) in refused["reason"]
     job.trains_on()
-    assert job.world() == len(NODES) + 1
     settings.write_text("[agent]\nspares = 0\n")
     agent.process.send_signal(signal.SIGHUP)
     agent.wait_for_event("worker_adopted")
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{http_of_b}/healthz", timeout=10) as answer:
         assert answer.status == 200
+    assert job.generation() == generation
 
 
 def _begins_anew(job: TrainingJob, agent: CommandProcess, pid: int, *, times: int) -> None:

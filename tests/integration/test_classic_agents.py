@@ -84,6 +84,7 @@ def nodes(place: Place, tmp_path: Path) -> Iterator[TwoNodes]:
             job.close()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_each_change_of_nodes_costs_one_restart(nodes: TwoNodes) -> None:
     nodes.agents["a"].wait_for(lambda: any(w == 2 for _, w in nodes.started()), "two nodes")

@@ -63,6 +63,7 @@ def clocked(place: Place, tmp_path: Path) -> Iterator[Clocked]:
     clock.forget(process.process.pid for process in started)
 
 
+@pytest.mark.long
 def test_clocks_that_jump_disturb_nothing(clocked: Clocked) -> None:
     for offset_s in (DAY_S, -DAY_S):
         generation = clocked.job.generation()

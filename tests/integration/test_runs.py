@@ -130,6 +130,7 @@ def running(place: Place, etcd: EtcdCluster, request: pytest.FixtureRequest) -> 
         job.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("running", [["a"]], indirect=True)
 def test_a_stopped_job_stays_so_until_its_end_is_forgotten(running: Runs) -> None:
     assert running.ask("forget", "another").process.returncode == CONFIGURATION
@@ -154,6 +155,9 @@ def test_a_stopped_job_stays_so_until_its_end_is_forgotten(running: Runs) -> Non
     running.ended([running.coordinators[-1], *job_agents(running)])
 
 
+@pytest.mark.parametrize(
+    "running", [["a"], pytest.param(NODES, marks=pytest.mark.long)], indirect=True
+)
 def test_a_job_that_all_nodes_have_left_goes_on_when_they_are_back(running: Runs) -> None:
     for agent in job_agents(running):
         agent.process.send_signal(signal.SIGTERM)

@@ -38,7 +38,7 @@ class Cluster:
         self.out.mkdir(parents=True)
         self.steps = StepRecords(self.out)
         self.script: tuple[str | Path, ...] = (TRAINER, self.out, "--epochs", "100000")
-        self.script += ("--step-s", "0.02", "--weights-every", "50")
+        self.script += ("--step-s", "0.05", "--weights-every", "50")
         self.agent_options: tuple[str, ...] = ("--record-samples",)
         self.coordinator_options: tuple[str, ...] = ()
         self.coordinators: dict[str, list[CommandProcess]] = {name: [] for name in COORDINATORS}

@@ -139,7 +139,7 @@ class LoopbackJob:
 class TrainingJob(LoopbackJob):
     """Two nodes that train for as long as the test lasts; `steps` are those they have done."""
 
-    def __init__(self, place: Place, *, step_s: float = 0.02, **named: str) -> None:
+    def __init__(self, place: Place, *, step_s: float = 0.05, **named: str) -> None:
         out = place.files / "out"
         out.mkdir()
         script = (TRAINER, out, "--epochs", "100000", "--step-s", str(step_s))

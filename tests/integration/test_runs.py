@@ -119,7 +119,7 @@ def test_a_finished_job_is_not_trained_again(finished: Runs, times: int) -> None
 def running(place: Place, etcd: EtcdCluster, request: pytest.FixtureRequest) -> Iterator[Runs]:
     """A job that trains for as long as the test lasts; its parameter: the nodes, two if none."""
     nodes = getattr(request, "param", NODES)
-    job = Runs(place, etcd, nodes, "--epochs", "100000", "--step-s", "0.02")
+    job = Runs(place, etcd, nodes, "--epochs", "100000", "--step-s", "0.05")
     try:
         job.start_all()
         job.wait(lambda: job.steps.newest() >= 10, "ten steps")

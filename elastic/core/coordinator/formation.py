@@ -331,9 +331,10 @@ class _Formed:
             return self._now
         left_behind = [w for w in self._view.workers.values() if here and w.left_behind]
         there_is_one = self._view.trained_in > 0
+        outgoing = [w for w in self._outgoing if w.silent_since is not None]
         away = [
             w
-            for w in self._silent + left_behind
+            for w in self._silent + left_behind + outgoing
             if may_hold_state(w.status, self._current) and (w.status.took_part or there_is_one)
         ]
         return max(map(self._place_kept_until, away), default=self._now)

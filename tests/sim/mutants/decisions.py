@@ -4,6 +4,11 @@ from __future__ import annotations
 
 FORMATION = (
     (
+        "            for w in self._silent + left_behind + outgoing\n",
+        "            for w in self._silent + left_behind\n",
+        "a new leader does not wait for members that a planned change drops",
+    ),
+    (
         "if now < until:  # whoever holds the state may not have come back yet",
         "if False:",
         "without a group a new leader does not wait for those that hold the state",

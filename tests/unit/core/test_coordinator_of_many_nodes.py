@@ -357,6 +357,12 @@ def test_newcomers_go_with_a_member_of_the_group_before() -> None:
     assert members is None or "a0" in members
 
 
+def test_members_dropped_by_a_change_in_doubt_are_awaited_if_only_they_have_the_state() -> None:
+    job = adopted(generation(6, "a0", leave_after=9, provisional=True), PAIR)
+    assert job.report(status("a1", READY)) is None
+    assert job.report(status("b0", READY, 5, committed=9)) == ["b0"]
+
+
 def test_a_group_that_was_in_doubt_is_kept_with_the_next_generation() -> None:
     job = Job(Coordinator(settings(), last=PLANNED, may_train=(PAIR,), now=0.0))
     effects = job.machine.handle(reported(trains("a0")), 1.0)

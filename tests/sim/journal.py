@@ -156,6 +156,9 @@ class Journal:
         """In which generation a worker has declared what it holds last."""
         self.inside_in: set[int] = set()
         """Generations in which a member declared that its script is inside a call or a block."""
+        self.at_commit_in: dict[int, list[tuple[tuple[int, int], bool]]] = {}
+        """By generation, how old the states are that its members declared to hold, and whether they
+        have them as of the commit."""
         self.saves: list[tuple[float, bool]] = []
         """Instants at which a checkpoint was committed (True) or given up (False)."""
         self.elected_at: list[float] = []
@@ -182,6 +185,9 @@ class Journal:
         """States that went with a node which was let go, and that nobody else had."""
         self.enough_stayed: dict[int, list[str]] = {}
         """By generation without members, those that could have gone on."""
+        self.finished_then: dict[int, int] = {}
+        """By generation without members, how many were known to have finished, and were not killed
+        since."""
         self.away: dict[int, Replica | None] = {}
         """By generation, the most advanced replica out of contact that was worth waiting for."""
         self.orphaned: dict[int, list[str]] = {}

@@ -344,6 +344,9 @@ class Script:
         if declare.mine.in_run:
             journal.inside_in.add(group.generation.number)
         mine = replace(declare.mine, commit_digest=commit, begin_digest=begin)
+        if mine.intact:
+            held = journal.at_commit_in.setdefault(group.generation.number, [])
+            held.append((mine.age, commit != 0))
         found: dict[str, Declaration] = yield from group.collective("declare", process, mine)
         return tuple(found[m.worker] for m in group.generation.members)
 

@@ -248,6 +248,7 @@ class World:
         ]
         if not generation.members:
             journal.enough_stayed[generation.number] = self._who_could_go_on(now - known_s)
+            journal.finished_then[generation.number] = self._finished(now, known_s)
         leaves = [n.drains and now > journal.left_from[n.name] + known_s for n in self.nodes]
         leaving = {n.name for n, has_left in zip(self.nodes, leaves, strict=True) if has_left}
         if generation.members and all(m.node in leaving for m in generation.members):
@@ -296,6 +297,20 @@ class World:
                 if p.responsive and not p.done and p.name not in chosen
                 if p.name in journal.generations[-2].worker_ids
             ]
+
+    def _finished(self, now: float, known_s: float) -> int:
+        """How many workers had told that they have finished, whose nodes were not given up."""
+        journal, grace_s = self.journal, self._settings.formation.agent_grace_s
+        heard_until = {
+            n.name: now if n.connected else n.hung_up_at - known_s
+            for n in self.nodes
+            if n.connected or now < n.hung_up_at + grace_s
+        }
+        return sum(
+            journal.finished_at.get(p.name, math.inf) <= heard_until.get(p.node.name, -math.inf)
+            for p in self.processes
+            if journal.gone_at.get(p.name, math.inf) > now
+        )
 
     def _orphaned_saves(self, known_by: float) -> Iterator[str]:
         """Those that wait for a writer that has ended, which its node has had the time to tell."""

@@ -381,7 +381,8 @@ class _Formed:
         workers = _at_one_place(workers)
         if not any(w.status.took_part for w in workers):
             holders = self._bequeathing + [w for w in self._returned if is_in_sight(w)]
-            workers = sorted(workers + self._newcomers + holders, key=_seniority)
+            everyone = workers + self._newcomers + holders
+            workers = sorted(everyone, key=lambda w: (*self._claim(w, reason), *_seniority(w)))
         finished = [
             w for w in self._view.workers.values() if w.status.phase is WorkerPhase.FINISHED
         ]
@@ -392,6 +393,13 @@ class _Formed:
         if len(workers) > self._policy.max_workers:  # newcomers can come later
             workers = sorted(workers, key=lambda w: not w.status.took_part)
         return Form(members=_members(workers[: self._policy.max_workers]), reason=reason)
+
+    def _claim(self, w: Sighting, reason: ChangeReason) -> tuple[bool, bool]:
+        """Holders of a state first. Then members, which may have come to hold one since they were
+        last heard; unless one of them holds up the rest."""
+        is_member = w.status.worker in self._current.worker_ids
+        held_up = reason in (ChangeReason.STALLED, ChangeReason.JOIN_TIMED_OUT)
+        return not w.status.took_part, is_member == held_up
 
     def _with_last_step(self, workers: list[Sighting]) -> list[Sighting]:
         """With a newcomer that is ahead of all of them, unless others went on without it."""

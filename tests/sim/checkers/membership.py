@@ -85,10 +85,7 @@ def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
     if number in journal.all_leave and generation.reason is ChangeReason.MEMBER_LEAVING:
         yield f"{number} was formed for members that leave, and nobody takes over"
     stayed = journal.enough_stayed.get(number, ())
-    finished = sum(  # those that were killed since count for nobody
-        at <= formed_at < journal.gone_at.get(worker, math.inf)
-        for worker, at in journal.finished_at.items()
-    )
+    finished = journal.finished_then.get(number, 0)
     below = generation.reason in (ChangeReason.BELOW_MINIMUM, ChangeReason.MEMBER_LEAVING)
     if number in journal.in_run:
         stayed = ()  # they complete a call first, without newcomers

@@ -1,5 +1,5 @@
 """No script is where no state fits, unless its undo did not know of something, or it was left out
-while others made calls."""
+while others made calls or handed the state on to newcomers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ def stranding(journal: Journal) -> Iterator[str]:
     for at, worker, what, *details in journal.trace:
         if what != "raises" or details[0] != "Stranded" or "first step" in str(details[1]):
             continue  # nothing is lost with the first step
-        inside = at >= ends_at or journal.declared_last[worker] in journal.inside_in
+        declared_in = journal.declared_last[worker]
+        inside = (
+            at >= ends_at
+            or declared_in in journal.inside_in
+            or not _is_held_as_of_commit(journal, declared_in)
+        )
         if not inside or not _was_left_out(journal, worker):
             yield f"stranded: {details[1]}"
 
@@ -34,3 +39,11 @@ def _was_left_out(journal: Journal, worker: str) -> bool:
     return any(
         g.members and g.number > first and worker not in g.worker_ids for g in journal.generations
     )
+
+
+def _is_held_as_of_commit(journal: Journal, generation: int) -> bool:
+    """Who holds the state may have received it as the next block begins: that fits nobody whose
+    block others completed."""
+    held = journal.at_commit_in.get(generation, [])
+    newest = max((age for age, _ in held), default=None)
+    return any(at_commit for age, at_commit in held if age == newest)

@@ -380,6 +380,14 @@ def test_newcomers_make_room_for_those_that_were_dropped_and_hold_the_state() ->
     assert short(decide(situation, policy, 100.0)) == "MEMBER_LOST [a0 b0 d0]"
 
 
+def test_newcomers_make_room_for_members_that_may_hold_the_state_by_now() -> None:
+    on_their_way = [status(w, JOINING, 3, took_part=False) for w in ("c0", "d0")]
+    new = [status(w, READY) for w in ("a0", "b0")]
+    situation = view(generation(3, "c0", "d0", "e0"), *on_their_way, *new)
+    policy = replace(POLICY, max_workers=3)
+    assert short(decide(situation, policy, 100.0)) == "MEMBER_LOST [c0 d0 a0]"
+
+
 def test_a_member_is_lost_while_its_group_comes_to_a_planned_end() -> None:
     waiting = [status(w, TRAINING, 3) for w in ("a0", "b0")]
     ends, before = generation(4, leave_after=9), generation(3, "a0", "b0", "c0")

@@ -52,6 +52,7 @@ from elastic.runtime.reexec import (
 )
 from elastic.runtime.run_directory import NodeDirectory
 from elastic.runtime.service_notice import Condition, ServiceNotice
+from elastic.runtime.signal_count import SignalCount
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.limits import require_node_name
@@ -338,6 +339,7 @@ class _Node:
         self._leaves_because = ""
         self._leaves = self._begins = self._ignores_hangup = False
         self._had_terminal = has_terminal()
+        self._signals = SignalCount()  # to end
         self.begins_anew: NewStart | None = None
         """Once SIGHUP has ended this agent."""
         self._contact = LastContact(directory.path / "last-contact")
@@ -477,10 +479,11 @@ class _Node:
 
     def _end(self, number: signal.Signals) -> None:
         exit_code, name = _SIGNALS[number]
-        if self._leaves:
-            self.daemon.stop(int(exit_code))
-        else:
+        again = self._signals.is_another(asyncio.get_running_loop().time())
+        if not self._leaves:
             self._leave(int(exit_code), name)
+        elif again:
+            self.daemon.stop(int(exit_code))
 
     def _leave(self, exit_code: int, reason: str) -> None:
         self._leaves, self._leaves_because = True, reason
@@ -490,6 +493,7 @@ class _Node:
     def _hang_up(self) -> None:
         if self._had_terminal and not has_terminal():
             if not self._ignores_hangup:
+                self._signals.is_another(asyncio.get_running_loop().time())
                 self._leave(int(ExitCode.TERMINATED), "its terminal was closed")
         elif not self._begins:
             self._begins = True

@@ -39,6 +39,7 @@ from elastic.runtime.output import Output, Stream
 from elastic.runtime.process_metrics import Document, ProcessParts, Watched
 from elastic.runtime.process_title import set_title
 from elastic.runtime.service_notice import Condition, ServiceNotice
+from elastic.runtime.signal_count import SignalCount
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.coordinator import CoordinatorSettings
 from elastic.settings.shared import AfterEnd, StragglerAction
@@ -179,8 +180,12 @@ async def _until_signalled(
     ends: list[int] = []
     working = asyncio.ensure_future(_work(office, journal, after_end, ends))
     codes: list[ExitCode] = []
+    count = SignalCount()
 
     def leave(number: signal.Signals) -> None:
+        again = count.is_another(loop.time())
+        if codes and not again:
+            return  # it gives up its key already, and is to end with that
         codes.append(_SIGNALS[number])
         journal.record("leaving", reason=number.name)
         notice.stopping(STOP_TIMEOUT_S)

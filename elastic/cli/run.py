@@ -48,6 +48,7 @@ from elastic.runtime.process_metrics import ProcessParts, Watched
 from elastic.runtime.process_title import set_title
 from elastic.runtime.reexec import has_terminal
 from elastic.runtime.run_directory import RunDirectory
+from elastic.runtime.signal_count import SignalCount
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.run import Console, OutputMode, RunSettings
 from elastic.settings.shared import StragglerAction
@@ -218,22 +219,26 @@ def _handle_signals(agent: AgentDaemon) -> None:
     """First signal: leave at a step boundary after saving. Second: stop at once. A terminal that is
     closed may send SIGHUP several times, and is one signal; under nohup(1) it is none."""
     loop = asyncio.get_running_loop()
-    seen: list[signal.Signals] = []
+    count, leaves = SignalCount(), False
     had_terminal = has_terminal()
 
     def handle(number: signal.Signals) -> None:
         exit_code, name = _SIGNALS[number]
-        if seen:
+        if count.is_another(loop.time()):
             agent.stop(int(exit_code))
         else:
-            agent.leave(int(exit_code), name)
-        seen.append(number)
+            leave(exit_code, name)
 
     def hang_up() -> None:
+        count.is_another(loop.time())
         closed = had_terminal and not has_terminal()
-        if not seen:
-            agent.leave(ExitCode.TERMINATED, "its terminal was closed" if closed else "SIGHUP")
-            seen.append(signal.SIGHUP)
+        leave(ExitCode.TERMINATED, "its terminal was closed" if closed else "SIGHUP")
+
+    def leave(exit_code: ExitCode, reason: str) -> None:
+        nonlocal leaves
+        if not leaves:
+            leaves = True
+            agent.leave(int(exit_code), reason)
 
     for number in _SIGNALS:
         loop.add_signal_handler(number, handle, number)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
+from elastic.runtime.signal_count import ONE_SIGNAL_S
 from tests.chaos.problem import lineage
 from tests.integration.running import Place, eventually, steps_of, wait_for_step
 from tests.job_process import JobProcess
@@ -50,6 +52,7 @@ def test_the_second_signal_stops_at_once(place: Place, tmp_path: Path) -> None:
     job = blocked_job(place, tmp_path)
     job.process.send_signal(signal.SIGTERM)
     job.wait_for_event("stop_requested")  # and no step boundary for ever
+    time.sleep(2 * ONE_SIGNAL_S)
     job.process.send_signal(signal.SIGTERM)
     assert job.wait(deadline_s=10.0) == TERMINATED, job.story()
     assert job.named("job_ended")[0]["exit_code"] == TERMINATED

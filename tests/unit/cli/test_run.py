@@ -21,6 +21,7 @@ from elastic.cli.run import (
     _node_options,
 )
 from elastic.errors import ConfigurationError, TransientError
+from elastic.runtime import signal_count
 from elastic.settings.run import Launch, RunSettings
 
 
@@ -94,8 +95,22 @@ def test_a_closed_terminal_saves_and_leaves_however_often_it_says_so() -> None:
     assert signalled(signal.SIGHUP, signal.SIGHUP) == [("leave", 143, "SIGHUP")]
 
 
+def test_a_signal_that_comes_twice_saves_and_leaves() -> None:
+    """timeout(1) sends it to its command, and to its command's process group."""
+    assert signalled(signal.SIGTERM, signal.SIGTERM) == [("leave", 143, "SIGTERM")]
+
+
+def test_another_signal_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal_count, "ONE_SIGNAL_S", 0.0)
+    asked = signalled(signal.SIGINT, signal.SIGINT)
+    assert asked == [("leave", 130, "Ctrl-C"), ("stop", 130, "")]
+
+
 @pytest.mark.usefixtures("hangup")
-def test_after_a_closed_terminal_another_signal_stops_at_once() -> None:
+def test_after_a_closed_terminal_another_signal_stops_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(signal_count, "ONE_SIGNAL_S", 0.0)
     asked = signalled(signal.SIGHUP, signal.SIGTERM)
     assert asked == [("leave", 143, "SIGHUP"), ("stop", 143, "")]
 

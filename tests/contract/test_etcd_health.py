@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 
+import pytest
+
 from elastic.store.etcd.health import MemberHealth, members_health
 from elastic.store.etcd.options import etcd_options
 from tests.etcd_cluster import EtcdCluster, free_ports
@@ -23,6 +25,15 @@ def test_each_member_tells_its_version_and_commits(shared_cluster: EtcdCluster) 
         assert (one.version, one.error, one.errors) == ("3.5.1", "", ())
         assert len(one.commit_s) == 5
     assert shared_cluster.ctl("get", "elastic/j/nodes/doctor") == "", "nothing is written"
+
+
+def test_a_proxy_for_the_world_outside_is_not_asked(
+    shared_cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert [one.error for one in health(shared_cluster.endpoints())] == ["", "", ""]
 
 
 def test_a_member_that_does_not_answer_is_named_beside_one_that_does(

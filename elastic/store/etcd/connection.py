@@ -28,6 +28,7 @@ _CHANNEL_OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 1_000),  # how long a connection may take to open
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),  # certificates read anew mean a new connection
+    ("grpc.enable_http_proxy", 0),  # https_proxy is for the world outside
 ]
 
 

@@ -112,6 +112,24 @@ def test_status(tmp_path: Path) -> None:
     with_server(tmp_path, check)
 
 
+def test_a_proxy_for_the_world_outside_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where packages and data come through one."""
+    for variable in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.delenv("no_proxy", raising=False)
+
+    async def check() -> None:
+        server = ControlServer(Recorder(), "127.0.0.1:0")
+        client = ControlClient(await server.start())
+        try:
+            assert (await client.status(5.0)).job == "digits"
+        finally:
+            await client.close()
+            await server.stop(0)
+
+    asyncio.run(check())
+
+
 def test_status_of_a_job_that_is_gone(tmp_path: Path) -> None:
     async def check() -> None:
         client = ControlClient(f"unix:{tmp_path}/nobody.sock")

@@ -16,6 +16,9 @@ from elastic.core.membership import (
 )
 from elastic.v1 import job_pb2 as pb
 
+_MOST_OF_A_LINE = 10_000  # characters of what a script may have written
+_MOST_OF_A_TEXT = 100_000
+
 # The enums of core/membership.py and job.proto carry equal numbers; a test holds them together.
 
 
@@ -110,8 +113,8 @@ def failure_to_pb(failure: Failure) -> pb.Failure:
         worker=failure.worker,
         kind=pb.FailureKind.Name(failure.kind.value),
         code=failure.code,
-        signature=_text(failure.signature),
-        message=_text(failure.message),
+        signature=_text(failure.signature, _MOST_OF_A_LINE),
+        message=_text(failure.message, _MOST_OF_A_LINE),
         traceback=_text(failure.traceback),
         log_tail=_text(failure.log_tail),
         retryable=failure.retryable,
@@ -122,8 +125,12 @@ def failure_to_pb(failure: Failure) -> pb.Failure:
     )
 
 
-def _text(text: str) -> str:
-    """Without lone surrogates, which an exception's text may hold and a message may not."""
+def _text(text: str, most: int = _MOST_OF_A_TEXT) -> str:
+    """Without lone surrogates, which an exception's text may hold and a message may not; begin and
+    end of one that no message could take."""
+    if len(text) > most:
+        left_out = f"[{len(text) - most} characters are left out here]"
+        text = f"{text[: most // 2]}\n{left_out}\n{text[-(most // 2) :]}"
     return text.encode(errors="replace").decode()
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from elastic.core import membership as core
 from elastic.core import whereabouts
 from elastic.rpc import codec
+from elastic.rpc.framing import encode
 from elastic.rpc.stacks import whereabouts_from_pb
 from elastic.v1 import job_pb2 as pb
 from elastic.v1 import stacks_pb2
@@ -69,6 +70,24 @@ def test_what_a_script_says_may_be_no_text() -> None:
     )
     received = codec.failure_from_pb(wire(codec.failure_to_pb(failure)))
     assert (received.message, received.traceback) == ("no file '?'", "?")
+
+
+def test_a_failure_fits_into_a_message_whatever_a_script_says() -> None:
+    """An exception may hold the tensor that it is about."""
+    long = "ValueError: " + "7" * 60_000_000 + " is the end"
+    failure = core.Failure(
+        worker="w",
+        kind=core.FailureKind.EXCEPTION,
+        signature=long,
+        message=long,
+        traceback=long,
+    )
+    message = codec.failure_to_pb(failure)
+    assert len(encode(message)) < 1 << 20
+    for text in (message.signature, message.message, message.traceback):
+        assert text.startswith("ValueError: 7")
+        assert "characters are left out" in text
+        assert text.endswith("7 is the end")
 
 
 def test_a_reason_of_a_newer_version_is_refused() -> None:

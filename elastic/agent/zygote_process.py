@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from elastic.agent.logs import last_lines
 from elastic.errors import ConfigurationError, TransientError
 from elastic.rpc.framing import encode, read_message
 from elastic.runtime.log_retention import hold
@@ -23,6 +24,20 @@ from elastic.runtime.orphans import end_marked
 from elastic.timeouts import timeout
 from elastic.v1 import local_pb2 as pb
 
+# As `python -m`, but for the current directory, which `python train.py` does not look in either: a
+# `logging.py` that lies there is none of ours. Without it elastic itself may have to be told of.
+_BEGIN = """\
+import sys
+if not sys.path[0]:
+    del sys.path[0]
+import importlib.util, runpy
+root, module = sys.argv[1:3]
+del sys.argv[1:3]
+if importlib.util.find_spec("elastic") is None:
+    sys.path.append(root)
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+_ROOT = str(Path(__file__).parents[2])
 _KEEPER = "elastic.runtime.keeper"
 _ZYGOTE = "elastic.worker.process.zygote"
 _SOCKET = "zygote.sock"
@@ -166,7 +181,9 @@ class ZygoteProcess:
     def exit_reason(self) -> TransientError:
         """What its unexpected end means."""
         code = self._keeper.poll() if isinstance(self._keeper, subprocess.Popen) else None
-        return TransientError(f"the zygote ended unexpectedly ({code}); its log: {self._log}")
+        last = last_lines(self._log).strip().rpartition("\n")[2] if code else ""
+        why = f"{code}: {last}" if last else f"{code}"
+        return TransientError(f"the zygote ended unexpectedly ({why}); its log: {self._log}")
 
     def _end_left(self) -> None:
         """What a zygote and its keeper that were killed have left. Not all of this process's
@@ -186,7 +203,7 @@ class ZygoteProcess:
         finally:
             os.umask(before)
         listener.listen()
-        directory, python = str(self._run_directory), [sys.executable, "-m"]
+        directory, python = str(self._run_directory), [sys.executable, "-c", _BEGIN, _ROOT]
         zygote = [*python, _ZYGOTE, "--listener", str(listener.fileno()), "--directory", directory]
         with listener, self._log.open("ab") as log:
             hold(log.fileno())

@@ -46,6 +46,12 @@ def is_classic(script: Path, launch: Launch) -> bool:
 
 def require_command(argv: Sequence[str]) -> None:
     """Raises ConfigurationError unless it is a file and arguments that workers can be told of."""
+    try:
+        os.getcwd()
+    except OSError as error:  # in which torch can not be imported
+        raise ConfigurationError(
+            f"the current directory is gone ({error.strerror}); change to another one"
+        ) from error
     script = Path(argv[0])
     try:
         found = script.is_file()

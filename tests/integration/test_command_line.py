@@ -163,3 +163,13 @@ def test_a_script_with_arguments_from_the_environment_and_a_file(
     assert result.returncode == 0, result.stderr
     (finished,) = [line for line in result.stderr.splitlines() if '"job_finished"' in line]
     assert json.loads(finished)["committed"] == 2 * 12  # 48 samples on one worker, 4 a step
+
+
+def test_modules_in_the_current_directory_are_not_those_of_elastic(place: Place) -> None:
+    """`python train.py` does not look there either."""
+    for name in ("logging", "queue", "torch"):
+        (place.files / f"{name}.py").write_text("raise RuntimeError('not this one')\n")
+    begin = "import sys; del sys.path[0]; from elastic.cli.main import main; main()"
+    options = ["--log-dir", place.files / "logs", "--spares", "0"]
+    result = place.python("-c", begin, "run", *options, SCRIPTS / "steady.py")
+    assert result.returncode == 0, result.stderr

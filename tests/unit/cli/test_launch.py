@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic.cli.launch import is_classic
+from elastic.cli.launch import is_classic, require_command
+from elastic.errors import ConfigurationError
 from elastic.settings.shared import Launch
 
 
@@ -65,3 +66,15 @@ def test_being_told_counts_more(tmp_path: Path) -> None:
     script = written(tmp_path, train="import elastic")
     assert is_classic(script, Launch.TORCHRUN)
     assert not is_classic(written(tmp_path, train=""), Launch.ELASTIC)
+
+
+def test_a_current_directory_that_is_gone_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = written(tmp_path, train="import torch")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(ConfigurationError, match="the current directory is gone"):
+        require_command([str(script)])

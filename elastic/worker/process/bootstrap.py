@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 import traceback
@@ -12,6 +13,7 @@ from elastic.errors import ConfigurationError, ElasticError, ExitCode, StateLost
 from elastic.rpc.codec import failure_to_pb
 from elastic.worker import session as sessions
 from elastic.worker.link import Link
+from elastic.worker.process.as_python import exit_code_of, look_beside, tell_uncaught
 
 _NO_GROUP = (
     "the group forms when session.steps() begins; call torch.distributed inside of its loop, use "
@@ -26,16 +28,27 @@ _ADVICE = {
 
 
 def run_script(link: Link, argv: list[str]) -> int:
-    """Run `argv[0]` as `__main__`, as `python` would; return the exit code."""
+    """Run `argv[0]` as `__main__`, as `python` would; return the exit code.
+
+    Returns in every process that the script has forked and that comes to the script's end: that is
+    no worker, and ends as plain Python would.
+    """
+    worker = os.getpid()
     link.hello()
     sys.argv = list(argv)
-    sys.path[0] = str(Path(argv[0]).resolve().parent)
+    look_beside(argv[0])
     try:
         runpy.run_path(argv[0], run_name="__main__")
-        _finish(argv[0])
+        if os.getpid() == worker:
+            _finish(argv[0])
     except SystemExit as ending:
+        if os.getpid() != worker:
+            return exit_code_of(ending)
         return _exited(link, ending, argv[0])
     except BaseException as error:  # noqa: BLE001 - whatever the script raised ends the process
+        if os.getpid() != worker:
+            tell_uncaught(error)
+            return ExitCode.SCRIPT_FAILED
         return _raised(link, error)
     return ExitCode.OK
 
@@ -60,8 +73,6 @@ def _exited(link: Link, ending: SystemExit, script: str) -> int:
             return _raised(link, error)
         return ExitCode.OK
     code = ending.code if isinstance(ending.code, int) else 1
-    if not isinstance(ending.code, int):
-        print(ending.code, file=sys.stderr)
     failure = Failure(
         worker=link.worker,
         kind=FailureKind.EXIT_CODE,
@@ -70,11 +81,11 @@ def _exited(link: Link, ending: SystemExit, script: str) -> int:
         message=f"the script called sys.exit({ending.code!r})",
     )
     _report(link, failure)
+    exit_code_of(ending)  # tells what is no number
     return code
 
 
 def _raised(link: Link, error: BaseException) -> int:
-    traceback.print_exception(error)
     code = error.exit_code if isinstance(error, ElasticError) else ExitCode.SCRIPT_FAILED
     last_line = traceback.format_exception_only(error)[-1].strip()
     advice = next((a for said, a in _ADVICE.items() if said in last_line), "")
@@ -90,6 +101,7 @@ def _raised(link: Link, error: BaseException) -> int:
         state_lost=isinstance(error, StateLost),
     )
     _report(link, failure)
+    tell_uncaught(error)  # last: it may print to what is closed, and a hook do anything
     return int(code)
 
 

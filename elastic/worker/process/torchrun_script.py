@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import runpy
@@ -16,6 +17,7 @@ from typing import Any
 from elastic.core.membership import Failure, FailureKind, signal_name
 from elastic.errors import ElasticError, ExitCode
 from elastic.worker import session as sessions
+from elastic.worker.process.as_python import exit_code_of, look_beside, tell_uncaught
 
 _NO_SESSION = (
     "elastic.init() was called in a script that was started as torchrun starts scripts, since "
@@ -63,41 +65,35 @@ def run_when_told(pipe: int, argv: Sequence[str]) -> int:
     os.environ.update(json.loads(data))
     sessions.refuse(_NO_SESSION)
     sys.argv = list(argv)
-    sys.path[0] = str(Path(argv[0]).resolve().parent)
+    look_beside(argv[0])
+    error_file = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
+    process = os.getpid()
     try:
         runpy.run_path(argv[0], run_name="__main__")
     except SystemExit as ending:
-        return _exit_code(ending)
+        return exit_code_of(ending)
     except BaseException as error:  # noqa: BLE001 - whatever the script raised ends the process
-        return _raised(error)
+        code = error.exit_code if isinstance(error, ElasticError) else ExitCode.SCRIPT_FAILED
+        if os.getpid() == process:  # a process that the script has forked does not speak for it
+            _record(error, int(code), error_file)
+        tell_uncaught(error)
+        return int(code)
     return ExitCode.OK
 
 
-def _exit_code(ending: SystemExit) -> int:
-    if ending.code is None:
-        return ExitCode.OK
-    if isinstance(ending.code, int):
-        return ending.code & 0xFF
-    print(ending.code, file=sys.stderr)
-    return ExitCode.SCRIPT_FAILED
-
-
-def _raised(error: BaseException) -> int:
-    """As Python ends; and as torch's `record` reports, if the script does not use it."""
-    traceback.print_exception(error)
-    code = error.exit_code if isinstance(error, ElasticError) else ExitCode.SCRIPT_FAILED
-    path = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
-    if not path.exists() or code != ExitCode.SCRIPT_FAILED:
-        message = {
-            "message": f"{type(error).__name__}: {error}",
-            "extraInfo": {
-                "py_callstack": "".join(traceback.format_exception(error)),
-                "timestamp": str(int(time.time())),
-            },
-            "errorCode": int(code),
-        }
-        path.write_text(json.dumps({"message": message}))
-    return int(code)
+def _record(error: BaseException, code: int, path: Path) -> None:
+    """As torch's `record` reports, if the script does not use it."""
+    message = {
+        "message": "".join(traceback.format_exception_only(error)).strip(),
+        "extraInfo": {
+            "py_callstack": "".join(traceback.format_exception(error)),
+            "timestamp": str(int(time.time())),
+        },
+        "errorCode": code,
+    }
+    with contextlib.suppress(OSError):  # no space: the log has it
+        if not path.exists() or code != ExitCode.SCRIPT_FAILED:
+            path.write_text(json.dumps({"message": message}))
 
 
 def failure_of(worker: str, status: int, error_file: Path) -> Failure:

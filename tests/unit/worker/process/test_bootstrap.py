@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,18 +31,93 @@ class Sent:
         self.failures.append(failure)
 
 
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[int, Sent]]:
+    """Runs the lines of a script; the exit code and what was sent."""
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.setattr("sys.argv", [])
+
+    def run(script: str) -> tuple[int, Sent]:
+        path, link = tmp_path / "train.py", Sent()
+        path.write_text(script)
+        return run_script(cast(Link, link), [str(path)]), link
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("error", "kind"),
     [("ValueError", FailureKind.EXCEPTION), ("Stranded", FailureKind.LEFT_OUT)],
 )
 def test_only_what_the_script_does_counts_against_it(
-    error: str, kind: FailureKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: str, kind: FailureKind, run: Callable[[str], tuple[int, Sent]]
 ) -> None:
-    monkeypatch.setattr("sys.path", ["", *sys.path])
-    monkeypatch.setattr("sys.argv", [])
-    script = tmp_path / "train.py"
-    script.write_text(f"from elastic.errors import *\nraise {error}('here')\n")
-    link = Sent()
-    assert run_script(cast(Link, link), [str(script)]) != 0
+    code, link = run(f"from elastic.errors import *\nraise {error}('here')\n")
+    assert code != 0
     (failure,) = link.failures
     assert failure_from_pb(failure).kind is kind
+
+
+@pytest.mark.parametrize(
+    ("way", "code"),
+    [("pass", 0), ("sys.exit()", 0), ("sys.exit(3)", 3), ("sys.exit('no')", 1), ("1 / 0", 1)],
+)
+def test_a_process_that_a_script_forks_ends_as_under_python(
+    way: str, code: int, run: Callable[[str], tuple[int, Sent]]
+) -> None:
+    """It is no worker: it reports nothing, and waits for nobody."""
+    before = os.getpid()
+    script = f"import os, sys\nif child := os.fork():\n    raise ValueError(child)\n{way}\n"
+    try:
+        ended, link = run(script)
+        if os.getpid() != before:
+            os._exit(ended if not link.failures else 99)
+    finally:
+        if os.getpid() != before:
+            os._exit(98)
+    (failure,) = link.failures
+    child = int(failure.message.rpartition(" ")[2])
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == code
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [("raise ValueError('my reason')", "ValueError: my reason"), ("sys.exit('mine')", "'mine'")],
+)
+def test_why_a_script_fails_is_told_also_if_it_has_closed_stderr(
+    last: str,
+    reason: str,
+    run: Callable[[str], tuple[int, Sent]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with open(os.devnull, "w") as stderr:
+        monkeypatch.setattr("sys.stderr", stderr)
+        code, link = run(f"import sys\nsys.stderr.close()\n{last}\n")
+    assert code == 1
+    (failure,) = link.failures
+    assert reason in failure.message
+
+
+@pytest.mark.parametrize("end", ["pass", "1 / 0", "sys.exit(0)"])
+def test_a_scripts_own_hook_hears_of_its_exception_after_the_job_does(
+    end: str,
+    run: Callable[[str], tuple[int, Sent]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.excepthook", sys.excepthook)  # put back afterwards
+    code, link = run(
+        f"""
+import sys
+def hook(kind, error, trace):
+    with open({str(tmp_path / "heard")!r}, "w") as file:
+        file.write(repr(error))
+    {end}
+sys.excepthook = hook
+raise ValueError("my reason")
+"""
+    )
+    assert code == 1
+    assert (tmp_path / "heard").read_text() == "ValueError('my reason')"
+    (failure,) = link.failures
+    assert failure.message == "ValueError: my reason"

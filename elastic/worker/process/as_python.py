@@ -1,0 +1,38 @@
+"""What Python itself does before and after a script, for scripts that are run by this package."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+from pathlib import Path
+
+from elastic.errors import ExitCode
+
+
+def look_beside(script: str) -> None:
+    """Import first what lies beside the script, unless PYTHONSAFEPATH keeps Python from that."""
+    if not getattr(sys.flags, "safe_path", False):  # new in 3.11
+        sys.path.insert(0, str(Path(script).resolve().parent))
+
+
+def exit_code_of(ending: SystemExit) -> int:
+    """The process's exit code; a text is printed to stderr, where there is one."""
+    if ending.code is None:
+        return ExitCode.OK
+    if isinstance(ending.code, int):
+        return ending.code & 0xFF
+    with contextlib.suppress(Exception):  # the script may have closed it, or put another there
+        print(ending.code, file=sys.stderr)
+    return ExitCode.SCRIPT_FAILED
+
+
+def tell_uncaught(error: BaseException) -> None:
+    """Hand the exception to `sys.excepthook`, which is the script's own or prints it. Never raises:
+    what a hook raises is told as well."""
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except BaseException as another:  # noqa: BLE001 - a hook may even call sys.exit()
+        for each in (another, error):
+            with contextlib.suppress(Exception):
+                traceback.print_exception(each)

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from elastic.errors import StepMisused
+from elastic.worker.state.cells import steps_of
 from elastic.worker.state.job_state import JobState
 from elastic.worker.state.tree import same_tensor, tensors_of
 
@@ -51,10 +52,15 @@ class Optimizers:
                 "completely or not at all"
             )
 
+    @staticmethod
+    def count(optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped, anywhere: `steps_of` tells how often."""
+        optimizer._elastic_steps = steps_of(optimizer) + 1  # type: ignore[attr-defined]
+
     def stepped(self, optimizer: torch.optim.Optimizer) -> bool:
         """An optimizer has stepped inside of a step. Raises StepMisused unless it is tracked, and
         what it trains. Returns whether that had to be found out: it, or what it trains, is new."""
-        optimizer._elastic_steps = getattr(optimizer, "_elastic_steps", 0) + 1  # type: ignore[attr-defined]
+        self.count(optimizer)
         count = sum([len(group["params"]) for group in optimizer.param_groups])
         if self._known.get(optimizer) == count:
             return False

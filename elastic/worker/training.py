@@ -703,7 +703,9 @@ class Training:
             self.wait_for_reduction()
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._in_block and self.optimizers.stepped(optimizer):
+        if not self._in_block:
+            self.optimizers.count(optimizer)
+        elif self.optimizers.stepped(optimizer):
             for model in self.models:
                 model.require_same_layers()
 

@@ -298,6 +298,8 @@ def _require_ordinary_tensors(module: nn.Module) -> None:
             why = "has no shape yet; run one batch through the module first (a lazy layer)"
         elif tensor.is_inference():
             why = "was made in torch.inference_mode(); register a clone() that was made outside"
+        elif tensor.is_conj() or tensor.is_neg():
+            why = "is a lazy conjugate or negative of other memory; register its resolve_conj()"
         elif any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)):
             why = "has elements that share memory, as expand() makes them; register its clone()"
         else:

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import operator
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, compress
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+import xxhash
 from torch import nn
 
-from elastic.worker.state.tree import UNCHANGING, copy_tree, same_tensor, tensors_of, trees_equal
+from elastic.errors import ConfigurationError
+from elastic.worker.state.tree import (
+    UNCHANGING,
+    copy_tree,
+    keep,
+    refill,
+    same_tensor,
+    tensors_of,
+    trees_equal,
+    unchanged,
+)
 
 Copy = Any
 Compare = Callable[[torch.Tensor, torch.Tensor], bool]
@@ -82,18 +94,19 @@ class ModuleTensors:
     the tensor objects that were there are put back with their content.
     """
 
-    def __init__(self, name: str, slots: Iterable[Slot]) -> None:
+    def __init__(self, name: str, slots: Iterable[Slot], *, are_buffers: bool = False) -> None:
         self.name = name
+        self._are_buffers = are_buffers
         self._slots = list(slots)
         owners = {id(owner): owner for owner, _ in self._slots}
         self._held = [owner.values() for owner in owners.values()]  # views, always of the present
         self._marked: list[torch.Tensor] = []
 
     def size_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in _present(self._tensors()))
+        return sum(t.numel() * t.element_size() for t in _present(self.tensors()))
 
     def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
-        tensors = self._tensors()
+        tensors = self.tensors()
         data = [t.detach() for t in _present(tensors)]
         return tensors, data, _copied(data, reuse[2] if reuse else None, on_host)
 
@@ -103,13 +116,13 @@ class ModuleTensors:
             if owner.get(name) is not tensor:
                 owner[name] = tensor
         for tensor, memory in zip(_present(tensors), data, strict=True):
-            if tensor.data_ptr() != memory.data_ptr():
+            if tensor.data_ptr() != memory.data_ptr() or not _fits(memory, tensor):
                 tensor.data = memory
         _put_back(data, content)
 
     def differs(self, copy: Copy, same: Compare = same_tensor) -> bool:
         tensors, _, content = copy
-        now = self._tensors()
+        now = self.tensors()
         if any(a is not b for a, b in zip(now, tensors, strict=True)):
             return True
         return not all(map(same, _present(now), content))
@@ -129,9 +142,17 @@ class ModuleTensors:
             versions = list(map(_VERSION, self._marked))
         except RuntimeError:
             return True
-        return bool(versions != mark[0] or list(map(_PLACE, self._marked)) != mark[1])
+        return bool(
+            versions != mark[0]
+            or list(map(_PLACE, self._marked)) != mark[1]
+            or (self._are_buffers and self._ids() != mark[2])  # assigned anew
+        )
 
-    def _tensors(self) -> list[torch.Tensor | None]:
+    def _ids(self) -> list[int]:
+        return [id(t) for t in chain.from_iterable(self._held) if t is not None]
+
+    def tensors(self) -> list[torch.Tensor | None]:
+        """Those that are there now."""
         return [owner.get(name) for owner, name in self._slots]
 
 
@@ -147,7 +168,10 @@ class RequiresGrad:
 
     def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
         del reuse, on_host
-        return list(map(_TRAINED, [owner[name] for owner, name in self._slots]))
+        try:
+            return list(map(_TRAINED, [owner[name] for owner, name in self._slots]))
+        except (KeyError, AttributeError):
+            raise self._gone() from None
 
     def put_back(self, copy: Copy) -> None:
         for (owner, name), flag in zip(self._slots, copy, strict=True):
@@ -162,6 +186,14 @@ class RequiresGrad:
 
     def moved(self, mark: Any) -> bool:
         return self.differs(mark)
+
+    def _gone(self) -> ConfigurationError:
+        gone = [name for owner, name in self._slots if owner.get(name) is None]
+        return ConfigurationError(
+            f"{self.name} has lost parameters that it had when training began ({gone[0]}, as by "
+            "pruning, or `layer.bias = None`): a worker that joins builds it with them; change "
+            "what a module is made of before session.distribute() and session.track()"
+        )
 
 
 class ExtraState:
@@ -180,6 +212,11 @@ class ExtraState:
 # ---- optimizers
 
 
+def steps_of(optimizer: torch.optim.Optimizer) -> int:
+    """How often it has stepped, as `Optimizers` counts."""
+    return getattr(optimizer, "_elastic_steps", 0)
+
+
 class Rates:
     """The settings of an optimizer's parameter groups: rates that a scheduler changes, and such."""
 
@@ -192,26 +229,31 @@ class Rates:
 
     def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
         del reuse, on_host
-        return [_settings(group) for group in self._optimizer.param_groups]
+        groups = list(self._optimizer.param_groups)
+        return groups, [_settings(group) for group in groups]
 
     def put_back(self, copy: Copy) -> None:
-        for group, values in zip(self._optimizer.param_groups, copy, strict=False):
-            for key, value in values.items():
-                if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
-                    with torch.no_grad():
-                        group[key].copy_(value)
-                else:
-                    group[key] = value
-        del self._optimizer.param_groups[len(copy) :]
+        groups, settings = copy
+        self._optimizer.param_groups[:] = groups
+        for group, values in zip(groups, settings, strict=True):
+            held = {key: _held(group.get(key), value) for key, value in values.items()}
+            if [key for key in group if key != "params"] != list(held):
+                parameters = group["params"]
+                group.clear()
+                group["params"] = parameters
+            group.update(held)
 
     def differs(self, copy: Copy) -> bool:
-        return not trees_equal(self.copy(), copy)
+        groups = self._optimizer.param_groups
+        same = len(groups) == len(copy[0]) and all(map(operator.is_, groups, copy[0]))
+        return not (same and trees_equal([_settings(group) for group in groups], copy[1]))
 
     def mark(self) -> object:
-        return self.copy()
+        return None  # it is small, and copied at every block
 
     def moved(self, mark: Any) -> bool:
-        return self.differs(mark)
+        del mark
+        return False
 
 
 class OptimizerState:
@@ -264,7 +306,7 @@ class OptimizerState:
         )
 
     def mark(self) -> object:
-        """Its steps inside of blocks; and, for what else replaces its state, such as going back to
+        """Its steps; and, for what else replaces its state, such as going back to
         an earlier one, or a step below a block, the tensors of its first parameter."""
         state = self._optimizer.state
         first: object = next(iter(state.values()), None)
@@ -273,13 +315,14 @@ class OptimizerState:
                 (id(t), t._version, t.data_ptr()) if type(t) is torch.Tensor else _sign(t)
                 for t in first.values()
             ]
-        return self._steps(), len(state), first
+        return steps_of(self._optimizer), len(state), first
 
     def moved(self, mark: Any) -> bool:
-        return bool(self._steps() != mark[0])
+        return bool(steps_of(self._optimizer) != mark[0])
 
-    def _steps(self) -> int:
-        return getattr(self._optimizer, "_elastic_steps", 0)
+    def trained(self) -> Iterator[torch.Tensor]:
+        """The parameters, which change with its steps; a fused step moves no version of theirs."""
+        return (p for group in self._optimizer.param_groups for p in group["params"])
 
 
 # ---- schedulers, and anything else with a state_dict
@@ -305,7 +348,10 @@ class Scheduler:
         return copy
 
     def put_back(self, copy: Copy) -> None:
-        self._scheduler.__dict__.update(copy_tree(copy))
+        attributes = self._scheduler.__dict__
+        for name in attributes.keys() - copy.keys() - {"optimizer"}:
+            del attributes[name]
+        attributes.update(copy_tree(copy))
 
     def differs(self, copy: Copy) -> bool:
         return not trees_equal(self.copy(), copy)
@@ -346,6 +392,25 @@ class Object:
 
     def moved(self, mark: Any) -> bool:
         return bool(self.mark() != mark)
+
+
+class ScriptValues(Object):
+    """`session.state`: what is put back are the objects that were in it, with their content."""
+
+    def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
+        del reuse, on_host
+        return [(key, keep(value)) for key, value in self._tracked.items()]
+
+    def put_back(self, copy: Copy) -> None:
+        values = {key: refill(kept) for key, kept in copy}
+        self._tracked.clear()
+        self._tracked.update(values)
+
+    def differs(self, copy: Copy) -> bool:
+        return list(self._tracked) != [key for key, _ in copy] or not all(
+            unchanged(value, kept)
+            for value, (_, kept) in zip(self._tracked.values(), copy, strict=True)
+        )
 
 
 class Scaler(Object):
@@ -445,7 +510,7 @@ class Gradients:
         return {
             "accumulates": dict(self._accumulates),
             "gradients": {
-                module: {name: p.grad for name, p in parameters.items() if p.grad is not None}
+                module: {n: _stored(p.grad) for n, p in parameters.items() if p.grad is not None}
                 for module, parameters in self._modules.items()
                 if self._accumulates.get(module, True)
             },
@@ -458,7 +523,7 @@ class Gradients:
         for module, parameters in self._modules.items():
             gradients = state_dict["gradients"].get(module, {})
             for name, parameter in parameters.items():
-                gradient = gradients.get(name)
+                gradient = _from_stored(gradients.get(name))
                 parameter.grad = None if gradient is None else gradient.to(parameter.device)
 
     def _unchanged(self, name: str, left: tuple[int, int]) -> bool:
@@ -468,7 +533,31 @@ class Gradients:
         if first is None or (id(first), first._version) != left:
             return False
         last = next(p.grad for p in reversed(parameters.values()) if p.grad is not None)
-        return bool(first.any()) or bool(last.any())
+        return bool(_dense(first).any()) or bool(_dense(last).any())
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    """Of an embedding's sparse gradient, the values."""
+    return gradient._values() if gradient.is_sparse else gradient
+
+
+def _stored(gradient: torch.Tensor) -> Any:
+    """A sparse gradient by the tensors that it is made of."""
+    if not gradient.is_sparse:
+        return gradient
+    coalesced = gradient.detach().coalesce()
+    return {
+        "indices": coalesced.indices(),
+        "values": coalesced.values(),
+        "size": gradient.shape,
+    }
+
+
+def _from_stored(gradient: Any) -> torch.Tensor | None:
+    if gradient is None or isinstance(gradient, torch.Tensor):
+        return gradient
+    indices, values = gradient["indices"], gradient["values"]
+    return torch.sparse_coo_tensor(indices, values, gradient["size"], check_invariants=True)
 
 
 def _first_gradient(parameters: Mapping[str, nn.Parameter]) -> torch.Tensor | None:
@@ -587,6 +676,8 @@ def cells_of(tracked: Mapping[str, Any], device: torch.device) -> tuple[list[Cel
             cells.append(Scaler(name, item))
         elif type(item) in _PLAIN_SCHEDULERS:
             cells.append(Scheduler(name, item))
+        elif name == "session.state":
+            cells.append(ScriptValues(name, item))
         elif not isinstance(item, Gradients):
             cells.append(Object(name, item))
     large = [c for c in cells if isinstance(c, OptimizerState) or is_large(c)]
@@ -601,7 +692,7 @@ def _of_module(name: str, module: nn.Module, seen: set[int]) -> Iterator[Cell]:
         yield RequiresGrad(name, parameters)
     buffers = list(_slots(module, lambda m: m._buffers, seen))
     if buffers:
-        yield ModuleTensors(f"{name}'s buffers", buffers)
+        yield ModuleTensors(f"{name}'s buffers", buffers, are_buffers=True)
     for path, inner in module.named_modules(prefix=name):
         if type(inner).get_extra_state is not nn.Module.get_extra_state and id(inner) not in seen:
             seen.add(id(inner))
@@ -683,47 +774,75 @@ def _put_back(data: list[torch.Tensor], content: list[torch.Tensor]) -> None:
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's, without what it trains: rates, and whatever else an optimizer keeps there."""
     settings = dict(group)
     del settings["params"]
-    if isinstance(settings.get("lr"), torch.Tensor):
-        settings["lr"] = settings["lr"].detach().clone()
+    for key, value in settings.items():
+        kind = type(value)
+        if kind in UNCHANGING or key == "param_names":
+            continue
+        if kind is not tuple or not UNCHANGING.issuperset(map(type, value)):
+            settings[key] = copy_tree(value)
     return settings
+
+
+def _held(live: Any, value: Any) -> Any:
+    """The copied value; a tensor in the one that is there, which others may hold as well."""
+    if not (isinstance(live, torch.Tensor) and isinstance(value, torch.Tensor)):
+        return copy_tree(value)
+    if not _fits(value, live):
+        return value.clone()
+    with torch.no_grad():
+        return live.copy_(value)
 
 
 def _containers(value: Any) -> Any:
     """The same tensors in dictionaries and lists of their own: L-BFGS keeps a history in lists."""
-    if isinstance(value, dict):
-        return {key: _containers(item) for key, item in value.items()}
-    return [_containers(item) for item in value] if isinstance(value, list) else value
+    return copy_tree(value, _itself)
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 def _without_tensors(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return None
-    if isinstance(value, dict):
-        return {key: _without_tensors(item) for key, item in value.items()}
-    return [_without_tensors(item) for item in value] if isinstance(value, list) else value
+    return copy_tree(value, _nothing)
+
+
+def _nothing(_: torch.Tensor) -> None:
+    """In the place of a tensor."""
+
+
+def _slots_of(kind: type) -> Iterator[str]:
+    for each in kind.__mro__:
+        slots = each.__dict__.get("__slots__", ())
+        yield from [slots] if isinstance(slots, str) else slots
 
 
 def _sign(value: Any, depth: int = 0) -> object:
     if isinstance(value, torch.Tensor):
         return id(value), 0 if value.is_inference() else value._version, value.data_ptr()
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if type(value) in UNCHANGING or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, np.ndarray):  # it counts no versions
+        return value.shape, xxhash.xxh3_64_intdigest(np.ascontiguousarray(value).data)
+    if isinstance(value, (set, frozenset)):
+        return frozenset(value)
+    if isinstance(value, torch.optim.Optimizer):
+        return steps_of(value)
     if depth > _DEEPEST_SIGN:
         return None
     if isinstance(value, dict):
         inner = list(value.values())
-    elif isinstance(value, (list, tuple)):
+    elif isinstance(value, (list, tuple, deque)):
         inner = list(value)
-    elif isinstance(value, (type, nn.Module, torch.optim.Optimizer)) or callable(value):
+    elif isinstance(value, (type, nn.Module)) or callable(value):
         return None
     else:
-        slots = getattr(type(value), "__slots__", ())
-        inner = [getattr(value, n, None) for n in ([slots] if isinstance(slots, str) else slots)]
+        inner = [getattr(value, name, None) for name in _slots_of(type(value))]
     attributes = getattr(value, "__dict__", None)
     if attributes:
         inner += attributes.values()
-    if len(inner) > _LONGEST_SIGN:
+    if len(inner) > _LONGEST_SIGN and not UNCHANGING.issuperset(map(type, inner)):
         return len(inner), _sign(inner[0], depth + 1), _sign(inner[-1], depth + 1)
     return [_sign(item, depth + 1) for item in inner]

@@ -19,7 +19,7 @@ from elastic.worker.state.cells import Gradients
 from elastic.worker.state.digest import digest_of
 from elastic.worker.state.ledger import LedgerBacklog, LedgerRecord
 from elastic.worker.state.tensor_specs import TensorSpec, describe, first_differences, signature
-from elastic.worker.state.tree import FlatState, copy_tree, flatten, unflatten
+from elastic.worker.state.tree import FlatState, copy_tree, fill, flatten, unflatten
 
 _MOST_GROUPS = 20  # of an optimizer, whose learning rates are told
 
@@ -38,7 +38,11 @@ class Stateful(Protocol):
 
 
 class Values(dict[str, Any]):
-    """`session.state`: a dictionary of the script's that is tracked like any other object."""
+    """`session.state`: a dictionary of the script's that is tracked like any other object.
+
+    Lists, dictionaries, sets and tensors in it stay the objects that they are, since a script may
+    keep one for itself: `history = session.state.setdefault("history", [])`.
+    """
 
     def state_dict(self) -> dict[str, Any]:
         """The values."""
@@ -46,8 +50,10 @@ class Values(dict[str, Any]):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Replace the values."""
+        filled: set[int] = set()
+        values = {key: fill(self.get(key), item, filled) for key, item in state_dict.items()}
         self.clear()
-        self.update(state_dict)
+        self.update(values)
 
 
 class JobState:
@@ -85,6 +91,11 @@ class JobState:
     def track(self, objects: Mapping[str, Stateful], *, rank_local: bool = False) -> None:
         """Add objects by name. Raises ConfigurationError."""
         for name, tracked in objects.items():
+            if "." in name:
+                raise ConfigurationError(
+                    f"session.track: {name!r} has a dot, by which elastic tells objects of its "
+                    "own; choose another name"
+                )
             if not isinstance(tracked, Stateful):
                 raise ConfigurationError(
                     f"session.track({name}=...): a {type(tracked).__name__} has no state_dict() "
@@ -263,7 +274,8 @@ class JobState:
         states = cast("dict[str, Any]", unflatten(skeleton, tensors))
         self._require_same_objects(states)
         self._require_same_structure(describe(tensors))
-        for name, tracked in self.everything.items():
+        # The script's values first: a tensor among them may be one that another object holds.
+        for name, tracked in sorted(self.everything.items(), key=lambda n: n[0] in self._scripts):
             if name not in states:
                 continue
             if isinstance(tracked, torch.optim.Optimizer):

@@ -17,6 +17,7 @@ from __future__ import annotations
 import collections
 import copy
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -57,6 +58,7 @@ _MAPPINGS: dict[type, str] = {
     collections.defaultdict: "defaultdict",
 }
 _TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_OF_WIDTH = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _NUMPY_KINDS = "biuf"  # bool, signed, unsigned, float
 
 
@@ -94,37 +96,161 @@ def unflatten(skeleton: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
 UNCHANGING = frozenset({bool, int, float, str, bytes, complex, type(None)})
 
 
-def copy_tree(value: Any) -> Any:
-    """The tree in memory of its own, as far as changes to it could show."""
+def _cloned(tensor: torch.Tensor) -> Any:
+    return tensor.detach().clone()
+
+
+def copy_tree(value: Any, of_tensor: Callable[[torch.Tensor], Any] = _cloned) -> Any:
+    """The tree in memory of its own, as far as changes to it could show.
+
+    of_tensor: what takes the place of a tensor; its clone, unless another one is given.
+    """
     kind = type(value)
     if kind in UNCHANGING:
         return value
     if kind is dict:
         return {
-            key: item if type(item) in UNCHANGING else copy_tree(item)
+            key: item if type(item) in UNCHANGING else copy_tree(item, of_tensor)
             for key, item in value.items()
         }
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        return of_tensor(value)
     if isinstance(value, np.ndarray):
         return value.copy()
     if kind in (list, tuple, set):
-        return kind(copy_tree(item) for item in value)
+        return kind(copy_tree(item, of_tensor) for item in value)
+    if kind in (collections.OrderedDict, collections.defaultdict):
+        twin = copy.copy(value)  # with its factory, or its versions of modules
+        for key, item in value.items():
+            twin[key] = copy_tree(item, of_tensor)
+        return twin
     if isinstance(value, (dict, list, set)):
         return copy.deepcopy(value)
     return value
 
 
+@dataclass(slots=True)  # made at every block: a frozen one takes twice as long
+class Kept:
+    """An object that may change, and what was in it."""
+
+    live: Any
+    content: Any
+
+
+def keep(value: Any) -> Any:
+    """The tree's content, and the objects that it is made of: a script may hold them as well."""
+    kind = type(value)
+    if kind in UNCHANGING:
+        return value
+    if isinstance(value, dict) and kind in _MAPPINGS:
+        return Kept(value, [(key, keep(item)) for key, item in value.items()])
+    if kind in (list, tuple):
+        plain = UNCHANGING.issuperset(map(type, value))
+        return Kept(value, list(value) if plain else list(map(keep, value)))
+    return Kept(value, copy_tree(value))
+
+
+def refill(kept: Any) -> Any:
+    """What `keep` was given, as it was then: the same objects with their content, but where one
+    cannot hold it any more."""
+    if type(kept) is not Kept:
+        return kept
+    live, content = kept.live, kept.content
+    kind = type(live)
+    if kind in _MAPPINGS:
+        items = {key: refill(item) for key, item in content}
+        live.clear()
+        live.update(items)
+    elif kind is list:
+        live[:] = map(refill, content)
+    elif kind is tuple:
+        inside = tuple(map(refill, content))
+        return live if all(map(operator.is_, inside, live)) else inside
+    else:
+        return fill(live, content, set())
+    return live
+
+
+def unchanged(value: Any, kept: Any) -> bool:
+    """Whether `keep` would give the same for this value."""
+    if type(kept) is not Kept:
+        return type(value) is type(kept) and trees_equal(value, kept)
+    if value is not kept.live:
+        return False
+    kind = type(value)
+    if kind in _MAPPINGS:
+        return list(value) == [key for key, _ in kept.content] and all(
+            unchanged(item, of) for item, (_, of) in zip(value.values(), kept.content, strict=True)
+        )
+    if kind in (list, tuple):
+        return len(value) == len(kept.content) and all(map(unchanged, value, kept.content))
+    return trees_equal(value, kept.content)
+
+
+def fill(live: Any, content: Any, filled: set[int]) -> Any:
+    """Give `live` this content, so that whoever else holds it, or an object inside of it, sees
+    that. Returns what has the content: `live`, or a copy where another type or shape is needed.
+
+    filled: what has been filled already, by id, or for a tensor by its memory: two places that
+    share an object here may have different content there.
+    """
+    kind = type(live)
+    place = live.untyped_storage().data_ptr() if kind is torch.Tensor else id(live)
+    if kind is not type(content) or place in filled:
+        return copy_tree(content)
+    if kind is torch.Tensor:
+        if not _can_hold(live, content):
+            return copy_tree(content)
+        with torch.inference_mode() if live.is_inference() else torch.no_grad():
+            live.copy_(content)
+    elif kind in _MAPPINGS:
+        filled.add(place)
+        items = {key: fill(live.get(key), item, filled) for key, item in content.items()}
+        live.clear()
+        live.update(items)
+    elif kind is list:
+        filled.add(place)
+        before = [*live[: len(content)], *[None] * (len(content) - len(live))]
+        live[:] = [fill(old, item, filled) for old, item in zip(before, content, strict=True)]
+    elif kind is set:
+        live.clear()
+        live.update(content)
+    elif kind is np.ndarray and live.flags.writeable and _alike(live, content):
+        live[...] = content
+    else:
+        return copy_tree(content)
+    filled.add(place)
+    return live
+
+
+def _can_hold(live: torch.Tensor, content: torch.Tensor) -> bool:
+    return (
+        (live.shape, live.dtype, live.layout) == (content.shape, content.dtype, content.layout)
+        and not live.requires_grad
+        # Each element has a place of its own; an expanded tensor's have not.
+        and torch.empty_like(live, device="meta").stride() == live.stride()
+    )
+
+
+def _alike(live: np.ndarray[Any, Any], content: np.ndarray[Any, Any]) -> bool:
+    return bool(live.dtype == content.dtype and live.shape == content.shape)
+
+
 def trees_equal(left: Any, right: Any) -> bool:
-    """Whether two trees have the same content, bit by bit."""
-    if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
+    """Whether two trees have the same content, bit by bit, in the same types and order."""
+    if isinstance(left, torch.Tensor):
         return same_tensor(left, right)
-    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
-        return type(left) is type(right) and left.tobytes() == right.tobytes()
-    if isinstance(left, dict) and isinstance(right, dict):
-        return left.keys() == right.keys() and all(trees_equal(left[k], right[k]) for k in left)
-    if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
+    kind = type(left)
+    if kind is not type(right):
+        return False
+    if isinstance(left, np.ndarray):
+        return _alike(left, right) and left.tobytes() == right.tobytes()
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(map(trees_equal, left.values(), right.values()))
+    if isinstance(left, (list, tuple)):
         return len(left) == len(right) and all(map(trees_equal, left, right))
+    if kind is float and left == 0.0 == right:
+        return math.copysign(1.0, left) == math.copysign(1.0, right)
     return bool(left == right) or (left != left and right != right)
 
 
@@ -134,13 +260,18 @@ def same_tensor(left: Any, right: Any) -> bool:
         return False
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
-    left, right = left.detach(), right.detach().to(left.device)
-    if torch.equal(left, right):
-        return True
-    if not (left.is_floating_point() or left.is_complex()):
-        return False
-    pair = (t.contiguous().reshape(-1).view(torch.uint8) for t in (left, right))
-    return bool(torch.equal(*pair))  # NaN differs from itself
+    return torch.equal(_bits(left), _bits(right).to(left.device))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements as whole numbers, of which each is equal to itself, and only to itself."""
+    plain = tensor.detach()
+    if not (plain.is_floating_point() or plain.is_complex()):
+        return plain
+    plain = plain.resolve_conj().resolve_neg()
+    if plain.is_complex():
+        plain = torch.view_as_real(plain)
+    return plain.view(_OF_WIDTH[plain.element_size()])
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:

@@ -30,6 +30,8 @@ from elastic.worker.state.cells import (
     Cell,
     Copy,
     DefaultGenerators,
+    ModuleTensors,
+    OptimizerState,
     cells_of,
     seems_to_differ,
 )
@@ -70,6 +72,8 @@ class Undo:
         self._copy_small: list[Callable[[], Copy]] = []
         self._copy_for_commit: list[Callable[[], Copy]] = []
         self._mark_large: list[Callable[[], object]] = []
+        self._holders: dict[int, int] = {}
+        """The large cell that each tensor of a module is in, by the tensor's id."""
         self._looks: list[tuple[int, Callable[[Any], bool]]] | None = None
         self._block_set: set[int] = set()
         self._gap_set: set[int] = set()
@@ -242,7 +246,7 @@ class Undo:
         elif marks == commit.marks:
             return
         else:
-            changed = {i for i, mark in enumerate(marks) if mark != commit.marks[i]}
+            changed = self._differing(marks, commit.marks)
         self._gap_set |= changed
         if changed - commit.large.keys():
             self._commit = None  # this once nobody can be brought to that mark from here
@@ -280,8 +284,17 @@ class Undo:
         now = [mark() for mark in self._mark_large]
         if now == earlier.marks:
             return set()
-        pairs = zip(now, earlier.marks, strict=True)
-        return {index for index, (after, before) in enumerate(pairs) if after != before}
+        return self._differing(now, earlier.marks)
+
+    def _differing(self, now: list[object], before: list[object]) -> set[int]:
+        """The cells whose signs differ; with an optimizer that has stepped, what it trains."""
+        changed = {index for index, mark in enumerate(now) if mark != before[index]}
+        for index in tuple(changed):
+            cell = self._large[index]
+            if isinstance(cell, OptimizerState) and cell.moved(before[index]):
+                holders = self._holders
+                changed.update(holders[id(p)] for p in cell.trained() if id(p) in holders)
+        return changed
 
     def _tell_cost(self, marks: list[object]) -> _Mark:
         """Copy the block set, into memory of an earlier copy, and tell how long that takes."""
@@ -346,6 +359,12 @@ class Undo:
         ]
         self._looks = None
         self._mark_large = [cell.mark for cell in self._large]
+        self._holders = {
+            id(tensor): index
+            for index, cell in enumerate(self._large)
+            if isinstance(cell, ModuleTensors)
+            for tensor in cell.tensors()
+        }
         self._block_set = {i for i, cell in enumerate(self._large) if cell.name in block}
         self._gap_set = {i for i, cell in enumerate(self._large) if cell.name in gap}
         self._commit = None

@@ -429,14 +429,21 @@ def inferred() -> nn.Module:
     return module
 
 
+def conjugate() -> nn.Module:
+    module = nn.Linear(2, 1)
+    module.register_parameter("phases", nn.Parameter(torch.ones(3, dtype=torch.complex64).conj()))
+    return module
+
+
 @pytest.mark.parametrize(
     ("make", "what"),
     [
         (lambda: nn.Sequential(nn.LazyLinear(3)), r"Sequential\): 0\.weight has no shape yet"),
         (expanded, r"Linear\): mask has elements that share memory"),
         (inferred, r"Linear\): mask was made in torch\.inference_mode"),
+        (conjugate, r"Linear\): phases is a lazy conjugate"),
     ],
-    ids=["lazy", "expanded", "inference"],
+    ids=["lazy", "expanded", "inference", "conjugate"],
 )
 def test_tensors_that_nobody_could_fill_are_refused_by_name(
     make: Callable[[], nn.Module], what: str

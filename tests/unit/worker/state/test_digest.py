@@ -106,5 +106,12 @@ def test_a_digest_is_63_bits_and_never_0() -> None:
     assert digest_of([torch.zeros(1)], b"a") != digest_of([torch.zeros(1)], b"b")
 
 
+@WAYS
+def test_a_lazy_conjugate_or_negative_is_what_it_stands_for(way: Way) -> None:
+    lazy = make_tensor(torch.complex64, (3, 5)).conj()
+    assert way(lazy) == way(lazy.resolve_conj().clone())
+    assert way(lazy.imag) == way(lazy.imag.resolve_neg().clone())
+
+
 def test_a_zero_tensor_differs_from_a_shorter_one_on_the_host() -> None:
     assert on_host(torch.zeros(2)) != on_host(torch.zeros(3))

@@ -394,6 +394,11 @@ def test_a_state_from_before_an_object_of_the_sessions_own_existed_is_taken() ->
     assert same(target.tracked["model"].state_dict(), source.tracked["model"].state_dict())
 
 
+def test_a_name_with_a_dot_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"'encoder\.first' has a dot"):
+        JobState().track({"encoder.first": nn.Linear(2, 2)})
+
+
 def test_what_is_tracked_can_have_no_name_of_the_sessions_own() -> None:
     state = make(1)
     state.values["best"] = 0.5

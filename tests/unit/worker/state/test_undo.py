@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import prune
 
 from elastic.errors import ConfigurationError
 from elastic.worker.optimizers import Optimizers
@@ -300,6 +301,111 @@ def averaged_weights_are_updated_before_a_collective(net: nn.Linear) -> Any:
     return {"model": net, "average": average}, update, nothing
 
 
+class Counting(torch.optim.SGD):
+    """Keeps more than rates in its groups, as apex' and some published optimizers do, and more
+    than tensors in its state."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            group.setdefault("norms", []).append(0.5)
+            group.setdefault("distance", torch.zeros(1)).add_(1.0)
+            for parameter in group["params"]:
+                kept = self.state[parameter]
+                kept.setdefault("seen", set()).add(group["step"])
+                kept.setdefault("sums", np.zeros(2))[:] += 1.0
+                kept.setdefault("counts", defaultdict(int))["steps"] += 1
+                kept.setdefault("pair", ([0.5],))[0].append(1.0)
+        return super().step(closure)
+
+
+@style
+def an_optimizer_keeps_what_it_likes(net: nn.Linear) -> Any:
+    optimizer = Counting(net.parameters(), lr=0.1, momentum=0.9)
+    return {"model": net, "optimizer": optimizer}, step_of(optimizer, net), nothing
+
+
+@style
+def an_optimizer_loses_a_group_and_a_setting(net: nn.Linear) -> Any:
+    optimizer = torch.optim.SGD([{"params": [p]} for p in net.parameters()], lr=0.1)
+    optimizer.param_groups[0]["stage"] = 1
+
+    def take_away() -> None:
+        del optimizer.param_groups[1:]
+        optimizer.param_groups[0].pop("stage", None)
+
+    return {"model": net, "optimizer": optimizer}, take_away, nothing
+
+
+@style
+def a_scheduler_gets_an_attribute(net: nn.Linear) -> Any:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+
+    def count() -> None:
+        scheduler.calls = getattr(scheduler, "calls", 0) + 1
+
+    return {"model": net, "optimizer": optimizer, "scheduler": scheduler}, count, nothing
+
+
+class Plain:
+    """Tracked by the values in it."""
+
+    def __init__(self, **values: Any) -> None:
+        self.values = values
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.values)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.values = dict(state_dict)
+
+
+@style
+def values_change_in_type_order_and_sign_alone(net: nn.Linear) -> Any:
+    plain = Plain(
+        best=1, first=0.0, array=np.zeros((2, 3)), pair=[1, 2], tensor=torch.zeros(2), last=3
+    )
+
+    def change() -> None:
+        values = plain.values
+        values["best"] = True if type(values["best"]) is int else 1.0
+        values["first"] = -values.pop("first")
+        values["array"] = values["array"].reshape(3, 2).astype(np.int64)
+        values["pair"] = tuple(values["pair"])
+        values["tensor"] = -values["tensor"]
+
+    return {"model": net, "plain": plain}, change, nothing
+
+
+@style
+def values_are_in_dictionaries_of_other_kinds(net: nn.Linear) -> Any:
+    weight = torch.ones(2, requires_grad=True)
+    plain = Plain(
+        losses=defaultdict(list), ordered=OrderedDict(a=torch.zeros(1)), counts=Counter("a")
+    )
+
+    def change() -> None:
+        plain.values["losses"]["train"] = [*plain.values["losses"]["train"], (weight * 2).detach()]
+        plain.values["ordered"]["b"] = plain.values["ordered"].pop("a", torch.zeros(1)) + 1
+        plain.values["counts"]["b"] += 1
+
+    return {"model": net, "plain": plain}, change, nothing
+
+
+@style
+def tensors_change_their_shape(net: nn.Linear) -> Any:
+    net.register_buffer("grows", torch.zeros(4))
+    net.register_buffer("turns", torch.zeros(200, 100))
+
+    def change() -> None:
+        with torch.no_grad():
+            net.grows.resize_(net.grows.numel() + 5).fill_(3.0)  # type: ignore[union-attr,operator]
+            net.turns.t_()  # type: ignore[union-attr,operator]
+
+    return {"model": net}, change, nothing
+
+
 @pytest.mark.parametrize("name", STYLES)
 def test_a_block_is_undone_exactly(name: str, net: nn.Linear) -> None:
     tracked, before, after = STYLES[name](net)
@@ -517,6 +623,31 @@ def test_gradients_that_grow_are_given_to_newcomers_and_left_over_ones_are_not()
         assert len(given.get("model", {})) == expected
 
 
+def test_sparse_gradients_that_are_left_over_or_grow_are_taken_over() -> None:
+    """As at the end of each block of a script that zeroes them at the top of the next."""
+
+    def block(script: Script, words: nn.Embedding, zero: bool) -> None:
+        script.undo.begin()
+        if zero:
+            words.zero_grad()
+        script.undo.before_backward()
+        words(torch.tensor([1, 2])).sum().backward()
+        script.reduce()
+
+    for zero, expected in ((True, 0), (False, 1)):
+        source, target = nn.Embedding(4, 2, sparse=True), nn.Embedding(4, 2, sparse=True)
+        left, right = Script(words=source), Script(words=target)
+        for _ in range(3):
+            block(left, source, zero)
+            left.end()  # refuses what could not be given to others
+        given = left.state.gradients.state_dict()
+        assert len(given["gradients"].get("words", {})) == expected
+        right.state.gradients.load_state_dict(copy.deepcopy(given))
+        if expected:
+            assert target.weight.grad is not None
+            assert same(target.weight.grad.to_dense(), source.weight.grad.to_dense())  # type: ignore[union-attr]
+
+
 def test_gradients_that_grow_for_once_are_said_not_to_be_put_back() -> None:
     net = layer(4)
     script = Script(model=net)
@@ -656,6 +787,123 @@ def test_a_change_that_was_never_seen_before_is_not_undone_and_that_is_said(chan
     assert not script.lost(changes[change])
 
 
+@pytest.mark.parametrize("place", ["before the reduction", "after it"])
+def test_what_a_fused_optimizer_trains_is_put_back_with_its_state(place: str) -> None:
+    """Its steps move no version of the parameters, and these come before a collective only now and
+    then, in no block that is learned from: as where every hundredth step averages its loss."""
+    net = layer()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, fused=True)
+    script = Script(model=net, optimizer=optimizer)
+    step = step_of(optimizer, net)
+    first = place == "before the reduction"
+    seldom = (step, nothing) if first else (nothing, both(step, script.reduce))
+    script.learn(nothing, step)
+    assert not script.lost(*seldom)
+    script.block(*seldom)
+    script.block(nothing, step)
+    assert script.lost(*seldom)
+
+
+def test_a_large_buffer_that_is_assigned_anew_now_and_then_is_put_back() -> None:
+    net = layer()
+    net.register_buffer("queue", torch.zeros(WIDE, WIDE))
+
+    def assign() -> None:
+        net.queue = torch.roll(net.queue, 1) + 0.5  # type: ignore[arg-type]
+
+    script = Script(model=net)
+    script.learn()
+    script.block(assign)
+    script.block()
+    assert script.lost(assign)
+
+
+def test_a_parameter_that_is_taken_away_for_good_is_refused() -> None:
+    net = layer()
+    script = Script(model=net)
+    script.block()
+    prune.l1_unstructured(net, "weight", amount=0.3)
+    with pytest.raises(ConfigurationError, match=r"model has lost .* \(weight, as by pruning"):
+        script.block()
+
+
+# ---- session.state: what is in it may also be held by the script
+
+
+def test_what_a_script_holds_of_its_values_is_put_back_and_stays_in_them() -> None:
+    script = Script(model=layer(4))
+    values = script.state.values
+    losses = values.setdefault("losses", [])
+    center = values.setdefault("center", torch.zeros(2))
+    seen = values.setdefault("by class", {"seen": {1}, "counts": np.zeros(2)})["seen"]
+    values["pair"] = ([], 1)
+
+    def change() -> None:
+        losses.append(0.5)
+        center.add_(1.0)
+        seen.add(2)
+        values["by class"]["counts"] += 1
+        values["pair"][0].append(1)
+
+    for _ in range(2):
+        assert script.lost(change)
+        script.block(change)
+    assert (values["losses"], values["by class"]["seen"]) == ([0.5, 0.5], {1, 2})
+    assert values["losses"] is losses
+    assert values["center"] is center
+    assert center.tolist() == [2.0, 2.0]
+    assert values["pair"] == ([1, 1], 1)
+
+
+def test_another_object_that_is_put_among_the_values_keeps_its_content() -> None:
+    net = layer(4)
+    script = Script(model=net)
+    constant = ["warm", "full"]
+    script.state.values.update(phases=["none"], center=torch.zeros(4, 4))
+
+    def change() -> None:
+        script.state.values["phases"] = constant
+        script.state.values["center"] = net.weight.data
+
+    assert script.lost(change)
+    assert constant == ["warm", "full"]
+    assert bool(net.weight.any())
+
+
+def test_another_members_values_fill_what_the_script_holds_already() -> None:
+    state = JobState()
+    losses = state.values.setdefault("losses", [9.0, [1]])
+    inner = losses[1]
+    center = state.values.setdefault("center", torch.zeros(2))
+    counts = state.values.setdefault("counts", {"a": np.zeros(2), "b": {3}})
+    state.values["gone"] = 1
+    state.values.load_state_dict(
+        {
+            "new": [1],
+            "losses": [0.5, [2, 3], 7],
+            "center": torch.ones(2),
+            "counts": {"b": {4}, "a": np.ones(2)},
+        }
+    )
+    assert list(state.values) == ["new", "losses", "center", "counts"]
+    assert losses == [0.5, [2, 3], 7]
+    assert state.values["losses"] is losses
+    assert losses[1] is inner
+    assert center.tolist() == [1.0, 1.0]
+    assert list(counts) == ["b", "a"]
+    assert counts["a"].tolist() == [1.0, 1.0]
+    assert state.values["counts"] is counts
+
+
+def test_two_places_that_shared_an_object_here_may_differ_there() -> None:
+    state = JobState()
+    both_hold, tensor = [1], torch.zeros(2, 2)
+    state.values.update(a=both_hold, b=both_hold, whole=tensor, row=tensor[0])
+    content = {"a": [2], "b": [3], "whole": torch.ones(2, 2), "row": torch.full((2,), 5.0)}
+    state.values.load_state_dict(copy.deepcopy(content))
+    assert same(state.values.state_dict(), content)
+
+
 class Nested:
     """Keeps its tensor in an object of its own."""
 
@@ -696,6 +944,49 @@ class SecondOfTwo(Nested):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         for name, tensor in state_dict.items():
             self.tensors[name].copy_(tensor)
+
+
+class Various(Holder):
+    """Changes, beside a large tensor, what counts no versions."""
+
+    __slots__ = ("bank", "moments", "phase", "recent", "seen", "sizes", "sums")
+
+    def __init__(self) -> None:
+        self.bank = torch.zeros(WIDE, WIDE)
+        super().__init__()
+        self.seen: set[int] = set()
+        self.recent = deque([0.5])
+        self.sums = np.zeros(3)
+        self.sizes = dict.fromkeys(range(100), 0)
+        self.moments = 1 + 1j
+        self.phase = b"warm"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__} | {
+            "tensor": self.tensor,
+            "recent": list(self.recent),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nobody goes by what is put back."""
+
+
+@pytest.mark.parametrize("name", [*Various.__slots__, "tensor"])
+def test_a_first_change_of_any_kind_is_said_not_to_be_undone(name: str) -> None:
+    changes: dict[str, Callable[[Various], Any]] = {
+        "bank": lambda o: o.bank.add_(1),
+        "tensor": lambda o: o.tensor.add_(1),
+        "seen": lambda o: o.seen.add(3),
+        "recent": lambda o: o.recent.append(0.25),
+        "sums": lambda o: o.sums.__iadd__(1),
+        "sizes": lambda o: o.sizes.update({50: 1}),
+        "moments": lambda o: setattr(o, "moments", 2j),
+        "phase": lambda o: setattr(o, "phase", b"full"),
+    }
+    item = Various()
+    script = Script(item=item)
+    script.learn()
+    assert not script.lost(lambda: changes[name](item))
 
 
 @pytest.mark.parametrize("kind", [Nested, SecondOfTwo])

@@ -58,6 +58,8 @@ from elastic.timeouts import timeout
 from elastic.v1 import control_pb2, job_pb2, stacks_pb2
 from elastic.v1 import local_pb2 as pb
 
+AGENT_SOCKET = "agent.sock"
+"""In the run's directory: where workers report."""
 _LIVENESS_INTERVAL_S = 0.5
 _WRITE_STACKS_S = 0.5  # for a disk to take them before a worker is killed
 _LOOK_FOR_CHECKPOINT_S = 5.0
@@ -136,8 +138,9 @@ class AgentDaemon:
         self._out_of_memory, self._kernel_log = OutOfMemory(), KernelLog()
         self._kernel_words: dict[str, str] = {}  # on workers that it has ended
         self._orphans = OrphanReaper()
+        self._run_directory = options.run_directory
         self._server = WorkerServer(
-            options.run_directory / "agent.sock",
+            options.run_directory / AGENT_SOCKET,
             expected=lambda worker: worker in self._log_files,
             on_message=self._worker_said,
             report=journal.record,
@@ -216,6 +219,12 @@ class AgentDaemon:
         """A descriptor that workers can connect to until the agent has begun anew."""
         return self._server.keep_listening()
 
+    async def move(self, run_directory: Path) -> None:
+        """The run's directory was removed, and is made anew here: workers that start now connect
+        here. A zygote that lives has only the connections that it has."""
+        self._run_directory = run_directory
+        await self._server.listen_at(run_directory / AGENT_SOCKET)
+
     def leave(self, exit_code: int, reason: str) -> None:
         """First signal: save, leave, end with this exit code."""
         self._driver.post(ev.LeaveRequested(exit_code=exit_code, reason=reason))
@@ -272,7 +281,7 @@ class AgentDaemon:
 
     def _new_zygote(self) -> ZygoteProcess:
         return ZygoteProcess(
-            run_directory=self._options.run_directory,
+            run_directory=self._run_directory,
             log=self._options.log_directory / ZYGOTE_LOG,
             environment=self._options.environment,
             on_event=self._zygote_said,
@@ -619,7 +628,7 @@ class AgentDaemon:
         self._zygote.spawn(
             pb.SpawnRequest(
                 worker=effect.worker,
-                socket_path=str(options.run_directory / "agent.sock"),
+                socket_path=str(self._run_directory / AGENT_SOCKET),
                 log_path=str(log),
                 argv=options.argv,
                 classic=options.machine.classic,

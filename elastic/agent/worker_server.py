@@ -54,6 +54,14 @@ class WorkerServer:
         self._listener = self._keep() or self._bind()
         self._server = await asyncio.start_unix_server(self._serve, sock=self._listener)
 
+    async def listen_at(self, path: Path) -> None:
+        """The socket was removed: make another one. Those who are connected stay so."""
+        if self._server is not None:
+            self._server.close()
+        self._path = path
+        self._listener = self._bind()
+        self._server = await asyncio.start_unix_server(self._serve, sock=self._listener)
+
     def _keep(self) -> socket.socket | None:
         if self._kept is not None:
             with contextlib.suppress(OSError):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic.agent.daemon import AgentDaemon, NodeOptions
+from elastic.agent.daemon import AGENT_SOCKET, AgentDaemon, NodeOptions
 from elastic.agent.membership import LastContact, LeaderOnceRegistered, watch_isolation
 from elastic.agent.metrics import collect
 from elastic.agent.preemption import until_preempted
@@ -36,6 +36,7 @@ from elastic.rpc.control import ControlClient
 from elastic.rpc.security import Security, choose_security
 from elastic.runtime.journal import EntryCounts, Journal
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
+from elastic.runtime.lost_directory import make_anew_when_lost
 from elastic.runtime.metrics import Found
 from elastic.runtime.off_loop import off_loop
 from elastic.runtime.orphans import adopt_orphans
@@ -72,7 +73,6 @@ _SIGNALS = {
     signal.SIGTERM: (ExitCode.TERMINATED, "SIGTERM"),
 }
 _LAUNCHED = {True: ("--launch torchrun",), False: ()}  # shown where nodes of a job differ
-_LISTENER = "agent.sock"
 _TOKEN_SHOWN = 4  # characters of the start token in the names of workers
 STOP_MARGIN_S = 20.0
 """Seconds beyond the drain time-out in which an agent that leaves has ended for certain."""
@@ -166,7 +166,7 @@ def attend(command: NodeCommand) -> Attended:
                 logs,
                 display,
                 notice,
-                listener=kept.get(_LISTENER),
+                listener=kept.get(AGENT_SOCKET),
                 unsure=unsure,
             )
         )
@@ -334,7 +334,7 @@ class _Node:
         )
         self.tasks = TaskSupervisor(self.daemon.crashed)
         self._store = store
-        self._let_go = False
+        self._let_go = self._lost_directory = False
         self._had_ended = False  # the run, before this agent came to it
         self._leaves_because = ""
         self._leaves = self._begins = self._ignores_hangup = False
@@ -358,6 +358,10 @@ class _Node:
         """Adopt or warm up workers, take the name, follow the leader."""
         self._handle_signals()
         await self.daemon.start()
+        keeping = make_anew_when_lost(
+            self._directory, (AGENT_SOCKET,), self._listen_anew, self._journal
+        )
+        self.tasks.start(keeping, "run-directory")
         self.tasks.start(self._watch.run(), "leader")
         self.tasks.start(self._register(), "registration")
         settings = self._settings
@@ -372,6 +376,11 @@ class _Node:
         self.tasks.start(isolation, "isolation")
         if settings.preemption_file is not None or settings.preemption_command is not None:
             self.tasks.start(self._leave_when_preempted(), "preemption")
+
+    async def _listen_anew(self) -> str:
+        self._lost_directory = True
+        await self.daemon.move(self._directory.path)
+        return str(self._directory.path)
 
     def spare_what_it_found(self) -> None:
         """An agent that was started wrongly does not end what a right one can adopt."""
@@ -513,7 +522,7 @@ class _Node:
         self._journal.record("begins_anew", command=" ".join(masked_arguments(sys.orig_argv)))
         descriptors = self._directory.descriptors
         if (listener := self.daemon.keep_listening()) is not None:
-            descriptors[_LISTENER] = listener
+            descriptors[AGENT_SOCKET] = listener
         loop = asyncio.get_running_loop()
         for number in (signal.SIGHUP, *_SIGNALS):
             loop.remove_signal_handler(number)
@@ -526,6 +535,11 @@ class _Node:
     def _require_staying(self) -> None:
         if self._leaves or self.daemon.ended.done():
             raise TransientError("this node leaves the job")
+        if self._lost_directory:
+            raise TransientError(
+                "its directory was removed and made anew, but not the socket at which the next "
+                "agent would find the workers"
+            )
 
 
 def _of_group(generation: int, step: int) -> str:

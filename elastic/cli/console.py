@@ -197,6 +197,7 @@ _BAD = {
     "loss_not_finite",
     "report_failed",
     "output_lost",
+    "run_directory_lost",
     "ledger_failed",
     "cut_off",
     "node_quarantined",
@@ -298,6 +299,13 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"logs of {f['directories']} earlier runs are removed, {f['bytes'] / 1e6:.1f} MB"
     ),
     "zygote_lost": lambda f: f["reason"],
+    "run_directory_lost": lambda f: (
+        f"the run's directory was removed, and can not be made anew: {f['reason']}; workers that "
+        "start now find nobody"
+    ),
+    "run_directory_made_anew": lambda f: (
+        f"the run's directory was removed; it is made anew: {f['path']}"
+    ),
     "job_finished": lambda f: f"finished after {f['committed']} steps{_goodput(f)}{_because(f)}",
     "job_ended": lambda f: f"ended after {f['committed']} steps{_goodput(f)}{_because(f)}",
     # ---- of many nodes

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from elastic.agent import metrics as agent_metrics
 from elastic.agent.coordinator_link import FixedLeader
-from elastic.agent.daemon import AgentDaemon, NodeOptions
+from elastic.agent.daemon import AGENT_SOCKET, AgentDaemon, NodeOptions
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.cli.console import Display, JsonDisplay, LiveDisplay
 from elastic.cli.http import (
@@ -42,6 +42,7 @@ from elastic.rpc.security import choose_security, stays_here
 from elastic.runtime.journal import EntryCounts, Journal, RecentEntries
 from elastic.runtime.listening import require_listenable
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
+from elastic.runtime.lost_directory import make_anew_when_lost
 from elastic.runtime.metrics import Found
 from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.process_metrics import ProcessParts, Watched
@@ -49,6 +50,7 @@ from elastic.runtime.process_title import set_title
 from elastic.runtime.reexec import has_terminal
 from elastic.runtime.run_directory import RunDirectory
 from elastic.runtime.signal_count import SignalCount
+from elastic.runtime.tasks import TaskSupervisor
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.run import Console, OutputMode, RunSettings
 from elastic.settings.shared import StragglerAction
@@ -58,6 +60,7 @@ from elastic.v1.control_pb2 import AgentHello
 
 _LOOPBACK = "127.0.0.1"
 _NODE = "local"
+_SOCKET = "coordinator.sock"
 _MANY_NODES = (
     "for several machines there are `elastic coordinator` and `elastic agent` (docs/MANY_NODES.md)"
 )
@@ -115,6 +118,7 @@ async def _run(
         await require_listenable(settings.listen)
     directory = RunDirectory(settings.job)
     async with contextlib.AsyncExitStack() as ends:  # what was started, if the rest can not be
+        ends.callback(_ignore_signals)
         ends.callback(directory.remove)
         adopt_orphans()
         store = MemoryStore()
@@ -131,11 +135,7 @@ async def _run(
         )
         ends.push_async_callback(coordinator.close)
         await coordinator.start()
-        server = ControlServer(
-            coordinator, settings.listen or f"unix:{directory.path / 'coordinator.sock'}"
-        )
-        ends.push_async_callback(server.stop, 0.2)
-        address = await server.start()
+        address = await _serve(coordinator, settings.listen, directory, ends)
         directory.announce(address)
         journal.record("job_started", job=settings.job, pid=os.getpid(), log_dir=str(logs))
         agent = AgentDaemon(
@@ -168,6 +168,19 @@ async def _run(
         )
         _handle_signals(agent)
         await agent.start()
+        keeping = TaskSupervisor(agent.crashed)
+        ends.push_async_callback(keeping.close)
+
+        async def listen() -> str:
+            where = address
+            if settings.listen is None:
+                where = await _serve(coordinator, None, directory, ends)
+            directory.announce(where)
+            await agent.move(directory.path)
+            return str(directory.path)
+
+        sockets = (AGENT_SOCKET,) if settings.listen is not None else (AGENT_SOCKET, _SOCKET)
+        keeping.start(make_anew_when_lost(directory, sockets, listen, journal), "run-directory")
         with watched_loop(journal, pauses):
             await _end_of(agent, coordinator)
         exit_code = _exit_code(agent, coordinator)
@@ -175,6 +188,18 @@ async def _run(
             committed = coordinator.status().progress.committed
             journal.record("job_ended", exit_code=exit_code, committed=committed)
         return exit_code
+
+
+async def _serve(
+    coordinator: CoordinatorDaemon,
+    listen: str | None,
+    directory: RunDirectory,
+    ends: contextlib.AsyncExitStack,
+) -> str:
+    """Have agents and operators answered; the address."""
+    server = ControlServer(coordinator, listen or f"unix:{directory.path / _SOCKET}")
+    ends.push_async_callback(server.stop, 0.2)
+    return await server.start()
 
 
 def _collector(
@@ -244,6 +269,15 @@ def _handle_signals(agent: AgentDaemon) -> None:
         loop.add_signal_handler(number, handle, number)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         loop.add_signal_handler(signal.SIGHUP, hang_up)
+
+
+def _ignore_signals() -> None:
+    """All has ended but what is to be said of it: one more signal must not cut that off, nor take
+    the place of the exit code."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGHUP, *_SIGNALS):
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _require_one_machine(settings: RunSettings) -> None:

@@ -52,6 +52,8 @@ _WARNINGS = frozenset(
         "registration_gone",
         "registration_suspect",
         "report_failed",
+        "run_directory_lost",
+        "run_directory_made_anew",
         "save_retried",
         "security_warning",
         "slow_step",

@@ -10,7 +10,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -39,19 +39,31 @@ class RunDirectory:
     """Made for one run; a lock that the kernel drops with the process says that it lives."""
 
     def __init__(self, job: str) -> None:
-        self.path = _choose(f"{job}-{os.getpid()}")
-        self._job = job
+        self._job, self._name = job, f"{job}-{os.getpid()}"
+        self.path = _choose(self._name)
         with _alone_in(self.path.parent):
             _sweep(self.path.parent)
             self.path.mkdir(mode=0o700)
-            self._lock: IO[str] = (self.path / _JOB_FILE).open("w", encoding="utf-8")
+            self._lock: IO[str] = _open_here(self.path / _JOB_FILE)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def announce(self, address: str) -> None:
         """Let others find the job's coordinator."""
         document = {"job": self._job, "pid": os.getpid(), "address": address}
+        self._lock.truncate(0)
         self._lock.write(json.dumps(document))
         self._lock.flush()
+
+    def lacks(self, *names: str) -> bool:
+        """It is gone, or one of these files in it, or the lock. May block."""
+        return _lacks(self.path, (_JOB_FILE, *names), {_JOB_FILE: self._lock})
+
+    def make_anew(self) -> None:
+        """What has been removed, elsewhere if it must be; nobody is told of it yet. Raises OSError,
+        and ConfigurationError where there is no place."""
+        self.path = _choose(self._name)
+        self.path.mkdir(mode=0o700, exist_ok=True)
+        _lock_anew(self._lock, self.path / _JOB_FILE)
 
     def remove(self) -> None:
         """The run is over."""
@@ -78,8 +90,8 @@ class NodeDirectory:
     ) -> None:
         """Raises ConfigurationError: it is taken, or can not be made; TransientError: not now."""
         self._kept = kept if kept is not None else {}
-        name = f"{job}@{node}"  # neither can have the sign between them
-        self.path = _choose(name) if parent is None else _below(parent, name)
+        self._name, self._parent = f"{job}@{node}", parent  # neither can have the sign between them
+        self.path = self._choose()
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _alone_in(self.path.parent):
@@ -112,6 +124,22 @@ class NodeDirectory:
             ) from None
         with contextlib.suppress(BlockingIOError):  # held by the workers of an earlier agent
             fcntl.flock(self.hold, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _choose(self) -> Path:
+        return _choose(self._name) if self._parent is None else _below(self._parent, self._name)
+
+    def lacks(self, *names: str) -> bool:
+        """It is gone, or one of these files in it, or a lock. May block."""
+        return _lacks(self.path, (_JOB_FILE, *names), {_AGENT_LOCK: self._lock})
+
+    def make_anew(self) -> None:
+        """What has been removed, elsewhere if it must be. Raises OSError, and ConfigurationError
+        where there is no place, or another agent has it."""
+        self.path = self._choose()
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _lock_anew(self._lock, self.path / _AGENT_LOCK)
+        with contextlib.suppress(BlockingIOError):  # of workers
+            _lock_anew(self.hold, self.path / _JOB_FILE)
 
     def _open_or_keep(self, name: str) -> IO[str]:
         """A lock belongs to what was opened: opened again the file would be locked by another."""
@@ -204,6 +232,28 @@ def _open_here(path: Path) -> IO[str]:
     """For writing, in this directory: not where a link leads to."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o600), "a", encoding="utf-8")
+
+
+def _lacks(directory: Path, names: Sequence[str], locks: Mapping[str, IO[str]]) -> bool:
+    if any(not os.path.lexists(directory / name) for name in names):
+        return True
+    return not all(_is_at(file, directory / name) for name, file in locks.items())
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
+    except OSError:
+        return False
+
+
+def _lock_anew(file: IO[str], path: Path) -> None:
+    """Have `file` be the one at `path`, which was removed, under the same descriptor: others have
+    been given it. Raises BlockingIOError if somebody holds it."""
+    if not _is_at(file, path):
+        with _open_here(path) as fresh:
+            os.dup2(fresh.fileno(), file.fileno(), inheritable=False)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextlib.contextmanager

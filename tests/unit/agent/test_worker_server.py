@@ -320,3 +320,20 @@ def test_who_connects_while_the_agent_begins_anew_is_served_by_the_next(
         await following.close()
 
     with_place(tmp_path, check)
+
+
+def test_a_socket_that_was_removed_is_made_anew_and_connections_stay(tmp_path: Path) -> None:
+    async def check(place: Place) -> None:
+        a = await place.connect(hello="a")
+        a.send(status=STATUS)
+        assert await place.heard.get() == ("a", "status")
+        place.path.unlink()
+        place.path = tmp_path / "anew.sock"
+        await place.server.listen_at(place.path)
+        assert stat.S_IMODE(place.path.stat().st_mode) == 0o600
+        b = await place.connect(hello="b")
+        for name, peer in (("a", a), ("b", b)):
+            peer.send(status=STATUS)
+            assert await place.heard.get() == (name, "status")
+
+    with_place(tmp_path, check)

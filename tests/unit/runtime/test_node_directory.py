@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -158,3 +159,26 @@ def test_descriptors_of_another_directory_are_not_taken(directory: NodeDirectory
     with pytest.raises(ConfigurationError, match="runs on this machine"):
         NodeDirectory("job", "n2")
     other.close()
+
+
+def test_what_is_removed_under_an_agent_is_locked_anew(directory: NodeDirectory) -> None:
+    (directory.path / "agent.sock").touch()
+    assert not directory.lacks("agent.sock")
+    hold = directory.hold
+    shutil.rmtree(directory.path.parent)
+    assert directory.lacks("agent.sock")
+    directory.make_anew()
+    assert directory.hold is hold, "others have been given it"
+    assert not directory.lacks()
+    with pytest.raises(ConfigurationError, match="runs on this machine"):
+        NodeDirectory("job", "n1")
+
+
+def test_what_another_agent_has_taken_meanwhile_is_its_own(directory: NodeDirectory) -> None:
+    shutil.rmtree(directory.path)
+    another = NodeDirectory("job", "n1")
+    assert directory.lacks()
+    with pytest.raises(OSError, match="unavailable"):
+        directory.make_anew()
+    assert not another.lacks()
+    another.close()

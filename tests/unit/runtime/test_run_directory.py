@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -178,3 +179,35 @@ def test_whoever_stands_still_while_it_sweeps_does_not_stop_a_start(
     make("second").announce("unix:/second")
     os.close(held)
     assert find_job("second").address == "unix:/second"
+
+
+def test_what_is_removed_under_a_run_is_noticed_and_made_anew(make: Make) -> None:
+    directory = make("digits")
+    directory.announce("unix:/first")
+    (directory.path / "agent.sock").touch()
+    assert not directory.lacks("agent.sock")
+    (directory.path / "agent.sock").unlink()
+    assert directory.lacks("agent.sock")
+    shutil.rmtree(directory.path.parent)
+    assert directory.lacks()
+    directory.make_anew()
+    directory.announce("unix:/second")
+    assert not directory.lacks()
+    assert find_job("digits").address == "unix:/second"
+    assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
+
+
+def test_it_is_made_elsewhere_where_its_place_is_gone(
+    make: Make, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As $XDG_RUNTIME_DIR goes with the user's last session."""
+    session = runtime / "session"
+    session.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(session))
+    directory = make("digits")
+    assert directory.path.is_relative_to(session)
+    shutil.rmtree(session)
+    directory.make_anew()
+    directory.announce("unix:/there")
+    assert directory.path.parent.parent == runtime
+    assert find_job("digits").address == "unix:/there"

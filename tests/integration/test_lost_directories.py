@@ -1,0 +1,58 @@
+"""Somebody removes, under a job, what it has beside its checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+
+import pytest
+
+from tests.etcd_cluster import etcd_cluster
+from tests.integration.loopback_job import training_job
+from tests.integration.running import Place, eventually, wait_for_step
+
+
+def test_a_job_gets_new_workers_though_its_sockets_and_logs_were_removed(place: Place) -> None:
+    """As a logout does with $XDG_RUNTIME_DIR."""
+    script = ["steady.py", "--epochs", 100_000, "--pace-s", 0.02]
+    job = place.start(*script, options=["--job", "lost"])
+    wait_for_step(job, 5)
+    shutil.rmtree(place.sockets / place.run_directories()[0].parent.name)
+    shutil.rmtree(place.files / "logs")
+    job.wait_for_event("run_directory_made_anew")
+    for _ in range(2):  # the second time with a worker that has started since
+        lost, known = job.members()[0], len(job.events)
+        job.kill_worker(lost)
+        job.wait_for_event("generation_formed", after=known, world_size=2)
+        reached = committed(place) + 5
+        eventually(lambda n=reached: committed(place) >= n, job.story)
+    started = job.named("worker_started")[-1]["worker"]
+    assert list((place.files / "logs").glob(f"*/{started}.log")), "logs go on"
+    assert place.elastic("stop", "--job", "lost").returncode == 0
+    job.wait()
+
+
+def committed(place: Place) -> int:
+    status = place.elastic("status", "--job", "lost", "--output", "json")
+    assert status.returncode == 0, status.stderr
+    return int(json.loads(status.stdout)["progress"]["committed"])
+
+
+@pytest.mark.long
+def test_a_node_gets_new_workers_though_its_sockets_were_removed(place: Place) -> None:
+    with etcd_cluster(size=1) as cluster, training_job(place, etcd=cluster.endpoints()) as job:
+        for directory in place.run_directories():
+            shutil.rmtree(directory)
+        (agent,) = job.agents["a"]
+        agent.wait_for_event("run_directory_made_anew")
+        for _ in range(2):
+            before = job.generation()
+            os.kill(job.worker_pid("a"), signal.SIGKILL)
+            job.wait(lambda b=before: job.generation() >= b + 2 and job.world() == 2, "both")
+            job.trains_on()
+        agent.process.send_signal(signal.SIGHUP)
+        refused = agent.wait_for_event("not_begun_anew")
+        assert "was removed" in refused["reason"]
+        job.trains_on()

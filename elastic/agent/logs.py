@@ -33,6 +33,7 @@ class _Look:
 
     offset: int
     skipped: int
+    """Bytes that are passed over; negative if the file was cut, and begins anew."""
     data: bytes
 
 
@@ -96,10 +97,12 @@ class LogFollower:
             return True  # somebody has looked meanwhile
         if look.skipped:
             followed.rest = b""
+        if look.skipped > 0:
             self._on_line(
                 worker, f"[{look.skipped / 1e6:.1f} MB of output are only in {followed.path}]"
             )
         if not look.data:
+            followed.offset += look.skipped
             return False
         *lines, last = look.data.split(b"\n", _MOST_AT_ONCE)
         left = len(last) if len(lines) == _MOST_AT_ONCE else 0  # for the next look
@@ -142,6 +145,9 @@ def _look(followed: _Followed, most_behind: int = _MOST_BEHIND) -> _Look:
     try:
         with followed.path.open("rb") as file:
             behind = file.seek(0, 2) - offset
+            if behind < 0:  # logrotate's copytruncate
+                file.seek(0)
+                return _Look(offset, -offset, file.read(_MOST_BYTES))
             skipped = max(0, behind - _MOST_BYTES) if behind > most_behind else 0
             file.seek(offset + skipped)
             data = file.read(_MOST_BYTES) if behind > 0 else b""

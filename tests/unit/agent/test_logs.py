@@ -43,6 +43,24 @@ def test_lines_are_handed_out_when_they_are_whole(
     assert lines == [("a", "one"), ("a", "two"), ("a", "")]
 
 
+def test_a_log_that_was_cut_is_followed_from_its_begin(
+    tmp_path: Path, follower: LogFollower, lines: Lines
+) -> None:
+    """As logrotate's copytruncate does under a process that writes on."""
+    path = tmp_path / "a.log"
+    follower.follow("a", path)
+    append(path, b"one\nnot whole")
+    follower.poll()
+    path.write_bytes(b"")
+    append(path, b"two\n")
+    follower.poll()
+    path.write_bytes(b"")
+    follower.poll()
+    append(path, b"three\n")
+    follower.poll()
+    assert lines == [("a", "one"), ("a", "two"), ("a", "three")]
+
+
 def test_a_character_may_be_cut_anywhere(
     tmp_path: Path, follower: LogFollower, lines: Lines
 ) -> None:

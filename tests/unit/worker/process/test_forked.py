@@ -46,9 +46,15 @@ def test_output_is_redirected_before_anything_can_go_wrong(system: Os, tmp_path:
 def test_without_a_log_it_goes_on_and_says_so(
     system: Os, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = tmp_path / "gone" / "w.log"
+    (tmp_path / "file").touch()
+    log = tmp_path / "file" / "logs" / "w.log"
     forked._redirect_output(str(log))
     assert system.replaced == [0]
-    assert (
-        capsys.readouterr().err == f"the log {log} can not be opened: No such file or directory\n"
-    )
+    assert capsys.readouterr().err == f"the log {log} can not be opened: Not a directory\n"
+
+
+def test_a_directory_for_logs_that_was_removed_is_made_again(system: Os, tmp_path: Path) -> None:
+    log = tmp_path / "gone" / "w.log"
+    forked._redirect_output(str(log))
+    assert system.replaced == [1, 2, 0]
+    assert log.exists()

@@ -67,8 +67,13 @@ class Permutation:
     def take(self, spans: Sequence[range]) -> list[list[int]]:
         """What stands at each index of each span: as `[[self[i] for i in s] for s in spans]`, but
         much faster for hundreds of them. IndexError outside range(length)."""
+        indices: Iterator[int] = iter(self.take_flat(spans).tolist())
+        return [list(islice(indices, len(span))) for span in spans]
+
+    def take_flat(self, spans: Sequence[range]) -> npt.NDArray[np.int64]:
+        """The same, one span after the other."""
         if sum(map(len, spans)) < _WORTH_A_VECTOR:
-            return [[self[index] for index in span] for span in spans]
+            return np.array([self[index] for span in spans for index in span], np.int64)
         for span in spans:
             if not 0 <= span.start <= span.stop <= self._length:
                 raise IndexError(f"{span} is not within range({self._length})")
@@ -77,8 +82,7 @@ class Permutation:
         )
         while (outside := values >= self._length).any():
             values[outside] = self._shuffle_all(values[outside])
-        indices: Iterator[int] = iter(values.tolist())
-        return [list(islice(indices, len(span))) for span in spans]
+        return values.astype(np.int64)
 
     def _shuffle_all(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
         """`_shuffle_once` of each value; unsigned products wrap around, which masks them."""

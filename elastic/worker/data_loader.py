@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, tee
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import xxhash
@@ -20,6 +20,7 @@ from elastic.core.data_order import (
     PerWorkerBatch,
     SampleRange,
     advance,
+    loss_weight,
     micro_batches,
     next_range,
     steps_in_epoch,
@@ -28,6 +29,17 @@ from elastic.core.permutation import Permutation, epoch_key
 from elastic.errors import ConfigurationError
 
 _OURS = ("batch_sampler", "sampler")
+_OPTIONS = (
+    *("num_workers", "pin_memory", "collate_fn", "worker_init_fn", "timeout", "generator"),
+    *("multiprocessing_context", "prefetch_factor", "persistent_workers"),
+)
+"""Of torch's loader, without any of which a batch of rows is what it gives."""
+_ROW_TYPES = frozenset(
+    {
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    }
+)
 _AT_ONCE = 2048  # samples whose order is evaluated in one go: one by one it takes 20 times as long
 
 
@@ -109,10 +121,24 @@ class DataLoader:
         """How many times larger a full step is than with `reference_world` workers."""
         return self._full_step(world_size) / self._full_step(reference_world)
 
-    def torch_loader(
+    def batches(
+        self, stretches: Iterator[_Stretch], *, position: DataPosition, rank: int
+    ) -> Iterator[Any]:
+        """The collated samples of each span of positions, from `position` on."""
+        if self._is_in_memory():
+            return _rows(self.dataset, stretches)
+        return iter(self._torch_loader(_indices(stretches), position=position, rank=rank))
+
+    def _is_in_memory(self) -> bool:
+        """Batches are rows of tensors: to take them sample by sample and stack them, as torch's
+        loader does, would be most of a small step's time."""
+        options = self._options.items()
+        return _is_of_rows(self.dataset) and all(n in _OPTIONS and not v for n, v in options)
+
+    def _torch_loader(
         self, batches: Iterator[list[int]], *, position: DataPosition, rank: int
     ) -> torch_data.DataLoader[Any]:
-        """torch's loader over these batches of dataset indices, from `position` on.
+        """torch's loader.
 
         What seeds its processes follows from the place in the data: drawn from torch's default
         generator, as usual, it would change the script's own numbers with every change of group.
@@ -130,12 +156,18 @@ class DataLoader:
         return min(self.policy.global_batch(world_size), self.length)
 
 
+_Stretch: TypeAlias = tuple[Permutation | range, list[range]]
+"""An epoch's order, and the positions of some micro-batches in it."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deal:
     """A step's samples, and those micro-batches of it that are this rank's."""
 
     samples: SampleRange
     micro_batches: tuple[MicroBatch, ...]
+    weights: tuple[float, ...]
+    """By which the losses of these are multiplied: see `loss_weight`."""
     ends_epoch: bool
     """It is the epoch's last step."""
 
@@ -153,9 +185,7 @@ class Dealer:
         self._rank, self._world_size = rank, world_size
         self._epochs = epochs
         self._deals, ahead = tee(self._deals_from(position))
-        self._batches: Iterator[Any] = iter(
-            loader.torch_loader(self._indices(ahead), position=position, rank=rank)
-        )
+        self._batches = loader.batches(self._stretches(ahead), position=position, rank=rank)
 
     def deal(self) -> Deal | None:
         """The next step; None after the last epoch's end."""
@@ -177,27 +207,36 @@ class Dealer:
         while samples.epoch < self._epochs:
             position = advance(position, samples)
             following = self._loader.next_range(position, self._world_size)
+            batches = micro_batches(
+                samples, rank=self._rank, world_size=self._world_size, batch_size=batch_size
+            )
             yield Deal(
                 samples=samples,
-                micro_batches=micro_batches(
-                    samples, rank=self._rank, world_size=self._world_size, batch_size=batch_size
+                micro_batches=batches,
+                weights=tuple(
+                    loss_weight(batch, samples, world_size=self._world_size) for batch in batches
                 ),
                 ends_epoch=following.epoch > samples.epoch,
             )
             samples = following
 
-    def _indices(self, deals: Iterator[Deal]) -> Iterator[list[int]]:
-        """Dataset indices of every micro-batch."""
+    def _stretches(self, deals: Iterator[Deal]) -> Iterator[_Stretch]:
+        """The positions of every micro-batch."""
         for epoch, in_epoch in groupby(deals, key=lambda deal: deal.samples.epoch):
             order = self._loader.position_to_index(epoch)
-            for spans in _stretches(in_epoch):
-                if isinstance(order, range):
-                    yield from ([order[i] for i in span] for span in spans)
-                else:
-                    yield from order.take(spans)
+            yield from ((order, spans) for spans in _spans(in_epoch))
 
 
-def _stretches(deals: Iterator[Deal]) -> Iterator[list[range]]:
+def _indices(stretches: Iterator[_Stretch]) -> Iterator[list[int]]:
+    """The dataset's indices of each span."""
+    for order, spans in stretches:
+        if isinstance(order, range):
+            yield from (list(order[span.start : span.stop]) for span in spans)
+        else:
+            yield from order.take(spans)
+
+
+def _spans(deals: Iterator[Deal]) -> Iterator[list[range]]:
     """The positions of the deals' micro-batches, as many at once as are worth it."""
     spans: list[range] = []
     size = 0
@@ -208,7 +247,8 @@ def _stretches(deals: Iterator[Deal]) -> Iterator[list[range]]:
         if size >= _AT_ONCE:
             yield spans
             spans, size = [], 0
-    yield spans
+    if spans:
+        yield spans
 
 
 class _Once:
@@ -219,6 +259,26 @@ class _Once:
 
     def __iter__(self) -> Iterator[list[int]]:
         return self._batches
+
+
+def _is_of_rows(dataset: Any) -> bool:
+    """Each sample is a row of each of some tensors, and nothing that a script has overridden makes
+    it."""
+    return type(dataset) is torch_data.TensorDataset and all(
+        type(t) is torch.Tensor and t.dtype in _ROW_TYPES and t.is_contiguous()
+        for t in dataset.tensors
+    )
+
+
+def _rows(dataset: Any, stretches: Iterator[_Stretch]) -> Iterator[list[torch.Tensor]]:
+    """What torch's loader gives for such a dataset."""
+    for order, spans in stretches:
+        if isinstance(order, range):
+            indices = torch.cat([torch.arange(span.start, span.stop) for span in spans])
+        else:
+            indices = torch.from_numpy(order.take_flat(spans))
+        for rows in indices.split([len(span) for span in spans]):  # type: ignore[no-untyped-call]
+            yield [tensor.index_select(0, rows.to(tensor.device)) for tensor in dataset.tensors]
 
 
 def to_device(value: Any, device: torch.device) -> Any:

@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
-from elastic.core.data_order import SampleRange, loss_weight
+from elastic.core.data_order import SampleRange
 from elastic.core.whereabouts import Place
 from elastic.errors import StepMisused
 from elastic.worker.data_loader import Deal, Dealer, to_device
 from elastic.worker.training import Training
+
+_NO_MEANS: Mapping[str, float] = {}
 
 
 class Means(Mapping[str, float]):
@@ -129,8 +131,7 @@ class Step:
             )
         if not self._reduced:
             self._training.before_backward()
-        micro_batch = self._micro_batches[self._fetched - 1]
-        weight = loss_weight(micro_batch, self._samples, world_size=self._training.world_size)
+        weight = self._weights[self._fetched - 1]
         last = self._fetched == len(self._micro_batches)
         self._passed = self._fetched
         began = time.monotonic()
@@ -253,6 +254,7 @@ class Step:
         """The samples, also when a change of group has dealt them anew."""
         self._dealer = dealer
         self._samples, self._micro_batches = deal.samples, deal.micro_batches
+        self._weights = deal.weights
         self.index = self._training.state.committed
         """Committed steps before this one, over the whole job."""
         self.epoch = deal.samples.epoch
@@ -267,8 +269,9 @@ class Step:
                 "from step.batches() and pass each loss to step.backward(loss)"
             )
         try:
-            self.reduce_means()
-            means = self._settled_means()
+            if self._sums:
+                self.reduce_means()
+            means = self._settled_means() if self._summed else _NO_MEANS
             self._training.commit(self._samples, means)
         except Exception as error:
             if not self._training.is_loss(error):

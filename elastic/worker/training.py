@@ -153,9 +153,10 @@ class Training:
 
     def next_deal(self) -> tuple[Dealer, Deal] | None:
         """Come to the next step; None after the last one."""
-        self._drive(self.part.boundary())
-        if self.part.skips:
-            return None
+        if not self.part.passes_boundary():
+            self._drive(self.part.boundary())
+            if self.part.skips:
+                return None
         self.state.progress = self.part.here
         dealer = self._dealer
         assert dealer is not None, "a boundary is left in a group"
@@ -232,10 +233,11 @@ class Training:
         gloo's backward returns only then. NCCL's is queued: an aborted one would not raise before
         the optimizer has used its gradients. It costs nothing where nothing is queued.
         """
-        self._joining().settle()
+        group = self._joining()
+        group.settle()
         if self.control.recovers:
-            self._undo.reduced()
-            self.clock.collectives_reduced = self._undo.collectives_seen
+            seen = self.clock.collectives_reduced = group.collectives()
+            self._undo.reduced(seen)
 
     def all_reduce(self, values: torch.Tensor) -> dist.Work | None:
         """Begin to sum `values` over the members, in place."""
@@ -250,7 +252,8 @@ class Training:
         later = recovers and self._undo.collectives_since_reduction()
         if later:
             self._joining().settle()
-        self.state.means.load_state_dict(means)
+        if means or self.state.means:
+            self.state.means.load_state_dict(means)
         self.part.commit(samples)
         self.state.progress = self.part.progress
         if recovers:

@@ -158,7 +158,8 @@ class Script:
         if part.skips:
             return
         while True:
-            yield from self._drive(part.boundary())
+            if not part.passes_boundary():
+                yield from self._drive(part.boundary())
             if part.skips:
                 break
             assert part.seat is not None

@@ -149,6 +149,23 @@ class Participation:
         except GroupLost as error:  # while everything was set up; the boundary joins the next
             yield from self.lose(error)
 
+    def passes_boundary(self) -> bool:
+        """Between two steps: be at the next one if nothing is to be done before it, which is the
+        usual case. False: `boundary` does what there is."""
+        seat = self.seat
+        if (
+            seat is None
+            or seat.generation.purpose is not Purpose.TRAIN
+            or self._void
+            or self._worker.following is not None
+            or self._is_behind
+            or self._comparison_is_due()
+            or self._save_is_due()
+        ):
+            return False
+        self._at_begin = True
+        return True
+
     def boundary(self) -> Steps:
         """Between two steps: change the group if it was superseded, join if there is none."""
         while True:
@@ -299,17 +316,23 @@ class Participation:
 
     def _duties(self) -> Steps:
         yield from self._leave_job_if_told()
-        committed = self.progress.committed
-        if committed == 0:
-            return
-        steps = committed - self._agreed_at
-        if self._compare_due and steps > 0 and steps & (steps - 1) == 0:
+        if self._comparison_is_due():
             self._compare_due = False
             yield act.CompareReplicas()
-        due = self._save_every > 0 and committed % self._save_every == 0
-        if self._save_owed or (due and committed != self._saved_step):
-            self._save_owed, self._saved_step = False, committed
+        if self._save_is_due():
+            self._save_owed, self._saved_step = False, self.progress.committed
             yield act.Save(progress=self.here)
+
+    def _comparison_is_due(self) -> bool:
+        steps = self.progress.committed - self._agreed_at
+        return self._compare_due and steps > 0 and steps & (steps - 1) == 0
+
+    def _save_is_due(self) -> bool:
+        committed = self.progress.committed
+        if committed == 0:
+            return False
+        due = self._save_every > 0 and committed % self._save_every == 0
+        return self._save_owed or (due and committed != self._saved_step)
 
     def _leave_job_if_told(self) -> Steps:
         """Every member comes here from a boundary or a call, so that their states are of one

@@ -85,8 +85,7 @@ class Undo:
         self._ahead: dict[int, Copy] | None = None
         self._retry_gradients: Copy = []
         self._gradients: Copy = []
-        self.collectives_seen = 0
-        """How many there were when the newest reduction was complete."""
+        self._collectives_seen = 0  # when the newest reduction was complete
         self._missed = False
         self._told: list[str] = []
         self._untold = False
@@ -129,14 +128,15 @@ class Undo:
         if self._state.gradients.before_backward():
             self._missed = True
 
-    def reduced(self) -> None:
-        """A reduction is complete: what has changed so far changed before a collective."""
-        self.collectives_seen = self._collectives()
+    def reduced(self, collectives: int) -> None:
+        """A reduction is complete, after so many collectives of the group: what has changed so far
+        changed before a collective."""
+        self._collectives_seen = collectives
         self._note_block()
 
     def collectives_since_reduction(self) -> bool:
         """Whether the block has begun collectives after its reductions; it has had one."""
-        return self._collectives() != self.collectives_seen
+        return self._collectives() != self._collectives_seen
 
     def end(self, *, collectives_since_reduction: bool) -> None:
         """The block has ended and its step counts.

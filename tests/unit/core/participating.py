@@ -97,7 +97,8 @@ class Driver:
         self.drive(self.part.begin_loop(loader, ByWorld()))
 
     def boundary(self) -> None:
-        self.drive(self.part.boundary())
+        if not self.part.passes_boundary():
+            self.drive(self.part.boundary())
 
     def enter_block(self) -> None:
         """Come to the next step's block."""

@@ -118,6 +118,62 @@ def test_loader_processes_fetch_the_same() -> None:
     assert fetched(loader, rank=1, world_size=2, epochs=1) == expected
 
 
+def rows_of(loader: DataLoader) -> list[Any]:
+    dealer = Dealer(loader, BEGIN, rank=1, world_size=2, epochs=2)
+    found = []
+    while (deal := dealer.deal()) is not None:
+        found += [dealer.fetch() for _ in deal.micro_batches]
+    return found
+
+
+def in_tensors(length: int = LENGTH) -> torch_data.TensorDataset:
+    images = torch.randn(length, 3, 4, generator=torch.Generator().manual_seed(1))
+    return torch_data.TensorDataset(images, torch.arange(length), images[:, 0, 0].clone() > 0)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 0, "collate_fn": None}, {"shuffle": False}]
+)
+def test_batches_of_tensors_are_those_of_torchs_loader(options: dict[str, Any]) -> None:
+    by_sample = {**options, "collate_fn": torch_data.default_collate}
+    ours, theirs = (
+        rows_of(DataLoader(in_tensors(), batch_size=3, **o)) for o in (options, by_sample)
+    )
+    assert len(ours) == len(theirs) == 8
+    for mine, other in zip(ours, theirs, strict=True):
+        assert type(mine) is type(other)
+        for a, b in zip(mine, other, strict=True):
+            assert (a.dtype, a.stride()) == (b.dtype, b.stride())
+            assert torch.equal(a, b)
+
+
+def test_a_batch_of_tensors_is_the_scripts_own() -> None:
+    dataset = in_tensors()
+    before = dataset.tensors[0].clone()
+    for images, *_ in rows_of(DataLoader(dataset, batch_size=3)):
+        images.zero_()
+    assert torch.equal(dataset.tensors[0], before)
+
+
+class Doubled(torch_data.TensorDataset):
+    """What a script makes of it."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        return tuple(2 * t for t in super().__getitem__(index))
+
+
+def test_a_dataset_that_makes_something_else_of_its_tensors_is_asked() -> None:
+    numbers = torch.arange(LENGTH)
+    doubled = rows_of(DataLoader(Doubled(numbers), batch_size=3))
+    plain = rows_of(DataLoader(torch_data.TensorDataset(numbers), batch_size=3))
+    assert [b[0].tolist() for b in doubled] == [(2 * b[0]).tolist() for b in plain]
+
+
+def test_an_unknown_option_is_refused_for_tensors_too() -> None:
+    with pytest.raises(TypeError, match="shuffled"):
+        rows_of(DataLoader(in_tensors(), shuffled=0))
+
+
 def test_a_closed_dealer_fetches_nothing() -> None:
     dealer = Dealer(DataLoader(Squares()), BEGIN, rank=0, world_size=1, epochs=1)
     dealer.fetch()

@@ -62,7 +62,7 @@ class Script:
     def reduce(self) -> None:
         """A backward pass that averages."""
         self.collectives += 1
-        self.undo.reduced()
+        self.undo.reduced(self.collectives)
 
     def end(self) -> None:
         """The block ends well."""

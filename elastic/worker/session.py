@@ -24,7 +24,7 @@ from elastic.worker.learning_rate import ScaledOptimizer
 from elastic.worker.link import Link
 from elastic.worker.state.cells import NumpyGenerator, PythonGenerator, TorchGenerator
 from elastic.worker.state.job_state import Stateful, Values
-from elastic.worker.state.tree import flatten, tensors_of
+from elastic.worker.state.tree import copy_tree, flatten, tensors_of
 from elastic.worker.step import Step
 from elastic.worker.training import ScriptCall, Training
 
@@ -41,7 +41,7 @@ class Session:
         self._generators: dict[str, tuple[str, Any]] = {}
         self._in_loop = False
         self._calls_between = 0
-        self._results_between: list[tuple[str, str, Any]] = []
+        self._results_between: dict[str, Any] = {}
         self._finished_loops: WeakKeyDictionary[DataLoader, int] = WeakKeyDictionary()
         self._last_results: dict[str, Any] = {}
 
@@ -249,10 +249,11 @@ class Session:
             key = f"{training.part.loop}/{self._calls_between}"
             self._calls_between += 1
         if key and training.part.holds_back:
-            held: T = training.held_result(key)
+            held: T = copy_tree(training.held_result(key))
             return held
         if training.part.void and where in self._last_results:
-            return self._last_results[where]  # type: ignore[no-any-return]
+            last: T = _copied(self._last_results[where])
+            return last
         result: T = training.call(
             ScriptCall(
                 what=f"calls session.run({name})",
@@ -260,9 +261,9 @@ class Session:
                 function=lambda: function(*args, **named),
             )
         )
-        self._last_results[where] = result
+        self._last_results[where] = _copied(result)  # the script may change what it gets
         if key:
-            self._results_between.append((key, name, result))
+            self._results_between[key] = _for_newcomers(name, result)
         return result
 
     # ---- inside
@@ -299,23 +300,40 @@ class Session:
 
         Raises ConfigurationError for those that cannot be given to them.
         """
-        for key, name, result in self._results_between:
-            try:
-                flatten({"result": result})
-            except ConfigurationError as error:
-                raise ConfigurationError(
-                    f"session.run({name}) between two loops returned what a worker that joins "
-                    f"later cannot be given: {error}"
-                ) from None
-            size_bytes = sum(t.numel() * t.element_size() for t in tensors_of(result))
-            if size_bytes > _LARGEST_RESULT_BYTES:
-                raise ConfigurationError(
-                    f"session.run({name}) between two loops returned {size_bytes} bytes, which "
-                    f"every worker that joins later is sent; return {_LARGEST_RESULT_BYTES} at "
-                    "most, or keep the rest inside of the function"
-                )
+        for key, result in self._results_between.items():
+            if isinstance(result, ConfigurationError):
+                raise result
             self._training.state.results[key] = result
         self._results_between.clear()
+
+
+def _copied(result: Any) -> Any:
+    """A call's result in memory of its own, as far as that is small and can be copied."""
+    try:
+        small = sum(t.numel() * t.element_size() for t in tensors_of(result))
+        return copy_tree(result) if small <= _LARGEST_RESULT_BYTES else result
+    except Exception:  # noqa: BLE001 - the script's own types raise what they like
+        return result
+
+
+def _for_newcomers(name: str, result: Any) -> Any:
+    """A copy of what a call between two loops has returned, or, where a worker that joins later
+    cannot be given it, the error for the next loop: after the last one nobody asks for it."""
+    try:
+        flat = flatten({"result": result})
+    except ConfigurationError as error:
+        return ConfigurationError(
+            f"session.run({name}) between two loops returned what a worker that joins later "
+            f"cannot be given: {error}"
+        )
+    size_bytes = sum(t.numel() * t.element_size() for t in flat.tensors.values())
+    if size_bytes > _LARGEST_RESULT_BYTES:
+        return ConfigurationError(
+            f"session.run({name}) between two loops returned {size_bytes} bytes, which every "
+            f"worker that joins later is sent; return {_LARGEST_RESULT_BYTES} at most, or keep "
+            "the rest inside of the function"
+        )
+    return copy_tree(result)
 
 
 def _calling_place() -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -235,8 +237,9 @@ class JobState:
         }
 
     def declared_local(self, flat: FlatState) -> frozenset[str]:
-        """Those that the script has declared rank-local: each member may have others."""
-        prefixes = tuple(f"{name}." for name in self._rank_local)
+        """Those that each member may have others of: what the script has declared rank-local, and
+        what its calls of `session.run` have returned."""
+        prefixes = ("session.results.", *(f"{name}." for name in self._rank_local))
         return frozenset(name for name in flat.tensors if name.startswith(prefixes))
 
     # ---- taking out and putting in
@@ -280,8 +283,7 @@ class JobState:
                 continue
             if isinstance(tracked, torch.optim.Optimizer):
                 self._add_parameter_groups(name, tracked, extra)
-                tracked.load_state_dict(states[name])
-                _keep_types(tracked, states[name])
+                _load_optimizer(tracked, states[name])
             else:
                 tracked.load_state_dict(states[name])
         self._waiting = {n: s for n, s in states.items() if "." in n and n not in self._own}
@@ -395,16 +397,41 @@ def progress_of(extra: Mapping[str, Json]) -> Progress:
         raise CheckpointDamaged(f"the job's counters cannot be read: {error!r}") from error
 
 
-def _keep_types(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     """Optimizer.load_state_dict casts each state to its parameter's type, also where the optimizer
-    keeps another one (NAdam's products, ASGD's rates): put back what was saved."""
+    keeps another one (NAdam's products, ASGD's rates, what others keep in lists), makes every
+    dictionary a plain one, and knows neither strings nor arrays: put back what was saved."""
+    states: Mapping[Any, Any] = saved["state"]
+    known = {index: _for_torch(state) for index, state in states.items()}
+    optimizer.load_state_dict({**saved, "state": known})
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     indices = [index for group in saved["param_groups"] for index in group["params"]]
     for parameter, index in zip(parameters, indices, strict=True):
-        for key, value in saved["state"].get(index, {}).items():
-            loaded = optimizer.state[parameter].get(key)
-            if isinstance(value, torch.Tensor) and loaded.dtype != value.dtype:
-                optimizer.state[parameter][key] = value.to(loaded.device)
+        state = states.get(index)
+        if not isinstance(state, dict):
+            continue
+        loaded = optimizer.state[parameter]
+        before = dict(loaded)
+        loaded.clear()  # what was left out goes back to its place in the order
+        for key, value in state.items():
+            if not isinstance(value, torch.Tensor):
+                loaded[key] = copy_tree(value, partial(_beside, parameter))
+            elif isinstance(now := before.get(key), torch.Tensor) and now.dtype != value.dtype:
+                loaded[key] = value.to(now.device)
+            elif key in before:
+                loaded[key] = before[key]
+        loaded.update({key: value for key, value in before.items() if key not in loaded})
+
+
+def _for_torch(state: Any) -> Any:
+    """What Optimizer.load_state_dict can read of a parameter's state."""
+    if not isinstance(state, dict):
+        return state
+    return {k: v for k, v in state.items() if not isinstance(v, (str, bytes, np.ndarray))}
+
+
+def _beside(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(parameter.device)
 
 
 def _place(tensor: torch.Tensor) -> tuple[object, ...]:

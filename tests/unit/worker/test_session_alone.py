@@ -326,7 +326,12 @@ def test_a_call_between_loops_returns_what_others_can_be_given(session: Session)
 
 @pytest.mark.parametrize(
     ("result", "message"),
-    [(object(), r"run\(.*between two loops.*object"), (torch.zeros(500_000), "2000000")],
+    [
+        (object(), r"run\(.*between two loops.*object"),
+        (torch.zeros(500_000), "2000000"),
+        ({"predictions": np.zeros(250_000)}, "2000000"),
+    ],
+    ids=["object", "tensor", "array"],
 )
 def test_a_loop_after_a_call_whose_result_cannot_be_given_is_refused(
     session: Session, result: object, message: str
@@ -336,6 +341,27 @@ def test_a_loop_after_a_call_whose_result_cannot_be_given_is_refused(
     assert session.run(lambda: result) is result  # it may be the script's last
     with pytest.raises(ConfigurationError, match=message):
         next(session.steps(data, epochs=2))
+
+
+class Score(dict[str, float]):
+    """A result of the script's own kind, which cannot be copied."""
+
+    def __deepcopy__(self, memo: Any) -> Score:
+        raise RuntimeError
+
+
+def test_results_after_the_last_loop_may_be_of_any_kind_and_are_not_kept(session: Session) -> None:
+    list(map(train, session.steps(loader(), epochs=1)))
+
+    def call(result: Any) -> Any:
+        return session.run(lambda: result)
+
+    score = Score(loss=0.5)
+    assert call(score) is score
+    gone = weakref.ref(call(torch.zeros(500_000)))
+    call(0)
+    gc.collect()
+    assert gone() is None
 
 
 # ---- tracked by the session

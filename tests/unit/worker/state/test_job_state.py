@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -22,6 +24,7 @@ from elastic.worker.group.process_group import Group
 from elastic.worker.state.cells import TorchGenerator
 from elastic.worker.state.job_state import JobState, progress_of
 from elastic.worker.state.ledger import LedgerRecord
+from elastic.worker.state.shards import plan_shards
 from elastic.worker.state.tensor_specs import describe
 from tests.unit.worker.trees import same
 
@@ -77,6 +80,43 @@ def test_all_of_it_is_replaced(steps: int) -> None:
     assert target.progress == PROGRESS
     assert target.committed == 5
     assert target.ledger.since(0) == [RECORD]
+
+
+class Various(torch.optim.SGD):
+    """Keeps more in its state than tensors of its parameters' type."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["sums"] = torch.full((2,), 0.1, dtype=torch.float64)
+            for parameter in group["params"]:
+                self.state[parameter].update(
+                    preconditioners=[torch.full((2, 2), 0.1), (torch.full((1,), 0.3),)],
+                    moments={"first": torch.full((2,), 0.7)},
+                    counts=defaultdict(int, {"a": 1}),
+                    phase="warm",
+                    array=np.full(2, 0.1),
+                    product=torch.tensor(0.1),
+                    seen={1, 2},
+                    last=None,
+                )
+        return super().step(closure)
+
+
+def test_an_optimizers_state_keeps_its_types_whatever_it_is_made_of() -> None:
+    def tracked() -> tuple[JobState, Various]:
+        model = nn.Linear(2, 2).to(torch.bfloat16)
+        optimizer = Various(model.parameters(), lr=0.1, momentum=0.9)
+        state = JobState()
+        state.track({"model": model, "optimizer": optimizer})
+        return state, optimizer
+
+    (source, left), (target, right) = tracked(), tracked()
+    source.modules()["model"](torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
+    left.step()
+    restore(target, source)
+    assert same(right.state_dict(), left.state_dict())
+    assert target.digest() == source.digest()
+    right.step()  # its dictionaries count on
 
 
 def test_the_live_objects_are_filled_not_replaced() -> None:
@@ -369,6 +409,28 @@ def test_rank_local_state_is_given_to_others_like_the_rest() -> None:
     assert torch.equal(
         target.modules()["model"].get_buffer(mean), source.modules()["model"].get_buffer(mean)
     )
+
+
+def test_results_of_calls_may_differ_between_the_members_that_save() -> None:
+    """Such as each rank's predictions: where the others' shares of a checkpoint begin and end must
+    not follow from them."""
+    shares = []
+    for rank, count in enumerate((3, 2)):
+        state = make(1)
+        state.results["0/0"] = {"predictions": torch.full((count, 7), float(rank))}
+        flat = state.capture()
+        shards = plan_shards(
+            describe(flat.tensors), 2, state.local_names(flat), state.declared_local(flat)
+        )
+        shares.append(shards[rank])
+    names = [{piece.name for piece in share} for share in shares]
+    assert "session.results.0/0.predictions" in names[0] - names[1]
+    elements = Counter[str]()
+    for share in shares:
+        for piece in share:
+            elements[piece.name] += piece.stop - piece.start
+    tensors = make(1).capture().tensors
+    assert {n: elements[n] for n in tensors} == {n: t.numel() for n, t in tensors.items()}
 
 
 def test_parameters_are_compared_by_name_without_optimizers_and_buffers() -> None:

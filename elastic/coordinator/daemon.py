@@ -289,8 +289,9 @@ class CoordinatorDaemon:
         before, node = self._nodes.arrive(stream)
         if before is not None:
             before.stream.close()
-            if before.node != node.node:
-                self._views.post(ev.NodeLost(node=before.node))
+            is_same = before.node == node.node
+            news = ev.NodeReconnected if is_same else ev.NodeLost
+            self._views.post(news(node=before.node))
         self._journal.record(
             "node_connected", node=stream.node, host=stream.host, slots=stream.slots
         )

@@ -53,6 +53,8 @@ class Leader:
     def connected(self, node: Node) -> None:
         if not self.alive:
             return
+        if self._nodes.get(node.name) is node:  # the loss was not noticed
+            self.tell(ev.NodeReconnected(node=node.name))
         self._nodes[node.name] = node
         if node.drains:  # kept in the store
             self.tell(ev.NodeLeaving(node=node.name, reason="drained"))

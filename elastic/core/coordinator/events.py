@@ -25,6 +25,14 @@ class NodesReported:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NodeReconnected:
+    """The node's agent has opened another stream before the end of the one before was noticed:
+    what was said on that may never have arrived."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NodeLost:
     """The node's stream has ended; its processes may live on."""
 
@@ -156,6 +164,7 @@ class TimerFired:
 Event = (
     NodeReported
     | NodesReported
+    | NodeReconnected
     | NodeLost
     | NodeGone
     | NodeLeaving

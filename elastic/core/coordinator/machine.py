@@ -201,6 +201,8 @@ class Coordinator:
                 return self._node_reported(event, now)
             case ev.NodesReported():
                 return self._nodes_reported(event, now)
+            case ev.NodeReconnected():
+                return self._node_reconnected(event, now)
             case ev.NodeLost():
                 return self._node_lost(event, now)
             case ev.NodeGone():
@@ -251,6 +253,10 @@ class Coordinator:
 
     def _nodes_reported(self, event: ev.NodesReported, now: float) -> list[fx.Effect]:
         return [effect for report in event.reports for effect in self._apply(report, now)]
+
+    def _node_reconnected(self, event: ev.NodeReconnected, now: float) -> list[fx.Effect]:
+        self._nodes.reconnected(event.node, now)
+        return []
 
     def _node_lost(self, event: ev.NodeLost, now: float) -> list[fx.Effect]:
         groups = (self._current, self._leaving)

@@ -170,6 +170,14 @@ class Nodes:
         node.workers = seen
         return before.difference(node.workers)
 
+    def reconnected(self, name: NodeId, now: float) -> None:
+        """Its stream was replaced before the end of the last one was noticed: the node hears of
+        what has been decided meanwhile only from now on."""
+        node = self._nodes.get(name)
+        if node is not None and node.silent_since is None:
+            node.in_contact_since = now
+            self._changed(name)
+
     def fell_silent(self, name: NodeId, now: float) -> None:
         """The node's stream has ended; its workers may be well."""
         self._changed(name)

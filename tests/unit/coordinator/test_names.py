@@ -6,10 +6,14 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
+
 from elastic.coordinator.daemon import CoordinatorDaemon
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import Command, lead, save_generation
 from elastic.coordinator.node_registry import NodeRegistry
+from elastic.core.coordinator import events as ev
+from elastic.core.coordinator.machine import Coordinator
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
 from elastic.core.membership import ChangeReason, Generation, Member, WorkerPhase
@@ -124,6 +128,21 @@ def test_one_that_is_started_again_takes_its_own_place() -> None:
         place.daemon.agent_connected(again)
         assert closed(first)
         assert None not in kinds(again)
+
+    check(main)
+
+
+def test_the_machine_hears_that_a_node_has_opened_another_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard: list[ev.Event] = []
+    monkeypatch.setattr(Coordinator, "handle", lambda _self, event, _now: heard.append(event) or [])
+
+    async def main(place: Place) -> None:
+        place.daemon.agent_connected(agent("n1", ONE))
+        assert heard == []
+        place.daemon.agent_connected(agent("n1", ONE))
+        assert heard == [ev.NodeReconnected(node=f"n1@{ONE}")]
 
     check(main)
 

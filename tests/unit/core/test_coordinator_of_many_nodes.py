@@ -301,6 +301,27 @@ def test_who_does_not_hear_all_the_same_is_left_out() -> None:
     assert [e.worker for e in job.told(fx.ReplaceWorker)] == ["b0"]  # type: ignore[attr-defined]
 
 
+def test_a_node_whose_stream_was_replaced_is_given_the_time_to_hear_of_a_generation() -> None:
+    """The news was said on the stream before, the end of which nobody has noticed here."""
+    job = Job(Coordinator(settings(join_timeout_s=10.0)))
+    two = [replace(reported(status(w, READY)), slots=n) for w, n in (("a0", 2), ("b0", 0))]
+    assert job.tell(*two) == ["a0", "b0"]
+    job.report(status("a0", JOINING, 1))
+    job.tell(ev.NodeReconnected(node="b"), after_s=8.0)
+    assert job.tell(two[1]) is None
+    assert job.tell(ev.TimerFired(), after_s=8.0) is None
+    assert job.tell(ev.TimerFired()) == ["a0"]
+    assert [e.worker for e in job.told(fx.ReplaceWorker)] == ["b0"]  # type: ignore[attr-defined]
+
+
+def test_a_node_in_doubt_whose_stream_is_replaced_stays_so_until_it_reports() -> None:
+    job = running("a0", "b0")
+    job.tell(ev.NodeLost(node="b"))
+    assert job.tell(ev.NodeReconnected(node="b")) is None
+    assert job.machine.nodes_out_of_contact() == ["b"]
+    assert job.tell(ev.NodeReconnected(node="elsewhere")) is None
+
+
 def test_a_stuck_member_without_state_makes_room_for_newcomers() -> None:
     job = Job(Coordinator(settings(max_workers=1, busy_timeout_s=30.0)))
     assert job.report(status("b0", READY)) == ["b0"]

@@ -131,6 +131,10 @@ class Process:
             raise GroupLost("there is no group")
         return self._group
 
+    def is_in(self, generation: Generation) -> bool:
+        """The script is in its group, or joins it."""
+        return self._group is not None and self._group.generation.number == generation.number
+
     def enter(self, generation: Generation) -> Group:
         self._group = self.world.group_of(generation)
         return self._group

@@ -510,12 +510,13 @@ class World:
 
     def members_elsewhere(self, generation: Generation, committed: int, for_s: float) -> bool:
         """Whether a member has for so long been in the block of the step after `committed`, or
-        before it where replicas are compared."""
+        before it where replicas are compared. It says so at the store of the group that it is in:
+        those that wait in an earlier one do not hear of it."""
         return any(
             p.committed == committed and min(since) <= self.clock.now - for_s
             for node in self.nodes
             for p in node.processes.values()
-            if p.alive and not p.deaf and p.name in generation.worker_ids
+            if p.alive and not p.deaf and p.is_in(generation)
             if (since := [s for s in (p.in_step_since, p.compares_since) if s is not None])
         )
 

@@ -135,8 +135,11 @@ def _rank_zero_holds(journal: Journal, generation: Generation) -> Iterator[str]:
     }
     if not generation.members:
         return
+    first_worker = generation.members[0].worker
     ever = {a.worker for a in journal.agreed if a.at < formed_at}
-    if generation.members[0].worker in ever:  # what it has lost since may not be known
+    # What it has lost since may not be known; or it has received the state in a group that was lost
+    # before it could say that it had joined.
+    if first_worker in ever or (generation.number, first_worker) in journal.declared:
         return
     for member in generation.members:
         held = (generation.number, member.worker) in journal.declared

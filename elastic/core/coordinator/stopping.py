@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from elastic.core.coordinator.decisions import Decision, End, Form, Wait, WaitReason
@@ -17,7 +18,7 @@ from elastic.core.coordinator.view import (
     worth_waiting_for,
 )
 from elastic.core.coordinator.whole_restart import stop_whole
-from elastic.core.membership import ChangeReason, Generation, Purpose, WorkerPhase
+from elastic.core.membership import ChangeReason, Generation, Member, Purpose, WorkerPhase
 
 EXIT_LEFT = 143  # as after SIGTERM: the job is not done
 
@@ -72,9 +73,12 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     alike = {name: replace(w, leaving=False) for name, w in (left_behind | members).items()}
     known = replace(view, workers=alike)
     decision = decide(known, replace(policy, min_workers=1), now)
-    if isinstance(decision, Form) and not _any_has_state(decision, view):
-        return replace(decision, members=(*decision.members, *(w.as_member() for w in others)))
-    return decision
+    if not isinstance(decision, Form) or _any_has_state(decision.members, view):
+        return decision
+    # Nobody here is known to hold the state. A group of members that a lost transfer has left with
+    # nothing whole would lose one after the other: each says first what it has.
+    with_state = tuple(w.as_member() for w in others)
+    return replace(decision, members=(*decision.members, *with_state) if with_state else ())
 
 
 def _is_to_be_left(current: Generation, view: GroupView) -> bool:
@@ -91,8 +95,8 @@ def _has_state(w: Sighting) -> bool:
     return w.status.phase is WorkerPhase.READY and w.status.took_part and w.silent_since is None
 
 
-def _any_has_state(decision: Form, view: GroupView) -> bool:
-    return any(view.workers[m.worker].status.took_part for m in decision.members)
+def _any_has_state(members: Iterable[Member], view: GroupView) -> bool:
+    return any(view.workers[m.worker].status.took_part for m in members)
 
 
 def _leave(current: Generation, active: list[Sighting], *, is_whole: bool) -> Form:

@@ -299,8 +299,8 @@ STOPPING = (
         "holders outside the group do not save",
     ),
     (
-        "replace(policy, min_workers=1), now)\n    if isinstance(decision, Form)",
-        "policy, now)\n    if isinstance(decision, Form)",
+        "replace(policy, min_workers=1), now)\n    if not isinstance",
+        "policy, now)\n    if not isinstance",
         "survivors below the minimum do not save",
     ),
     (

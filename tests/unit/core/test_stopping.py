@@ -99,6 +99,21 @@ def test_who_is_stuck_on_its_way_in_is_not_waited_for_to_the_end() -> None:
     assert ended(job) == [143]
 
 
+def test_a_stop_is_not_kept_waiting_by_groups_of_members_that_hold_nothing() -> None:
+    """As after the death of the only holder while it gave the first state to the others."""
+    job = Job(Coordinator(settings(broken_grace_s=0.0)))
+    pair = [status("a0", READY), status("a1", READY)]
+    assert job.report(*pair, status("a2", READY)) == ["a0", "a1", "a2"]
+    joins = [status(f"a{n}", JOINING, 1, took_part=False) for n in range(3)]
+    assert job.tell(reported(*joins), STOP) == ["a0", "a1", "a2"]
+    assert job.report(*(status(w, JOINING, 2, took_part=False) for w in ("a1", "a2"))) == []
+    lost = {"heard": 3, "took_part": False, "broken": True}
+    job.report(status("a1", READY, 2, **lost), status("a2", JOINING, 2, took_part=False))
+    assert ended(job) == []  # a2 may have got the state
+    job.report(status("a1", READY, 2, **lost), status("a2", READY, 2, **lost))
+    assert ended(job) == [143]
+
+
 def test_a_new_coordinator_has_those_save_again_who_may_have_missed_that_they_are_done() -> None:
     job = adopted(SAVING)
     job.report(status("a0", FINISHED, 5))

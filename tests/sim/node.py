@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SIGKILL = 9
 LATEST_NOTICE_S = 1.0
 HEARD_WITHIN_S = 0.5
+REPORTED_WITHIN_S = 0.1  # beside the ways of the news
 ENDED_WITHIN_S = 0.5
 ADOPTED_WITHIN_S = 2.0  # workers that its agent has found come to it, or count as new
 LATEST_LOSS_S = 1.5  # in which it is noticed that a node has lost its power
@@ -39,6 +40,7 @@ class Node:
         self.exit_code: int | None = None
         self.drains = False
         self.connected, self.connected_at, self.hung_up_at = False, 0.0, -math.inf
+        self._heard_until = -math.inf
         self._agents = 1
         self._agent_since = self.clock.now
         self._agent_runs = True
@@ -87,10 +89,18 @@ class Node:
         self._cut = False
         self.connect()
 
+    @property
+    def heard_until(self) -> float:
+        """Until when a leader has heard what happens here. While the node was out of contact it has
+        not, and a stream that breaks soon after it was opened may have carried nothing."""
+        opened_by = self.clock.now - 2 * self.world.news_s - REPORTED_WITHIN_S
+        is_heard = self.connected and self.connected_at < opened_by
+        return self.clock.now if is_heard else self._heard_until
+
     def lose_leader(self) -> None:
         """Whoever it was connected to is gone."""
         if self.connected:
-            self.hung_up_at = self.clock.now
+            self._heard_until, self.hung_up_at = self.heard_until, self.clock.now
         self._up.open = self._down.open = False
         self.connected = False
 
@@ -126,7 +136,7 @@ class Node:
 
     def _hang_up(self, notice_s: tuple[float, float]) -> None:
         if self.connected:
-            self.hung_up_at = self.clock.now
+            self._heard_until, self.hung_up_at = self.heard_until, self.clock.now
         self._up.open = self._down.open = False
         self.connected = False
         self.clock.after(self.clock.between(*notice_s), self.world.leader.lost, self)

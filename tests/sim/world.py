@@ -235,9 +235,7 @@ class World:
         node_of = {name: n for n in self.nodes for name in n.processes}
         known_s = 2 * self.news_s + _DECIDED_S
         journal.in_contact_until[generation.number] = {
-            name: now if node_of[name].connected else node_of[name].hung_up_at
-            for name in chosen
-            if name in node_of
+            name: node_of[name].heard_until for name in chosen if name in node_of
         }
         journal.unreachable[generation.number] = [
             name

@@ -133,7 +133,9 @@ class Saves:
             self._given_up.append((step, generation))
             self._journal.record("checkpoint_abandoned", step=step, message=message)
             self.last_failure = message
-        self._settle(local_pb2.CheckpointCommitted(step=step, abandoned=True))
+        self._settle(
+            local_pb2.CheckpointCommitted(step=step, abandoned=True, generation=generation)
+        )
 
     def _tried_again(self, report: job_pb2.SaveFailed) -> None:
         """It is the last one, and no failure while there is time."""

@@ -26,7 +26,7 @@ from elastic.v1 import job_pb2 as elastic_dot_v1_dot_job__pb2
 from elastic.v1 import stacks_pb2 as elastic_dot_v1_dot_stacks__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65lastic/v1/local.proto\x12\nelastic.v1\x1a\x14\x65lastic/v1/job.proto\x1a\x17\x65lastic/v1/stacks.proto\"$\n\x05Hello\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\"H\n\rLedgerEntries\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.elastic.v1.LedgerEntry\x12\r\n\x05whole\x18\x02 \x01(\x08\"u\n\x06Notice\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\x06\x66ields\x18\x02 \x03(\x0b\x32\x1e.elastic.v1.Notice.FieldsEntry\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xe4\x03\n\rWorkerMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.elastic.v1.HelloH\x00\x12*\n\x06status\x18\x02 \x01(\x0b\x32\x18.elastic.v1.WorkerStatusH\x00\x12(\n\x08progress\x18\x03 \x01(\x0b\x32\x14.elastic.v1.ProgressH\x00\x12(\n\x08reformed\x18\x04 \x01(\x0b\x32\x14.elastic.v1.ReformedH\x00\x12&\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x13.elastic.v1.FailureH\x00\x12-\n\x0bshard_saved\x18\x06 \x01(\x0b\x32\x16.elastic.v1.ShardSavedH\x00\x12-\n\x0bsave_failed\x18\x07 \x01(\x0b\x32\x16.elastic.v1.SaveFailedH\x00\x12+\n\x06ledger\x18\x08 \x01(\x0b\x32\x19.elastic.v1.LedgerEntriesH\x00\x12$\n\x06notice\x18\t \x01(\x0b\x32\x12.elastic.v1.NoticeH\x00\x12\"\n\x05known\x18\n \x01(\x0b\x32\x11.elastic.v1.KnownH\x00\x12*\n\x06stacks\x18\x14 \x01(\x0b\x32\x18.elastic.v1.WorkerStacksH\x00\x42\x06\n\x04kind\"\xd0\x01\n\nAssignment\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x16\n\x0e\x63heckpoint_dir\x18\x03 \x01(\t\x12\x18\n\x10\x63heckpoint_every\x18\x04 \x01(\x04\x12\x0e\n\x06ledger\x18\x05 \x01(\x08\x12\x16\n\x0ejoin_timeout_s\x18\x06 \x01(\x01\x12\x18\n\x10local_world_size\x18\x07 \x01(\r\x12\x0b\n\x03job\x18\x08 \x01(\t\x12\x12\n\nfirst_port\x18\t \x01(\r\x12\x11\n\tlast_port\x18\n \x01(\r\"6\n\x13\x43heckpointCommitted\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x11\n\tabandoned\x18\x02 \x01(\x08\"V\n\x0cLedgerStored\x12\x11\n\tcommitted\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0b\n\x03run\x18\x03 \x01(\t\x12\x12\n\nsend_again\x18\x04 \x01(\x08\"\t\n\x07\x44ismiss\"\r\n\x0bReportAgain\"\x0f\n\rProbeProgress\"\x0b\n\tTerminate\"\xbb\x03\n\rWorkerCommand\x12,\n\nassignment\x18\x01 \x01(\x0b\x32\x16.elastic.v1.AssignmentH\x00\x12,\n\ngeneration\x18\x02 \x01(\x0b\x32\x16.elastic.v1.GenerationH\x00\x12\x35\n\ncheckpoint\x18\x03 \x01(\x0b\x32\x1f.elastic.v1.CheckpointCommittedH\x00\x12\x31\n\rledger_stored\x18\x04 \x01(\x0b\x32\x18.elastic.v1.LedgerStoredH\x00\x12&\n\x07\x64ismiss\x18\x05 \x01(\x0b\x32\x13.elastic.v1.DismissH\x00\x12/\n\x0creport_again\x18\x06 \x01(\x0b\x32\x17.elastic.v1.ReportAgainH\x00\x12*\n\x05probe\x18\x07 \x01(\x0b\x32\x19.elastic.v1.ProbeProgressH\x00\x12*\n\tterminate\x18\x08 \x01(\x0b\x32\x15.elastic.v1.TerminateH\x00\x12+\n\x06stacks\x18\x14 \x01(\x0b\x32\x19.elastic.v1.StacksRequestH\x00\x42\x06\n\x04kind\"\xd8\x01\n\x0cSpawnRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bsocket_path\x18\x02 \x01(\t\x12\x10\n\x08log_path\x18\x03 \x01(\t\x12\x0c\n\x04\x61rgv\x18\x04 \x03(\t\x12>\n\x0b\x65nvironment\x18\x05 \x03(\x0b\x32).elastic.v1.SpawnRequest.EnvironmentEntry\x12\x0f\n\x07\x63lassic\x18\x06 \x01(\x08\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"-\n\x0bKillRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0e\n\x06signal\x18\x02 \x01(\x05\"\x0c\n\nEndRequest\"\x0f\n\rAttachRequest\"\xbf\x01\n\rZygoteRequest\x12)\n\x05spawn\x18\x01 \x01(\x0b\x32\x18.elastic.v1.SpawnRequestH\x00\x12\'\n\x04kill\x18\x02 \x01(\x0b\x32\x17.elastic.v1.KillRequestH\x00\x12%\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x16.elastic.v1.EndRequestH\x00\x12+\n\x06\x61ttach\x18\x04 \x01(\x0b\x32\x19.elastic.v1.AttachRequestH\x00\x42\x06\n\x04kind\"8\n\x07Spawned\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x10\n\x08log_path\x18\x03 \x01(\t\",\n\nNotSpawned\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"H\n\x06\x45xited\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x11\n\texit_code\x18\x03 \x01(\x05\x12\x0e\n\x06signal\x18\x04 \x01(\x05\"C\n\x0bZygoteReady\x12$\n\x07workers\x18\x01 \x03(\x0b\x32\x13.elastic.v1.Spawned\x12\x0e\n\x06keeper\x18\x02 \x01(\x03\"\xbc\x01\n\x0bZygoteEvent\x12(\n\x05ready\x18\x01 \x01(\x0b\x32\x17.elastic.v1.ZygoteReadyH\x00\x12&\n\x07spawned\x18\x02 \x01(\x0b\x32\x13.elastic.v1.SpawnedH\x00\x12$\n\x06\x65xited\x18\x03 \x01(\x0b\x32\x12.elastic.v1.ExitedH\x00\x12-\n\x0bnot_spawned\x18\x04 \x01(\x0b\x32\x16.elastic.v1.NotSpawnedH\x00\x42\x06\n\x04kindb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x65lastic/v1/local.proto\x12\nelastic.v1\x1a\x14\x65lastic/v1/job.proto\x1a\x17\x65lastic/v1/stacks.proto\"$\n\x05Hello\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\"H\n\rLedgerEntries\x12(\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x17.elastic.v1.LedgerEntry\x12\r\n\x05whole\x18\x02 \x01(\x08\"u\n\x06Notice\x12\x0c\n\x04name\x18\x01 \x01(\t\x12.\n\x06\x66ields\x18\x02 \x03(\x0b\x32\x1e.elastic.v1.Notice.FieldsEntry\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xe4\x03\n\rWorkerMessage\x12\"\n\x05hello\x18\x01 \x01(\x0b\x32\x11.elastic.v1.HelloH\x00\x12*\n\x06status\x18\x02 \x01(\x0b\x32\x18.elastic.v1.WorkerStatusH\x00\x12(\n\x08progress\x18\x03 \x01(\x0b\x32\x14.elastic.v1.ProgressH\x00\x12(\n\x08reformed\x18\x04 \x01(\x0b\x32\x14.elastic.v1.ReformedH\x00\x12&\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x13.elastic.v1.FailureH\x00\x12-\n\x0bshard_saved\x18\x06 \x01(\x0b\x32\x16.elastic.v1.ShardSavedH\x00\x12-\n\x0bsave_failed\x18\x07 \x01(\x0b\x32\x16.elastic.v1.SaveFailedH\x00\x12+\n\x06ledger\x18\x08 \x01(\x0b\x32\x19.elastic.v1.LedgerEntriesH\x00\x12$\n\x06notice\x18\t \x01(\x0b\x32\x12.elastic.v1.NoticeH\x00\x12\"\n\x05known\x18\n \x01(\x0b\x32\x11.elastic.v1.KnownH\x00\x12*\n\x06stacks\x18\x14 \x01(\x0b\x32\x18.elastic.v1.WorkerStacksH\x00\x42\x06\n\x04kind\"\xd0\x01\n\nAssignment\x12\x0c\n\x04slot\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x16\n\x0e\x63heckpoint_dir\x18\x03 \x01(\t\x12\x18\n\x10\x63heckpoint_every\x18\x04 \x01(\x04\x12\x0e\n\x06ledger\x18\x05 \x01(\x08\x12\x16\n\x0ejoin_timeout_s\x18\x06 \x01(\x01\x12\x18\n\x10local_world_size\x18\x07 \x01(\r\x12\x0b\n\x03job\x18\x08 \x01(\t\x12\x12\n\nfirst_port\x18\t \x01(\r\x12\x11\n\tlast_port\x18\n \x01(\r\"J\n\x13\x43heckpointCommitted\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x11\n\tabandoned\x18\x02 \x01(\x08\x12\x12\n\ngeneration\x18\x03 \x01(\x04\"V\n\x0cLedgerStored\x12\x11\n\tcommitted\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0b\n\x03run\x18\x03 \x01(\t\x12\x12\n\nsend_again\x18\x04 \x01(\x08\"\t\n\x07\x44ismiss\"\r\n\x0bReportAgain\"\x0f\n\rProbeProgress\"\x0b\n\tTerminate\"\xbb\x03\n\rWorkerCommand\x12,\n\nassignment\x18\x01 \x01(\x0b\x32\x16.elastic.v1.AssignmentH\x00\x12,\n\ngeneration\x18\x02 \x01(\x0b\x32\x16.elastic.v1.GenerationH\x00\x12\x35\n\ncheckpoint\x18\x03 \x01(\x0b\x32\x1f.elastic.v1.CheckpointCommittedH\x00\x12\x31\n\rledger_stored\x18\x04 \x01(\x0b\x32\x18.elastic.v1.LedgerStoredH\x00\x12&\n\x07\x64ismiss\x18\x05 \x01(\x0b\x32\x13.elastic.v1.DismissH\x00\x12/\n\x0creport_again\x18\x06 \x01(\x0b\x32\x17.elastic.v1.ReportAgainH\x00\x12*\n\x05probe\x18\x07 \x01(\x0b\x32\x19.elastic.v1.ProbeProgressH\x00\x12*\n\tterminate\x18\x08 \x01(\x0b\x32\x15.elastic.v1.TerminateH\x00\x12+\n\x06stacks\x18\x14 \x01(\x0b\x32\x19.elastic.v1.StacksRequestH\x00\x42\x06\n\x04kind\"\xd8\x01\n\x0cSpawnRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bsocket_path\x18\x02 \x01(\t\x12\x10\n\x08log_path\x18\x03 \x01(\t\x12\x0c\n\x04\x61rgv\x18\x04 \x03(\t\x12>\n\x0b\x65nvironment\x18\x05 \x03(\x0b\x32).elastic.v1.SpawnRequest.EnvironmentEntry\x12\x0f\n\x07\x63lassic\x18\x06 \x01(\x08\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"-\n\x0bKillRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0e\n\x06signal\x18\x02 \x01(\x05\"\x0c\n\nEndRequest\"\x0f\n\rAttachRequest\"\xbf\x01\n\rZygoteRequest\x12)\n\x05spawn\x18\x01 \x01(\x0b\x32\x18.elastic.v1.SpawnRequestH\x00\x12\'\n\x04kill\x18\x02 \x01(\x0b\x32\x17.elastic.v1.KillRequestH\x00\x12%\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x16.elastic.v1.EndRequestH\x00\x12+\n\x06\x61ttach\x18\x04 \x01(\x0b\x32\x19.elastic.v1.AttachRequestH\x00\x42\x06\n\x04kind\"8\n\x07Spawned\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x10\n\x08log_path\x18\x03 \x01(\t\",\n\nNotSpawned\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"H\n\x06\x45xited\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\x11\n\texit_code\x18\x03 \x01(\x05\x12\x0e\n\x06signal\x18\x04 \x01(\x05\"C\n\x0bZygoteReady\x12$\n\x07workers\x18\x01 \x03(\x0b\x32\x13.elastic.v1.Spawned\x12\x0e\n\x06keeper\x18\x02 \x01(\x03\"\xbc\x01\n\x0bZygoteEvent\x12(\n\x05ready\x18\x01 \x01(\x0b\x32\x17.elastic.v1.ZygoteReadyH\x00\x12&\n\x07spawned\x18\x02 \x01(\x0b\x32\x13.elastic.v1.SpawnedH\x00\x12$\n\x06\x65xited\x18\x03 \x01(\x0b\x32\x12.elastic.v1.ExitedH\x00\x12-\n\x0bnot_spawned\x18\x04 \x01(\x0b\x32\x16.elastic.v1.NotSpawnedH\x00\x42\x06\n\x04kindb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,39 +50,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ASSIGNMENT']._serialized_start=804
   _globals['_ASSIGNMENT']._serialized_end=1012
   _globals['_CHECKPOINTCOMMITTED']._serialized_start=1014
-  _globals['_CHECKPOINTCOMMITTED']._serialized_end=1068
-  _globals['_LEDGERSTORED']._serialized_start=1070
-  _globals['_LEDGERSTORED']._serialized_end=1156
-  _globals['_DISMISS']._serialized_start=1158
-  _globals['_DISMISS']._serialized_end=1167
-  _globals['_REPORTAGAIN']._serialized_start=1169
-  _globals['_REPORTAGAIN']._serialized_end=1182
-  _globals['_PROBEPROGRESS']._serialized_start=1184
-  _globals['_PROBEPROGRESS']._serialized_end=1199
-  _globals['_TERMINATE']._serialized_start=1201
-  _globals['_TERMINATE']._serialized_end=1212
-  _globals['_WORKERCOMMAND']._serialized_start=1215
-  _globals['_WORKERCOMMAND']._serialized_end=1658
-  _globals['_SPAWNREQUEST']._serialized_start=1661
-  _globals['_SPAWNREQUEST']._serialized_end=1877
-  _globals['_SPAWNREQUEST_ENVIRONMENTENTRY']._serialized_start=1827
-  _globals['_SPAWNREQUEST_ENVIRONMENTENTRY']._serialized_end=1877
-  _globals['_KILLREQUEST']._serialized_start=1879
-  _globals['_KILLREQUEST']._serialized_end=1924
-  _globals['_ENDREQUEST']._serialized_start=1926
-  _globals['_ENDREQUEST']._serialized_end=1938
-  _globals['_ATTACHREQUEST']._serialized_start=1940
-  _globals['_ATTACHREQUEST']._serialized_end=1955
-  _globals['_ZYGOTEREQUEST']._serialized_start=1958
-  _globals['_ZYGOTEREQUEST']._serialized_end=2149
-  _globals['_SPAWNED']._serialized_start=2151
-  _globals['_SPAWNED']._serialized_end=2207
-  _globals['_NOTSPAWNED']._serialized_start=2209
-  _globals['_NOTSPAWNED']._serialized_end=2253
-  _globals['_EXITED']._serialized_start=2255
-  _globals['_EXITED']._serialized_end=2327
-  _globals['_ZYGOTEREADY']._serialized_start=2329
-  _globals['_ZYGOTEREADY']._serialized_end=2396
-  _globals['_ZYGOTEEVENT']._serialized_start=2399
-  _globals['_ZYGOTEEVENT']._serialized_end=2587
+  _globals['_CHECKPOINTCOMMITTED']._serialized_end=1088
+  _globals['_LEDGERSTORED']._serialized_start=1090
+  _globals['_LEDGERSTORED']._serialized_end=1176
+  _globals['_DISMISS']._serialized_start=1178
+  _globals['_DISMISS']._serialized_end=1187
+  _globals['_REPORTAGAIN']._serialized_start=1189
+  _globals['_REPORTAGAIN']._serialized_end=1202
+  _globals['_PROBEPROGRESS']._serialized_start=1204
+  _globals['_PROBEPROGRESS']._serialized_end=1219
+  _globals['_TERMINATE']._serialized_start=1221
+  _globals['_TERMINATE']._serialized_end=1232
+  _globals['_WORKERCOMMAND']._serialized_start=1235
+  _globals['_WORKERCOMMAND']._serialized_end=1678
+  _globals['_SPAWNREQUEST']._serialized_start=1681
+  _globals['_SPAWNREQUEST']._serialized_end=1897
+  _globals['_SPAWNREQUEST_ENVIRONMENTENTRY']._serialized_start=1847
+  _globals['_SPAWNREQUEST_ENVIRONMENTENTRY']._serialized_end=1897
+  _globals['_KILLREQUEST']._serialized_start=1899
+  _globals['_KILLREQUEST']._serialized_end=1944
+  _globals['_ENDREQUEST']._serialized_start=1946
+  _globals['_ENDREQUEST']._serialized_end=1958
+  _globals['_ATTACHREQUEST']._serialized_start=1960
+  _globals['_ATTACHREQUEST']._serialized_end=1975
+  _globals['_ZYGOTEREQUEST']._serialized_start=1978
+  _globals['_ZYGOTEREQUEST']._serialized_end=2169
+  _globals['_SPAWNED']._serialized_start=2171
+  _globals['_SPAWNED']._serialized_end=2227
+  _globals['_NOTSPAWNED']._serialized_start=2229
+  _globals['_NOTSPAWNED']._serialized_end=2273
+  _globals['_EXITED']._serialized_start=2275
+  _globals['_EXITED']._serialized_end=2347
+  _globals['_ZYGOTEREADY']._serialized_start=2349
+  _globals['_ZYGOTEREADY']._serialized_end=2416
+  _globals['_ZYGOTEEVENT']._serialized_start=2419
+  _globals['_ZYGOTEEVENT']._serialized_end=2607
 # @@protoc_insertion_point(module_scope)

@@ -90,12 +90,14 @@ class Assignment(_message.Message):
     def __init__(self, slot: _Optional[int] = ..., host: _Optional[str] = ..., checkpoint_dir: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., ledger: bool = ..., join_timeout_s: _Optional[float] = ..., local_world_size: _Optional[int] = ..., job: _Optional[str] = ..., first_port: _Optional[int] = ..., last_port: _Optional[int] = ...) -> None: ...
 
 class CheckpointCommitted(_message.Message):
-    __slots__ = ("step", "abandoned")
+    __slots__ = ("step", "abandoned", "generation")
     STEP_FIELD_NUMBER: _ClassVar[int]
     ABANDONED_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     step: int
     abandoned: bool
-    def __init__(self, step: _Optional[int] = ..., abandoned: bool = ...) -> None: ...
+    generation: int
+    def __init__(self, step: _Optional[int] = ..., abandoned: bool = ..., generation: _Optional[int] = ...) -> None: ...
 
 class LedgerStored(_message.Message):
     __slots__ = ("committed", "generation", "run", "send_again")

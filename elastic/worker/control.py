@@ -253,7 +253,9 @@ class AgentControl:
             self.membership.announce(generation_from_pb(command.generation))
         elif kind == "checkpoint":
             settled = command.checkpoint
-            self.checkpoints.settle(settled.step, committed=not settled.abandoned)
+            self.checkpoints.settle(
+                settled.step, committed=not settled.abandoned, generation=settled.generation
+            )
         elif kind == "ledger_stored":
             stored = command.ledger_stored
             self._pulse.ledger_stored(stored.committed, stored.run, stored.generation)

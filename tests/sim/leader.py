@@ -98,7 +98,7 @@ class Leader:
         """A member that has missed what became of its save reports it again."""
         self._written[event.generation, event.step].add(event.index)
         if self.alive and event.step in self._committed:
-            node.hear_of_checkpoint(event.step, abandoned=False)
+            node.hear_of_checkpoint(event.step, event.generation, abandoned=False)
         else:
             self.tell(event)
 
@@ -131,7 +131,7 @@ class Leader:
                 self._given_up.add((number, step))
                 if step > self._newest_whole and not again:
                     self.world.gave_up(number, step, self._written[number, step])
-                self._settle_checkpoint(step, abandoned=True, again=again)
+                self._settle_checkpoint(step, number, abandoned=True, again=again)
             case fx.ProbeGroup():
                 for node in self._nodes.values():
                     node.hear_probe()
@@ -153,14 +153,16 @@ class Leader:
             return
         self.world.storage.commit(generation, step)
         self._committed.add(step)
-        self._settle_checkpoint(step, abandoned=False)
+        self._settle_checkpoint(step, generation, abandoned=False)
 
-    def _settle_checkpoint(self, step: int, *, abandoned: bool, again: bool = False) -> None:
+    def _settle_checkpoint(
+        self, step: int, generation: int, *, abandoned: bool, again: bool = False
+    ) -> None:
         self.world.journal.note(self.clock.now, "coordinator", "checkpoint", step, abandoned)
         if not again:
             self.world.journal.saves.append((self.clock.now, not abandoned))
         for node in self._nodes.values():
-            node.hear_of_checkpoint(step, abandoned=abandoned)
+            node.hear_of_checkpoint(step, generation, abandoned=abandoned)
 
     def _end(self, effect: fx.EndJob) -> None:
         self.ended = True

@@ -255,12 +255,12 @@ class Node:
         for process in self.processes.values():
             process.down.send(process.answer_probe)
 
-    def checkpoint_settled(self, step: int, abandoned: bool) -> None:
+    def checkpoint_settled(self, step: int, abandoned: bool, generation: int) -> None:
         for process in self.processes.values():
-            process.down.send(process.checkpoint_settled, step, abandoned)
+            process.down.send(process.checkpoint_settled, step, abandoned, generation)
 
-    def hear_of_checkpoint(self, step: int, *, abandoned: bool) -> None:
-        self._down.send(self.checkpoint_settled, step, abandoned)
+    def hear_of_checkpoint(self, step: int, generation: int, *, abandoned: bool) -> None:
+        self._down.send(self.checkpoint_settled, step, abandoned, generation)
 
     # ---- what must be true of it
 

@@ -235,8 +235,10 @@ class Process:
         self.tell(self.worker.generation_announced(generation))
         self.thread.nudge()
 
-    def checkpoint_settled(self, step: int, abandoned: bool) -> None:
-        if self.deaf:
+    def checkpoint_settled(self, step: int, abandoned: bool, generation: int) -> None:
+        """generation: that of the group whose save was given up."""
+        saves_in_another = self._last_save[0] == step and self._last_save[1] != generation
+        if self.deaf or (abandoned and saves_in_another):
             return
         self._unsettled = {at: sent for at, sent in self._unsettled.items() if at > step}
         self._settled[step] = not abandoned
@@ -308,7 +310,7 @@ class Process:
     def _saved(self, generation: Generation, rank: int, replica: Replica) -> None:
         if self.alive and not self.deaf:
             if self.world.storage.newest.lineage == replica.lineage:  # by the group before
-                self.checkpoint_settled(replica.committed, False)
+                self.checkpoint_settled(replica.committed, False, generation.number)
                 return
             self.world.storage.put_shard(generation, rank, replica)
             shard = ShardReported(

@@ -95,10 +95,11 @@ class Checkpointing:
                 raise GroupLost("superseded while saving")
             saver.try_again()
 
-    def settle(self, step: int, *, committed: bool) -> None:
-        """The coordinator has committed or abandoned the checkpoint of `step`."""
+    def settle(self, step: int, *, committed: bool, generation: int = 0) -> None:
+        """The coordinator has committed the checkpoint of `step`, or abandoned that of the group of
+        `generation`."""
         if self._saver is not None:
-            self._saver.settle(step, committed=committed)
+            self._saver.settle(step, committed=committed, generation=generation)
 
     def report_again(self) -> None:
         """Tell a coordinator that may be new what it has not settled."""

@@ -100,14 +100,24 @@ class Saver:
         self._writing = threading.Thread(target=self._write, args=self._work, name="elastic-save")
         self._writing.start()
 
-    def settle(self, step: int, *, committed: bool) -> None:
-        """The coordinator has committed or abandoned the checkpoint of `step`."""
+    def settle(self, step: int, *, committed: bool, generation: int = 0) -> None:
+        """The coordinator has committed the checkpoint of `step`, or abandoned that of the group of
+        `generation` (0: not known which): a later group may be saving the same step."""
         with self._changed:
+            if not committed and generation and self._is_saved_in_another(step, generation):
+                return
             self._settled[step] = committed
             self._reports = {at: sent for at, sent in self._reports.items() if at > step}
             for old in sorted(self._settled)[:-8]:
                 del self._settled[old]
             self._changed.notify_all()
+
+    def _is_saved_in_another(self, step: int, generation: int) -> bool:
+        return (
+            self._last is not None
+            and self._last[0] == step
+            and self._last[1].generation != generation
+        )
 
     def report_again(self) -> None:
         """Send once more what was reported and not settled."""

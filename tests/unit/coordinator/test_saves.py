@@ -148,6 +148,7 @@ def test_an_abandoned_one_may_be_saved_again() -> None:
     async def check(place: Place) -> None:
         place.saves.abandon(fx.AbandonCheckpoint(generation=3, step=5, message="w was lost"))
         assert place.settled() == [(5, True)]
+        assert place.told[0]["checkpoint"].generation == 3
         assert place.storage.forgotten == [(5, 3)]
         assert place.diary.of("checkpoint_abandoned") == [{"step": 5, "message": "w was lost"}]
         assert place.saves.newest_step == 0

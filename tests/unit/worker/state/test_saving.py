@@ -133,6 +133,23 @@ def test_a_step_saved_again_by_another_group_is_reported_as_that(job: Job) -> No
     assert job.again() == [("shard_saved", 2, 4)]
 
 
+def test_news_of_the_save_of_an_earlier_group_says_nothing_of_this_one(job: Job) -> None:
+    """It was abandoned when a member was lost, and comes late: this group saves the same step."""
+    job.save(2, generation=3)
+    job.save(2, generation=4)
+    job.saver.settle(2, committed=False, generation=3)
+    assert not job.saver.is_settled(2, 0.0)
+    assert job.again() == [("shard_saved", 2, 4)]
+    job.saver.settle(2, committed=False, generation=4)
+    assert job.saver.is_settled(2, 0.0)
+
+
+def test_a_commit_settles_a_step_whichever_group_has_saved_it(job: Job) -> None:
+    job.save(2, generation=4)
+    job.saver.settle(2, committed=True, generation=3)
+    assert job.saver.is_committed(2)
+
+
 def test_a_save_that_failed_is_reported_again_too(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,8 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     active = [w for w in members.values() if not _finished(w)]
     in_contact = all(w.silent_since is None for w in members.values())
     if active and in_contact and _is_to_be_left(current, view):
-        return _leave(current, active, is_whole=current.worker_ids.issubset(members))
+        is_whole = current.worker_ids.issubset(members) and len(active) == len(members)
+        return _leave(current, active, is_whole=is_whole)
     others = [w for name, w in view.workers.items() if name not in members and _has_state(w)]
     if others and not any(w.status.took_part for w in members.values()):
         return _leave(current, active + others, is_whole=False)  # these have it to save
@@ -100,8 +101,8 @@ def _any_has_state(members: Iterable[Member], view: GroupView) -> bool:
 
 
 def _leave(current: Generation, active: list[Sighting], *, is_whole: bool) -> Form:
-    """At a step boundary if the group trains; one that assembles or saves, or has lost a member,
-    will come to none."""
+    """At a step boundary if the group trains; one that assembles or saves, or has lost a member, or
+    one of which has ended its script, will come to none."""
     trains = (
         current.purpose is Purpose.TRAIN
         and is_whole

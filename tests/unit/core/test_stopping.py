@@ -99,6 +99,14 @@ def test_who_is_stuck_on_its_way_in_is_not_waited_for_to_the_end() -> None:
     assert ended(job) == [143]
 
 
+def test_members_that_wait_at_the_end_are_not_to_come_to_another_boundary_first() -> None:
+    """As where the news of a save was lost with a leader, after some had ended their scripts."""
+    job = running("a0", "b0")
+    job.report(status("a0", FINISHED, 1, committed=9))
+    assert job.tell(STOP) == ["b0"]
+    assert job.formed[-1].leave_after is None
+
+
 def test_a_stop_is_not_kept_waiting_by_groups_of_members_that_hold_nothing() -> None:
     """As after the death of the only holder while it gave the first state to the others."""
     job = Job(Coordinator(settings(broken_grace_s=0.0)))

@@ -435,6 +435,8 @@ class _Formed:
         clock. Whoever comes back has not heard of anything meanwhile.
         """
         unheard = [w for w in self._active if w.status.heard < self._current.number]
+        if any(map(self._has_arrived, self._active)):
+            unheard = []  # it takes all of them to come to one state: only their reports are late
         deaf = [w for w in unheard if self._now >= self._deaf_from(w)]
         if deaf:
             return self._leave_out(deaf)

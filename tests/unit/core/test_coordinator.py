@@ -305,7 +305,7 @@ def test_who_is_being_ended_is_in_no_group() -> None:
     machine = Coordinator(SETTINGS)
     machine.handle(report("a", status("a0", READY), status("a1", READY)), 0.0)
     machine.handle(ev.GenerationPersisted(number=1), 0.1)
-    machine.handle(report("a", status("a0", TRAINING, 1), status("a1", READY)), 0.2)
+    machine.handle(report("a", status("a0", JOINING, 1), status("a1", READY)), 0.2)
     left_out = machine.handle(ev.TimerFired(), 11.0)  # a1 has not heard of the group
     assert replaced(left_out) == ["a1"]
     machine.handle(ev.GenerationPersisted(number=2), 11.1)

@@ -36,6 +36,7 @@ PLANNED = generation(4, "a0", "b0", "c0", leave_after=9)
 SAVING = generation(4, "a0", "b0", purpose=Purpose.SAVE_AND_LEAVE)
 NOBODY = generation(4)
 A, B = status("a0", TRAINING, 3), status("b0", TRAINING, 3)
+A_JOINS = status("a0", JOINING, 3)
 A_BROKEN = status("a0", READY, 3, broken=True, detail="reset")
 NEW = status("c0", READY)
 NEW_HEARD = status("c0", READY, heard=4)
@@ -109,7 +110,9 @@ def test_with_a_group(situation: GroupView, expected: object) -> None:
     [
         (view(PAIR, A, status("b0", JOINING, 3), assembling_since=99.0), WaitReason.ASSEMBLING),
         # Deaf: has not even acknowledged. Busy: has, and may take its time, but not for ever.
-        (view(PAIR, A, status("b0", TRAINING, 2)), "BELOW_MINIMUM [] -b0"),
+        (view(PAIR, A_JOINS, status("b0", TRAINING, 2)), "BELOW_MINIMUM [] -b0"),
+        # Or its reports are late: another would not train if it had not come.
+        (view(PAIR, A, status("b0", TRAINING, 2), assembling_since=0.0), WaitReason.ASSEMBLING),
         (
             view(PAIR, A, status("b0", TRAINING, 2, heard=3), assembling_since=0.0),
             WaitReason.ASSEMBLING,

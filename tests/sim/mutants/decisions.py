@@ -120,8 +120,8 @@ FORMATION = (
         "members out of contact, who cannot hear of it, are in the next group",
     ),
     (
-        "            workers = sorted(workers + self._newcomers + holders, key=_seniority)\n",
-        "            pass\n",
+        "            everyone = workers + self._newcomers + holders\n",
+        "            everyone = workers\n",
         "members without the state train without the newcomer that holds it",
     ),
     (

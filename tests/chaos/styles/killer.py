@@ -18,6 +18,8 @@ _EARLY = 0.15  # of all runs begin to count their delays before anything is comm
 _LONGEST_DELAY_S = 0.8
 _WAIT_FOR_TARGET_S = 1.5
 _POLL_S = 0.003
+_MOST_NEW = 4
+"""Victims in a row that have committed nothing: after six the job lets no newcomer in for long."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +42,7 @@ class Killer:
     seed: int
     nproc: int
     kills: list[Kill] = field(default_factory=list)
+    _new: int = 0  # victims that had committed nothing, since a full group has trained last
 
     def run(self, kills: int, deadline_s: float) -> bool:
         """Kill so often, wait for a full group, and let the job hurry. False: it ended before."""
@@ -59,6 +62,10 @@ class Killer:
     # ---- one kill
 
     def _kill_one(self, aim: str, rng: random.Random, deadline: float) -> bool:
+        if self._new == _MOST_NEW:
+            if not self._wait(self._complete, deadline):
+                return False
+            self._new = 0
         aimed_until = min(deadline, time.monotonic() + _WAIT_FOR_TARGET_S)
         if not self._wait(lambda: bool(self._targets(aim)), aimed_until):
             aim = "member"
@@ -70,7 +77,9 @@ class Killer:
         if not targets:
             return False
         victim = rng.choice(targets)
-        newest = max((step for step, _ in self._progress().values()), default=-1)
+        progress = self._progress()
+        self._new += victim not in progress
+        newest = max((step for step, _ in progress.values()), default=-1)
         self.kills.append(Kill(at=time.time(), worker=victim, aim=aim, step=newest))
         os.kill(self.job.pid_of(victim), signal.SIGKILL)
         return True

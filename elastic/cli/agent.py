@@ -33,6 +33,7 @@ from elastic.core.agent.machine import AgentSettings
 from elastic.core.restarts import Backoff
 from elastic.errors import ConfigurationError, ExitCode, TransientError, meaning_of
 from elastic.rpc.control import ControlClient
+from elastic.rpc.engine import start_engine
 from elastic.rpc.security import Security, choose_security
 from elastic.runtime.journal import EntryCounts, Journal
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
@@ -189,6 +190,7 @@ async def _attend(
     listener: int | None,
     unsure: str,
 ) -> Attended:
+    start_engine()
     settings = command.settings
     counts, calls = EntryCounts(), StoreCalls()
     journal = Journal(display.entry, counts, origin=command.origin)

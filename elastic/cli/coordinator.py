@@ -30,6 +30,7 @@ from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
 from elastic.errors import ElasticError, ExitCode, refusal_of
 from elastic.rpc.control import ControlServer
+from elastic.rpc.engine import start_engine
 from elastic.rpc.security import choose_security
 from elastic.runtime.journal import Journal, JsonLines, RecentEntries
 from elastic.runtime.listening import require_listenable
@@ -81,6 +82,7 @@ async def _coordinate(
     stream: Stream,
     notice: ServiceNotice,
 ) -> int:
+    start_engine()
     recent, pauses, totals, calls = RecentEntries(), LoopPauses(), Totals(), StoreCalls()
     history = JobHistory()
     journal = Journal(

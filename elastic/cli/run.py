@@ -38,6 +38,7 @@ from elastic.core.coordinator.view import FormationPolicy
 from elastic.core.restarts import Backoff
 from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.control import ControlClient, ControlServer
+from elastic.rpc.engine import start_engine
 from elastic.rpc.security import choose_security, stays_here
 from elastic.runtime.journal import EntryCounts, Journal, RecentEntries
 from elastic.runtime.listening import require_listenable
@@ -106,6 +107,7 @@ async def _run(
     logs: Path,
     display: Display,
 ) -> int:
+    start_engine()
     settings = command.settings
     recent, pauses, totals, counts = RecentEntries(), LoopPauses(), Totals(), EntryCounts()
     history = JobHistory()

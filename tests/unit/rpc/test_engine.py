@@ -1,0 +1,56 @@
+"""gRPC starts, or says why it does not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+_STARTS = """
+import asyncio, errno, socket
+from elastic.errors import TransientError
+from elastic.rpc.engine import start_engine
+import grpc
+
+made, asked = socket.socketpair, []
+
+def pair(*_):
+    asked.append(1)
+    if len(asked) == FAILS:
+        raise OSError(errno.EMFILE, "Too many open files")
+    return made()
+
+async def main():
+    socket.socketpair = pair
+    try:
+        start_engine()
+    except TransientError as error:
+        print(error)
+        return
+    start_engine()
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        await channel.channel_ready()
+    await server.stop(0)
+    print("served", len(asked))
+
+asyncio.run(main())
+"""
+
+
+def outcome(fails: int) -> str:
+    script = _STARTS.replace("FAILS", str(fails))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_grpc_that_gets_no_pair_of_sockets_says_so() -> None:
+    assert outcome(1).startswith("gRPC cannot start, the system refuses it a pair of sockets: Too")
+
+
+def test_grpc_asks_for_no_pair_of_its_own() -> None:
+    assert outcome(3) == "served 2"  # one for each call of start_engine

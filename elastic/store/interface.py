@@ -21,6 +21,10 @@ class LeaseLost(TransientError):
     """The lease has expired or was revoked; its keys are gone."""
 
 
+class LeaseExists(TransientError):
+    """The lease of this name has been granted already; known to those who name leases alone."""
+
+
 class WatchCompacted(TransientError):
     """The store has forgotten changes that a watch asked for.
 
@@ -29,6 +33,8 @@ class WatchCompacted(TransientError):
 
     def __init__(self, revision: int) -> None:
         super().__init__(f"changes before revision {revision} have been compacted away")
+        self.revision = revision
+        """The first whose change may still be asked for."""
 
 
 class StoreWentBack(TransientError):

@@ -1,10 +1,10 @@
-"""The store in this process's memory: for one machine, where nothing else could outlive it."""
+"""The store in this process's memory: for one machine, or for one coordinator that serves it."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from elastic.store.interface import (
@@ -12,6 +12,7 @@ from elastic.store.interface import (
     Entry,
     Guard,
     GuardFailed,
+    LeaseExists,
     LeaseLost,
     Listing,
     WatchCompacted,
@@ -31,18 +32,30 @@ class MemoryStore:
     """See elastic.store.interface.Store. Leases run by `clock` seconds.
 
     They are checked at each call, and by a timer so that watchers hear of what nobody asks for.
+    `revision` is the store's before its first write. No call but that of a watch is ever suspended,
+    so several in a row are one transaction.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, revision: int = 0) -> None:
         self._clock = clock
         self._entries: dict[str, Entry] = {}
         self._leases: dict[int, _Lease] = {}
         self._history: list[Change] = []
-        self._compacted = 0
-        self._revision = 0
+        self._compacted = revision + 1
+        self._revision = revision
         self._granted = 0
         self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def revision(self) -> int:
+        """Of the newest write."""
+        return self._revision
+
+    def has_lease(self, lease: int) -> bool:
+        """Whether it can be given keys."""
+        self._expire()
+        return lease in self._leases
 
     async def get(self, key: str) -> Entry | None:
         """The key's entry, or None."""
@@ -74,7 +87,7 @@ class MemoryStore:
         self._check(guard)
         return self._remove(key)
 
-    async def watch(self, prefix: str, *, after: int) -> AsyncIterator[Change]:
+    async def watch(self, prefix: str, *, after: int) -> AsyncGenerator[Change, None]:
         """Every change of keys under `prefix` after revision `after`, in order, none twice."""
         seen = after
         while True:
@@ -87,12 +100,16 @@ class MemoryStore:
                     yield change
             await changed.wait()
 
-    async def grant(self, ttl_s: float) -> int:
-        """A lease that lives `ttl_s` seconds after it was last renewed."""
-        self._granted += 1
-        self._leases[self._granted] = _Lease(ttl_s, self._clock() + ttl_s)
+    async def grant(self, ttl_s: float, *, name: int = 0) -> int:
+        """A lease that lives `ttl_s` seconds after it was last renewed; `name` is what it is to be
+        called, 0: as the store likes. Raises LeaseExists."""
+        self._expire()
+        if name in self._leases:
+            raise LeaseExists(f"there is a lease {name}")
+        lease = name or self._unused_name()
+        self._leases[lease] = _Lease(ttl_s, self._clock() + ttl_s)
         self._set_timer()
-        return self._granted
+        return lease
 
     async def renew(self, lease: int) -> None:
         """Start the lease's time anew; raises LeaseLost."""
@@ -108,6 +125,12 @@ class MemoryStore:
         """Forget changes before `revision`, as an etcd does from time to time."""
         self._history = [*self._since(revision - 1)]
         self._compacted = revision
+
+    def _unused_name(self) -> int:
+        self._granted += 1
+        while self._granted in self._leases:
+            self._granted += 1
+        return self._granted
 
     def _since(self, revision: int) -> Sequence[Change]:
         """The changes after `revision`: one each, and the last one made the newest revision."""

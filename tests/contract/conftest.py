@@ -8,8 +8,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from dataclasses import dataclass
 from typing import Any
 
+import grpc.aio
 import pytest
 
+from elastic.store.etcd.endpoints import parse_endpoints
+from elastic.store.etcd.options import EtcdOptions
+from elastic.store.etcd.server import EtcdService
 from elastic.store.etcd.store import EtcdStore
 from elastic.store.interface import Change, Store
 from elastic.store.memory import MemoryStore
@@ -18,6 +22,7 @@ from tests.etcd_cluster import EtcdCluster, etcd_cluster
 DEADLINE_S = 10.0
 
 _open_stores: list[EtcdStore] = []
+_open_servers: list[grpc.aio.Server] = []
 
 
 @dataclass
@@ -47,13 +52,12 @@ def cluster() -> Iterator[EtcdCluster]:
         yield cluster
 
 
-@pytest.fixture(params=["memory", "etcd"])
+@pytest.fixture(params=["memory", "etcd", "served"])
 def adapter(request: pytest.FixtureRequest) -> Adapter:
     """To add an adapter: a parameter here, and a branch that returns it."""
     if request.param == "etcd":
         return _etcd(request.getfixturevalue("shared_cluster"))
-    assert request.param == "memory"
-    return _memory()
+    return {"memory": _memory, "served": _served}[request.param]()
 
 
 def _memory() -> Adapter:
@@ -72,6 +76,40 @@ def _memory() -> Adapter:
         return MemoryStore(clock=lambda: now)
 
     return Adapter(make=make, pass_s=pass_s, ttl_s=5.0, compact=compact)
+
+
+def _served() -> Adapter:
+    """A store in memory behind a gRPC server, as a coordinator serves it."""
+    memory = _memory()
+    behind: dict[int, Store] = {}
+
+    def make() -> Store:
+        kept = memory.make()
+        assert isinstance(kept, MemoryStore)
+        store = EtcdStore(_options_of(serve(kept)))
+        behind[id(store)] = kept
+        _open_stores.append(store)
+        return store
+
+    async def compact(store: Store, revision: int) -> None:
+        await memory.compact(behind[id(store)], revision)
+
+    return Adapter(make=make, pass_s=memory.pass_s, ttl_s=memory.ttl_s, compact=compact)
+
+
+def serve(store: MemoryStore) -> int:
+    """The port at which it is served until the test ends; asked as etcd is."""
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers(tuple(EtcdService(store, version="1.2.3").handlers()))
+    port = server.add_insecure_port("127.0.0.1:0")
+    starting = asyncio.ensure_future(server.start())
+    starting.add_done_callback(lambda done: done.result())
+    _open_servers.append(server)
+    return int(port)
+
+
+def _options_of(port: int) -> EtcdOptions:
+    return EtcdOptions(endpoints=parse_endpoints(f"127.0.0.1:{port}"), watch_idle_s=0.2)
 
 
 def _etcd(cluster: EtcdCluster) -> Adapter:
@@ -99,6 +137,8 @@ async def _then_close_stores(work: Coroutine[Any, Any, None]) -> None:
     finally:
         while _open_stores:
             await _open_stores.pop().close()
+        while _open_servers:
+            await _open_servers.pop().stop(None)
 
 
 async def take(changes: AsyncIterator[Change], count: int) -> list[Change]:

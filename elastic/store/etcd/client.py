@@ -13,7 +13,14 @@ from elastic.store.etcd import wording
 from elastic.store.etcd.connection import Connection, Metadata, Stream
 from elastic.store.etcd.endpoints import Endpoint
 from elastic.store.etcd.failover import Answer, Failover
-from elastic.store.etcd.methods import LEASE_KEEP_ALIVE, WATCH, Method, RequestT, ResponseT
+from elastic.store.etcd.methods import (
+    LEASE_KEEP_ALIVE,
+    READS,
+    WATCH,
+    Method,
+    RequestT,
+    ResponseT,
+)
 from elastic.store.etcd.options import EtcdOptions
 from elastic.store.etcd.refusals import NO_ANSWER, Refusal, Refused, Said
 from elastic.store.etcd.tokens import Tokens, metadata
@@ -36,6 +43,7 @@ class EtcdClient:
             attempt_timeout_s=options.attempt_timeout_s,
             total_timeout_s=options.total_timeout_s,
         )
+        self._let_write = False
         self._tokens = Tokens(self._failover, user=options.user, password=options.password)
 
     def ends_at(self) -> float:
@@ -77,7 +85,7 @@ class EtcdClient:
         except Refused as refused:
             raise self._error(WATCH.name, refused) from refused
         connection = self._failover.current
-        return connection, token, connection.stream(WATCH, metadata=metadata(token))
+        return connection, token, connection.stream(WATCH, metadata=self._metadata(token))
 
     def watch_failed(self, connection: Connection, token: str | None, said: Said) -> None:
         """Make the next stream another one."""
@@ -109,21 +117,28 @@ class EtcdClient:
                 self._tokens.forget(token)
             else:
                 self._failover.answered = True
+                self._let_write |= name not in READS
                 return Answer(answer.value, repeated=answer.repeated or tokens > 0)
 
     async def _ask_with(
         self, token: str | None, name: str, attempt: Attempt[AnswerT], ends_at: float
     ) -> Answer[AnswerT]:
-        meta = metadata(token)
+        meta = self._metadata(token)
         return await self._failover.ask(
             name,
             lambda connection, timeout_s: attempt(connection, timeout_s, meta),
             ends_at=ends_at,
         )
 
+    def _metadata(self, token: str | None) -> Metadata:
+        return metadata(token, len(self._connections))
+
     def _error(self, name: str, refused: Refused) -> ElasticError:
         error = wording.refusal(name, refused)
-        return wording.later(error) if self._failover.answered else error
+        answered = self._failover.answered
+        if refused.said.kind is Refusal.CERTIFICATE and name not in READS:
+            answered = self._let_write  # whoever may only look has been answered, too
+        return wording.later(error) if answered else error
 
 
 def _in_order(options: EtcdOptions) -> Sequence[Endpoint]:

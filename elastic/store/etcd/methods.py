@@ -37,3 +37,5 @@ LEASE_KEEP_ALIVE = Method(
 WATCH = Method("Watch/Watch", pb.WatchRequest, pb.WatchResponse)
 AUTHENTICATE = Method("Auth/Authenticate", pb.AuthenticateRequest, pb.AuthenticateResponse)
 STATUS = Method("Maintenance/Status", pb.StatusRequest, pb.StatusResponse)
+
+READS = frozenset(method.name for method in (RANGE, WATCH, STATUS))

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import grpc
 
-from elastic.errors import TransientError
 from elastic.store.etcd.endpoints import Endpoint
 
 
@@ -24,6 +23,10 @@ class Refusal(enum.Enum):
     PASSWORD = enum.auto()
     NO_AUTHENTICATION = enum.auto()
     PERMISSION = enum.auto()
+    CERTIFICATE = enum.auto()
+    """A coordinator's, whose store is for certificates of its job."""
+    ONE_OF_SEVERAL = enum.auto()
+    """A coordinator's, of which there can be one."""
     NOT_ETCD = enum.auto()
     NO_SPACE = enum.auto()
     LEASE_UNKNOWN = enum.auto()
@@ -32,6 +35,9 @@ class Refusal(enum.Enum):
 
 
 ANOTHER_MAY_ANSWER = frozenset({Refusal.UNREACHABLE, Refusal.HANDSHAKE})
+
+ONE_ENDPOINT = "it is in one coordinator's memory"
+"""What a store says, among other words, to whoever would ask others in its place."""
 
 # etcd: api/v3rpc/rpctypes/error.go. One text comes with several codes, by version and by method.
 _BY_TEXT = (
@@ -45,6 +51,8 @@ _BY_TEXT = (
     ("requested lease not found", Refusal.LEASE_UNKNOWN),
     ("lease already exists", Refusal.LEASE_EXISTS),
     ("too many requests", Refusal.UNREACHABLE),
+    ("for certificates of", Refusal.CERTIFICATE),  # elastic/rpc/admission.py
+    (ONE_ENDPOINT, Refusal.ONE_OF_SEVERAL),
     ("SSL_ERROR_SSL", Refusal.HANDSHAKE),
     ("CERTIFICATE_VERIFY_FAILED", Refusal.HANDSHAKE),
     ("Peer name", Refusal.HANDSHAKE),  # gRPC: the certificate is for another host
@@ -84,10 +92,6 @@ class Refused(Exception):
         super().__init__(said.text)
         self.said = said
         self.by: Endpoint | None = None
-
-
-class LeaseExists(TransientError):
-    """The lease of this name has been granted already; never leaves this package."""
 
 
 def status_said(code: grpc.StatusCode, details: str | None) -> Said:

@@ -15,10 +15,17 @@ from elastic.store.etcd.failover import Answer
 from elastic.store.etcd.keys import Keys
 from elastic.store.etcd.methods import LEASE_GRANT, LEASE_REVOKE, RANGE, TXN
 from elastic.store.etcd.options import EtcdOptions
-from elastic.store.etcd.refusals import LeaseExists
 from elastic.store.etcd.transactions import Outcome
 from elastic.store.etcd.watch import watch
-from elastic.store.interface import Change, Entry, Guard, GuardFailed, LeaseLost, Listing
+from elastic.store.interface import (
+    Change,
+    Entry,
+    Guard,
+    GuardFailed,
+    LeaseExists,
+    LeaseLost,
+    Listing,
+)
 
 
 class EtcdStore:

@@ -11,6 +11,9 @@ from elastic.store.etcd.methods import AUTHENTICATE
 
 NEEDS_LEADER: Metadata = (("hasleader", "true"),)
 """Makes a member that is cut off from the others refuse, instead of answering what it knows."""
+ENDPOINTS = "elastic-endpoints"
+"""The name under which a store is told how many others are asked: of those in memory there is one.
+etcd takes no notice."""
 
 
 class Tokens:
@@ -48,6 +51,7 @@ class Tokens:
         )
 
 
-def metadata(token: str | None) -> Metadata:
-    """What goes along with every call."""
-    return NEEDS_LEADER if token is None else (*NEEDS_LEADER, ("token", token))
+def metadata(token: str | None, endpoints: int) -> Metadata:
+    """What goes along with every call; `endpoints` is the number of those that are asked."""
+    always = (*NEEDS_LEADER, (ENDPOINTS, str(endpoints)))
+    return always if token is None else (*always, ("token", token))

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from elastic.errors import ConfigurationError, ElasticError, TransientError
 from elastic.store.etcd.endpoints import Endpoint
-from elastic.store.etcd.refusals import LeaseExists, Refusal, Refused, Said
-from elastic.store.interface import LeaseLost
+from elastic.store.etcd.refusals import Refusal, Refused, Said
+from elastic.store.interface import LeaseExists, LeaseLost
 
 _TO_MEND = {
     Refusal.TOKEN: "it wants a user and a password: configure them",
@@ -17,7 +17,12 @@ _TO_MEND = {
         "or configure no user"
     ),
     Refusal.PERMISSION: "the user needs a role that may read and write the keys of the job",
-    Refusal.NOT_ETCD: "something else than etcd 3 listens there: correct the endpoint",
+    Refusal.CERTIFICATE: "show a certificate of the job, with a role that allows this, if any",
+    Refusal.ONE_OF_SEVERAL: "give the address of the job's only coordinator as the only endpoint",
+    Refusal.NOT_ETCD: (
+        "something else than etcd 3 listens there: correct the endpoint; a coordinator answers as "
+        "etcd only with --store memory"
+    ),
     Refusal.HANDSHAKE: "check the authority, the certificate and its key, and the host's name",
 }
 

@@ -1,0 +1,313 @@
+"""A store in memory, answered for as etcd answers: as much of etcd's API as EtcdStore calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import grpc
+import grpc.aio
+
+from elastic.store.etcd import v3_pb2 as pb
+from elastic.store.etcd.methods import (
+    AUTHENTICATE,
+    LEASE_GRANT,
+    LEASE_KEEP_ALIVE,
+    LEASE_REVOKE,
+    RANGE,
+    STATUS,
+    TXN,
+    WATCH,
+    Method,
+    RequestT,
+    ResponseT,
+)
+from elastic.store.etcd.refusals import ONE_ENDPOINT
+from elastic.store.etcd.tokens import ENDPOINTS
+from elastic.store.interface import Change, Entry, LeaseExists, LeaseLost, WatchCompacted
+from elastic.store.memory import MemoryStore
+
+VERSION_PREFIX = "elastic "
+"""What the version of such a store begins with, in answer to Status."""
+
+_TO_THE_END = b"\0"  # etcd's word, as the end of a range
+_LEADER = 1  # any member
+
+
+class EtcdService:
+    """Generic handlers for a gRPC server, which must run on the event loop of the store.
+
+    Requests hold what `EtcdStore` sends: comparisons for equality, one watch to a stream, no users.
+    """
+
+    def __init__(self, store: MemoryStore, *, version: str) -> None:
+        self._store = store
+        self._version = f"{VERSION_PREFIX}{version}"
+
+    def handlers(self) -> Sequence[grpc.GenericRpcHandler]:
+        """One for each of etcd's services."""
+        methods = {
+            **_unary(RANGE, self._range),
+            **_unary(TXN, self._transact),
+            **_unary(LEASE_GRANT, self._grant),
+            **_unary(LEASE_REVOKE, self._revoke),
+            **_unary(STATUS, self._status),
+            **_unary(AUTHENTICATE, self._authenticate),
+            **_stream(LEASE_KEEP_ALIVE, self._keep_alive),
+            **_stream(WATCH, self._watch),
+        }
+        services = {path.split("/")[1] for path in methods}
+        return [
+            grpc.method_handlers_generic_handler(
+                service,
+                {p.split("/")[2]: m for p, m in methods.items() if p.split("/")[1] == service},
+            )
+            for service in sorted(services)
+        ]
+
+    # ---- keys
+
+    async def _range(self, request: pb.RangeRequest) -> pb.RangeResponse:
+        kvs = [_kv(entry) for entry in await self._entries(request)]
+        return pb.RangeResponse(header=self._header(), kvs=kvs)
+
+    async def _entries(self, request: pb.RangeRequest) -> Sequence[Entry]:
+        span = _Span(request.key, request.range_end)
+        if not span.end:
+            entry = await self._store.get(_text(span.start))
+            return [entry] if entry is not None else []
+        return [entry for entry in await self._store.list("") if span.has(entry.key)]
+
+    async def _transact(self, request: pb.TxnRequest) -> pb.TxnResponse:
+        holds = all([await self._holds(compare) for compare in request.compare])
+        operations = request.success if holds else request.failure
+        self._require_leases(operations)
+        responses = [await self._operate(operation) for operation in operations]
+        return pb.TxnResponse(header=self._header(), succeeded=holds, responses=responses)
+
+    async def _holds(self, compare: pb.Compare) -> bool:
+        entry = await self._store.get(_text(compare.key))
+        if compare.target == pb.Compare.CREATE:
+            return (entry.created if entry else 0) == compare.create_revision
+        if compare.target == pb.Compare.MOD:
+            return (entry.modified if entry else 0) == compare.mod_revision
+        if compare.target == pb.Compare.LEASE:
+            return (entry.lease if entry else 0) == compare.lease
+        raise _Refused(grpc.StatusCode.UNIMPLEMENTED, "this is not compared here")
+
+    def _require_leases(self, operations: Iterable[pb.RequestOp]) -> None:
+        """Before anything is written, so that all is, or nothing."""
+        for operation in operations:
+            lease = operation.request_put.lease
+            if lease and not self._store.has_lease(lease):
+                raise LeaseLost(f"lease {lease}")
+
+    async def _operate(self, operation: pb.RequestOp) -> pb.ResponseOp:
+        kind = operation.WhichOneof("request")
+        if kind == "request_range":
+            return pb.ResponseOp(response_range=await self._range(operation.request_range))
+        if kind == "request_put":
+            put = operation.request_put
+            await self._store.put(_text(put.key), put.value, lease=put.lease)
+            return pb.ResponseOp(response_put=pb.PutResponse(header=self._header()))
+        if kind == "request_delete_range":
+            deleted = await self._store.delete(_text(operation.request_delete_range.key))
+            response = pb.DeleteRangeResponse(header=self._header(), deleted=int(deleted))
+            return pb.ResponseOp(response_delete_range=response)
+        raise _Refused(grpc.StatusCode.UNIMPLEMENTED, "this is not done in a transaction here")
+
+    # ---- leases
+
+    async def _grant(self, request: pb.LeaseGrantRequest) -> pb.LeaseGrantResponse:
+        if request.ttl <= 0:
+            raise _Refused(grpc.StatusCode.OUT_OF_RANGE, "too short a lease")
+        lease = await self._store.grant(float(request.ttl), name=request.id)
+        return pb.LeaseGrantResponse(header=self._header(), id=lease, ttl=request.ttl)
+
+    async def _revoke(self, request: pb.LeaseRevokeRequest) -> pb.LeaseRevokeResponse:
+        if not self._store.has_lease(request.id):
+            raise LeaseLost(f"lease {request.id}")
+        await self._store.revoke(request.id)
+        return pb.LeaseRevokeResponse(header=self._header())
+
+    async def _keep_alive(
+        self, requests: AsyncIterator[pb.LeaseKeepAliveRequest]
+    ) -> AsyncIterator[pb.LeaseKeepAliveResponse]:
+        async for request in requests:
+            ttl = 1  # that it is not over is all that anybody looks at
+            try:
+                await self._store.renew(request.id)
+            except LeaseLost:
+                ttl = 0
+            yield pb.LeaseKeepAliveResponse(header=self._header(), id=request.id, ttl=ttl)
+
+    # ---- watches
+
+    async def _watch(
+        self, requests: AsyncIterator[pb.WatchRequest]
+    ) -> AsyncIterator[pb.WatchResponse]:
+        """The watch that the first request asks for; each other one asks how far it is.
+
+        A client that does not read falls behind until what it misses is compacted.
+        """
+        first = await anext(requests, None)
+        if first is None or not first.HasField("create_request"):
+            raise _Refused(grpc.StatusCode.INVALID_ARGUMENT, "a stream begins with what to watch")
+        asked = first.create_request
+        span = _Span(asked.key, asked.range_end)
+        start = asked.start_revision or self._store.revision + 1
+        yield pb.WatchResponse(header=self._header(), created=True)
+        changes = self._store.watch("", after=start - 1)
+        change = asyncio.ensure_future(anext(changes))
+        request = asyncio.ensure_future(anext(requests, None))
+        try:
+            while True:
+                await asyncio.wait({change, request}, return_when=asyncio.FIRST_COMPLETED)
+                if request.done():
+                    if (said := request.result()) is None:
+                        return
+                    if said.HasField("create_request"):
+                        raise _Refused(grpc.StatusCode.UNIMPLEMENTED, "one watch to a stream")
+                    request = asyncio.ensure_future(anext(requests, None))
+                    yield pb.WatchResponse(header=self._header())
+                if change.done():
+                    happened = change.result()
+                    change = asyncio.ensure_future(anext(changes))
+                    if span.has(happened.key):
+                        yield pb.WatchResponse(header=self._header(), events=[_event(happened)])
+        except WatchCompacted as error:
+            yield pb.WatchResponse(
+                header=self._header(),
+                canceled=True,
+                compact_revision=error.revision,
+                cancel_reason=str(error),
+            )
+        finally:
+            for waiting in (change, request):
+                waiting.cancel()
+            await asyncio.gather(change, request, return_exceptions=True)
+            await changes.aclose()
+
+    # ---- the rest
+
+    async def _status(self, request: pb.StatusRequest) -> pb.StatusResponse:
+        del request
+        return pb.StatusResponse(header=self._header(), version=self._version, leader=_LEADER)
+
+    async def _authenticate(self, request: pb.AuthenticateRequest) -> pb.AuthenticateResponse:
+        del request
+        raise _Refused(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "authentication is not enabled: a store in a coordinator's memory has no users, the "
+            "job's certificates protect it",
+        )
+
+    def _header(self) -> pb.Header:
+        return pb.Header(revision=self._store.revision)
+
+
+class _Span(NamedTuple):
+    """The keys from `start` to before `end`, or the one key without."""
+
+    start: bytes
+    end: bytes
+
+    def has(self, key: str) -> bool:
+        name = key.encode()
+        if not self.end:
+            return name == self.start
+        return name >= self.start and (self.end == _TO_THE_END or name < self.end)
+
+
+class _Refused(Exception):
+    """With what gRPC is to say."""
+
+    def __init__(self, code: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def _unary(
+    method: Method[RequestT, ResponseT], answer: Callable[[RequestT], Awaitable[ResponseT]]
+) -> dict[str, grpc.RpcMethodHandler]:
+    async def served(request: RequestT, context: grpc.aio.ServicerContext[Any, Any]) -> ResponseT:
+        try:
+            _require_no_others(context)
+            return await answer(request)
+        except (_Refused, LeaseLost, LeaseExists) as error:
+            await context.abort(*_said(error))
+        raise AssertionError("abort raises")
+
+    handler = grpc.unary_unary_rpc_method_handler(
+        served,
+        request_deserializer=method.request.FromString,
+        response_serializer=method.response.SerializeToString,
+    )
+    return {method.path: handler}
+
+
+def _stream(
+    method: Method[RequestT, ResponseT],
+    answer: Callable[[AsyncIterator[RequestT]], AsyncIterator[ResponseT]],
+) -> dict[str, grpc.RpcMethodHandler]:
+    async def served(
+        requests: AsyncIterator[RequestT], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[ResponseT]:
+        try:
+            _require_no_others(context)
+            async for response in answer(requests):
+                yield response
+        except _Refused as error:
+            await context.abort(*_said(error))
+
+    handler = grpc.stream_stream_rpc_method_handler(
+        served,
+        request_deserializer=method.request.FromString,
+        response_serializer=method.response.SerializeToString,
+    )
+    return {method.path: handler}
+
+
+def _said(error: Exception) -> tuple[grpc.StatusCode, str]:
+    """In etcd's words, where it has some: its clients know them."""
+    if isinstance(error, _Refused):
+        return error.code, str(error)
+    if isinstance(error, LeaseExists):
+        return grpc.StatusCode.FAILED_PRECONDITION, "etcdserver: lease already exists"
+    return grpc.StatusCode.NOT_FOUND, "etcdserver: requested lease not found"
+
+
+def _require_no_others(context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    """Two coordinators with a store each would lead a group each; one of etcd is no such store."""
+    for name, value in context.invocation_metadata() or ():
+        if name == ENDPOINTS and value != "1":
+            raise _Refused(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"this store knows nothing of the other endpoints, since {ONE_ENDPOINT} (--store "
+                "memory)",
+            )
+
+
+def _text(key: bytes) -> str:
+    try:
+        return key.decode()
+    except UnicodeDecodeError as error:
+        raise _Refused(grpc.StatusCode.INVALID_ARGUMENT, f"a key is UTF-8: {error}") from error
+
+
+def _kv(entry: Entry) -> pb.KeyValue:
+    return pb.KeyValue(
+        key=entry.key.encode(),
+        value=entry.value,
+        create_revision=entry.created,
+        mod_revision=entry.modified,
+        lease=entry.lease,
+    )
+
+
+def _event(change: Change) -> pb.Event:
+    if change.entry is not None:
+        return pb.Event(type=pb.Event.PUT, kv=_kv(change.entry))
+    gone = pb.KeyValue(key=change.key.encode(), mod_revision=change.revision)
+    return pb.Event(type=pb.Event.DELETE, kv=gone)

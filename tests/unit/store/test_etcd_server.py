@@ -1,0 +1,265 @@
+"""A store in memory that is served as etcd: what the contract does not tell."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import grpc.aio
+import pytest
+
+from elastic.errors import ConfigurationError
+from elastic.rpc.security import PLAINTEXT, Security, Tls
+from elastic.settings.tls_files import TlsFiles
+from elastic.store.etcd import v3_pb2 as pb
+from elastic.store.etcd.endpoints import parse_endpoints
+from elastic.store.etcd.health import members_health
+from elastic.store.etcd.options import EtcdOptions
+from elastic.store.etcd.server import EtcdService
+from elastic.store.etcd.store import EtcdStore
+from elastic.store.interface import LeaseExists, StoreWentBack, WatchCompacted
+from elastic.store.memory import MemoryStore
+from tests.certificates import make_certificates, sign
+from tests.etcd_cluster import free_ports
+from tests.unit.rpc.conversation import Place, with_place
+
+LOOPBACK = "127.0.0.1:0"
+
+
+def served(
+    check: Callable[[Place, MemoryStore], Awaitable[None]], security: Security = PLAINTEXT
+) -> None:
+    """By the server of a coordinator, beside its own methods."""
+
+    async def main(place: Place) -> None:
+        await check(place, store)
+
+    store = MemoryStore(revision=1000)
+    handlers = EtcdService(store, version="1.2.3").handlers()
+    with_place(LOOPBACK, main, security, beside=handlers)
+
+
+def options(place: Place, *others: str, **more: object) -> EtcdOptions:
+    endpoints = parse_endpoints(",".join((place.address, *others)))
+    return EtcdOptions(endpoints=endpoints, spread=False, **more)  # type: ignore[arg-type]
+
+
+def test_a_new_store_compacts_what_an_earlier_one_may_have_told() -> None:
+    async def check(place: Place, _: MemoryStore) -> None:
+        async with EtcdStore(options(place)) as store:
+            assert (await store.list("")).revision == 1000
+            for earlier in (0, 999):
+                with pytest.raises(WatchCompacted, match="1001"):
+                    await anext(store.watch("", after=earlier))
+            with pytest.raises(StoreWentBack):
+                await anext(store.watch("", after=1001))
+            written = await store.put("a", b"1")
+            assert written.modified == 1001
+            assert (await anext(store.watch("", after=1000))).entry == written
+
+    served(check)
+
+
+def test_its_watches_and_those_of_its_own_process_tell_the_same() -> None:
+    async def check(place: Place, memory: MemoryStore) -> None:
+        async with EtcdStore(options(place)) as store:
+            lease = await memory.grant(60.0)
+            away, here = store.watch("job/", after=1000), memory.watch("job/", after=1000)
+            await store.put("job/a", b"1", lease=lease)
+            await memory.put("other", b"2")
+            await memory.put("job/\N{SNOWMAN}", b"2")
+            await store.revoke(lease)
+            for _ in range(3):
+                assert await anext(away) == await anext(here)
+
+    served(check)
+
+
+def test_a_watch_that_hears_nothing_is_told_that_it_is_up() -> None:
+    async def check(place: Place, memory: MemoryStore) -> None:
+        async with EtcdStore(options(place, watch_idle_s=0.02)) as store:
+            changes = store.watch("a", after=1000)
+            waiting = asyncio.ensure_future(anext(changes))
+            await asyncio.sleep(0.2)
+            assert not waiting.done()
+            await memory.put("a", b"1")
+            assert (await waiting).key == "a"
+
+    served(check)
+
+
+def test_who_does_not_read_a_watch_is_told_that_changes_are_lost() -> None:
+    async def check(place: Place, memory: MemoryStore) -> None:
+        async with grpc.aio.insecure_channel(place.address) as channel:
+            call = channel.stream_stream("/etcdserverpb.Watch/Watch")()
+            create = pb.WatchCreateRequest(key=b"a", range_end=b"b", start_revision=1001)
+            await call.write(pb.WatchRequest(create_request=create).SerializeToString())
+            assert pb.WatchResponse.FromString(await call.read()).created
+            for _ in range(400):  # of which a connection holds some
+                await memory.put("a", bytes(2**16))
+                await asyncio.sleep(0)
+            told = [pb.WatchResponse.FromString(await call.read())]
+            while not told[-1].canceled:
+                told.append(pb.WatchResponse.FromString(await call.read()))
+            seen = [event.kv.mod_revision for one in told for event in one.events]
+            assert seen == list(range(1001, 1001 + len(seen)))
+            assert seen[-1] + 1 < told[-1].compact_revision
+
+    served(check)
+
+
+def test_a_lease_is_granted_once_by_its_name() -> None:
+    async def check() -> None:
+        store = MemoryStore()
+        assert await store.grant(1.0, name=1) == 1
+        with pytest.raises(LeaseExists):
+            await store.grant(1.0, name=1)
+        assert await store.grant(1.0) == 2
+        await store.revoke(1)
+        assert await store.grant(1.0, name=1) == 1
+        assert store.has_lease(1)
+        assert not store.has_lease(3)
+
+    asyncio.run(check())
+
+
+def test_nobody_takes_it_for_one_of_several() -> None:
+    """Two coordinators with a store each would have a group each of the same job."""
+
+    async def check(place: Place, memory: MemoryStore) -> None:
+        (unused,) = free_ports(1)
+        for others in ((f"127.0.0.1:{unused}",), ("127.0.0.2:1", "127.0.0.3:1")):
+            async with EtcdStore(options(place, *others)) as store:
+                with pytest.raises(ConfigurationError, match=r"--store memory.*only endpoint"):
+                    await store.put("a", b"1")
+                with pytest.raises(ConfigurationError, match="only endpoint"):
+                    await anext(store.watch("a", after=1000))
+        assert memory.revision == 1000
+
+    served(check)
+
+
+def test_it_has_no_users() -> None:
+    async def check(place: Place, _: MemoryStore) -> None:
+        async with EtcdStore(options(place, user="u", password="p")) as store:
+            with pytest.raises(ConfigurationError, match="has no users"):
+                await store.get("a")
+
+    served(check)
+
+
+def test_its_health() -> None:
+    async def check(place: Place, memory: MemoryStore) -> None:
+        (found,) = await members_health(options(place), "a")
+        assert (found.version, found.error, found.errors) == ("elastic 1.2.3", "", ())
+        assert found.commit_s
+        assert memory.revision == 1000
+
+    served(check)
+
+
+def test_a_coordinator_without_it_says_what_is_missing() -> None:
+    async def check(place: Place) -> None:
+        async with EtcdStore(options(place)) as store:
+            with pytest.raises(ConfigurationError, match="only with --store memory"):
+                await store.get("a")
+
+    with_place(LOOPBACK, check)
+
+
+@pytest.mark.parametrize(
+    ("path", "requests", "told"),
+    [
+        ("KV/Range", [pb.RangeRequest(key=b"\xff")], "a key is UTF-8"),
+        ("KV/Txn", [pb.TxnRequest(compare=[pb.Compare(key=b"a")])], "not compared here"),
+        ("KV/Txn", [pb.TxnRequest(success=[pb.RequestOp()])], "not done in a transaction"),
+        ("Lease/LeaseGrant", [pb.LeaseGrantRequest(ttl=0)], "too short a lease"),
+        ("Watch/Watch", [pb.WatchRequest()], "begins with what to watch"),
+        (
+            "Watch/Watch",
+            [pb.WatchRequest(create_request=pb.WatchCreateRequest(key=b"a"))] * 2,
+            "one watch to a stream",
+        ),
+        ("Watch/Watch", [b"\xff\xff"], "can not be read"),
+        ("Lease/LeaseKeepAlive", [b"\xff\xff"], "can not be read"),
+        ("KV/Range", [b"\xff\xff"], "can not be read"),
+    ],
+)
+def test_what_it_does_not_know_is_refused_in_words(
+    path: str, requests: Sequence[object], told: str
+) -> None:
+    async def check(place: Place, memory: MemoryStore) -> None:
+        sent = [r if isinstance(r, bytes) else r.SerializeToString() for r in requests]  # type: ignore[attr-defined]
+        async with grpc.aio.insecure_channel(place.address) as channel:
+            call = channel.stream_stream(f"/etcdserverpb.{path}")(iter(sent))
+            with pytest.raises(grpc.aio.AioRpcError, match=told):
+                [_ async for _ in call]
+        refused = place.reports.named("message_refused")
+        assert len(refused) == (requests[0] == b"\xff\xff")
+        assert memory.revision == 1000
+
+    served(check)
+
+
+# ---- certificates
+
+
+@pytest.mark.parametrize(
+    ("role", "may_write"),
+    [
+        (None, True),
+        ("agent", True),
+        ("operator", True),
+        ("coordinator", True),
+        ("viewer", False),
+    ],
+)
+def test_viewers_only_read(tmp_path: Path, role: str | None, may_write: bool) -> None:
+    async def check(place: Place, memory: MemoryStore) -> None:
+        shown = options_with(place, holder)
+        (found,) = await members_health(shown, "a")
+        assert (found.version, found.is_refusal) == ("elastic 1.2.3", not may_write)
+        async with EtcdStore(shown) as store:
+            if may_write:
+                lease = await store.grant(60.0)
+                await store.put("a", b"1", lease=lease)
+                await store.renew(lease)
+                await store.revoke(lease)
+            await memory.put("b", b"1")
+            assert await store.list("") == await memory.list("")
+            assert (await anext(store.watch("b", after=1000))).key == "b"
+            assert memory.revision == (1003 if may_write else 1001)
+            if not may_write:
+                with pytest.raises(ConfigurationError, match=r"agent\.digits.*with a role"):
+                    await store.put("b", b"2")
+
+    made = make_certificates(tmp_path / "made")
+    ours = ["DNS:digits.job.elastic", "IP:127.0.0.1"]
+    sign(made, "ours", names=",".join(ours))
+    sign(made, "theirs", names=",".join([*ours, *([f"DNS:{role}.{ours[0][4:]}"] if role else [])]))
+    holder = TlsFiles(ca=made.ca, certificate=made.certificate("theirs"), key=made.key("theirs"))
+    own = TlsFiles(ca=made.ca, certificate=made.certificate("ours"), key=made.key("ours"))
+    served(check, Tls(job="digits", files=own))
+
+
+def test_a_certificate_of_another_job_is_refused_in_words(tmp_path: Path) -> None:
+    async def check(place: Place, _: MemoryStore) -> None:
+        async with EtcdStore(options_with(place, theirs)) as store:
+            with pytest.raises(ConfigurationError, match=r"job 'digits'.*a certificate of the job"):
+                await store.get("a")
+            with pytest.raises(ConfigurationError, match="a certificate of the job"):
+                await anext(store.watch("a", after=1000))
+
+    made = make_certificates(tmp_path / "made")
+    for job in ("digits", "letters"):
+        sign(made, job, names=f"DNS:{job}.job.elastic,IP:127.0.0.1")
+    ours, theirs = (
+        TlsFiles(ca=made.ca, certificate=made.certificate(job), key=made.key(job))
+        for job in ("digits", "letters")
+    )
+    served(check, Tls(job="digits", files=ours))
+
+
+def options_with(place: Place, files: TlsFiles) -> EtcdOptions:
+    return EtcdOptions(endpoints=parse_endpoints(f"https://{place.address}"), tls=files)

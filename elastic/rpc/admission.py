@@ -68,7 +68,11 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]
         ) -> None:
             await self._admit(method, context)
-            await _stream(behavior(_unwrapped(requests), context), context)
+            try:
+                await _stream(behavior(_unwrapped(requests), context), context)
+            except MessageRefused as error:
+                self._report("message_refused", source=context.peer(), reason=str(error))
+                await context.abort(error.code, str(error))
 
         return admitted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -315,7 +315,8 @@ class ControlServer:
     """Listens at `address`: "unix:/path" or "HOST:PORT".
 
     `report` takes what the journal should know: refused peers and messages, replaced certificates,
-    warnings. Raises ConfigurationError for plain text that others could reach.
+    warnings. `beside` are services that are served at the same address, behind the same checks.
+    Raises ConfigurationError for plain text that others could reach.
     """
 
     def __init__(
@@ -325,10 +326,12 @@ class ControlServer:
         *,
         security: Security = PLAINTEXT,
         report: Report = log_report,
+        beside: Sequence[grpc.GenericRpcHandler] = (),
     ) -> None:
         require_protection(address, security, report)
         self._server = grpc.aio.server(options=OPTIONS, interceptors=[Admission(security, report)])
         pb_grpc.add_ControlServicer_to_server(_Servicer(handler, report), self._server)  # type: ignore[no-untyped-call]
+        self._server.add_generic_rpc_handlers(tuple(beside))
         self._address = address
         self._security = security
         self._report = report

@@ -25,12 +25,22 @@ class JobRole(enum.Enum):
     VIEWER = "viewer"
 
 
+_WRITERS = frozenset(JobRole) - {JobRole.VIEWER}
 _MAY_CALL = {
     "Attend": frozenset({JobRole.AGENT}),
     "GetStatus": frozenset(JobRole),
     "FollowEvents": frozenset(JobRole),
     "GetIncidents": frozenset(JobRole),
     "GetTimeline": frozenset(JobRole),
+    # Of a coordinator that serves the job's store (--store memory): etcd's methods.
+    "Range": frozenset(JobRole),
+    "Watch": frozenset(JobRole),
+    "Status": frozenset(JobRole),
+    "Txn": _WRITERS,
+    "LeaseGrant": _WRITERS,
+    "LeaseRevoke": _WRITERS,
+    "LeaseKeepAlive": _WRITERS,
+    "Authenticate": _WRITERS,
 }
 _OPERATORS = frozenset({JobRole.OPERATOR})
 

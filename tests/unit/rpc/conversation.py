@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+
+import grpc
 
 from elastic.rpc.control import AgentStream, ControlClient, ControlServer
 from elastic.rpc.security import PLAINTEXT, Security
@@ -146,21 +148,29 @@ class Place:
 
 
 def with_place(
-    address: str, check: Callable[[Place], Awaitable[None]], security: Security = PLAINTEXT
+    address: str,
+    check: Callable[[Place], Awaitable[None]],
+    security: Security = PLAINTEXT,
+    *,
+    beside: Sequence[grpc.GenericRpcHandler] = (),
 ) -> None:
     """Run the check against a server at `address`."""
 
     async def main() -> None:
-        async with place_at(address, security) as place:
+        async with place_at(address, security, beside=beside) as place:
             await asyncio.wait_for(check(place), DEADLINE_S)
 
     asyncio.run(main())
 
 
 @asynccontextmanager
-async def place_at(address: str, security: Security) -> AsyncIterator[Place]:
+async def place_at(
+    address: str, security: Security, *, beside: Sequence[grpc.GenericRpcHandler] = ()
+) -> AsyncIterator[Place]:
     place = Place(security)
-    server = ControlServer(place.recorder, address, security=security, report=place.reports)
+    server = ControlServer(
+        place.recorder, address, security=security, report=place.reports, beside=beside
+    )
     place.address = await server.start()
     try:
         yield place

@@ -207,7 +207,7 @@ async def _attend(
             worker_environment, settings.nproc_per_node, host, classic=command.classic
         )
     )
-    async with open_store(settings.store) as etcd:
+    async with open_store(settings.store, security=settings.security) as etcd:
         store = MeasuredStore(etcd, calls)
         node = _Node(
             command,

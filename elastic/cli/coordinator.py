@@ -9,7 +9,10 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+import grpc
 
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.cli.etcd import address_towards, open_store
@@ -35,6 +38,7 @@ from elastic.rpc.security import choose_security
 from elastic.runtime.journal import Journal, JsonLines, RecentEntries
 from elastic.runtime.listening import require_listenable
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
+from elastic.runtime.network import address_for_others
 from elastic.runtime.off_loop import off_loop
 from elastic.runtime.output import Output, Stream
 from elastic.runtime.process_metrics import Document, ProcessParts, Watched
@@ -44,10 +48,14 @@ from elastic.runtime.signal_count import SignalCount
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.coordinator import CoordinatorSettings
 from elastic.settings.shared import AfterEnd, StragglerAction
+from elastic.settings.store import StoreKind
+from elastic.store.etcd.server import EtcdService
 from elastic.store.interface import Store
 from elastic.store.job_keys import JobKeys
 from elastic.store.measured import MeasuredStore, StoreCalls
+from elastic.store.memory import MemoryStore
 from elastic.timeouts import timeout
+from elastic.version import __version__
 
 _NO_LIMIT = 1 << 20
 _SIGNALS = {
@@ -96,8 +104,8 @@ async def _coordinate(
     security = choose_security(settings.job, settings.security)
     require_http_protection(settings.http_address, security)
     await require_listenable(settings.listen)
-    async with open_store(settings.store) as etcd:
-        store = MeasuredStore(etcd, calls)
+    async with _store_of(settings) as (kept, beside):
+        store = MeasuredStore(kept, calls)
         address = await off_loop(lambda: _advertised(settings))
         office = Office(
             _job_options(settings, checkpoints, address),
@@ -109,10 +117,16 @@ async def _coordinate(
             totals=totals,
             history=history,
         )
-        server = ControlServer(office, settings.listen, security=security, report=journal.record)
+        server = ControlServer(
+            office, settings.listen, security=security, report=journal.record, beside=beside
+        )
         await server.start()
         journal.record(
-            "coordinator_started", job=settings.job, run_id=settings.run_id, address=address
+            "coordinator_started",
+            job=settings.job,
+            run_id=settings.run_id,
+            address=address,
+            store=settings.store.store.value,
         )
         parts = ProcessParts(
             pauses=pauses,
@@ -143,6 +157,21 @@ async def _coordinate(
             finally:
                 notice.stopping(STOP_TIMEOUT_S)
                 await server.stop(_STOP_GRACE_S)
+
+
+@contextlib.asynccontextmanager
+async def _store_of(
+    settings: CoordinatorSettings,
+) -> AsyncIterator[tuple[Store, Sequence[grpc.GenericRpcHandler]]]:
+    """And what serves it to others, where that is for this process to do."""
+    if settings.store.store is StoreKind.ETCD:
+        async with open_store(settings.store, security=settings.security) as etcd:
+            yield etcd, ()
+        return
+    # Revisions are never those of a store that a process before this one had: it would have had to
+    # write once a millisecond. So nobody takes one for the other.
+    memory = MemoryStore(revision=time.time_ns() // 1_000_000)
+    yield memory, EtcdService(memory, version=__version__).handlers()
 
 
 def _standing_by(office: Office, settings: CoordinatorSettings) -> Document:
@@ -220,7 +249,9 @@ async def _work(office: Office, journal: Journal, after_end: AfterEnd, ends: lis
 def _advertised(settings: CoordinatorSettings) -> str:
     if settings.advertised is not None:
         return settings.advertised
-    host, port = address_towards(settings.store), settings.port
+    in_memory = settings.store.store is StoreKind.MEMORY
+    host = address_for_others() if in_memory else address_towards(settings.store)
+    port = settings.port
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -34,7 +34,11 @@ def doctor(settings: MachineSettings, *, output: str) -> int:
     subject = Subject(
         settings=settings,
         node=node,
-        etcd=options_of_store(settings.store) if isinstance(settings, DoctorSettings) else None,
+        etcd=(
+            options_of_store(settings.store, settings.security)
+            if isinstance(settings, DoctorSettings)
+            else None
+        ),
         security=choose_security(settings.job, settings.security),
         directories=_directories(settings),
     )

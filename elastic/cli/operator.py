@@ -29,6 +29,7 @@ from elastic.rpc.security import PLAINTEXT, choose_security, is_unix_socket
 from elastic.runtime.run_directory import find_job
 from elastic.settings.limits import is_address
 from elastic.settings.operator import DirectSettings, OperatorSettings
+from elastic.store.etcd.store import EtcdStore
 from elastic.store.interface import Store
 from elastic.store.job_incidents import load_incidents
 from elastic.store.job_runs import AlreadyEnded, JobRun, forget_run, list_runs, newest_end
@@ -97,8 +98,7 @@ class Target:
                 security = PLAINTEXT
             return ControlClient(self.address, security=security, report=_quiet)
         security = choose_security(settings.job, settings.security)
-        patience_s = _STORE_SHARE * timeout_s  # so that it says who did not answer
-        async with open_store(settings.store, total_timeout_s=patience_s) as store:
+        async with _open_store(settings, timeout_s) as store:
             try:
                 async with timeout(timeout_s):
                     leader = await _leader_of(store, settings.job)
@@ -441,8 +441,7 @@ def _require_address(address: str) -> None:
 
 def _ask_store(settings: OperatorSettings, ask: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
     async def asked() -> T:
-        patience_s = _STORE_SHARE * settings.timeout_s
-        async with open_store(settings.store, total_timeout_s=patience_s) as store:
+        async with _open_store(settings, settings.timeout_s) as store:
             try:
                 async with timeout(settings.timeout_s):
                     return await ask(store)
@@ -450,6 +449,11 @@ def _ask_store(settings: OperatorSettings, ask: Callable[[Store], Coroutine[Any,
                 raise TransientError(_silent_etcd(settings)) from None
 
     return asyncio.run(asked())
+
+
+def _open_store(settings: OperatorSettings, timeout_s: float) -> EtcdStore:
+    patience_s = _STORE_SHARE * timeout_s  # so that it says who did not answer
+    return open_store(settings.store, security=settings.security, total_timeout_s=patience_s)
 
 
 def _silent_etcd(settings: OperatorSettings) -> str:

@@ -22,7 +22,7 @@ from elastic.settings.limits import (
     whole,
 )
 from elastic.settings.security import SecuritySettings
-from elastic.settings.store import StoreSettings
+from elastic.settings.store import CoordinatorStoreSettings
 
 DEFAULT_LISTEN = "0.0.0.0:29400"
 """Every interface, since agents come from other machines; the port that torchrun uses too."""
@@ -149,7 +149,7 @@ class CoordinatorSettings:
         ),
     )
     security: SecuritySettings = field(default_factory=SecuritySettings, metadata=group("TLS"))
-    store: StoreSettings = field(metadata=group("etcd"))
+    store: CoordinatorStoreSettings = field(metadata=group("etcd"))
 
     @property
     def advertised(self) -> str | None:

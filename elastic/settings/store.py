@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +10,15 @@ from typing import Any, ClassVar
 
 from elastic.errors import ConfigurationError
 from elastic.settings.fields import Naming, Relation, about, flag_of
-from elastic.settings.limits import ENDPOINTS, FILE, PEM_FILE, TEXT
+from elastic.settings.limits import ENDPOINTS, FILE, PEM_FILE, TEXT, one_of
+
+
+class StoreKind(enum.Enum):
+    """Who keeps the job's state."""
+
+    ETCD = "etcd"
+    MEMORY = "memory"
+    """The coordinator, in its own memory."""
 
 
 def _certificate_and_key(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
@@ -30,6 +39,23 @@ def _user_and_password(values: Mapping[str, Any], naming: Naming) -> Iterator[st
         yield f"{naming.name(user)} needs also {' or '.join(map(naming.name, sources))}"
 
 
+def _etcd_or_memory(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
+    del naming
+    if values["store"] is StoreKind.ETCD and not values["etcd"]:
+        yield (
+            "etcd is missing: give --etcd on the command line, ELASTIC_ETCD in the environment, or "
+            "etcd below [coordinator] or [job] in the file of --config; or give --store memory, "
+            "for a job of one coordinator without etcd"
+        )
+
+
+_ETCD = about(
+    "Members of the etcd cluster as HOST:PORT or URL, separated by commas; or the one coordinator "
+    "of --store memory.",
+    ENDPOINTS,
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreSettings:
     """The way to etcd; `etcd_password` gives the password from wherever it is."""
@@ -39,15 +65,13 @@ class StoreSettings:
         Relation(("etcd_user", "etcd_password_file", "etcd_password"), _user_and_password),
     )
 
-    etcd: tuple[str, ...] = field(
-        metadata=about(
-            "Members of the etcd cluster as HOST:PORT or URL, separated by commas.", ENDPOINTS
-        )
-    )
+    etcd: tuple[str, ...] = field(metadata=_ETCD)
     etcd_ca: Path | None = field(
         default=None,
         metadata=about(
-            "PEM file of the authorities that sign etcd's certificates; unset: the system's.",
+            "PEM file of the authorities that sign etcd's certificates. Without this and the next "
+            "two, those of --tls-ca, --tls-cert and --tls-key serve for https://, or else the "
+            "system's authorities.",
             PEM_FILE,
         ),
     )
@@ -65,6 +89,27 @@ class StoreSettings:
         default=None,
         repr=False,
         metadata=about("That user's password, instead of the file.", TEXT, secret=True),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CoordinatorStoreSettings(StoreSettings):
+    """The same for a coordinator, which can do without etcd; with `memory` none of it is used."""
+
+    relations: ClassVar[tuple[Relation, ...]] = (
+        *StoreSettings.relations,
+        Relation(("store", "etcd"), _etcd_or_memory),
+    )
+
+    etcd: tuple[str, ...] = field(default=(), metadata=_ETCD)
+    store: StoreKind = field(
+        default=StoreKind.ETCD,
+        metadata=about(
+            "Of a coordinator: who keeps the job's state. memory: it does by itself, without etcd, "
+            "and is the only one of the job; agents and operators give its address, the port of "
+            "--listen, as --etcd. While it is gone training goes on, and nobody takes its place.",
+            one_of(StoreKind),
+        ),
     )
 
 

@@ -631,7 +631,7 @@ FAR = Target(
 def test_nobody_leads_or_the_store_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
-    def open_store(_settings: StoreSettings, *, total_timeout_s: float) -> Opened:
+    def open_store(_settings: StoreSettings, *, total_timeout_s: float, **_: object) -> Opened:
         assert total_timeout_s < 0.2
         store = Opened(Clock())
         if hangs:
@@ -708,7 +708,7 @@ def test_the_status_of_a_run_that_has_ended_is_its_end(ended: Target, capsys: Pr
 
 def test_a_run_that_was_left_is_told_to_go_on(ended: Target, capsys: Printed) -> None:
     left = dataclasses.replace(STOPPED_RUN, exit_code=143, left=True)
-    store = operator.open_store(ended.settings)  # type: ignore[arg-type, union-attr]
+    store = operator.open_store(ended.settings)  # type: ignore[arg-type, call-arg]
     value = json.dumps(dataclasses.asdict(left)).encode()
     asyncio.run(store.put(JobKeys("digits").end("second"), value))
     operator.status(ended, output="json")
@@ -754,7 +754,7 @@ def test_a_run_that_has_ended_can_not_be_changed(
 def test_a_run_that_nobody_leads_has_not_ended(
     ended: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = operator.open_store(ended.settings)  # type: ignore[arg-type, union-attr]
+    store = operator.open_store(ended.settings)  # type: ignore[arg-type, call-arg]
     asyncio.run(store.put(JobKeys("digits").run, b"third"))
     monkeypatch.setattr(operator, "open_store", lambda _settings, **_: store)
     with pytest.raises(TransientError, match="no coordinator leads the job 'digits' now"):

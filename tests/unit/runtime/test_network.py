@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from pathlib import Path
 
 import pytest
 
+from elastic.runtime import network
 from elastic.runtime.network import interface_of
 
 
@@ -45,6 +47,26 @@ def test_the_address_towards_others() -> None:
     name = interface_of(own)
     assert name in {name for _, name in socket.if_nameindex()}
     assert name != "lo"
+
+
+def test_the_address_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the way to elsewhere, else one of an interface, else the name."""
+    own, ways = _own_ipv4(), []
+
+    def no_way(host: str, port: int) -> str:
+        ways.append((host, port))
+        raise OSError
+
+    if own is not None:
+        assert network.address_for_others() == own
+    monkeypatch.setattr(network, "address_towards", no_way)
+    found = ["127.0.0.1", "10.0.0.7", "10.0.0.8"]
+    addresses = [(f"eth{n}", ipaddress.IPv4Address(one)) for n, one in enumerate(found)]
+    monkeypatch.setattr(network, "_ipv4_addresses", lambda: iter(addresses))
+    assert network.address_for_others() == "10.0.0.7"
+    del addresses[1:]
+    assert network.address_for_others() == socket.gethostname()
+    assert ways
 
 
 def test_ipv6_addresses_are_those_that_the_kernel_lists(

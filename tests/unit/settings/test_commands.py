@@ -227,6 +227,7 @@ def test_the_shared_groups(settings: Any) -> None:
             "etcd_user",
             "etcd_password_file",
             "etcd_password",
+            *(["store"] if settings is CoordinatorSettings else []),
         ],
     }
     assert grouped(RunSettings) == {"TLS": grouped(settings)["TLS"]}

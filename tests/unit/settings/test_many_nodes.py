@@ -14,7 +14,7 @@ from elastic.settings.run import RunSettings
 from elastic.settings.security import SecuritySettings
 from elastic.settings.shared import Console
 from elastic.settings.sources import is_given, load_settings
-from elastic.settings.store import StoreSettings
+from elastic.settings.store import CoordinatorStoreSettings, StoreKind, StoreSettings
 from tests.unit.settings.loading import ETCD, load, problem, problems
 
 MANY = [
@@ -26,17 +26,33 @@ MANY = [
 
 @pytest.mark.parametrize(("settings", "table"), MANY)
 def test_nothing_but_etcd_is_the_defaults(settings: type, table: str) -> None:
-    del table
-    assert load(settings) == settings(store=StoreSettings(etcd=("etcd:2379",)))
+    store = CoordinatorStoreSettings if table == "coordinator" else StoreSettings
+    assert load(settings) == settings(store=store(etcd=("etcd:2379",)))
 
 
 @pytest.mark.parametrize(("settings", "table"), MANY)
 def test_what_is_required_names_all_ways_to_give_it(settings: type, table: str) -> None:
-    assert problem(settings, {}) == (
+    told = problem(settings, {})
+    assert told.startswith(
         "etcd is missing: give --etcd on the command line, ELASTIC_ETCD in the environment, or "
-        f"etcd below [{table}] or [job] in the file of --config; expected HOST:PORT, "
-        "http://HOST:PORT or https://HOST:PORT, several separated by commas"
+        f"etcd below [{table}] or [job] in the file of --config; "
     )
+    assert told.endswith(
+        "or give --store memory, for a job of one coordinator without etcd"
+        if table == "coordinator"
+        else "http://HOST:PORT or https://HOST:PORT, several separated by commas"
+    )
+
+
+def test_a_coordinator_with_its_own_store_needs_no_etcd_and_uses_none() -> None:
+    memory = {"store": "memory"}
+    alone = load(CoordinatorSettings, memory)
+    assert alone.store == CoordinatorStoreSettings(store=StoreKind.MEMORY)
+    # The variables and the file are those of agents on the same machine, too.
+    for given in (ETCD, {"etcd": "https://n1:29400", "etcd_ca": "ca.pem"}):
+        assert load(CoordinatorSettings, {**given, **memory}).store.store is StoreKind.MEMORY
+    assert problem(CoordinatorSettings, {**memory, "etcd": "a b"}).startswith("--etcd (command")
+    assert problem(CoordinatorSettings, {"store": "disk"}).endswith("expected one of etcd, memory")
 
 
 def test_what_is_required_but_wrong_is_told_once() -> None:

@@ -217,6 +217,9 @@ def etcd_member(found: EtcdMember) -> Iterator[Verdict]:
 
 
 def _etcd_version(found: EtcdMember) -> Iterator[Verdict]:
+    if found.in_memory:
+        yield _in_memory(found)
+        return
     version = _numbers(found.version)[:3]
     line = version[:2]
     newest = max(ETCD_AT_LEAST)
@@ -230,6 +233,16 @@ def _etcd_version(found: EtcdMember) -> Iterator[Verdict]:
     )
     told = f"version {found.version or 'unknown'}; expected at least {wanted}"
     yield _error("etcd", found.endpoint, told, Fault.ETCD_TOO_OLD, remedy)
+
+
+def _in_memory(found: EtcdMember) -> Verdict:
+    """Of a store that is no etcd."""
+    told = f"the memory of a coordinator, {found.version}"
+    if found.alone:
+        return _ok("etcd", found.endpoint, f"{told}; while it is gone, nobody takes its place")
+    remedy = "give the address of the job's only coordinator as --etcd, and no other"
+    told = f"{told}; the other endpoints are no part of it"
+    return _error("etcd", found.endpoint, told, Fault.ETCD_REFUSES, remedy)
 
 
 def _etcd_errors(found: EtcdMember) -> Iterator[Verdict]:

@@ -29,6 +29,7 @@ from elastic.settings.doctor import MachineSettings
 from elastic.settings.limits import is_ip_address
 from elastic.store.etcd.health import MemberHealth, members_health
 from elastic.store.etcd.options import EtcdOptions
+from elastic.store.etcd.server import VERSION_PREFIX
 from elastic.store.etcd.store import EtcdStore
 from elastic.store.job_keys import JobKeys
 from elastic.store.leader_watch import find_leader
@@ -157,7 +158,11 @@ class _Examination:
             return []
         key = JobKeys(self._settings.job).node("doctor")
         members = await members_health(options, key)
-        return [verdict for one in members for verdict in checks.etcd_member(_member(one))]
+        return [
+            verdict
+            for one in members
+            for verdict in checks.etcd_member(_member(one, alone=len(members) == 1))
+        ]
 
     async def _coordinator(self) -> list[Verdict]:
         options = self._subject.etcd
@@ -297,11 +302,13 @@ async def _own_address(host: str) -> Verdict:
     return checks.own_address(host, "", unsure=False)
 
 
-def _member(found: MemberHealth) -> EtcdMember:
+def _member(found: MemberHealth, *, alone: bool) -> EtcdMember:
     told, _, advice = found.error.rpartition("; ")
     return EtcdMember(
         endpoint=found.endpoint,
         version=found.version,
+        alone=alone,
+        in_memory=found.version.startswith(VERSION_PREFIX),
         commit_s=found.commit_s,
         errors=found.errors,
         error=told or found.error,

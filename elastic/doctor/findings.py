@@ -104,6 +104,10 @@ class EtcdMember:
     error: str = ""
     """Why it did not answer, or refused."""
     unreachable: bool = False
+    in_memory: bool = False
+    """It is a coordinator with --store memory."""
+    alone: bool = True
+    """It is the only endpoint."""
     advice: str = ""
 
 

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from elastic.settings.coordinator import CoordinatorSettings
+from elastic.settings.node import NodeSettings
+from elastic.settings.sources import DeviceCounts, load_settings
+from elastic.settings.store import StoreKind
 from tests.certificates import Certificates, make_certificates, sign
+from tests.etcd_cluster import wait_until
+from tests.hosts import Host, network, require_hosts
 from tests.integration.loopback_job import NODES, TrainingJob
 from tests.integration.running import CONFIGURATION, Place
+from tests.job_process import ROOT, CommandProcess
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -155,3 +167,96 @@ def test_after_its_end_it_tells_it_as_long_as_it_serves(place: Place) -> None:
         assert coordinator.wait() == STOPPED
     finally:
         job.close()
+
+
+# ---- what the documents say
+
+
+def blocks(document: str, kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
+
+
+def test_the_file_for_all_machines(tmp_path: Path) -> None:
+    (text,) = blocks("docs/MANY_NODES.md", "toml")
+    file = tmp_path / "job.toml"
+    file.write_text(text)
+    agent, coordinator = (
+        load_settings(
+            settings,
+            {"script": "a.py"} if settings is NodeSettings else {},
+            {},
+            file,
+            lambda: DeviceCounts(0, 1),
+        )
+        for settings in (NodeSettings, CoordinatorSettings)
+    )
+    assert coordinator.store.store is StoreKind.MEMORY
+    assert agent.store.etcd == ("https://n1:29400",)
+    assert agent.security == coordinator.security
+    assert agent.security.tls_ca == Path("ca.pem")
+
+
+class Machine:
+    """A host on which commands of a document are given, with the files that were copied there."""
+
+    def __init__(self, host: Host, first: Host, exported: str) -> None:
+        self.host, self._first, self._exported = host, first, exported
+
+    def start(self, command: str) -> CommandProcess:
+        """One of `elastic`'s commands, where n1 has an address and no name."""
+        elastic = shlex.join((sys.executable, "-m", "elastic.cli"))
+        said = command.replace("n1:", f"{self._first.address}:")
+        said = said.replace("examples/", f"{ROOT}/examples/")
+        said = said.replace("elastic ", f"exec {elastic} ", 1)
+        files = shlex.quote(str(self.host.files))
+        named = {"PYTHONPATH": str(ROOT), "ELASTIC_LOG_DIR": str(self.host.files / "logs")}
+        script = f"cd {files}; {self._exported}\n{said}"
+        return self.host.start("sh", "-c", script, environment=named)
+
+    def asked(self, command: str) -> dict[str, Any]:
+        """What a command that succeeds answers."""
+        process = self.start(f"{command} --output json")
+        assert process.wait() == 0, process.story()
+        answer: dict[str, Any] = json.loads("\n".join(process.output))
+        return answer
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("document", ["README.md", "docs/MANY_NODES.md"])
+def test_three_machines_by_the_commands_of_the_documents(document: str, tmp_path: Path) -> None:
+    """With certificates by the README's, without by the other's, in three network namespaces."""
+    require_hosts()
+    (block,) = (b for b in blocks(document, "sh") if "--store memory" in b)
+    lines = [line.partition("  #")[0].strip() for line in block.splitlines()]
+    issued = [shlex.split(line) for line in lines if line.startswith("elastic certs")]
+    exported = next((line for line in lines if line.startswith("export")), "")
+    coordinate = next(line for line in lines if line.startswith("elastic coordinator"))
+    attend = next(line for line in lines if line.startswith("elastic agent"))
+    attend = attend.replace("train.py", "examples/digits.py").replace("node 8", "node 2")
+    way = " ".join(re.findall(r"--etcd \S+|--insecure", attend))
+    with network("n1", "n2", "n3") as net:
+        first = net.host("n1")
+        for words in issued:
+            named = {"elastic": sys.executable, "n1": first.address, "authority": tmp_path / "made"}
+            command = [named.get(word, word) for word in words]
+            done = first.run(command[0], "-m", "elastic.cli", *command[1:])
+            assert done.returncode == 0, done.stderr
+        for host in net.hosts:
+            for name in ("ca.pem", "digits.pem", "digits.key") if issued else ():
+                (host.files / name).write_bytes((tmp_path / "made" / name).read_bytes())
+        one, two, three = (Machine(host, first, exported) for host in net.hosts)
+        coordinator = one.start(coordinate)
+        agents = [machine.start(attend) for machine in (one, two, three)]
+        coordinator.wait_for(
+            lambda: any('"world_size": 6' in line for line in coordinator.output), "a group of all"
+        )
+        wait_until(lambda: committed(three.asked(f"elastic status {way}")) > 0, "steps")
+        stopping = two.start(f"elastic stop {way}")
+        assert stopping.wait() == 0, stopping.story()
+        for process in (coordinator, *agents):
+            assert process.wait() == STOPPED, process.story()
+
+
+def committed(status: dict[str, Any]) -> int:
+    """Of the worker that is ahead, in what `elastic status` says."""
+    return max((w["committed"] for node in status["nodes"] for w in node["workers"]), default=0)

@@ -277,7 +277,7 @@ def _events(settings: CoordinatorSettings) -> Iterator[Stream]:
             error,
         ) from error
     with stream:
-        output = Output(stream.fileno())
+        output = Output(stream.fileno(), path=settings.events_file)
         try:
             yield output
         finally:

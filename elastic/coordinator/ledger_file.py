@@ -110,6 +110,8 @@ class LedgerFile:
 
     def _store(self, lines: list[str]) -> None:
         """All of them, or as if none: half a line would be followed by others."""
+        if self._descriptor is not None and _is_removed(self._descriptor):
+            self.close()
         begins = self._descriptor is None
         if self._descriptor is None:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
@@ -145,6 +147,14 @@ def _step(entry: pb.LedgerEntry) -> str:
 
 def _line(record: dict[str, Any]) -> str:
     return json.dumps(record) + "\n"
+
+
+def _is_removed(descriptor: int) -> bool:
+    """What is written to it now is gone when it is closed."""
+    try:
+        return os.fstat(descriptor).st_nlink == 0
+    except OSError:  # which writing will meet again
+        return False
 
 
 def _write(descriptor: int, data: bytes) -> None:

@@ -17,11 +17,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TextIO, TypeAlias
 
 _MOST_BYTES = 4 << 20
 _PATIENCE_S = 1.0
 _MOST_CLOSING_S = 10.0
+_LOOK_S = 1.0  # whether a file was rotated
 
 
 @dataclass(slots=True)
@@ -38,13 +40,17 @@ class Output(io.TextIOBase):
     A thread writes to the descriptor `fd`. Writes that find more than `most_bytes` waiting, or that
     fail for want of space, are lost and counted; what is written next begins with how many they
     were. A pipe without a reader takes nothing any more.
+
+    path: of the file that `fd` is. Where it is rotated or removed, this goes on in the one that is
+    at its path then, under the same descriptor.
     """
 
     encoding = "utf-8"
     errors = "backslashreplace"
 
-    def __init__(self, fd: int, *, most_bytes: int = _MOST_BYTES) -> None:
-        self._fd = fd
+    def __init__(self, fd: int, *, most_bytes: int = _MOST_BYTES, path: Path | None = None) -> None:
+        self._fd, self._path = fd, path
+        self._look_at = 0.0
         self._most_bytes = most_bytes
         self._pieces: deque[_Piece] = deque()
         self._waiting_bytes = 0
@@ -148,6 +154,9 @@ class Output(io.TextIOBase):
 
     def _write(self, data: bytes) -> bool:
         """Write all of it; False if that was not possible."""
+        if self._path is not None and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + _LOOK_S
+            self._follow(self._path)
         if self._torn:  # what comes is not the rest of a line that was begun
             data = b"\n" + data
         rest = memoryview(data)
@@ -168,6 +177,14 @@ class Output(io.TextIOBase):
             return False
         self._torn = False
         return True
+
+    def _follow(self, path: Path) -> None:
+        with contextlib.suppress(OSError):
+            if not _is_at(self._fd, path):
+                fresh = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                os.dup2(fresh, self._fd, inheritable=False)
+                os.close(fresh)
+                self._torn = False
 
 
 Stream: TypeAlias = TextIO | Output
@@ -210,6 +227,13 @@ def _open_missing() -> None:
             os.fstat(fd)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest that is free, which is this one
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _are_same(one: int, other: int) -> bool:

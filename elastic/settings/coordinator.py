@@ -145,7 +145,9 @@ class CoordinatorSettings:
     events_file: Path | None = field(
         default=None,
         metadata=about(
-            "Append what happens to this file as JSON lines; unset: standard output.", FILE
+            "Append what happens to this file as JSON lines, to the one at its path where it was "
+            "rotated; unset: standard output.",
+            FILE,
         ),
     )
     security: SecuritySettings = field(default_factory=SecuritySettings, metadata=group("TLS"))

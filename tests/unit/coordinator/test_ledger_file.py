@@ -143,6 +143,13 @@ def test_what_append_has_counted_is_in_the_file(ledger: LedgerFile, path: Path) 
     assert lines(path)[-1]["step"] == stored.committed - 1
 
 
+def test_a_ledger_that_was_removed_goes_on_in_another_one(ledger: LedgerFile, path: Path) -> None:
+    ledger.append(entries([0, 1]))
+    path.unlink()
+    assert ledger.append(entries([1, 2])).committed == 3
+    assert story(path) == [("incarnation", "first"), (2, 1)]
+
+
 def test_a_path_that_can_not_be_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"missing.*--ledger"):
         LedgerFile(tmp_path / "missing" / "ledger", incarnation="first").open()

@@ -182,3 +182,42 @@ def test_it_is_a_stream_for_whoever_expects_one(pipe: tuple[int, int]) -> None:
     with pytest.raises(io.UnsupportedOperation):
         stream.read()
     stream.end()
+
+
+@pytest.mark.parametrize("how", ["rotated", "removed"])
+def test_a_file_that_is_taken_away_is_begun_anew(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastic.runtime.output._LOOK_S", 0.0)
+    path = tmp_path / "events.jsonl"
+    with path.open("ab", buffering=0) as file:
+        stream = Output(file.fileno(), path=path)
+        stream.write("one\n")
+        stream.drain()
+        if how == "rotated":
+            path.rename(tmp_path / "events.jsonl.1")
+        else:
+            path.unlink()
+        stream.write("two\n")
+        stream.end()
+    assert path.read_text() == "two\n"
+    if how == "rotated":
+        assert (tmp_path / "events.jsonl.1").read_text() == "one\n"
+
+
+def test_a_file_whose_directory_is_gone_costs_lines_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastic.runtime.output._LOOK_S", 0.0)
+    path = tmp_path / "logs" / "events.jsonl"
+    path.parent.mkdir()
+    with path.open("ab", buffering=0) as file:
+        stream = Output(file.fileno(), path=path)
+        path.unlink()
+        path.parent.rmdir()
+        stream.write("one\n")
+        stream.drain()
+        path.parent.mkdir()
+        stream.write("two\n")
+        stream.end()
+    assert path.read_text() == "two\n"

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -91,10 +92,11 @@ class LocalDirectory:
                 yield piece
 
     def size_bytes(self, relative: str) -> int | None:
-        """Return the file's length, None if it is absent."""
+        """Return the file's length, None if it is absent or no file, as a pipe without an end."""
         try:
             with _reading(self._root / relative) as path:
-                return path.stat().st_size
+                found = path.stat()
+                return found.st_size if stat.S_ISREG(found.st_mode) else None
         except _ABSENT:
             return None
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import io
 import os
+import select
 import sys
 import traceback
 import warnings
@@ -539,18 +540,37 @@ def _errors() -> Iterator[None]:
         yield
     except typer.Exit:
         raise
+    except BrokenPipeError as error:
+        if not _nobody_reads():
+            raise _told(error) from None
+        raise  # as after `| head`: typer ends the command without a word
     except ElasticError as error:
         for line in str(error).splitlines():
             print(f"elastic: {line}", file=sys.stderr)
         raise typer.Exit(int(error.exit_code)) from None
     except Exception as error:  # noqa: BLE001 - the last one who can say it
-        refused = _refused_by_the_system(error)
-        if refused is None:
-            traceback.print_exc()
-            raise typer.Exit(1) from None
-        print(f"elastic: {refused}", file=sys.stderr)
-        _say_no_more()
-        raise typer.Exit(int(ExitCode.TEMPORARY)) from None
+        raise _told(error) from None
+
+
+def _told(error: Exception) -> typer.Exit:
+    """With what this is to end, once it has been said."""
+    refused = _refused_by_the_system(error)
+    if refused is None:
+        traceback.print_exc()
+        return typer.Exit(1)
+    print(f"elastic: {refused}", file=sys.stderr)
+    _say_no_more()
+    return typer.Exit(int(ExitCode.TEMPORARY))
+
+
+def _nobody_reads() -> bool:
+    """Standard output is a pipe whose reader has gone."""
+    try:
+        looked = select.poll()
+        looked.register(sys.stdout, 0)
+        return isinstance(sys.stdout, io.TextIOWrapper) and bool(looked.poll(0))
+    except (OSError, ValueError):  # it is closed, or none of the system's
+        return False
 
 
 def _say_no_more() -> None:

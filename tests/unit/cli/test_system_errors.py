@@ -20,10 +20,11 @@ from elastic.errors import ExitCode
     [
         (OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "Too many open files"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/x"), "No space left on device (/x)"),
+        (BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)), "Broken pipe"),
         (MemoryError(), "Cannot allocate memory"),
         (RuntimeError("can't start new thread"), "Resource temporarily unavailable (a thread)"),
     ],
-    ids=["descriptors", "storage", "memory", "threads"],
+    ids=["descriptors", "storage", "another pipe", "memory", "threads"],
 )
 def test_what_the_system_refuses_is_named(
     monkeypatch: pytest.MonkeyPatch, error: Exception, named: str
@@ -41,6 +42,31 @@ def test_a_fault_of_ours_comes_with_its_traceback(
     result = _failing_with(monkeypatch, error)
     assert result.exit_code == ExitCode.SCRIPT_FAILED
     assert "Traceback" in result.output
+
+
+SAYS_MUCH = """
+from elastic.cli import checkpoints, main
+
+def say(*_, **__):
+    for _ in range(100_000):
+        print("a line", flush=True)
+
+checkpoints.list_them = say
+main.app(["checkpoint", "ls", "x"])
+"""
+
+
+def test_a_reader_who_has_seen_enough_ends_the_command_without_a_word() -> None:
+    """`elastic events | head`"""
+    with subprocess.Popen(
+        [sys.executable, "-c", SAYS_MUCH], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "a line\n"
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == 1
 
 
 HALF_A_LOOP = """

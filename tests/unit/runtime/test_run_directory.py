@@ -211,3 +211,21 @@ def test_it_is_made_elsewhere_where_its_place_is_gone(
     directory.announce("unix:/there")
     assert directory.path.parent.parent == runtime
     assert find_job("digits").address == "unix:/there"
+
+
+def test_what_lies_there_of_others_disturbs_nobody(make: Make, runtime: Path) -> None:
+    base = runtime / f"elastic-{os.getuid()}"
+    base.mkdir(mode=0o700)
+    (base / "file").touch()
+    os.mkfifo(base / "pipe")
+    (base / "link").symlink_to("/")
+    for name in ("one", "two", "three", "four"):
+        (base / name).mkdir()
+    os.mkfifo(base / "one" / "job.json")
+    (base / "two" / "job.json").mkdir()
+    (base / "three" / "job.json").write_bytes(b"\xff\0")
+    (base / "four" / "job.json").symlink_to("/etc/passwd")
+    directory = make("digits")
+    directory.announce("unix:/here")
+    assert find_job(None).address == "unix:/here"
+    assert Path("/etc/passwd").exists()

@@ -11,6 +11,7 @@ import errno
 import io
 import os
 import select
+import signal
 import sys
 import threading
 import time
@@ -130,6 +131,8 @@ class Output(io.TextIOBase):
     # ---- on its own thread
 
     def _run(self) -> None:
+        # In the background of a terminal with `stty tostop` a write would stop the whole process.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
         lost = 0
         while True:
             with self._changed:

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -221,3 +222,35 @@ def test_a_file_whose_directory_is_gone_costs_lines_alone(
         stream.write("two\n")
         stream.end()
     assert path.read_text() == "two\n"
+
+
+IN_THE_BACKGROUND = """
+import fcntl, os, sys, termios
+from elastic.runtime.output import Output
+
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+modes = termios.tcgetattr(0)
+modes[3] |= termios.TOSTOP
+termios.tcsetattr(0, termios.TCSANOW, modes)
+child = os.fork()
+if child == 0:
+    os.setpgid(0, 0)
+    stream = Output(1)
+    stream.write("from the background")
+    stream.end()
+    os._exit(0)
+_, status = os.waitpid(child, os.WUNTRACED)
+os.killpg(child, 9) if os.WIFSTOPPED(status) else None
+sys.exit(os.WIFSTOPPED(status))
+"""
+
+
+def test_a_terminal_that_stops_what_writes_from_the_background_does_not_stop_a_job() -> None:
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-c", IN_THE_BACKGROUND]
+    ended = subprocess.run(command, stdin=theirs, stdout=theirs, timeout=30, check=False)
+    os.close(theirs)
+    assert ended.returncode == 0
+    assert os.read(ours, 100) == b"from the background"
+    os.close(ours)

@@ -119,6 +119,9 @@ def _nccl_or_gloo(slot: int) -> Backend:
 
 _choose: Callable[[int], Backend] = _nccl_or_gloo
 
+_groups = dist.distributed_c10d._world.pg_map
+"""torch's own record of this process's groups."""
+
 
 class StoreHost:
     """The TCPStore that this worker offers to any generation in which it has rank 0."""
@@ -262,7 +265,8 @@ class Group:
         return self._uncounted == 0
 
     def collectives(self) -> int:
-        """How many collectives have been launched in it so far.
+        """How many collectives have been launched in it so far, and in what the script has made
+        below it.
 
         Where torch does not count them it seems as if there were one between any two calls.
         """
@@ -270,7 +274,10 @@ class Group:
         if group is None:
             return 0
         try:
-            return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
+            if len(_groups) < 2:
+                return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
+            known: list[Any] = list(_groups)
+            return sum([1 + int(each._get_sequence_number_for_group()) for each in known])
         except RuntimeError:
             self._uncounted += 1
             return self._uncounted

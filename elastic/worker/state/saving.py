@@ -165,12 +165,12 @@ class Saver:
                 share,
                 structure if index == 0 else None,
             )
-        except (ElasticError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whoever waits for this part must hear of it
             failed = pb.SaveFailed(
                 worker=self._worker,
                 step=step,
                 generation=place.generation,
-                message=str(error),
+                message=str(error) or type(error).__name__,
                 retried=self._insists,
             )
             if self._insists:

@@ -363,6 +363,11 @@ def test_collectives_are_counted() -> None:
         for _ in range(3):
             meet()
         assert group.collectives() == before + 3
+        below = dist.new_group([0, 1])
+        before = group.collectives()
+        dist.all_reduce(torch.zeros(1), group=below)
+        meet()
+        assert group.collectives() == before + 2
 
     run_together(count, count)
 

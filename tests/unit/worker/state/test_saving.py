@@ -150,17 +150,28 @@ def test_a_commit_settles_a_step_whichever_group_has_saved_it(job: Job) -> None:
     assert job.saver.is_committed(2)
 
 
+@pytest.mark.parametrize(
+    ("error", "gist"),
+    [
+        (OSError(28, "No space left on device"), "No space left"),
+        (MemoryError(), "MemoryError"),
+        (RuntimeError("cannot schedule new futures"), "new futures"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
 def test_a_save_that_failed_is_reported_again_too(
-    job: Job, monkeypatch: pytest.MonkeyPatch
+    job: Job, monkeypatch: pytest.MonkeyPatch, error: Exception, gist: str
 ) -> None:
+    """Whatever has failed: who trains on waits for the report."""
+
     def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise error
 
     monkeypatch.setattr("elastic.worker.state.saving.write_share", full)
     job.save(2)
     ((kind, report),) = job.sent[0].items()
     assert kind == "save_failed"
-    assert "No space left" in report.message
+    assert gist in report.message
     assert job.again() == [("save_failed", 2, 3)]
     job.saver.settle(2, committed=False)
     assert job.again() == []

@@ -55,9 +55,16 @@ class Departures:
 
 
 def _has_state(nodes: Nodes, group: Generation) -> bool:
-    """A member that is in contact has it: of the others it is not certain that they still live."""
+    """A member that is in contact has come to one state with the others: of those out of contact it
+    is not certain that they still live, and one that has not joined yet may be a step behind, or
+    stuck."""
     members = [w for name, w in nodes.workers().items() if name in group.worker_ids]
-    return any(w.status.took_part and w.silent_since is None for w in members)
+    return any(_has_joined(w.status, group) and w.silent_since is None for w in members)
+
+
+def _has_joined(s: WorkerStatus, group: Generation) -> bool:
+    trains = s.phase is WorkerPhase.TRAINING and s.generation == group.number
+    return s.took_part and (trains or s.phase is WorkerPhase.FINISHED)
 
 
 def _is_needed(

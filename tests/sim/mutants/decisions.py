@@ -130,13 +130,13 @@ FORMATION = (
         "who comes back with the state while a group without it is written is passed over",
     ),
     (
-        "if not workers or len(workers) + len(finished) < self._policy.min_workers:",
-        "if not workers or len(workers) + len(finished) < self._policy.min_workers - 1:",
+        "if not workers or len(workers) + len(self._done) < self._policy.min_workers:",
+        "if not workers or len(workers) + len(self._done) < self._policy.min_workers - 1:",
         "a group of one less than the minimum trains",
     ),
     (
-        "if not workers or len(workers) + len(finished) < self._policy.min_workers:",
-        "if not workers or len(workers) + len(finished) <= self._policy.min_workers:",
+        "if not workers or len(workers) + len(self._done) < self._policy.min_workers:",
+        "if not workers or len(workers) + len(self._done) <= self._policy.min_workers:",
         "a group of just the minimum does not train",
     ),
     (

@@ -156,6 +156,9 @@ def test_on_the_way_in(situation: GroupView, expected: object) -> None:
         (view(SAVING, A_DONE, status("b0", JOINING, 4, committed=7)), "MEMBER_LOST [b0]"),
         # A newcomer has nothing to do in a job that others have finished.
         (view(PLANNED, A_DONE, A_DONE, status("c0", JOINING, 4, took_part=False)), Complete),
+        # Members that had finished come back to a group that is to begin anew; or has begun to.
+        (view(generation(4, "c0"), A_DONE, status("c0", READY)), Complete),
+        (view(generation(4, "c0"), A_DONE, status("c0", TRAINING, 4)), WaitReason.STEADY),
     ],
 )
 def test_towards_the_end(situation: GroupView, expected: object) -> None:

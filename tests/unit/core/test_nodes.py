@@ -164,6 +164,8 @@ def test_a_node_has_left_when_none_of_its_workers_is_in_a_group() -> None:
     nodes.reported("a", 2, [status("a0", READY, 3, heard=4)])
     assert departures.completed(nodes, generation(5, "a0", "b0")) == []
     assert departures.completed(nodes, alone, PAIR) == []  # what follows is not in place
+    assert departures.completed(nodes, alone) == []  # b0 may be stuck, and a step behind
+    nodes.reported("b", 2, [status("b0", TRAINING, 4)])
     assert departures.completed(nodes, alone) == ["a"]
     assert departures.completed(nodes, alone) == []
 

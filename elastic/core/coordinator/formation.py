@@ -230,6 +230,8 @@ class _Formed:
         self._outgoing = _outgoing(view, self._current)
         members = self._current.worker_ids
         outside = [w for name, w in view.workers.items() if name not in members]
+        self._done = self._finished + [w for w in outside if w.status.phase is WorkerPhase.FINISHED]
+        """Also who has come back to a group of others, that knows nothing of what was done."""
         self._newcomers = [
             w
             for w in outside
@@ -258,7 +260,7 @@ class _Formed:
     def decide(self) -> Decision:
         if not self._active and self._finished:
             return Complete()
-        if _nothing_left_to_do(self._finished, self._active):
+        if _nothing_left_to_do(self._done, self._active):
             return Complete()
         roll_call_until = self._roll_call_until()
         if self._now < roll_call_until:
@@ -383,12 +385,9 @@ class _Formed:
             holders = self._bequeathing + [w for w in self._returned if is_in_sight(w)]
             everyone = workers + self._newcomers + holders
             workers = sorted(everyone, key=lambda w: (*self._claim(w, reason), *_seniority(w)))
-        finished = [
-            w for w in self._view.workers.values() if w.status.phase is WorkerPhase.FINISHED
-        ]
-        if _nothing_left_to_do(finished, workers):
+        if _nothing_left_to_do(self._done, workers):
             return Complete()
-        if not workers or len(workers) + len(finished) < self._policy.min_workers:
+        if not workers or len(workers) + len(self._done) < self._policy.min_workers:
             return Form(members=(), reason=ChangeReason.BELOW_MINIMUM)
         if len(workers) > self._policy.max_workers:  # newcomers can come later
             workers = sorted(workers, key=lambda w: not w.status.took_part)

@@ -7,7 +7,7 @@ report that was missed costs nothing. No effects and no memory; the machine owns
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from elastic.core.coordinator.decisions import Complete, Decision, Form, GiveUp, Wait, WaitReason
@@ -165,6 +165,22 @@ def _seniority(worker: Sighting) -> tuple[bool, int, NodeId, int]:
 
 def _members(workers: list[Sighting]) -> tuple[Member, ...]:
     return tuple(w.as_member() for w in workers)
+
+
+def furthest_ahead(
+    others: Iterable[Sighting], members: Iterable[Sighting], view: GroupView
+) -> Sighting | None:
+    """The one of `others` with more steps than any of the members has, unless a group went on
+    without it. None: there is no such one, or no member is known to have the state."""
+    held = [w.status.committed for w in members if w.status.took_part]
+    ahead = [
+        w
+        for w in others
+        if w.status.took_part
+        and w.status.committed > max(held, default=w.status.committed)
+        and w.status.generation >= view.trained_in
+    ]
+    return max(ahead, key=lambda w: w.status.committed, default=None)
 
 
 def _outgoing(view: GroupView, current: Generation) -> list[Sighting]:
@@ -401,19 +417,9 @@ class _Formed:
         return not w.status.took_part, is_member == held_up
 
     def _with_last_step(self, workers: list[Sighting]) -> list[Sighting]:
-        """With a newcomer that is ahead of all of them, unless others went on without it."""
-        held = [w.status.committed for w in workers if w.status.took_part]
-        ahead = [
-            w
-            for w in self._newcomers
-            if w.status.took_part
-            and w.status.committed > max(held, default=w.status.committed)
-            and w.status.generation >= self._view.trained_in
-        ]
-        if not ahead:
-            return workers
-        first = max(ahead, key=lambda w: w.status.committed)
-        return [*workers[: self._policy.max_workers - 1], first]
+        """With a newcomer that is ahead of all of them."""
+        first = furthest_ahead(self._newcomers, workers, self._view)
+        return [*workers[: self._policy.max_workers - 1], first] if first is not None else workers
 
     def _mend(self) -> Decision:
         """A broken collective and nobody known to be dead: the same members again, soon."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from elastic.core.coordinator.decisions import Decision, End, Form, Wait, WaitReason
-from elastic.core.coordinator.formation import decide
+from elastic.core.coordinator.formation import decide, furthest_ahead
 from elastic.core.coordinator.view import (
     FormationPolicy,
     GroupView,
@@ -74,8 +74,13 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     alike = {name: replace(w, leaving=False) for name, w in (left_behind | members).items()}
     known = replace(view, workers=alike)
     decision = decide(known, replace(policy, min_workers=1), now)
-    if not isinstance(decision, Form) or _any_has_state(decision.members, view):
+    if not isinstance(decision, Form):
         return decision
+    if _any_has_state(decision.members, view):
+        chosen = [view.workers[m.worker] for m in decision.members]
+        ahead = furthest_ahead(others, chosen, view)  # it was cut off, and has come back
+        with_last_step = (ahead.as_member(),) if ahead is not None else ()
+        return replace(decision, members=(*decision.members, *with_last_step))
     # Nobody here is known to hold the state. A group of members that a lost transfer has left with
     # nothing whole would lose one after the other: each says first what it has.
     with_state = tuple(w.as_member() for w in others)

@@ -99,6 +99,15 @@ def test_who_is_stuck_on_its_way_in_is_not_waited_for_to_the_end() -> None:
     assert ended(job) == [143]
 
 
+def test_who_comes_back_with_the_last_step_saves_it() -> None:
+    job = running("a0", "b0", "c0", agent_grace_s=0.0)
+    assert job.tell(ev.NodeLost(node="c")) == ["a0", "b0"]
+    job.report(status("a0", JOINING, 2, committed=4))
+    assert job.tell(STOP) == ["a0", "b0"]
+    assert job.report(status("c0", READY, 1, heard=3, committed=5)) is None
+    assert job.tell(killed("b0")) == ["a0", "c0"]
+
+
 def test_members_that_wait_at_the_end_are_not_to_come_to_another_boundary_first() -> None:
     """As where the news of a save was lost with a leader, after some had ended their scripts."""
     job = running("a0", "b0")

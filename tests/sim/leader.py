@@ -55,7 +55,7 @@ class Leader:
             return
         if self._nodes.get(node.name) is node:  # the loss was not noticed
             self.tell(ev.NodeReconnected(node=node.name))
-        self._nodes[node.name] = node
+        self._nodes[node.name], node.is_known = node, True
         if node.drains:  # kept in the store
             self.tell(ev.NodeLeaving(node=node.name, reason="drained"))
         if self.machine.current is not None:

@@ -41,6 +41,8 @@ class Node:
         self.drains = False
         self.connected, self.connected_at, self.hung_up_at = False, 0.0, -math.inf
         self._heard_until = -math.inf
+        self.is_known = False
+        """The leader has heard of its stream."""
         self._agents = 1
         self._agent_since = self.clock.now
         self._agent_runs = True
@@ -67,6 +69,7 @@ class Node:
             return  # tried again when there is one
         self._up, self._down = (Link(self.clock, 0.0002, self.world.news_s) for _ in range(2))
         self.connected, self.connected_at = True, self.clock.now
+        self.is_known = False
         self.world.registered(self.name)
         self._up.send(self.world.leader.connected, self)
         self._send_view()
@@ -97,10 +100,16 @@ class Node:
         is_heard = self.connected and self.connected_at < opened_by
         return self.clock.now if is_heard else self._heard_until
 
+    def _lose_contact(self) -> None:
+        """Of a stream on which nothing has come through nobody knows."""
+        self._heard_until = self.heard_until
+        if self.is_known:
+            self.hung_up_at = self.clock.now
+
     def lose_leader(self) -> None:
         """Whoever it was connected to is gone."""
         if self.connected:
-            self._heard_until, self.hung_up_at = self.heard_until, self.clock.now
+            self._lose_contact()
         self._up.open = self._down.open = False
         self.connected = False
 
@@ -136,7 +145,7 @@ class Node:
 
     def _hang_up(self, notice_s: tuple[float, float]) -> None:
         if self.connected:
-            self._heard_until, self.hung_up_at = self.heard_until, self.clock.now
+            self._lose_contact()
         self._up.open = self._down.open = False
         self.connected = False
         self.clock.after(self.clock.between(*notice_s), self.world.leader.lost, self)

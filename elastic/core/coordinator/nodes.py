@@ -179,10 +179,10 @@ class Nodes:
             self._changed(name)
 
     def fell_silent(self, name: NodeId, now: float) -> None:
-        """The node's stream has ended; its workers may be well."""
+        """The node's stream has ended, maybe another one since; its workers may be well."""
         self._changed(name)
         node = self._nodes.get(name)
-        if node is not None and node.silent_since is None:
+        if node is not None:
             node.silent_since = now
 
     def lost(self, name: NodeId) -> frozenset[WorkerId]:

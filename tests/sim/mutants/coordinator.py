@@ -163,8 +163,8 @@ NODES = (
         "a node that comes back gets no time to hear of anything",
     ),
     (
-        "node.silent_since is None:\n            node.silent_since = now\n",
-        "node.silent_since is None:\n            node.silent_since = 0.0\n",
+        "if node is not None:\n            node.silent_since = now\n",
+        "if node is not None:\n            node.silent_since = 0.0\n",
         "a node that falls silent is given up at once",
     ),
     (

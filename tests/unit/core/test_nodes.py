@@ -49,7 +49,7 @@ def test_of_a_silent_node_that_is_left_behind_holders_of_the_state_are_kept_in_m
     assert nodes.is_silent("a")
     assert not nodes.is_silent("b")
     assert nodes.is_silent("elsewhere")
-    assert {w: s.silent_since for w, s in nodes.workers().items()} == {"a0": 5.0, "b0": None}
+    assert {w: s.silent_since for w, s in nodes.workers().items()} == {"a0": 9.0, "b0": None}
     assert nodes.slots == 4
     assert nodes.silent_left_behind() == {"a0"}
     assert {w: s.left_behind for w, s in nodes.workers().items()} == {"a0": True, "b0": False}

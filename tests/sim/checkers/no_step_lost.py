@@ -31,7 +31,8 @@ def no_step_lost(journal: Journal) -> Iterator[str]:
         restored = agreed.replica.progress.committed_in == agreed.generation
         if best is not None and restored and best.origin > agreed.replica.origin:
             yield f"generation {agreed.generation} begins with {agreed.replica}, {best} survived"
-        if agreed.generation in journal.torn_in and agreed.replica.committed == 0:
+        # A holder that goes on from another's first state, begun later, has a torn one meanwhile.
+        if agreed.generation in journal.torn_in and restored and agreed.replica.committed == 0:
             yield f"generation {agreed.generation} begins anew with what is left of a torn state"
         held = any((agreed.generation, w) in journal.declared for w in _members(journal, agreed))
         away = journal.away[agreed.generation]

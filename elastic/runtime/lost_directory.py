@@ -11,7 +11,7 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from elastic.errors import ConfigurationError
+from elastic.errors import ElasticError
 from elastic.runtime.journal import Journal
 from elastic.runtime.off_loop import off_loop
 
@@ -46,7 +46,7 @@ async def make_anew_when_lost(
                 continue
             directory.make_anew()  # on the loop: others change the process's umask there
             path = await listen()
-        except (OSError, RuntimeError, ConfigurationError) as error:  # tried again
+        except (OSError, RuntimeError, ElasticError) as error:  # tried again
             if str(error) != told:
                 told = str(error)
                 journal.record("run_directory_lost", reason=told)

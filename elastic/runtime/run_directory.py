@@ -48,11 +48,18 @@ class RunDirectory:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def announce(self, address: str) -> None:
-        """Let others find the job's coordinator."""
+        """Let others find the job's coordinator. Raises TransientError where the disk is full."""
         document = {"job": self._job, "pid": os.getpid(), "address": address}
-        self._lock.truncate(0)
-        self._lock.write(json.dumps(document))
-        self._lock.flush()
+        data = json.dumps(document).encode()
+        try:
+            os.ftruncate(self._lock.fileno(), 0)
+            os.write(self._lock.fileno(), data)
+        except OSError as error:
+            raise refusal_of(
+                f"can not write to the run's directory {self.path}: {error.strerror}; make room, "
+                "or set XDG_RUNTIME_DIR to another place",
+                error,
+            ) from error
 
     def lacks(self, *names: str) -> bool:
         """It is gone, or one of these files in it, or the lock. May block."""

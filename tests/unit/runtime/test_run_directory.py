@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -229,3 +230,14 @@ def test_what_lies_there_of_others_disturbs_nobody(make: Make, runtime: Path) ->
     directory.announce("unix:/here")
     assert find_job(None).address == "unix:/here"
     assert Path("/etc/passwd").exists()
+
+
+def test_a_disk_that_is_full_is_named(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = make("digits")
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("elastic.runtime.run_directory.os.write", refuse)
+    with pytest.raises(TransientError, match=rf"{directory.path}: No space left.*XDG_RUNTIME_DIR"):
+        directory.announce("unix:/here")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from elastic.agent import preemption
 from elastic.agent.preemption import until_preempted
 from tests.contract.conftest import within_deadline
+from tests.job_process import is_alive
 
 DEADLINE_S = 60.0
 
@@ -32,6 +33,29 @@ def test_a_file_that_appears(tmp_path: Path) -> None:
         assert not task.done()
         notice.touch()
         assert await task == f"preemption: {notice} exists"
+
+    within_deadline(check(), DEADLINE_S)
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError("x"), OSError("stale"), RuntimeError("can't start new thread")]
+)
+def test_a_file_that_can_not_be_looked_at_says_nothing(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = [error, error]
+
+    async def refuse(look: Callable[[], bool]) -> bool:
+        if refusing:
+            raise refusing.pop()
+        return look()
+
+    async def check() -> None:
+        notice = tmp_path / "notice"
+        notice.touch()
+        monkeypatch.setattr(preemption, "off_loop", refuse)
+        assert "exists" in await looking(file=notice)
+        assert not refusing
 
     within_deadline(check(), DEADLINE_S)
 
@@ -69,15 +93,17 @@ def test_a_command_that_can_not_be_run_says_nothing(tmp_path: Path) -> None:
 
 def test_a_command_under_way_is_ended_with_the_watch(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    code = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    shell = f"sh -c 'echo $$ > {pid}; exec sleep 600'; true"  # a child of the command's
+    code = f"import subprocess; subprocess.run(['sh', '-c', {shell!r}])"
 
     async def check() -> None:
         task = looking(command=python(code))
-        while not pid.exists() or not pid.read_text():
+        while not pid.exists() or not pid.read_text().strip():
             await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert not Path(f"/proc/{pid.read_text()}").exists()
+        while is_alive(int(pid.read_text())):
+            await asyncio.sleep(0.01)
 
     within_deadline(check(), DEADLINE_S)
 

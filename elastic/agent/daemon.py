@@ -374,7 +374,11 @@ class AgentDaemon:
         pruning = functools.partial(
             prune, own, self._options.job, runs=kept.runs, size_bytes=kept.size_bytes
         )
-        removed = await off_loop(pruning)
+        try:
+            removed = await off_loop(pruning)
+        except RuntimeError as error:  # the system has no thread left
+            self._journal.record("warning", source="logs", message=str(error))
+            return
         if removed.directories:
             self._journal.record(
                 "logs_removed",
@@ -388,7 +392,7 @@ class AgentDaemon:
     async def _remove_stale_logs(self) -> None:
         try:
             while (stale := self._log_files.next_stale()) is not None:
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, RuntimeError):  # no thread is left for it
                     await off_loop(stale.unlink)
         finally:
             self._removes_logs = False

@@ -78,7 +78,10 @@ class LogFollower:
             await asyncio.sleep(pause_s)
             all_followed = list(self._followed.items())
             # One call for all files: each wakes two threads, which takes time from the workers.
-            looks = await asyncio.to_thread(_look_at_all, [f for _, f in all_followed])
+            try:
+                looks = await asyncio.to_thread(_look_at_all, [f for _, f in all_followed])
+            except RuntimeError:  # the system has no thread left: what is only shown can wait
+                continue
             pause_s = min(2 * pause_s, _QUIET_INTERVAL_S)
             for (worker, followed), look in zip(all_followed, looks, strict=True):
                 if self._followed.get(worker) is followed and self._hand_out(

@@ -147,14 +147,18 @@ class Saves:
     def give_up_last(self) -> None:
         """The job ends: of a save that was tried again in vain nothing is to stay."""
         if self._commits is not None and self._retried is not None and self.last_failure:
-            discarding = asyncio.to_thread(self._commits.discard, *self._retried)
-            self._start(discarding, "discard-save")
+            self._start(self._discard(self._commits, *self._retried), "discard-save")
 
     def _discard_if_refused(self, step: int, generation: int) -> None:
         """A disk that is full is not to keep parts that nobody will ever read."""
         if self._commits is not None and (step, generation) in self._refused:
-            discarding = asyncio.to_thread(self._commits.discard, step, generation)
-            self._start(discarding, "discard-save")
+            self._start(self._discard(self._commits, step, generation), "discard-save")
+
+    async def _discard(self, commits: CheckpointCommits, step: int, generation: int) -> None:
+        try:
+            await asyncio.to_thread(commits.discard, step, generation)
+        except Exception as error:  # noqa: BLE001 - of whatever storage; the next prune removes it
+            self._journal.record("warning", source="checkpoints", message=_words(error))
 
     def _settle(self, news: local_pb2.CheckpointCommitted) -> None:
         self._settled[news.step] = news

@@ -124,8 +124,8 @@ class Connection:
             if self._fingerprint == await asyncio.to_thread(fingerprint, self._files):
                 return
             await asyncio.to_thread(credentials, self._files)
-        except ConfigurationError:
-            return  # half replaced: after the next failure then
+        except (ConfigurationError, RuntimeError):
+            return  # half replaced, or no thread is left to look: after the next failure then
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.leave()

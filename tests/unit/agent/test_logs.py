@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -184,7 +185,16 @@ def test_workers_are_kept_apart(tmp_path: Path, follower: LogFollower, lines: Li
 def test_run_looks_again_and_again(
     tmp_path: Path, follower: LogFollower, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where the system has no thread left now and then."""
     monkeypatch.setattr(logs, "_INTERVAL_S", 0.001)
+    to_thread, refused = asyncio.to_thread, [True, False, True]
+
+    async def refuse(*work: Any) -> Any:
+        if refused and refused.pop():
+            raise RuntimeError("can't start new thread")
+        return await to_thread(*work)
+
+    monkeypatch.setattr(asyncio, "to_thread", refuse)
 
     async def check() -> None:
         follower.follow("a", tmp_path / "a.log")

@@ -29,6 +29,7 @@ class Storage(CheckpointCommits):
         self.discarded: list[tuple[int, int]] = []
         self.error: Exception | None = None
         self.prune_error: CheckpointWriteError | None = None
+        self.discard_error: Exception | None = None
 
     @property
     def url(self) -> str:
@@ -45,6 +46,8 @@ class Storage(CheckpointCommits):
 
     def discard(self, step: int, generation: int) -> None:
         self.discarded.append((step, generation))
+        if self.discard_error is not None:
+            raise self.discard_error
 
     def commit(self, step: int, generation: int) -> Committed:
         del step, generation
@@ -261,6 +264,15 @@ def test_commits_at_the_same_time(steps: tuple[int, int]) -> None:
         assert sorted(place.settled()) == [(5, False), (6, False)]
 
     run(check)
+
+
+def test_storage_that_keeps_what_is_to_go_is_warned_of() -> None:
+    """It would end the coordinator otherwise, as any error of a task does."""
+    place = Place()
+    place.storage.discard_error = RuntimeError("can't start new thread")
+    place.saves.failed(place.agent, job_pb2.SaveFailed(generation=3, step=5, message="full"))
+    (warning,) = place.diary.of("warning")
+    assert "can't start new thread" in warning["message"]
 
 
 def test_a_last_save_that_is_tried_again_is_no_failure_while_there_is_time() -> None:

@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,30 @@ def test_a_coordinator_that_is_started_again_adopts_the_group(place: Place) -> N
         job.trains_on()
         job.stop_all()
         assert not job.events("stray_group_ended")
+    finally:
+        job.close()
+
+
+@pytest.mark.long
+def test_a_coordinator_that_was_frozen_leads_the_same_group_on(place: Place) -> None:
+    """All leases have ended by its own clock when it looks again, the leader's among them."""
+    job = Job(place)
+    try:
+        job.start_all()
+        generation, elections = job.generation(), len(job.events("elected"))
+        workers = {node: job.worker_pid(node) for node in NODES}
+        job.coordinators[-1].process.send_signal(signal.SIGSTOP)
+        for node in NODES:
+            job.agents[node][-1].wait_for_event("coordinator_lost")
+        time.sleep(4.0)  # longer than each lease
+        job.coordinators[-1].process.send_signal(signal.SIGCONT)
+        job.wait(lambda: len(job.events("elected")) > elections, "another term of office")
+        for node in NODES:
+            job.agents[node][-1].wait_for_event("registration_gone")
+        job.trains_on(20)
+        assert job.generation() == generation
+        assert {node: job.worker_pid(node) for node in NODES} == workers
+        job.stop_all()
     finally:
         job.close()
 

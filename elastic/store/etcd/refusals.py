@@ -56,6 +56,7 @@ _BY_TEXT = (
     ("SSL_ERROR_SSL", Refusal.HANDSHAKE),
     ("CERTIFICATE_VERIFY_FAILED", Refusal.HANDSHAKE),
     ("Peer name", Refusal.HANDSHAKE),  # gRPC: the certificate is for another host
+    ("Hostname Verification", Refusal.HANDSHAKE),  # the same in newer ones
 )
 
 _BY_CODE = {

@@ -23,7 +23,10 @@ _TO_MEND = {
         "something else than etcd 3 listens there: correct the endpoint; a coordinator answers as "
         "etcd only with --store memory"
     ),
-    Refusal.HANDSHAKE: "check the authority, the certificate and its key, and the host's name",
+    Refusal.HANDSHAKE: (
+        "check the authority, the certificate and its key, and whether the one that is shown there "
+        "names this host (`elastic certs issue --host HOST` for a coordinator with --store memory)"
+    ),
 }
 
 _NO_SPACE = (

@@ -20,7 +20,7 @@ from elastic.store.etcd.server import EtcdService
 from elastic.store.etcd.store import EtcdStore
 from elastic.store.interface import LeaseExists, StoreWentBack, WatchCompacted
 from elastic.store.memory import MemoryStore
-from tests.certificates import make_certificates, sign
+from tests.certificates import make_certificates, sign, sign_for_job
 from tests.etcd_cluster import free_ports
 from tests.unit.rpc.conversation import Place, with_place
 
@@ -259,6 +259,19 @@ def test_a_certificate_of_another_job_is_refused_in_words(tmp_path: Path) -> Non
         for job in ("digits", "letters")
     )
     served(check, Tls(job="digits", files=ours))
+
+
+def test_a_coordinator_whose_certificate_does_not_name_its_host(tmp_path: Path) -> None:
+    """What is forgotten most easily: no other connection of a job asks for it."""
+
+    async def check(place: Place, _: MemoryStore) -> None:
+        async with EtcdStore(options_with(place, files)) as store:
+            with pytest.raises(ConfigurationError, match=r"Hostname.*elastic certs issue --host"):
+                await store.get("a")
+
+    made = make_certificates(tmp_path / "made")
+    files = sign_for_job(made, "digits")
+    served(check, Tls(job="digits", files=files))
 
 
 def options_with(place: Place, files: TlsFiles) -> EtcdOptions:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -11,9 +9,9 @@ import torch
 from elastic.errors import StepMisused
 from elastic.worker.state.cells import steps_of
 from elastic.worker.state.job_state import JobState
+from elastic.worker.state.references import optimizers_inside
 from elastic.worker.state.tree import same_tensor, tensors_of
 
-_DEEPEST = 3
 _WATCHED_BLOCKS = 64  # where a script calls its optimizers shows in its first steps
 
 
@@ -74,7 +72,9 @@ class Optimizers:
         if any(item is optimizer for item in tracked.values()):
             return
         kind = type(optimizer).__name__
-        holders = [n for n, item in tracked.items() if any(o is optimizer for o in _inside(item))]
+        holders = [
+            n for n, item in tracked.items() if any(o is optimizer for o in optimizers_inside(item))
+        ]
         if not holders:
             raise StepMisused(
                 f"an optimizer ({kind}) stepped that is not tracked: a worker that joins would go "
@@ -111,21 +111,3 @@ def _some_gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor | Non
     """Of the first and the last parameter: looking at all would take longer than it is worth."""
     groups = [group["params"] for group in optimizer.param_groups if group["params"]]
     return [groups[0][0].grad, groups[-1][-1].grad] if groups else []
-
-
-def _inside(item: Any, depth: int = 0) -> Iterator[torch.optim.Optimizer]:
-    """Optimizers that an object keeps. A scheduler's is not its own: it leaves out its state."""
-    if isinstance(item, torch.optim.lr_scheduler.LRScheduler) or depth > _DEEPEST:
-        return
-    if depth and isinstance(item, torch.optim.Optimizer):
-        yield item
-    if isinstance(item, dict):
-        inner: Any = item.values()
-    elif isinstance(item, (list, tuple)):
-        inner = item
-    elif isinstance(item, (torch.Tensor, torch.nn.Module, str, int, float)) or item is None:
-        return
-    else:
-        inner = getattr(item, "__dict__", {}).values()
-    for value in inner:
-        yield from _inside(value, depth + 1)

@@ -20,6 +20,7 @@ from elastic.errors import CheckpointDamaged, CheckpointMismatch, ConfigurationE
 from elastic.worker.state.cells import Gradients
 from elastic.worker.state.digest import digest_of
 from elastic.worker.state.ledger import LedgerBacklog, LedgerRecord
+from elastic.worker.state.references import kept_in_place
 from elastic.worker.state.tensor_specs import TensorSpec, describe, first_differences, signature
 from elastic.worker.state.tree import FlatState, copy_tree, fill, flatten, unflatten
 
@@ -278,14 +279,16 @@ class JobState:
         self._require_same_objects(states)
         self._require_same_structure(describe(tensors))
         # The script's values first: a tensor among them may be one that another object holds.
-        for name, tracked in sorted(self.everything.items(), key=lambda n: n[0] in self._scripts):
-            if name not in states:
-                continue
-            if isinstance(tracked, torch.optim.Optimizer):
-                self._add_parameter_groups(name, tracked, extra)
-                _load_optimizer(tracked, states[name])
-            else:
-                tracked.load_state_dict(states[name])
+        in_order = sorted(self.everything.items(), key=lambda n: n[0] in self._scripts)
+        with kept_in_place(self._scripts.values()):
+            for name, tracked in in_order:
+                if name not in states:
+                    continue
+                if isinstance(tracked, torch.optim.Optimizer):
+                    self._add_parameter_groups(name, tracked, extra)
+                    _load_optimizer(tracked, states[name])
+                else:
+                    tracked.load_state_dict(states[name])
         self._waiting = {n: s for n, s in states.items() if "." in n and n not in self._own}
         self._restore_flags(extra)
         try:

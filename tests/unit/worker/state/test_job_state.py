@@ -237,6 +237,70 @@ def test_signatures_are_equal_for_alike_objects_only() -> None:
     assert signature != renamed.signature()
 
 
+# ---- what a script holds on to
+
+
+def test_groups_and_state_of_an_optimizer_are_the_ones_that_a_script_refers_to() -> None:
+    sender, _ = grown(groups=2)
+    receiver, optimizer = grown(groups=1)
+    (groups, first), state = (optimizer.param_groups, *optimizer.param_groups), optimizer.state
+    restore(receiver, sender)
+    assert optimizer.param_groups is groups
+    assert optimizer.param_groups[0] is first
+    assert optimizer.state is state
+    assert same(optimizer.state_dict(), sender.tracked["optimizer"].state_dict())
+    first["lr"] = 0.5
+    assert optimizer.state_dict()["param_groups"][0]["lr"] == 0.5
+
+
+class Around(torch.optim.Optimizer):
+    """Shares the groups of the optimizer inside of it, as SAM does."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {"rho": 0.05})
+        self.inner = inner
+        inner.param_groups = self.param_groups
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.inner.param_groups = self.param_groups
+
+
+@pytest.mark.parametrize("names", [("around", "inner"), ("inner", "around")])
+def test_an_optimizer_and_the_one_around_it_share_their_groups_as_before(
+    names: tuple[str, str],
+) -> None:
+    states = []
+    for rate in (0.3, 0.1):
+        torch.manual_seed(int(10 * rate))
+        model = nn.Linear(2, 1)
+        inner = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
+        made = {"around": Around(inner), "inner": inner}
+        state = JobState()
+        state.track({"model": model, **{name: made[name] for name in names}})
+        states.append((state, made))
+    (sender, _), (receiver, made) = states
+    restore(receiver, sender)
+    assert made["inner"].param_groups[0]["lr"] == 0.3
+    made["around"].param_groups[0]["lr"] = 0.15
+    assert made["inner"].param_groups[0]["lr"] == 0.15
+    assert made["inner"].param_groups is made["around"].param_groups
+
+
+def test_lists_in_the_sessions_state_are_the_ones_that_a_script_refers_to() -> None:
+    source, target = make(1), make(2)
+    source.values.update(losses=[0.5, {"at": [1, 2]}], seen={3}, best=0.5)
+    target.values.update(losses=[7.0, {"at": [1], "more": 0}, 9], seen={1, 2}, best=[])
+    losses, seen = target.values["losses"], target.values["seen"]
+    deep = losses[1]["at"]
+    restore(target, source)
+    assert target.values == source.values
+    assert losses == [0.5, {"at": [1, 2]}]
+    assert seen == {3}
+    deep.append(3)
+    assert target.values["losses"][1]["at"] == [1, 2, 3]
+
+
 # ---- which parameters are trained
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby, tee
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 import xxhash
@@ -75,6 +75,7 @@ class DataLoader:
         self._seed = seed
         self._shuffle = shuffle
         self._options = _checked(options)
+        _require_options_of_torch(dataset, self._options)
         _require_enough(self.length, self.policy, drop_last)
 
     def __len__(self) -> int:
@@ -91,6 +92,13 @@ class DataLoader:
 
     def __bool__(self) -> bool:
         return True  # and not by its length, which it may not have
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError(
+            "an elastic.DataLoader is not iterated over: session.steps(data, epochs=...) deals its "
+            "samples out to all workers; to go through a dataset otherwise, as in an evaluation, "
+            "use torch.utils.data.DataLoader"
+        )
 
     def position_to_index(self, epoch: int) -> Permutation | range:
         """The order of an epoch: from a position to the dataset's index."""
@@ -338,6 +346,14 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
                 "each count exactly once; use seed, shuffle, or a dataset in the order you want"
             )
     return options
+
+
+def _require_options_of_torch(dataset: torch_data.Dataset[Any], options: dict[str, Any]) -> None:
+    """Raises ConfigurationError here for what torch would refuse when the group has formed."""
+    try:
+        torch_data.DataLoader(dataset, batch_sampler=_Once(iter(())), **options)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"elastic.DataLoader: {error}") from error
 
 
 def _require_enough(length: int, policy: BatchPolicy, drop_last: bool) -> None:

@@ -202,6 +202,13 @@ class Session:
         each phase with data of its own. Loops that the job has behind it have no steps for a
         worker that joins, or for a job that goes on from a checkpoint.
         """
+        if not isinstance(data, DataLoader):
+            kind = f"{type(data).__module__}.{type(data).__qualname__}"
+            raise ConfigurationError(
+                f"session.steps({kind}): its samples cannot be dealt out again when the group "
+                "changes; write data = elastic.DataLoader(dataset, batch_size=...), which takes "
+                "the options of torch's DataLoader"
+            )
         if epochs < 0:
             raise ConfigurationError(f"session.steps: epochs={epochs} is negative")
         if self._finished_loops.get(data, -1) >= epochs:

@@ -217,6 +217,8 @@ def test_the_ratio_of_batches_counts_no_more_than_the_data_has() -> None:
         (Squares(0), {}, r"Squares.*empty"),
         (Squares(), {"sampler": [0]}, r"sampler can not be given"),
         (Squares(), {"batch_sampler": [[0]]}, r"batch_sampler can not be given"),
+        (Squares(), {"num_worker": 2}, r"elastic\.DataLoader: .*unexpected.*num_worker"),
+        (Squares(), {"persistent_workers": True}, r"elastic\.DataLoader: .*num_workers > 0"),
         (Squares(), {"batch_size": 0}, r"batch_size must be at least 1, got 0"),
         (Squares(), {"accumulate": 0}, r"accumulate must be at least 1, got 0"),
         (Squares(), {"global_batch": 4, "accumulate": 2}, r"accumulate=2 and global_batch=4"),
@@ -269,3 +271,8 @@ def test_without_it_the_length_is_refused_with_what_to_do() -> None:
     assert data
     with pytest.raises(TypeError, match="global_batch"):
         len(data)
+
+
+def test_going_through_it_is_refused_with_what_to_do() -> None:
+    with pytest.raises(TypeError, match=r"torch\.utils\.data\.DataLoader"):
+        iter(DataLoader(list(range(10))))

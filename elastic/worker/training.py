@@ -44,6 +44,8 @@ from elastic.worker.steps_clock import StepsClock
 _ELSEWHERE_S = 0.5
 """A member that has waited for so long where others do not come says where it is."""
 
+_UNKNOWN = -1  # collectives: the script is in a block, or has left it by an exception
+
 
 class JobStopping(SystemExit):
     """Raised at a step boundary when the job is to be left; unwinds the script."""
@@ -97,7 +99,6 @@ class Training:
         self._undo = Undo(
             self.state,
             device=control.backend.device,
-            collectives=self._collectives,
             wait_for_device=control.backend.wait_for_device,
             on_costly=self._tell_cost,
         )
@@ -115,6 +116,10 @@ class Training:
         self.loss_in_block: Exception | None = None
         """What told in this block that the group is lost."""
         self._reduce_means: Callable[[], bool] = _no
+        self._watched: Group | None = None
+        """The group that the script must not use by itself outside of blocks, and how many
+        collectives that had begun when it was left to the script."""
+        self._collectives_left = _UNKNOWN
         self._carry_out = self._carriers()
         control.publish(self.state, self.clock, self._answer_calls, self._bequeath)
         register_optimizer_step_pre_hook(self._optimizer_steps)
@@ -189,6 +194,8 @@ class Training:
         """The script enters `with step:`. reduce_means: called before an optimizer steps, since
         what is reduced later makes every step copy what the optimizer has changed; returns whether
         there was anything to reduce."""
+        self._require_no_collectives()
+        self._collectives_left = _UNKNOWN
         self._in_block = True
         self._reduce_means = reduce_means
         self.part.begin_block()
@@ -249,7 +256,9 @@ class Training:
         for model in self.models:
             model.require_reduced()
         recovers = self.control.recovers
-        later = recovers and self._undo.collectives_since_reduction()
+        group = self._watched
+        self._collectives_left = group.collectives() if group is not None else 0
+        later = recovers and self._undo.collectives_since_reduction(self._collectives_left)
         if later:
             self._joining().settle()
         if means or self.state.means:
@@ -376,6 +385,7 @@ class Training:
         """Carry out what the protocol asks for, until it returns."""
         resume: Callable[[Any], act.Action] = protocol.send
         value: Any = None
+        acted = False
         self._driving = True
         self.place.now = Place.BOUNDARY, time.monotonic()
         try:
@@ -384,6 +394,9 @@ class Training:
                     action = resume(value)
                 except StopIteration as end:
                     return end.value
+                if not acted:  # else they may be those of actions
+                    acted = True
+                    self._require_no_collectives()
                 try:
                     resume, value = protocol.send, self._carry_out[type(action)](action)
                 except Exception as error:  # noqa: BLE001 - the protocol decides what follows
@@ -392,6 +405,9 @@ class Training:
         finally:
             self._driving = False
             self.place.now = Place.BETWEEN, time.monotonic()
+            if acted:
+                self._watched = group = self._membership.group
+                self._collectives_left = group.collectives() if group is not None else 0
 
     def _bequeath(self) -> None:
         """The script's thread does not come out of a group that was aborted: this one, of the
@@ -699,6 +715,22 @@ class Training:
                 "`if step.committed and ...: break`"
             )
 
+    def _require_no_collectives(self) -> None:
+        """Raise StepMisused if the script has called collectives outside of a block. Nothing goes
+        wrong until the group changes, but then they meet others of members that join."""
+        group = self._watched
+        if group is None or self._collectives_left in (_UNKNOWN, group.collectives()):
+            return
+        if group.aborted or not group.counts_collectives:
+            return
+        raise StepMisused(
+            "a collective of torch.distributed was called outside of `with step:` (steps committed "
+            f"so far: {self.part.progress.committed}); when a worker is lost or joins, it would "
+            "fail, or meet another one of that worker's. Call it inside of the block, or give the "
+            "function that calls it to session.run(); step.mean() gives means over all workers "
+            "without one"
+        )
+
     def _optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not self._in_block:
             self.optimizers.steps_below(optimizer)
@@ -727,10 +759,6 @@ class Training:
                 "optimizer.step() to save that",
             },
         )
-
-    def _collectives(self) -> int:
-        group = self._membership.group
-        return group.collectives() if group is not None else 0
 
     def _record(self, samples: SampleRange) -> LedgerRecord:
         group = self._joining()

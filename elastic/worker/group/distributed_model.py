@@ -87,11 +87,9 @@ class DistributedModel(nn.Module):
         self.register_load_state_dict_pre_hook(_with_prefix)  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Forward through DDP while in a group, else through the module."""
-        if self._backend is None:
-            return self.module(*inputs, **named)
+        """Forward through DDP where all members do so, else through the module."""
         passes = self.passes
-        if not torch.is_grad_enabled() and not passes.together:
+        if self._backend is None or not passes.together:
             return self.module(*inputs, **named)  # DDP would broadcast buffers, by itself
         if not passes.begun:
             self._begin_pass()
@@ -177,8 +175,8 @@ class DistributedModel(nn.Module):
             return
         raise StepMisused(
             f"gradients of {type(self.module).__name__} were computed in a step without being "
-            "averaged: the script calls the module itself; call the model that "
-            "session.distribute() has returned"
+            "averaged: the script calls the module itself, or the model outside of `with step:`; "
+            "call the model that session.distribute() has returned, inside of the block"
         )
 
     def require_same_layers(self) -> None:

@@ -46,7 +46,6 @@ _NO_COPIES: Mapping[int, Copy] = {}
 class Undo:
     """The copies and the two sets.
 
-    collectives: how many collectives the group has begun so far.
     wait_for_device: returns when what was queued so far is done.
     on_costly: told of the names and bytes of large state that is copied at every block, and how
     many seconds that takes.
@@ -57,13 +56,11 @@ class Undo:
         state: JobState,
         *,
         device: torch.device,
-        collectives: Callable[[], int],
         wait_for_device: Callable[[], None],
         on_costly: Callable[[list[str], int, float], None],
     ) -> None:
         self._state = state
         self._device = device
-        self._collectives = collectives
         self._wait_for_device = wait_for_device
         self._on_costly = on_costly
         self._version = -1
@@ -134,9 +131,10 @@ class Undo:
         self._collectives_seen = collectives
         self._note_block()
 
-    def collectives_since_reduction(self) -> bool:
-        """Whether the block has begun collectives after its reductions; it has had one."""
-        return self._collectives() != self._collectives_seen
+    def collectives_since_reduction(self, collectives: int) -> bool:
+        """Whether the block has begun collectives after its reductions; it has had one.
+        collectives: as many as it has begun by now."""
+        return collectives != self._collectives_seen
 
     def end(self, *, collectives_since_reduction: bool) -> None:
         """The block has ended and its step counts.

@@ -170,8 +170,8 @@ def test_a_dataset_that_makes_something_else_of_its_tensors_is_asked() -> None:
 
 
 def test_an_unknown_option_is_refused_for_tensors_too() -> None:
-    with pytest.raises(TypeError, match="shuffled"):
-        rows_of(DataLoader(in_tensors(), shuffled=0))
+    with pytest.raises(ConfigurationError, match="shuffled"):
+        DataLoader(in_tensors(), shuffled=0)
 
 
 def test_a_closed_dealer_fetches_nothing() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils import data as torch_data
 from torch.utils.data import TensorDataset
 
 from elastic.errors import ConfigurationError, NotInGroup, StepMisused
@@ -148,6 +149,13 @@ def test_epochs_are_those_of_the_whole_job(session: Session) -> None:
     assert len([train(step) for step in session.steps(data, epochs=3)]) == 5
 
 
+def test_a_loader_of_torchs_is_refused(session: Session) -> None:
+    loaders = [torch_data.DataLoader(loader().dataset), [1, 2]]
+    for data in loaders:
+        with pytest.raises(ConfigurationError, match=r"session\.steps.*elastic\.DataLoader\("):
+            next(session.steps(data, epochs=1))  # type: ignore[arg-type]
+
+
 def test_a_negative_number_of_epochs_is_refused(session: Session) -> None:
     with pytest.raises(ConfigurationError, match="epochs=-1"):
         next(session.steps(loader(), epochs=-1))
@@ -228,6 +236,69 @@ def test_a_step_that_is_not_used_is_refused(session: Session) -> None:
     next(steps)
     with pytest.raises(StepMisused, match="with step"):
         next(steps)
+
+
+def all_reduce_above(session: Session) -> None:
+    for step in session.steps(loader(), epochs=1):
+        dist.all_reduce(torch.ones(1))
+        train(step)
+
+
+def all_reduce_below(session: Session) -> None:
+    for step in session.steps(loader(), epochs=1):
+        train(step)
+        dist.all_reduce(torch.ones(1))
+
+
+def all_reduce_below_a_call(session: Session) -> None:
+    for step in session.steps(loader(), epochs=1):
+        train(step)
+        session.run(dict)
+        dist.all_reduce(torch.ones(1))
+
+
+def all_reduce_between_loops(session: Session) -> None:
+    data = loader()
+    for epoch in range(2):
+        for step in session.steps(data, epochs=epoch + 1):
+            train(step)
+        dist.all_reduce(torch.ones(1))
+
+
+def all_reduce_after_the_loop(session: Session) -> None:
+    for step in session.steps(loader(), epochs=1):
+        train(step)
+    dist.all_reduce(torch.ones(1))
+    session._training.finish()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        all_reduce_above,
+        all_reduce_below,
+        all_reduce_below_a_call,
+        all_reduce_between_loops,
+        all_reduce_after_the_loop,
+    ],
+)
+def test_a_collective_outside_of_a_block_is_refused(
+    session: Session, script: Callable[[Session], None]
+) -> None:
+    """In an undisturbed run too: it would go wrong at the first loss."""
+    with pytest.raises(StepMisused, match=r"outside of `with step:` .*session\.run\(\)"):
+        script(session)
+
+
+def test_collectives_in_blocks_and_calls_are_the_scripts_to_make(session: Session) -> None:
+    for step in session.steps(loader(), epochs=1):
+        with step:
+            dist.all_reduce(torch.ones(1))
+            backward(step)
+            dist.all_reduce(torch.ones(1))
+        session.run(dist.all_reduce, torch.ones(1))
+    session.run(dist.barrier)
+    session._training.finish()
 
 
 # ---- what is trained together

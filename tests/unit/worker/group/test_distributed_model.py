@@ -44,6 +44,12 @@ def step(model: nn.Module, seed: int = 0) -> None:
     model(inputs).square().mean().backward()
 
 
+def enter(model: DistributedModel, group: Group) -> None:
+    """A group, and a step in it."""
+    model.wrap(group.backend)
+    model.passes.together = True
+
+
 def ddp_of(model: DistributedModel) -> nn.parallel.DistributedDataParallel:
     return model.passes.wrapper
 
@@ -65,7 +71,7 @@ def test_it_has_the_modules_face(net: Net) -> None:
 def test_state_is_loaded_into_the_module(net: Net, alone: Group, wrapped: bool) -> None:
     model = DistributedModel(net, {})
     if wrapped:
-        model.wrap(alone.backend)
+        enter(model, alone)
     other = {name: torch.full_like(t, 3) for name, t in model.state_dict().items()}
     model.load_state_dict(other)
     assert torch.equal(net.last.weight, torch.full_like(net.last.weight, 3))
@@ -76,7 +82,7 @@ def test_with_and_without_a_group_it_computes_the_same(net: Net, alone: Group) -
     model = DistributedModel(net, {}).eval()
     inputs = torch.randn(3, 4)
     without = model(inputs)
-    model.wrap(alone.backend)
+    enter(model, alone)
     assert torch.equal(model(inputs), without)
     model.unwrap()
     assert torch.equal(model(inputs), without)
@@ -84,14 +90,14 @@ def test_with_and_without_a_group_it_computes_the_same(net: Net, alone: Group) -
 
 def test_options_are_ddps(net: Net, alone: Group) -> None:
     model = DistributedModel(net, {"gradient_as_bucket_view": True, "bucket_cap_mb": 7})
-    model.wrap(alone.backend)
+    enter(model, alone)
     assert ddp_of(model).gradient_as_bucket_view
     assert ddp_of(model).bucket_bytes_cap == 7 * 2**20
 
 
 def test_only_the_last_micro_batch_is_reduced(net: Net, alone: Group) -> None:
     model = DistributedModel(net, {})
-    model.wrap(alone.backend)
+    enter(model, alone)
     reductions: list[int] = []
     model.register_comm_hook(None, counting(reductions))
     for reduce in (False, False, True):
@@ -103,7 +109,7 @@ def test_only_the_last_micro_batch_is_reduced(net: Net, alone: Group) -> None:
 def test_a_static_graph_learns_in_a_step_that_reduces(net: Net, alone: Group) -> None:
     model = DistributedModel(net, {"static_graph": True})
     for _ in range(2):  # and again in the next group
-        model.wrap(alone.backend)
+        enter(model, alone)
         synced = []
         for reduce in (False, True, False, True):
             model.reduce_gradients(reduce)
@@ -117,12 +123,12 @@ def test_a_static_graph_learns_in_a_step_that_reduces(net: Net, alone: Group) ->
 def test_a_hook_is_registered_in_every_group(net: Net, alone: Group, wrapped: bool) -> None:
     model = DistributedModel(net, {})
     if wrapped:
-        model.wrap(alone.backend)
+        enter(model, alone)
     reductions: list[int] = []
     model.register_comm_hook(None, counting(reductions))
     for _ in range(2):
         model.unwrap()
-        model.wrap(alone.backend)
+        enter(model, alone)
         reductions.clear()
         step(model)
         assert reductions
@@ -135,7 +141,7 @@ def test_every_group_begins_with_the_hooks_state_as_it_was(net: Net, alone: Grou
     model.register_comm_hook(state, powerSGD_hook)
     seen: list[object] = []
     for _ in range(2):
-        model.wrap(alone.backend)
+        enter(model, alone)
         for _ in range(4):
             step(model)
         seen.append(state.iter)
@@ -150,7 +156,7 @@ def test_a_state_without_attributes_is_passed_on(net: Net, alone: Group) -> None
     for state in (None, torch.distributed.group.WORLD):
         model = DistributedModel(net, {})
         model.register_comm_hook(state, hook_that(lambda state, _: given.append(state)))
-        model.wrap(alone.backend)
+        enter(model, alone)
         step(model)
         assert given.pop() is state
 
@@ -248,7 +254,7 @@ def test_a_module_called_module_keeps_its_name() -> None:
 def test_a_copy_is_a_model_of_its_own_without_a_group(net: Net, alone: Group) -> None:
     model = DistributedModel(net, {"bucket_cap_mb": 7})
     net.norm.eval()
-    model.wrap(alone.backend)
+    enter(model, alone)
     twin = copy.deepcopy(model)
     assert type(twin) is DistributedModel
     assert twin.module is not net
@@ -258,7 +264,7 @@ def test_a_copy_is_a_model_of_its_own_without_a_group(net: Net, alone: Group) ->
     assert not twin.norm.training  # a frozen layer stays frozen
     step(twin)  # without a group
     assert all(p.grad is None for p in net.parameters())
-    twin.wrap(alone.backend)
+    enter(twin, alone)
     assert ddp_of(twin).bucket_bytes_cap == 7 * 2**20
 
 
@@ -296,7 +302,7 @@ def in_block(model: DistributedModel, call: Callable[[], object]) -> None:
 
 def test_calling_the_bare_module_is_refused_by_name(net: Net, alone: Group) -> None:
     model = DistributedModel(net, {})
-    model.wrap(alone.backend)
+    enter(model, alone)
     with pytest.raises(StepMisused, match=r"Net.*module"):
         in_block(model, lambda: step(net))
     in_block(model, lambda: step(model))
@@ -311,7 +317,7 @@ def test_a_model_that_rests_in_a_step_is_none_that_was_called_wrongly(
 ) -> None:
     """Two models that take turns: the script still zeroes the gradients of both."""
     model = DistributedModel(net, {})
-    model.wrap(alone.backend)
+    enter(model, alone)
     in_block(model, lambda: step(model))
     in_block(model, lambda: None)
     in_block(model, lambda: model.zero_grad(set_to_none=False))
@@ -327,10 +333,33 @@ def test_without_a_group_nothing_is_averaged(net: Net) -> None:
 # ---- which parameters are trained
 
 
+def test_outside_of_blocks_and_calls_nothing_is_sent(net: Net, alone: Group) -> None:
+    """Rank 0 may evaluate alone, with torch.no_grad() or without."""
+    model = DistributedModel(net, {})
+    enter(model, alone)
+    model.passes.together = False
+    before = alone.collectives()
+    step(model)
+    assert alone.collectives() == before
+    assert net.last.weight.grad is not None
+
+
+def test_gradients_of_a_pass_above_the_block_are_refused(net: Net, alone: Group) -> None:
+    model = DistributedModel(net, {})
+    enter(model, alone)
+    model.passes.together = False
+    outputs = model(torch.randn(6, 4))
+    model.begin_block()
+    model.passes.together = True
+    outputs.square().mean().backward()
+    with pytest.raises(StepMisused, match=r"outside of `with step:`; call the model .* inside"):
+        model.require_reduced()
+
+
 def test_each_set_of_trained_parameters_has_a_wrapper_of_its_own(net: Net, alone: Group) -> None:
     """A GAN freezes and thaws in every step: it goes to and fro between two."""
     model = DistributedModel(net, {})
-    model.wrap(alone.backend)
+    enter(model, alone)
     whole = ddp_of(model)
     for _ in range(3):
         net.first.requires_grad_(False)
@@ -350,7 +379,7 @@ def test_each_set_of_trained_parameters_has_a_wrapper_of_its_own(net: Net, alone
 def test_gradual_thawing_keeps_few_wrappers(net: Net, alone: Group) -> None:
     model = DistributedModel(net, {})
     net.requires_grad_(False)
-    model.wrap(alone.backend)
+    enter(model, alone)
     for parameter in reversed(list(net.parameters())):
         parameter.requires_grad_(True)
         model.reduce_gradients(True)
@@ -367,7 +396,7 @@ def test_only_what_is_trained_is_reduced(net: Net, alone: Group) -> None:
     model.register_comm_hook(
         None, hook_that(lambda _, bucket: sizes.append(bucket.buffer().numel()))
     )
-    model.wrap(alone.backend)
+    enter(model, alone)
     step(model)
     trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
     assert sum(sizes) == trained
@@ -375,7 +404,7 @@ def test_only_what_is_trained_is_reduced(net: Net, alone: Group) -> None:
 
 def test_flags_that_change_between_micro_batches_are_noticed(net: Net, alone: Group) -> None:
     model = DistributedModel(net, {})
-    model.wrap(alone.backend)
+    enter(model, alone)
     model.begin_block()
     model.reduce_gradients(False)
     step(model)
@@ -390,7 +419,7 @@ def test_flags_that_change_between_micro_batches_are_noticed(net: Net, alone: Gr
 
 def test_a_model_of_which_nothing_is_trained_needs_no_ddp(net: Net, alone: Group) -> None:
     model = DistributedModel(net.requires_grad_(False), {})
-    model.wrap(alone.backend)
+    enter(model, alone)
     model.begin_block()
     assert model(torch.randn(3, 4)).shape == (3, 2)
     model.require_reduced()
@@ -467,7 +496,7 @@ def test_layers_that_come_after_the_wrapping_are_refused_by_name(alone: Group) -
     layers = nn.Sequential(nn.Linear(2, 2))
     model = DistributedModel(layers, {})
     model.require_same_layers()
-    model.wrap(alone.backend)
+    enter(model, alone)
     model.require_same_layers()
     layers.append(nn.Linear(2, 1))
     with pytest.raises(StepMisused, match=r"new: 1\.weight, 1\.bias"):

@@ -48,7 +48,6 @@ class Script:
         self.undo = Undo(
             self.state,
             device=CPU,
-            collectives=lambda: self.collectives,
             wait_for_device=nothing,
             on_costly=self.costly,
         )
@@ -66,7 +65,7 @@ class Script:
 
     def end(self) -> None:
         """The block ends well."""
-        later = self.undo.collectives_since_reduction()
+        later = self.undo.collectives_since_reduction(self.collectives)
         self.undo.end(collectives_since_reduction=later)
 
     def block(self, before: Action = nothing, after: Action = nothing) -> None:

@@ -156,8 +156,9 @@ class Step:
         """The exact means over the global batch, known when the block has ended.
 
         values: means over the samples of the micro-batch that `batches` yielded last; called once
-        for each micro-batch, with the same names on every rank. Called before `backward`, they are
-        summed along with the gradients; later they need a collective of their own.
+        for each micro-batch, with the same names on every rank, also on one whose `share` is 0:
+        else gloo ends the process. Called before `backward`, they are summed along with the
+        gradients; later they need a collective of their own.
         """
         if self._fetched == 0:
             raise StepMisused("step.mean() was called before a batch was taken from step.batches()")

@@ -14,6 +14,7 @@ _MOST_BYTES = 1 << 18  # at one look
 _MOST_AT_ONCE = 2000  # lines of one look: handing out more would hold up the agent
 _MOST_BEHIND = 4 << 20
 _MOST_LEFT = 1 << 20  # of a worker that has ended
+_MOST_LEFT_LINES = 10_000  # of these: to hand out a million empty ones takes a second
 _LONGEST_LINE = 1 << 14  # bytes; a longer one is handed out in pieces
 _PROGRESS_EVERY_S = 1.0
 _LAST_LINES, _LAST_BYTES, _LONGEST_LAST = 20, 1 << 16, 2000
@@ -61,10 +62,23 @@ class LogFollower:
         followed = self._followed.pop(worker, None)
         if followed is None:
             return
+        self._pass_over(worker, followed)
         while self._hand_out(worker, followed, _look(followed, most_behind=_MOST_LEFT)):
             pass
         if followed.rest:
             self._on_line(worker, _shown(followed.rest))
+
+    def _pass_over(self, worker: str, followed: _Followed) -> None:
+        """All but the last lines of what is left."""
+        look = _look(followed, most_behind=_MOST_LEFT, most_bytes=_MOST_LEFT)
+        end = len(look.data)
+        for _ in range(_MOST_LEFT_LINES + 1):
+            end = look.data.rfind(b"\n", 0, end)
+            if end < 0:
+                return
+        self._tell_skipped(worker, followed, max(0, look.skipped) + end + 1)
+        followed.rest = b""
+        followed.offset += look.skipped + end + 1
 
     def forget_all(self) -> None:
         """The same for every worker."""
@@ -101,9 +115,7 @@ class LogFollower:
         if look.skipped:
             followed.rest = b""
         if look.skipped > 0:
-            self._on_line(
-                worker, f"[{look.skipped / 1e6:.1f} MB of output are only in {followed.path}]"
-            )
+            self._tell_skipped(worker, followed, look.skipped)
         if not look.data:
             followed.offset += look.skipped
             return False
@@ -119,6 +131,9 @@ class LogFollower:
             self._on_line(worker, _shown(self._short(worker, _newest(line))))
         followed.rest = self._short(worker, self._overwritten(worker, followed, rest))
         return True
+
+    def _tell_skipped(self, worker: str, followed: _Followed, count: int) -> None:
+        self._on_line(worker, f"[{count / 1e6:.1f} MB of output are only in {followed.path}]")
 
     def _overwritten(self, worker: str, followed: _Followed, rest: bytes) -> bytes:
         """Show now and then what a line without end was before; return what it is now."""
@@ -142,7 +157,9 @@ def _look_at_all(followed: list[_Followed]) -> list[_Look]:
     return [_look(each) for each in followed]
 
 
-def _look(followed: _Followed, most_behind: int = _MOST_BEHIND) -> _Look:
+def _look(
+    followed: _Followed, most_behind: int = _MOST_BEHIND, most_bytes: int = _MOST_BYTES
+) -> _Look:
     """Read on; what is further than `most_behind` bytes behind the end is passed over."""
     offset = followed.offset
     try:
@@ -150,10 +167,10 @@ def _look(followed: _Followed, most_behind: int = _MOST_BEHIND) -> _Look:
             behind = file.seek(0, 2) - offset
             if behind < 0:  # logrotate's copytruncate
                 file.seek(0)
-                return _Look(offset, -offset, file.read(_MOST_BYTES))
+                return _Look(offset, -offset, file.read(most_bytes))
             skipped = max(0, behind - _MOST_BYTES) if behind > most_behind else 0
             file.seek(offset + skipped)
-            data = file.read(_MOST_BYTES) if behind > 0 else b""
+            data = file.read(most_bytes) if behind > 0 else b""
     except OSError:
         return _Look(offset, 0, b"")
     if skipped:

@@ -112,6 +112,20 @@ def test_an_end_is_told_at_once_however_much_is_left(
     assert len(lines) < 100
 
 
+@pytest.mark.parametrize("size", [1 << 20, 30 << 20])
+def test_at_an_end_no_more_lines_are_handed_out_than_take_no_time(
+    size: int, tmp_path: Path, follower: LogFollower, lines: Lines
+) -> None:
+    path = tmp_path / "a.log"
+    follower.follow("a", path)
+    append(path, b"\n" * size + b"last words\n")
+    follower.forget("a")
+    assert lines[-1] == ("a", "last words")
+    assert len(lines) == 1 + logs._MOST_LEFT_LINES
+    left = size + 1 - logs._MOST_LEFT_LINES
+    assert lines[0] == ("a", f"[{left / 1e6:.1f} MB of output are only in {path}]")
+
+
 def test_a_line_without_end_is_handed_out_in_pieces(
     tmp_path: Path, follower: LogFollower, lines: Lines
 ) -> None:

@@ -324,15 +324,22 @@ class Participation:
             yield act.Save(progress=self.here)
 
     def _comparison_is_due(self) -> bool:
+        """After 1, 2, 4... steps of the group, and before a save, since each member writes a part
+        of what must be one state. Nothing but the steps decides: all members come to it."""
         steps = self.progress.committed - self._agreed_at
-        return self._compare_due and steps > 0 and steps & (steps - 1) == 0
+        if not self._compare_due or steps <= 0:
+            return False
+        return steps & (steps - 1) == 0 or self._saves_here()
 
     def _save_is_due(self) -> bool:
         committed = self.progress.committed
         if committed == 0:
             return False
-        due = self._save_every > 0 and committed % self._save_every == 0
-        return self._save_owed or (due and committed != self._saved_step)
+        return self._save_owed or (self._saves_here() and committed != self._saved_step)
+
+    def _saves_here(self) -> bool:
+        """The interval between checkpoints ends at this step."""
+        return self._save_every > 0 and self.progress.committed % self._save_every == 0
 
     def _leave_job_if_told(self) -> Steps:
         """Every member comes here from a boundary or a call, so that their states are of one

@@ -800,7 +800,7 @@ def test_checkpoints_are_saved_once_at_their_steps() -> None:
     driver = trained(3, save_every=3)
     driver.boundary()
     driver.boundary()
-    assert driver.taken() == ["Save step=3"]
+    assert driver.taken() == ["CompareReplicas", "Save step=3"]
 
 
 def test_a_generation_may_owe_a_save_at_its_first_boundary() -> None:
@@ -874,6 +874,22 @@ def test_replicas_are_compared_after_1_2_4_8_steps_and_once_each() -> None:
         if "CompareReplicas" in driver.taken():
             compared.append(driver.part.progress.committed)
     assert compared == [1, 2, 4, 8]
+
+
+def test_replicas_are_compared_before_each_save_too() -> None:
+    """Each member writes a part: of states that differ that would be a state of nobody."""
+    driver = begun(save_every=3)
+    compared = []
+    for _ in range(9):
+        driver.enter_block()
+        driver.commit()
+        driver.boundary()
+        taken = driver.taken()
+        if "CompareReplicas" in taken:
+            compared.append(driver.part.progress.committed)
+        if driver.part.progress.committed % 3 == 0:
+            assert taken[-2:] == ["CompareReplicas", f"Save step={driver.part.progress.committed}"]
+    assert compared == [1, 2, 3, 4, 6, 8, 9]
 
 
 def test_replicas_are_compared_after_1_2_4_steps_of_each_group() -> None:

@@ -174,6 +174,7 @@ class AgentDaemon:
         # As far as was heard here. A later generation may have had to go back.
         self._committed, self._newest_checkpoint = (0, 0), 0
         self._stop_ordered: control_pb2.StopRequest | None = None
+        self._keeps_curve = False
         self._attending = False
         self.end_of_job = ""
         """Why the job has ended, if it has and there is more to say than its exit code."""
@@ -554,6 +555,11 @@ class AgentDaemon:
             self._server.broadcast(checkpoint=message.checkpoint)
         elif kind == "ledger_stored":
             self._server.broadcast(ledger_stored=message.ledger_stored)
+        elif kind == "keep_curve":
+            self._keeps_curve = message.keep_curve.keep
+            self._server.broadcast(keep_curve=message.keep_curve)
+        elif kind == "curve_stored":
+            self._server.broadcast(curve_stored=message.curve_stored)
         elif kind == "dismiss":
             self._driver.post(ev.DismissRequested())
         elif kind == "job_ended":
@@ -654,6 +660,7 @@ class AgentDaemon:
                 job=options.job,
                 first_port=options.ports[0],
                 last_port=options.ports[1],
+                curve=self._keeps_curve,
             ),
         )
 

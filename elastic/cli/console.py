@@ -199,6 +199,7 @@ _BAD = {
     "output_lost",
     "run_directory_lost",
     "ledger_failed",
+    "curve_failed",
     "cut_off",
     "node_quarantined",
     "certificates_refused",
@@ -290,6 +291,11 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
         "is tried again"
     ),
     "ledger_continued": lambda f: f"the ledger {f['path']} is written again",
+    "curve_failed": lambda f: (
+        f"the curve {f['path']} cannot be written: {f['reason']}; the job goes on without, and it "
+        "is tried again"
+    ),
+    "curve_continued": lambda f: f"the curve {f['path']} is written again",
     "http_started": lambda f: f"page, metrics and health at {f['address']}",
     "stop_requested": lambda f: f"leaving at the next step boundary: {f['reason']}",
     "save_retried": lambda f: (

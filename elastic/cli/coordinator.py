@@ -312,6 +312,8 @@ def _job_options(
         checkpoints=checkpoints,
         keep_checkpoints=settings.keep_checkpoints,
         ledger=settings.ledger,
+        curve=settings.curve,
+        tensorboard=settings.tensorboard,
         replaces_stragglers=settings.straggler_action is StragglerAction.REPLACE,
         quarantine_after=settings.quarantine_after,
         quarantine_window_s=settings.quarantine_window_s,

@@ -341,6 +341,8 @@ def _job_options(settings: RunSettings, checkpoints: CheckpointDirectory | None)
         checkpoints=checkpoints,
         keep_checkpoints=settings.keep_checkpoints,
         ledger=settings.ledger,
+        curve=settings.curve,
+        tensorboard=settings.tensorboard,
         replaces_stragglers=settings.straggler_action is StragglerAction.REPLACE,
     )
 

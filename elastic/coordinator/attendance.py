@@ -30,9 +30,9 @@ class AttendingNode:
     statuses: tuple[WorkerStatus, ...] = ()
     longest_pause_s: float = 0.0
     """Of its agent's event loop."""
-    ledger_round: int = 0
-    """The newest round of asking for the ledger in which it has sent all that was not stored, so
-    that its reports leave no gap; 0: none."""
+    rounds: dict[str, int] = field(default_factory=dict)
+    """Of the ledger and the curve: the newest round of asking for it in which the node has sent all
+    that was not stored, so that its reports leave no gap."""
 
 
 def node_id(name: str, start_token: str) -> NodeId:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from elastic.coordinator.checkpoint_commits import CheckpointCommits
+from elastic.coordinator.curve_files import CurveFiles
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import Leadership
 from elastic.coordinator.ledger_file import LedgerFile
-from elastic.coordinator.ledger_recorder import LedgerRecorder
 from elastic.coordinator.records import since_boot
+from elastic.coordinator.step_recorder import StepRecorder
 from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
 from elastic.runtime.journal import Journal
 
@@ -40,12 +41,28 @@ def make_ledger(
     *,
     broadcast: Callable[..., None],
     may_record: Callable[[], bool],
-) -> LedgerRecorder | None:
+) -> StepRecorder | None:
     """None for a job without."""
     if options.ledger is None:
         return None
     file = LedgerFile(options.ledger, incarnation=leadership.incarnation)
-    return LedgerRecorder(file, journal, broadcast=broadcast, may_record=may_record)
+    return StepRecorder(file, journal, name="ledger", broadcast=broadcast, may_record=may_record)
+
+
+def make_curve(
+    options: JobOptions,
+    leadership: Leadership,
+    journal: Journal,
+    *,
+    broadcast: Callable[..., None],
+    may_record: Callable[[], bool],
+) -> StepRecorder | None:
+    """None for a job without. Raises ConfigurationError."""
+    if options.curve is None and options.tensorboard is None:
+        return None
+    run = leadership.incarnation
+    files = CurveFiles(options.curve, options.tensorboard, incarnation=run)
+    return StepRecorder(files, journal, name="curve", broadcast=broadcast, may_record=may_record)
 
 
 def make_commits(options: JobOptions) -> CheckpointCommits | None:

@@ -13,7 +13,12 @@ from typing import Any
 from typing_extensions import assert_never
 
 from elastic.coordinator.attendance import Attendance, AttendingNode, name_of, node_id
-from elastic.coordinator.construction import make_commits, make_ledger, make_machine
+from elastic.coordinator.construction import (
+    make_commits,
+    make_curve,
+    make_ledger,
+    make_machine,
+)
 from elastic.coordinator.departing_nodes import DepartingNodes
 from elastic.coordinator.exclusions import Exclusions
 from elastic.coordinator.hangs import Hangs
@@ -173,6 +178,10 @@ class CoordinatorDaemon:
         self._ledger = make_ledger(
             options, leadership, journal, broadcast=self._nodes.broadcast, may_record=in_office
         )
+        self._curve = make_curve(
+            options, leadership, journal, broadcast=self._nodes.broadcast, may_record=in_office
+        )
+        self._recorders = [r for r in (self._ledger, self._curve) if r is not None]
         self._rounds = StackRounds(self._nodes)
         self._hangs = Hangs(
             self._rounds,
@@ -194,6 +203,7 @@ class CoordinatorDaemon:
             self._recoveries,
             self._saves,
             self._ledger,
+            self._curve,
             post=self._views.post,
             broadcast=self._nodes.broadcast,
             current=lambda: self._machine.current,
@@ -226,8 +236,8 @@ class CoordinatorDaemon:
 
         Raises ConfigurationError.
         """
-        if self._ledger is not None:
-            await self._ledger.start()
+        for recorder in self._recorders:
+            await recorder.start()
         await self._departing.load()
         await self._incidents.load()
         await self._saves.load()
@@ -246,8 +256,8 @@ class CoordinatorDaemon:
         for node in self._nodes:
             node.stream.close()
         await self._tasks.close()
-        if self._ledger is not None:
-            await self._ledger.close()
+        for recorder in self._recorders:
+            await recorder.close()
 
     async def kept(self) -> None:
         """Return when the store has what is to outlive the run, or does not take it in time."""
@@ -261,8 +271,8 @@ class CoordinatorDaemon:
 
     def leadership_confirmed(self) -> None:
         """The election is certain again: what waited for that can be done."""
-        if self._ledger is not None:
-            self._ledger.record()
+        for recorder in self._recorders:
+            recorder.record()
 
     # ---- ControlHandler
 
@@ -305,6 +315,7 @@ class CoordinatorDaemon:
         if stream.hello.classic:
             self._views.post(ev.ClassicScriptReported())
         self._departing.arrived(node)
+        stream.send(keep_curve=local_pb2.KeepCurve(keep=self._curve is not None))
         current = self._machine.current
         if current is not None:
             stream.send(generation=generation_to_pb(current))

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from elastic.coordinator.attendance import AttendingNode, name_of
-from elastic.coordinator.ledger_recorder import LedgerRecorder
 from elastic.coordinator.recoveries import Recoveries
 from elastic.coordinator.saves import Saves
+from elastic.coordinator.step_recorder import StepRecorder
 from elastic.core.coordinator import events as ev
 from elastic.core.membership import Failure, Generation
 from elastic.rpc.codec import failure_from_pb, generation_from_pb, statuses_from_pb
@@ -26,8 +26,8 @@ _NOTICES = {
 class Hearing:
     """Understands every kind of AgentMessage but the hello.
 
-    ledger: None for a job without. current: the newest generation; generation: one that is not long
-    past.
+    ledger, curve: None for a job without. current: the newest generation; generation: one that is
+    not long past.
     on_failure: told of each worker that failed, on_leave of a node that asks to leave, on_late of
     one that has not come to a step boundary in its time, on_known of the generations that an agent
     has heard of, on_progress of what rank 0 reports unasked, on_recovered of each recovery,
@@ -40,7 +40,8 @@ class Hearing:
         journal: Journal,
         recoveries: Recoveries,
         saves: Saves,
-        ledger: LedgerRecorder | None,
+        ledger: StepRecorder | None,
+        curve: StepRecorder | None,
         *,
         post: Callable[[ev.Event], None],
         broadcast: Callable[..., None],
@@ -62,6 +63,7 @@ class Hearing:
         self._recoveries = recoveries
         self._saves = saves
         self._ledger = ledger
+        self._curve = curve
         self._post = post
         self._broadcast = broadcast
         self._current = current
@@ -81,6 +83,7 @@ class Hearing:
             "shard_saved": lambda node, report: saves.saved(node.stream, report),
             "save_failed": lambda node, report: saves.failed(node.stream, report),
             "ledger": self._steps_recorded,
+            "curve": self._curve_reported,
             "notice": self._notice,
             "known": self._known,
             "stacks": on_stacks,
@@ -192,7 +195,11 @@ class Hearing:
         if self._ledger is None:
             self._nobody_stores(entries)
         else:
-            self._ledger.take(node, entries)
+            self._ledger.take(node, entries.entries, whole=entries.whole)
+
+    def _curve_reported(self, node: AttendingNode, points: local_pb2.CurvePoints) -> None:
+        if self._curve is not None:
+            self._curve.take(node, points.points, whole=points.whole)
 
     def _nobody_stores(self, entries: local_pb2.LedgerEntries) -> None:
         """This job keeps no ledger, whatever its members were told: they need not keep any."""

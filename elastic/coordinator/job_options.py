@@ -25,6 +25,8 @@ class JobOptions:
     checkpoints: CheckpointDirectory | None = None
     keep_checkpoints: int = 3
     ledger: Path | None = None
+    curve: Path | None = None
+    tensorboard: Path | None = None
     quarantine_after: int = 0
     quarantine_window_s: float = 600.0
     isolation_timeout_s: float = 0.0

@@ -12,6 +12,7 @@ import functools
 import logging
 import socket
 import ssl
+import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -118,7 +119,7 @@ class HttpServer:
         )
         self._config.load()
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # of strangers' nonsense, none
-        self._loop = asyncio.new_event_loop()
+        self._loop = _new_loop()
         self._loop.set_exception_handler(_on_loop_error)
         self._ends = asyncio.Event()
 
@@ -306,6 +307,23 @@ def _without_port(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """asyncio's. Raises OSError.
+
+    One that the system refuses its pipe is taken apart half made, of which Python complains on the
+    console: that happens in here, where nobody hears it.
+    """
+    said = sys.unraisablehook
+    sys.unraisablehook = lambda _: None
+    try:
+        return asyncio.new_event_loop()
+    except OSError as error:
+        refused = error.errno, error.strerror
+    finally:
+        sys.unraisablehook = said
+    raise OSError(*refused)
 
 
 def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ _ERRORS = frozenset(
     {
         "certificates_refused",
         "checkpoint_damaged",
+        "curve_failed",
         "ledger_failed",
         "not_saved",
         "worker_failed",

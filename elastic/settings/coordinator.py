@@ -86,6 +86,8 @@ class CoordinatorSettings:
             FILE,
         ),
     )
+    curve: Path | None = field(default=None, metadata=shared.CURVE)
+    tensorboard: Path | None = field(default=None, metadata=shared.TENSORBOARD)
     max_restarts: int = field(default=100, metadata=shared.MAX_RESTARTS)
     restart_window_s: float = field(default=3600.0, metadata=shared.RESTART_WINDOW_S)
     gather_timeout_s: float = field(default=30.0, metadata=shared.GATHER_TIMEOUT_S)

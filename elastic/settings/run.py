@@ -76,6 +76,8 @@ class RunSettings:
     checkpoint_every: int = field(default=100, metadata=shared.CHECKPOINT_EVERY)
     keep_checkpoints: int = field(default=3, metadata=shared.KEEP_CHECKPOINTS)
     ledger: Path | None = field(default=None, metadata=shared.LEDGER)
+    curve: Path | None = field(default=None, metadata=shared.CURVE)
+    tensorboard: Path | None = field(default=None, metadata=shared.TENSORBOARD)
     log_dir: Path | None = field(default=None, metadata=shared.LOG_DIR)
     keep_logs: KeptLogs = field(default=KeptLogs(runs=100, text="100"), metadata=shared.KEEP_LOGS)
     console: Console = field(default=Console.RANK0, metadata=shared.CONSOLE)

@@ -118,6 +118,14 @@ CHECKPOINT_EVERY = about(
 )
 KEEP_CHECKPOINTS = about("Newest checkpoints kept.", whole(1))
 LEDGER = about("Record which samples each committed step used in this file.", FILE)
+CURVE = about(
+    "Write what the script reports of each committed step to this file: JSON lines, or CSV if its "
+    "name ends with .csv.",
+    FILE,
+)
+TENSORBOARD = about(
+    "Write the same for TensorBoard to this directory; needs tensorboardX.", DIRECTORY
+)
 LOG_DIR = about(
     "Directory for the workers' logs; unset: elastic/logs in ~/.local/state.", DIRECTORY
 )

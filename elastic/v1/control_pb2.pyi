@@ -49,7 +49,7 @@ class NodeView(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[_job_pb2.WorkerStatus, _Mapping]]] = ..., longest_pause_s: _Optional[float] = ...) -> None: ...
 
 class AgentMessage(_message.Message):
-    __slots__ = ("hello", "view", "failure", "progress", "reformed", "shard_saved", "save_failed", "ledger", "notice", "stop", "leave", "known", "leave_timed_out", "stacks", "worker_time", "worker_pace")
+    __slots__ = ("hello", "view", "failure", "progress", "reformed", "shard_saved", "save_failed", "ledger", "notice", "stop", "leave", "known", "leave_timed_out", "stacks", "worker_time", "curve", "worker_pace")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class AgentMessage(_message.Message):
     LEAVE_TIMED_OUT_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
     WORKER_TIME_FIELD_NUMBER: _ClassVar[int]
+    CURVE_FIELD_NUMBER: _ClassVar[int]
     WORKER_PACE_FIELD_NUMBER: _ClassVar[int]
     hello: AgentHello
     view: NodeView
@@ -81,8 +82,9 @@ class AgentMessage(_message.Message):
     leave_timed_out: LeaveTimedOut
     stacks: _stacks_pb2.NodeStacks
     worker_time: _job_pb2.WorkerTime
+    curve: _local_pb2.CurvePoints
     worker_pace: _job_pb2.WorkerPace
-    def __init__(self, hello: _Optional[_Union[AgentHello, _Mapping]] = ..., view: _Optional[_Union[NodeView, _Mapping]] = ..., failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., reformed: _Optional[_Union[_job_pb2.Reformed, _Mapping]] = ..., shard_saved: _Optional[_Union[_job_pb2.ShardSaved, _Mapping]] = ..., save_failed: _Optional[_Union[_job_pb2.SaveFailed, _Mapping]] = ..., ledger: _Optional[_Union[_local_pb2.LedgerEntries, _Mapping]] = ..., notice: _Optional[_Union[_local_pb2.Notice, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ..., leave: _Optional[_Union[LeaveRequest, _Mapping]] = ..., known: _Optional[_Union[_job_pb2.Known, _Mapping]] = ..., leave_timed_out: _Optional[_Union[LeaveTimedOut, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.NodeStacks, _Mapping]] = ..., worker_time: _Optional[_Union[_job_pb2.WorkerTime, _Mapping]] = ..., worker_pace: _Optional[_Union[_job_pb2.WorkerPace, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[AgentHello, _Mapping]] = ..., view: _Optional[_Union[NodeView, _Mapping]] = ..., failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., reformed: _Optional[_Union[_job_pb2.Reformed, _Mapping]] = ..., shard_saved: _Optional[_Union[_job_pb2.ShardSaved, _Mapping]] = ..., save_failed: _Optional[_Union[_job_pb2.SaveFailed, _Mapping]] = ..., ledger: _Optional[_Union[_local_pb2.LedgerEntries, _Mapping]] = ..., notice: _Optional[_Union[_local_pb2.Notice, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ..., leave: _Optional[_Union[LeaveRequest, _Mapping]] = ..., known: _Optional[_Union[_job_pb2.Known, _Mapping]] = ..., leave_timed_out: _Optional[_Union[LeaveTimedOut, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.NodeStacks, _Mapping]] = ..., worker_time: _Optional[_Union[_job_pb2.WorkerTime, _Mapping]] = ..., curve: _Optional[_Union[_local_pb2.CurvePoints, _Mapping]] = ..., worker_pace: _Optional[_Union[_job_pb2.WorkerPace, _Mapping]] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("reason",)
@@ -121,7 +123,7 @@ class Stray(_message.Message):
     def __init__(self) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("generation", "replace", "checkpoint", "ledger_stored", "dismiss", "job_ended", "probe", "refused", "drained", "drain", "stray", "stop", "stacks")
+    __slots__ = ("generation", "replace", "checkpoint", "ledger_stored", "dismiss", "job_ended", "probe", "refused", "drained", "drain", "stray", "keep_curve", "curve_stored", "stop", "stacks")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REPLACE_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +135,8 @@ class CoordinatorMessage(_message.Message):
     DRAINED_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     STRAY_FIELD_NUMBER: _ClassVar[int]
+    KEEP_CURVE_FIELD_NUMBER: _ClassVar[int]
+    CURVE_STORED_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
     generation: _job_pb2.Generation
@@ -146,9 +150,11 @@ class CoordinatorMessage(_message.Message):
     drained: Drained
     drain: Drain
     stray: Stray
+    keep_curve: _local_pb2.KeepCurve
+    curve_stored: _local_pb2.LedgerStored
     stop: StopRequest
     stacks: _stacks_pb2.StacksRequest
-    def __init__(self, generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., replace: _Optional[_Union[Replace, _Mapping]] = ..., checkpoint: _Optional[_Union[_local_pb2.CheckpointCommitted, _Mapping]] = ..., ledger_stored: _Optional[_Union[_local_pb2.LedgerStored, _Mapping]] = ..., dismiss: _Optional[_Union[_local_pb2.Dismiss, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., stray: _Optional[_Union[Stray, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.StacksRequest, _Mapping]] = ...) -> None: ...
+    def __init__(self, generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., replace: _Optional[_Union[Replace, _Mapping]] = ..., checkpoint: _Optional[_Union[_local_pb2.CheckpointCommitted, _Mapping]] = ..., ledger_stored: _Optional[_Union[_local_pb2.LedgerStored, _Mapping]] = ..., dismiss: _Optional[_Union[_local_pb2.Dismiss, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., stray: _Optional[_Union[Stray, _Mapping]] = ..., keep_curve: _Optional[_Union[_local_pb2.KeepCurve, _Mapping]] = ..., curve_stored: _Optional[_Union[_local_pb2.LedgerStored, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.StacksRequest, _Mapping]] = ...) -> None: ...
 
 class Probe(_message.Message):
     __slots__ = ()

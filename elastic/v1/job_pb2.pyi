@@ -414,6 +414,27 @@ class LedgerEntry(_message.Message):
     run: str
     def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., run: _Optional[str] = ...) -> None: ...
 
+class CurvePoint(_message.Message):
+    __slots__ = ("step", "generation", "run", "unix_s", "values")
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    generation: int
+    run: str
+    unix_s: float
+    values: _containers.ScalarMap[str, float]
+    def __init__(self, step: _Optional[int] = ..., generation: _Optional[int] = ..., run: _Optional[str] = ..., unix_s: _Optional[float] = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
 class Known(_message.Message):
     __slots__ = ("newest", "before")
     NEWEST_FIELD_NUMBER: _ClassVar[int]

@@ -24,6 +24,14 @@ class LedgerEntries(_message.Message):
     whole: bool
     def __init__(self, entries: _Optional[_Iterable[_Union[_job_pb2.LedgerEntry, _Mapping]]] = ..., whole: bool = ...) -> None: ...
 
+class CurvePoints(_message.Message):
+    __slots__ = ("points", "whole")
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    points: _containers.RepeatedCompositeFieldContainer[_job_pb2.CurvePoint]
+    whole: bool
+    def __init__(self, points: _Optional[_Iterable[_Union[_job_pb2.CurvePoint, _Mapping]]] = ..., whole: bool = ...) -> None: ...
+
 class Notice(_message.Message):
     __slots__ = ("name", "fields")
     class FieldsEntry(_message.Message):
@@ -40,7 +48,7 @@ class Notice(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fields: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("hello", "status", "progress", "reformed", "failure", "shard_saved", "save_failed", "ledger", "notice", "known", "stacks")
+    __slots__ = ("hello", "status", "progress", "reformed", "failure", "shard_saved", "save_failed", "ledger", "notice", "known", "curve", "stacks")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +59,7 @@ class WorkerMessage(_message.Message):
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    CURVE_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     status: _job_pb2.WorkerStatus
@@ -62,11 +71,12 @@ class WorkerMessage(_message.Message):
     ledger: LedgerEntries
     notice: Notice
     known: _job_pb2.Known
+    curve: CurvePoints
     stacks: _stacks_pb2.WorkerStacks
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., status: _Optional[_Union[_job_pb2.WorkerStatus, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., reformed: _Optional[_Union[_job_pb2.Reformed, _Mapping]] = ..., failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., shard_saved: _Optional[_Union[_job_pb2.ShardSaved, _Mapping]] = ..., save_failed: _Optional[_Union[_job_pb2.SaveFailed, _Mapping]] = ..., ledger: _Optional[_Union[LedgerEntries, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., known: _Optional[_Union[_job_pb2.Known, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.WorkerStacks, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., status: _Optional[_Union[_job_pb2.WorkerStatus, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., reformed: _Optional[_Union[_job_pb2.Reformed, _Mapping]] = ..., failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., shard_saved: _Optional[_Union[_job_pb2.ShardSaved, _Mapping]] = ..., save_failed: _Optional[_Union[_job_pb2.SaveFailed, _Mapping]] = ..., ledger: _Optional[_Union[LedgerEntries, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., known: _Optional[_Union[_job_pb2.Known, _Mapping]] = ..., curve: _Optional[_Union[CurvePoints, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.WorkerStacks, _Mapping]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("slot", "host", "checkpoint_dir", "checkpoint_every", "ledger", "join_timeout_s", "local_world_size", "job", "first_port", "last_port")
+    __slots__ = ("slot", "host", "checkpoint_dir", "checkpoint_every", "ledger", "join_timeout_s", "local_world_size", "job", "first_port", "last_port", "curve")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_DIR_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +87,7 @@ class Assignment(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     FIRST_PORT_FIELD_NUMBER: _ClassVar[int]
     LAST_PORT_FIELD_NUMBER: _ClassVar[int]
+    CURVE_FIELD_NUMBER: _ClassVar[int]
     slot: int
     host: str
     checkpoint_dir: str
@@ -87,7 +98,14 @@ class Assignment(_message.Message):
     job: str
     first_port: int
     last_port: int
-    def __init__(self, slot: _Optional[int] = ..., host: _Optional[str] = ..., checkpoint_dir: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., ledger: bool = ..., join_timeout_s: _Optional[float] = ..., local_world_size: _Optional[int] = ..., job: _Optional[str] = ..., first_port: _Optional[int] = ..., last_port: _Optional[int] = ...) -> None: ...
+    curve: bool
+    def __init__(self, slot: _Optional[int] = ..., host: _Optional[str] = ..., checkpoint_dir: _Optional[str] = ..., checkpoint_every: _Optional[int] = ..., ledger: bool = ..., join_timeout_s: _Optional[float] = ..., local_world_size: _Optional[int] = ..., job: _Optional[str] = ..., first_port: _Optional[int] = ..., last_port: _Optional[int] = ..., curve: bool = ...) -> None: ...
+
+class KeepCurve(_message.Message):
+    __slots__ = ("keep",)
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    keep: bool
+    def __init__(self, keep: bool = ...) -> None: ...
 
 class CheckpointCommitted(_message.Message):
     __slots__ = ("step", "abandoned", "generation")
@@ -128,7 +146,7 @@ class Terminate(_message.Message):
     def __init__(self) -> None: ...
 
 class WorkerCommand(_message.Message):
-    __slots__ = ("assignment", "generation", "checkpoint", "ledger_stored", "dismiss", "report_again", "probe", "terminate", "stacks")
+    __slots__ = ("assignment", "generation", "checkpoint", "ledger_stored", "dismiss", "report_again", "probe", "terminate", "keep_curve", "curve_stored", "stacks")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +155,8 @@ class WorkerCommand(_message.Message):
     REPORT_AGAIN_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     TERMINATE_FIELD_NUMBER: _ClassVar[int]
+    KEEP_CURVE_FIELD_NUMBER: _ClassVar[int]
+    CURVE_STORED_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
     assignment: Assignment
     generation: _job_pb2.Generation
@@ -146,8 +166,10 @@ class WorkerCommand(_message.Message):
     report_again: ReportAgain
     probe: ProbeProgress
     terminate: Terminate
+    keep_curve: KeepCurve
+    curve_stored: LedgerStored
     stacks: _stacks_pb2.StacksRequest
-    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointCommitted, _Mapping]] = ..., ledger_stored: _Optional[_Union[LedgerStored, _Mapping]] = ..., dismiss: _Optional[_Union[Dismiss, _Mapping]] = ..., report_again: _Optional[_Union[ReportAgain, _Mapping]] = ..., probe: _Optional[_Union[ProbeProgress, _Mapping]] = ..., terminate: _Optional[_Union[Terminate, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.StacksRequest, _Mapping]] = ...) -> None: ...
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointCommitted, _Mapping]] = ..., ledger_stored: _Optional[_Union[LedgerStored, _Mapping]] = ..., dismiss: _Optional[_Union[Dismiss, _Mapping]] = ..., report_again: _Optional[_Union[ReportAgain, _Mapping]] = ..., probe: _Optional[_Union[ProbeProgress, _Mapping]] = ..., terminate: _Optional[_Union[Terminate, _Mapping]] = ..., keep_curve: _Optional[_Union[KeepCurve, _Mapping]] = ..., curve_stored: _Optional[_Union[LedgerStored, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.StacksRequest, _Mapping]] = ...) -> None: ...
 
 class SpawnRequest(_message.Message):
     __slots__ = ("worker", "socket_path", "log_path", "argv", "environment", "classic")

@@ -80,8 +80,12 @@ class Control(Protocol):
         """A step was committed."""
         ...
 
-    def report(self, values: Mapping[str, Any]) -> None:
-        """Figures of the script, newest wins."""
+    def given_up(self, *, counts: bool) -> None:
+        """A block was given up; its step may count all the same."""
+        ...
+
+    def report(self, values: Mapping[str, Any], *, committed: bool) -> None:
+        """Figures of the script, newest wins; of the last committed step or the present block."""
         ...
 
     def notice(self, name: str, fields: Mapping[str, str]) -> None:
@@ -140,7 +144,10 @@ class LocalControl:
     def committed(self) -> None:
         """Nobody watches."""
 
-    def report(self, values: Mapping[str, Any]) -> None:
+    def given_up(self, *, counts: bool) -> None:
+        """Nobody watches."""
+
+    def report(self, values: Mapping[str, Any], *, committed: bool) -> None:
         """Nobody watches."""
 
     def finish(self) -> None:
@@ -226,9 +233,13 @@ class AgentControl:
         """A step was committed."""
         self._pulse.committed()
 
-    def report(self, values: Mapping[str, Any]) -> None:
-        """Figures of the script, newest wins."""
-        self._pulse.report(values)
+    def given_up(self, *, counts: bool) -> None:
+        """A block was given up; its step may count all the same."""
+        self._pulse.given_up(counts=counts)
+
+    def report(self, values: Mapping[str, Any], *, committed: bool) -> None:
+        """Figures of the script, newest wins; of the last committed step or the present block."""
+        self._pulse.report(values, committed=committed)
 
     def notice(self, name: str, fields: Mapping[str, str]) -> None:
         """Something that an operator should know of, as an event."""
@@ -248,6 +259,7 @@ class AgentControl:
         kind = command.WhichOneof("kind")
         if kind == "assignment":
             self._assignment = command.assignment
+            self._pulse.keep_curve(command.assignment.curve)
             self._assigned.set()
         elif kind == "generation":
             self.membership.announce(generation_from_pb(command.generation))
@@ -261,6 +273,10 @@ class AgentControl:
             self._pulse.ledger_stored(stored.committed, stored.run, stored.generation)
             if stored.send_again:
                 self._pulse.report_again()
+        elif kind == "keep_curve":
+            self._pulse.keep_curve(command.keep_curve.keep)
+        elif kind == "curve_stored":
+            self._pulse.curve_stored(command.curve_stored)
         elif kind == "dismiss":
             self._dismissed.set()
         elif kind == "report_again":

@@ -14,6 +14,7 @@ import torch
 from elastic.v1 import job_pb2 as pb
 from elastic.v1 import local_pb2, stacks_pb2
 from elastic.worker.compilation import COMPILATIONS, Compilations
+from elastic.worker.curve import Curve
 from elastic.worker.group.membership import Membership
 from elastic.worker.group.process_group import Group
 from elastic.worker.link import Link
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 INTERVAL_S = 0.2  # of rank 0, which reports for the group
 _MOST_FIGURES, _LONGEST_NAME = 100, 100
 _MOST_RECORDS = 10_000  # in one message
+_MOST_POINTS = 2_000  # of the curve, the same
 _MOST_UNSTORED = 20_000  # records on their way: more would only wait in the coordinator's memory
 _POLL_S = 0.02
 _STORING_S = 2.0  # without any of them stored: nobody stores them
@@ -54,8 +56,10 @@ class Pulse:
         self._first_step_pending = False
         self._wake = threading.Event()
         self._sending = threading.Lock()
-        self._ledger_sent = 0
-        self._send_whole_ledger = True
+        self._ledger_sent = self._curve_sent = 0
+        self._send_whole_ledger = self._send_whole_curve = True
+        self.curve = Curve()
+        """What the script reports of each step."""
         self._told = False
         self._newest_collective = (0, 0.0)  # how many there were, and since when
 
@@ -68,6 +72,7 @@ class Pulse:
         self._answer = answer
         self._clock = clock
         self._state = state
+        self.curve.backlog = state.curve
         clock.pace.on_window = self._wake.set
 
     # ---- on the script's thread
@@ -75,7 +80,7 @@ class Pulse:
     def entered(self, group: Group, outcome: Outcome) -> None:
         """The group is ready to train."""
         durations = self._membership.durations
-        self._send_whole_ledger = True  # whoever reports in a new group may be another member
+        self.report_again()  # whoever reports in a new group may be another member
         self._reformed = pb.Reformed(
             worker=self._link.worker,
             generation=group.generation.number,
@@ -90,6 +95,8 @@ class Pulse:
 
     def committed(self) -> None:
         """A step was committed."""
+        if self.curve.kept:
+            self._add_to_curve()
         if self._first_step_pending:
             self._first_step_pending = False
             reformed = self._reformed
@@ -99,8 +106,24 @@ class Pulse:
                 reformed.spent.CopyFrom(self._clock.spent.to_pb())
                 self._wake.set()
 
-    def report(self, values: Mapping[str, Any]) -> None:
-        """Figures of the script, newest wins; of more names than are kept, the newest."""
+    def given_up(self, *, counts: bool) -> None:
+        """A block was given up; its step may count all the same."""
+        if counts and self.curve.kept:
+            self._add_to_curve()
+        else:
+            self.curve.given_up()
+
+    def _add_to_curve(self) -> None:
+        state, group = self._state, self._membership.group
+        if state is not None and group is not None:
+            step, run = state.committed - 1, group.generation.incarnation
+            self.curve.committed(step, run, state.progress.committed_in)
+
+    def report(self, values: Mapping[str, Any], *, committed: bool) -> None:
+        """Figures of the script, newest wins; of more names than are kept, the newest. committed:
+        of the last committed step, and not of the block under way."""
+        if self.curve.kept:
+            self.curve.report(values, committed=committed)
         for name, value in values.items():
             if name not in self._reported and len(self._reported) == _MOST_FIGURES:
                 del self._reported[next(iter(self._reported))]
@@ -113,7 +136,7 @@ class Pulse:
 
     def flush(self) -> None:
         """Send everything now."""
-        self._send()
+        self._send(whole=True)
 
     def wait_for_ledger(self) -> None:
         """Return when the rest of the ledger is sent, or nobody stores it."""
@@ -133,6 +156,17 @@ class Pulse:
             self._state.ledger.stored(committed, run, generation)
             if len(self._state.ledger) >= _MOST_UNSTORED:
                 self._wake.set()
+
+    def keep_curve(self, keep: bool) -> None:
+        """Whether the coordinator wants what the script reports of each step."""
+        self.curve.keep(keep)
+        self._send_whole_curve = True
+
+    def curve_stored(self, stored: local_pb2.LedgerStored) -> None:
+        """As `ledger_stored`."""
+        self.curve.backlog.stored(stored.committed, stored.run, stored.generation)
+        if stored.send_again:
+            self._send_whole_curve = True
 
     def answer_probe(self) -> None:
         """Send where this member is, at once and without the script's figures."""
@@ -172,8 +206,8 @@ class Pulse:
         self._link.send(stacks=stacks)
 
     def report_again(self) -> None:
-        """Whoever is to store the ledger may be new: send all that is not stored."""
-        self._send_whole_ledger = True
+        """Whoever is to store ledger and curve may be new: send all that is not stored."""
+        self._send_whole_ledger = self._send_whole_curve = True
 
     # ---- on its own thread
 
@@ -190,8 +224,8 @@ class Pulse:
         with contextlib.suppress(RuntimeError, OSError):  # the store ends with its host
             self._answer()
 
-    def _send(self) -> None:
-        self._guarded(self._send_all)
+    def _send(self, *, whole: bool = False) -> None:
+        self._guarded(lambda: self._send_all(whole))
 
     def _guarded(self, send: Callable[[], None]) -> None:
         """Whatever a script leaves to be reported, the reports go on."""
@@ -203,12 +237,14 @@ class Pulse:
                 traceback.print_exc()
                 self.notice("report_failed", {"message": f"{type(error).__name__}: {error}"})
 
-    def _send_all(self) -> None:
+    def _send_all(self, whole: bool) -> None:
         with self._sending:
             group = self._membership.group
             self._send_progress(group)
             if group is not None and group.rank == 0:
                 self._send_ledger()
+                if self.curve.kept:
+                    self._send_curve(whole)
             if self._reformed is not None and not self._first_step_pending:
                 self._link.send(reformed=self._reformed)
                 self._reformed = None
@@ -270,6 +306,27 @@ class Pulse:
         self._ledger_sent = fresh[-1].step + 1 if fresh else 0
         for begin in range(0, max(len(fresh), 1), _MOST_RECORDS):
             self._send_records(fresh[begin : begin + _MOST_RECORDS], whole and begin == 0)
+
+    def _send_curve(self, whole: bool) -> None:
+        again, self._send_whole_curve = self._send_whole_curve, False
+        since = 0 if again else self._curve_sent
+        fresh = self.curve.since(since, most=_MOST_UNSTORED, whole=whole)
+        if fresh:
+            self._curve_sent = fresh[-1].step + 1
+        points = [
+            pb.CurvePoint(
+                step=p.step,
+                run=p.run,
+                generation=p.generation,
+                unix_s=p.unix_s,
+                values=_numbers(p.values),
+            )
+            for p in fresh
+        ]
+        told = [point for point in points if point.values]
+        for begin in range(0, max(len(told), int(again)), _MOST_POINTS):
+            some, first = told[begin : begin + _MOST_POINTS], begin == 0
+            self._link.send(curve=local_pb2.CurvePoints(points=some, whole=again and first))
 
     def _send_records(self, records: list[LedgerRecord], whole: bool) -> None:
         entries = [

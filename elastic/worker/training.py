@@ -280,6 +280,7 @@ class Training:
         self.state.progress = self.part.here if not counts else self.part.progress
         if not counts:
             self.clock.give_up()
+        self.control.given_up(counts=counts)
         return counts
 
     def is_loss(self, error: BaseException) -> bool:

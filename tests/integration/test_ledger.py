@@ -1,13 +1,15 @@
-"""The ledger of a job that is run several times is good, and lacks no step of the newest run."""
+"""Ledger and curve of a job that is run several times lack no step, and have each once."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import signal
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from examples.ledger_check import Audit, audit
 from tests.chaos.problem import lineage
@@ -46,6 +48,12 @@ def test_a_run_that_begins_from_a_checkpoint_has_all_its_steps_in_the_ledger(
     assert result.steps == second.named("job_finished")[0]["committed"]
     own = [step["step"] for step in lineage(files[1]) if step["run"] == newest_run(files[1])]
     assert own == list(range(restored, result.steps))
+    curve = [json.loads(line) for line in (tmp_path / "curve.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in curve] == list(range(result.steps))
+    board = EventAccumulator(str(tmp_path / "board"))
+    board.Reload()
+    shown = [(s.step, round(s.value, 5)) for s in board.Scalars("loss")]
+    assert shown == [(line["step"], round(line["values"]["loss"], 5)) for line in curve]
 
 
 def test_a_run_that_begins_from_nothing_takes_the_place_of_the_one_before(
@@ -101,6 +109,12 @@ def fill(path: Path) -> None:
 def start(place: Place, checkpoints: Path, ledger: Path, *, epochs: int, nproc: int) -> JobProcess:
     """With so many checkpoints that each has steps which are not yet known to be in the ledger."""
     options = ["--checkpoint-dir", checkpoints, "--checkpoint-every", "1", "--ledger", ledger]
+    options += [
+        "--curve",
+        ledger.with_name("curve.jsonl"),
+        "--tensorboard",
+        ledger.with_name("board"),
+    ]
     script = ["steady.py", "--epochs", epochs, "--pace-s", 0.02, "--samples", SAMPLES]
     return place.start(*script, options=options, nproc=nproc)
 

@@ -17,7 +17,10 @@ from elastic.core.data_order import DataPosition
 from elastic.core.learning_rate import Ramp
 from elastic.core.worker.actions import Progress
 from elastic.errors import CheckpointDamaged, CheckpointMismatch, ConfigurationError
+from elastic.worker.state import curve_points
+from elastic.worker.state.backlog import Backlog
 from elastic.worker.state.cells import Gradients
+from elastic.worker.state.curve_points import MOST_POINTS, CurvePoints
 from elastic.worker.state.digest import digest_of
 from elastic.worker.state.ledger import LedgerBacklog, LedgerRecord
 from elastic.worker.state.references import kept_in_place
@@ -70,6 +73,8 @@ class JobState:
         self.loader = 0
         """The number of the loader that the script uses now."""
         self.ledger = LedgerBacklog()
+        self.curve: CurvePoints = Backlog(most=MOST_POINTS)
+        """What the script has reported of each step, where that is kept."""
         self.values = Values()
         self.results = Values()
         """What calls of `session.run` between two loops have returned, for those who skip them."""
@@ -269,6 +274,7 @@ class JobState:
             "requires_grad": self._flags(),
             "parameter_groups": self._parameter_groups(),
             "ledger": [record._asdict() for record in self.ledger.since(0)],
+            "curve": curve_points.to_json(self.curve),
         }
 
     def restore(
@@ -296,6 +302,7 @@ class JobState:
             self.ledger = LedgerBacklog(LedgerRecord(**record) for record in records)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointDamaged(f"the job's ledger cannot be read: {error!r}") from error
+        self.curve.replace(curve_points.from_json(extra.get("curve", [])))
 
     # ---- inside
 

@@ -29,6 +29,8 @@ COMPOSED = {
         "registration_suspect",
         "registration_gone",
     ),
+    "f'{self._name}_failed'": ("ledger_failed", "curve_failed"),
+    "f'{self._name}_continued'": ("ledger_continued", "curve_continued"),
 }
 # Every field that some form mentions.
 FIELDS = {

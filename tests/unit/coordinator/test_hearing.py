@@ -65,6 +65,7 @@ class Place:
                 start=lambda _work, _name: None,
             ),
             None,
+            None,
             post=self.events.append,
             broadcast=self._broadcast,
             current=lambda: self.current,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import gc
 import http.client
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -360,3 +363,19 @@ def test_handshakes_that_are_never_finished_keep_nobody_out(tmp_path: Path) -> N
             assert len(site.server._connections) <= http_server.MOST_CONNECTIONS
     finally:
         site.close()
+
+
+def test_a_server_whose_loop_gets_no_pipe_is_refused_without_a_word_on_the_console(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    complaints: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", complaints.append)
+    listener = asyncio.run(listen_for_http("127.0.0.1:0"))
+    monkeypatch.setattr(socket, "socketpair", refuse)
+    with listener, pytest.raises(OSError, match="Too many open files"):
+        HttpServer(listener, {}, report=lambda *_, **__: None)
+    gc.collect()
+    assert complaints == []

@@ -142,6 +142,8 @@ def test_the_sets_of_options_are_frozen() -> None:
         "checkpoint_dir",
         "keep_checkpoints",
         "ledger",
+        "curve",
+        "tensorboard",
         "max_restarts",
         "restart_window_s",
         "gather_timeout_s",

@@ -28,6 +28,8 @@ def test_the_set_of_options_is_frozen() -> None:
         "checkpoint_every",
         "keep_checkpoints",
         "ledger",
+        "curve",
+        "tensorboard",
         "log_dir",
         "keep_logs",
         "console",

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from elastic.v1 import local_pb2 as pb
 from elastic.worker.pulse import Pulse
+from elastic.worker.state.backlog import Backlog
 from elastic.worker.state.ledger import LedgerBacklog, LedgerRecord
 from elastic.worker.steps_clock import StepsClock
 
@@ -23,7 +24,7 @@ class Place:
         self.pulse = Pulse(cast(Any, link), cast(Any, membership))
         position = SimpleNamespace(epoch=0)
         state = SimpleNamespace(
-            ledger=self.ledger, committed=0, position=position, learning_rates=dict
+            ledger=self.ledger, curve=Backlog(), committed=0, position=position, learning_rates=dict
         )
         self.pulse.publish(cast(Any, state), StepsClock(), lambda: None)
 

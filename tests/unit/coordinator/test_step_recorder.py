@@ -14,7 +14,7 @@ import pytest
 
 from elastic.coordinator.attendance import AttendingNode
 from elastic.coordinator.ledger_file import LedgerFile
-from elastic.coordinator.ledger_recorder import LedgerRecorder
+from elastic.coordinator.step_recorder import StepRecorder
 from elastic.errors import ConfigurationError
 from elastic.v1 import job_pb2, local_pb2
 from tests.unit.coordinator.agents import Diary
@@ -59,9 +59,10 @@ class Place:
         self.node = arrived()
         self.told: list[local_pb2.LedgerStored] = []
         self.in_office = True
-        self.recorder = LedgerRecorder(
+        self.recorder = StepRecorder(
             self.disk,
             self.diary.journal,
+            name="ledger",
             broadcast=lambda ledger_stored: self.told.append(ledger_stored),
             may_record=lambda: self.in_office,
             most_waiting=most_waiting,
@@ -69,7 +70,7 @@ class Place:
         )
 
     def hear(self, *steps: int, whole: bool = False, node: AttendingNode | None = None) -> None:
-        self.recorder.take(node or self.node, entries(*steps, whole=whole))
+        self.recorder.take(node or self.node, entries(*steps).entries, whole=whole)
 
     def steps(self) -> list[int]:
         lines = [json.loads(line) for line in self.disk.path.read_text().splitlines()]
@@ -248,7 +249,7 @@ def test_somebody_else_who_leads_at_the_end_writes_what_waits(path: Path) -> Non
 def test_a_disk_that_never_answers_does_not_hold_up_the_end(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elastic.coordinator.ledger_recorder._PATIENCE_S", 0.1)
+    monkeypatch.setattr("elastic.coordinator.step_recorder._PATIENCE_S", 0.1)
 
     async def main() -> None:
         place = Place(path)

@@ -1,16 +1,18 @@
-"""Has the ledger written beside the event loop, and keeps little of what can not be written."""
+"""Writes a record of each step, the ledger or the script's curve, beside the event loop, and keeps
+little of what cannot be written."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
 from elastic.coordinator.attendance import AttendingNode
-from elastic.coordinator.ledger_file import LedgerFile
 from elastic.errors import ConfigurationError
 from elastic.runtime.journal import Journal
 from elastic.runtime.off_loop import off_loop
-from elastic.v1 import job_pb2, local_pb2
+from elastic.v1 import local_pb2
 
 _MOST_WAITING = 50_000  # entries; a member sends 20,000 before it is told that they are stored
 _MOST_AT_ONCE = 10_000  # in one write: longer ones keep the interpreter from the loop
@@ -19,20 +21,43 @@ _MOST_RETRY_S = 30.0
 _PATIENCE_S = 5.0  # at the begin and at the end, with a file system that does not answer
 
 
-class LedgerRecorder:
+class StepFile(Protocol):
+    """Where records go. Every method may block for as long as the file system does."""
+
+    @property
+    def path(self) -> Path:
+        """For people."""
+        ...
+
+    def open(self) -> None:
+        """Begin to write. Raises ConfigurationError, and OSError for what may pass."""
+        ...
+
+    def append(self, entries: Sequence[Any], /) -> local_pb2.LedgerStored:
+        """Add what is new; return what is on storage. Raises OSError: then all is given again."""
+        ...
+
+    def close(self) -> None:
+        """No more will come."""
+        ...
+
+
+class StepRecorder:
     """Writes what members report, in order, one write at a time.
 
     Members keep what they are not told is stored. So a write that fails costs nothing: it is tried
     again, and what is too much to wait here for that is asked for again.
 
-    broadcast: tells every member. may_record: whether the ledger is ours to write now.
+    name: "ledger" or "curve", after which events and messages are named. broadcast: tells every
+    member. may_record: whether the file is ours to write now.
     """
 
     def __init__(
         self,
-        file: LedgerFile,
+        file: StepFile,
         journal: Journal,
         *,
+        name: str,
         broadcast: Callable[..., None],
         may_record: Callable[[], bool],
         most_waiting: int = _MOST_WAITING,
@@ -40,11 +65,12 @@ class LedgerRecorder:
     ) -> None:
         self._file = file
         self._journal = journal
+        self._name = name
         self._broadcast = broadcast
         self._may_record = may_record
         self._most_waiting = most_waiting
         self._first_retry_s = retry_s
-        self._waiting: list[job_pb2.LedgerEntry] = []  # first those that are being written
+        self._waiting: list[Any] = []  # first those that are being written
         self._writing = 0  # how many these are
         self._round = 1  # of asking members for all that is not stored
         self._must_ask = False
@@ -61,20 +87,20 @@ class LedgerRecorder:
         if done:
             opening.result()
 
-    def take(self, node: AttendingNode, entries: local_pb2.LedgerEntries) -> None:
-        """A report of one of the node's members.
+    def take(self, node: AttendingNode, entries: Sequence[Any], *, whole: bool) -> None:
+        """A report of one of the node's members. whole: all that it does not know to be stored.
 
         What comes before they have heard that they are to send all of it must not be stored: they
         would be told so, and forget the steps before. It comes again with the rest.
         """
-        if entries.whole:
-            node.ledger_round = self._round
-        if node.ledger_round != self._round:
+        if whole:
+            node.rounds[self._name] = self._round
+        if node.rounds.get(self._name) != self._round:
             return
-        if len(self._waiting) + len(entries.entries) > self._most_waiting:
+        if len(self._waiting) + len(entries) > self._most_waiting:
             self._drop()
             return
-        self._waiting += entries.entries
+        self._waiting += entries
         self.record()
 
     def record(self) -> None:
@@ -83,7 +109,7 @@ class LedgerRecorder:
             return
         if self._must_ask:
             self._must_ask = False
-            self._broadcast(ledger_stored=local_pb2.LedgerStored(send_again=True))
+            self._tell(local_pb2.LedgerStored(send_again=True))
         if self._waiting:
             batch = self._waiting[:_MOST_AT_ONCE]
             self._writing = len(batch)
@@ -121,31 +147,35 @@ class LedgerRecorder:
         else:
             self._succeeded()
 
-    async def _write(self, batch: Sequence[job_pb2.LedgerEntry]) -> None:
+    async def _write(self, batch: Sequence[Any]) -> None:
         try:
             stored = await off_loop(lambda: self._file.append(batch))
-        except Exception as error:  # noqa: BLE001 - the ledger is a record: the job goes on without
+        except Exception as error:  # noqa: BLE001 - it is a record: the job goes on without
             self._failed(error)
             return
         del self._waiting[: len(batch)]
-        self._broadcast(ledger_stored=stored)
+        self._tell(stored)
         self._succeeded()
 
     def _succeeded(self) -> None:
         self._busy, self._writing = None, 0
         if self._retry_s:
             self._retry_s = 0.0
-            self._journal.record("ledger_continued", path=str(self._file.path))
+            self._journal.record(f"{self._name}_continued", path=str(self._file.path))
         self.record()
 
     def _failed(self, error: Exception) -> None:
         self._busy, self._writing = None, 0
         if not self._retry_s:
-            self._journal.record("ledger_failed", path=str(self._file.path), reason=_words(error))
+            path, reason = str(self._file.path), _words(error)
+            self._journal.record(f"{self._name}_failed", path=path, reason=reason)
         self._retry_s = min(2 * self._retry_s or self._first_retry_s, _MOST_RETRY_S)
         if not self._closing:
             loop = asyncio.get_running_loop()
             self._retry = loop.call_later(self._retry_s, self._try_again)
+
+    def _tell(self, stored: local_pb2.LedgerStored) -> None:
+        self._broadcast(**{f"{self._name}_stored": stored})
 
     def _try_again(self) -> None:
         self._end_pause()

@@ -1,0 +1,190 @@
+"""The curve has each committed step once, in a file as people and TensorBoard read it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from elastic.coordinator.curve_files import CurveFiles
+from elastic.errors import ConfigurationError
+from elastic.v1.job_pb2 import CurvePoint
+
+
+def point(step: int, generation: int = 1, run: str = "i", **values: float) -> CurvePoint:
+    values = values or {"loss": step / 2}
+    return CurvePoint(step=step, generation=generation, run=run, unix_s=step + 0.25, values=values)
+
+
+def points(first: int, last: int, generation: int = 1, **named: Any) -> list[CurvePoint]:
+    return [point(step, generation, **named) for step in range(first, last + 1)]
+
+
+def written(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def steps_in(path: Path) -> list[int]:
+    return [line["step"] for line in written(path)]
+
+
+_OPEN: list[CurveFiles] = []
+
+
+@pytest.fixture(autouse=True)
+def closed_again() -> Iterator[None]:
+    yield
+    while _OPEN:
+        _OPEN.pop().close()
+
+
+def opened(path: Path, *, run: str = "i") -> CurveFiles:
+    files = CurveFiles(path, None, incarnation=run)
+    files.open()
+    _OPEN.append(files)
+    return files
+
+
+def test_a_line_says_which_step_when_and_what(tmp_path: Path) -> None:
+    files = opened(path := tmp_path / "curve.jsonl")
+    stored = files.append([point(3, 2, loss=0.5, accuracy=math.nan)])
+    assert written(path) == [
+        {
+            "step": 3,
+            "generation": 2,
+            "unix_s": 3.25,
+            "values": {"accuracy": None, "loss": 0.5},
+        }
+    ]
+    assert (stored.committed, stored.run, stored.generation) == (4, "i", 2)
+
+
+def test_what_is_reported_again_is_not_written_again(tmp_path: Path) -> None:
+    files = opened(path := tmp_path / "curve.jsonl")
+    files.append(points(0, 4))
+    files.append(points(2, 6))
+    files.append(points(5, 7, 2))  # a later generation, whose members cannot know what is stored
+    assert steps_in(path) == list(range(8))
+    assert [line["generation"] for line in written(path)] == [1] * 5 + [2] * 3
+
+
+def test_steps_that_are_computed_again_take_the_place_of_those_given_up(tmp_path: Path) -> None:
+    files = opened(path := tmp_path / "curve.jsonl")
+    files.append(points(0, 9))
+    files.append([*points(6, 7, 3, loss=8.0), *points(9, 9, 1)])
+    assert steps_in(path) == list(range(8))
+    assert [line["values"]["loss"] for line in written(path)][5:] == [2.5, 8.0, 8.0]
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_goes_on_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "curve.jsonl"
+    first = opened(path)
+    first.append(points(0, 9))
+    first.close()
+    with path.open("a") as torn:
+        torn.write('{"step": 10, "gen')
+    opened(path, run="j").append(points(8, 11, run="j"))
+    assert steps_in(path) == list(range(12))
+
+
+def test_a_job_that_begins_anew_leaves_the_earlier_curve_aside(tmp_path: Path) -> None:
+    path = tmp_path / "curve.csv"
+    for run in ("i", "j", "k"):
+        files = opened(path, run=run)
+        files.append(points(0, 2, run=run))
+        files.close()
+    assert [len(p.read_text().splitlines()) for p in sorted(tmp_path.iterdir())] == [4, 4, 4]
+
+
+def test_a_table_has_a_row_for_each_value(tmp_path: Path) -> None:
+    files = opened(path := tmp_path / "curve.csv")
+    files.append([point(0, loss=0.5, **{"a,b": math.inf})])
+    files.append([point(1), point(2)])
+    files.append([point(2, 2, loss=7.0)])
+    assert path.read_text().splitlines() == [
+        "step,generation,unix_s,name,value",
+        '0,1,0.25,"a,b",inf',
+        "0,1,0.25,loss,0.5",
+        "1,1,1.25,loss,0.5",
+        "2,2,2.25,loss,7.0",
+    ]
+
+
+@pytest.mark.parametrize("name", ["curve.csv", "curve.jsonl"])
+def test_another_file_is_not_written_to(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text("import torch\n")
+    with pytest.raises(ConfigurationError, match=r"is no curve: it begins with b'import torch"):
+        opened(path)
+    assert path.read_text() == "import torch\n"
+
+
+def test_a_file_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot write the curve .*--curve"):
+        opened(tmp_path / "nowhere" / "curve.jsonl")
+
+
+def test_a_batch_that_could_not_be_written_is_taken_again_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = opened(path := tmp_path / "curve.jsonl")
+    files.append(points(0, 1))
+    write = os.write
+
+    def full(descriptor: int, data: Any) -> int:
+        if len(data) > 100:
+            return write(descriptor, data[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        files.append(points(2, 5))
+    monkeypatch.undo()
+    assert steps_in(path) == [0, 1]
+    files.append(points(2, 5))
+    assert steps_in(path) == list(range(6))
+
+
+def read(directory: Path) -> dict[str, list[tuple[int, float]]]:
+    """As TensorBoard shows them."""
+    reader = EventAccumulator(str(directory))
+    reader.Reload()
+    return {
+        tag: [(s.step, s.value) for s in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_reads_each_step_once(tmp_path: Path) -> None:
+    files = CurveFiles(None, tmp_path / "board", incarnation="i")
+    files.open()
+    files.append(points(0, 9))
+    files.append(points(5, 9))
+    files.append(points(8, 11, 4, loss=7.0))
+    files.close()
+    losses = [(step, step / 2) for step in range(8)] + [(step, 7.0) for step in range(8, 12)]
+    assert read(tmp_path / "board") == {"loss": losses}
+
+
+def test_both_at_once_know_how_far_each_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = CurveFiles(tmp_path / "curve.jsonl", tmp_path / "board", incarnation="i")
+    files.open()
+    files.append(points(0, 1))
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        files.append(points(2, 3))
+    monkeypatch.undo()
+    files.append(points(2, 4))
+    files.close()
+    assert steps_in(tmp_path / "curve.jsonl") == list(range(5))
+    assert read(tmp_path / "board") == {"loss": [(step, step / 2) for step in range(5)]}

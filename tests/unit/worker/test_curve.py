@@ -1,0 +1,165 @@
+"""What a member reports of each step that the script has reported of, and when again."""
+
+from __future__ import annotations
+
+import json
+import math
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from elastic.v1 import local_pb2 as pb
+from elastic.worker.pulse import Pulse
+from elastic.worker.state.backlog import Backlog
+from elastic.worker.state.curve_points import MOST_POINTS, from_json, to_json
+from elastic.worker.state.ledger import LedgerBacklog
+from elastic.worker.steps_clock import StepsClock
+
+
+class Member:
+    """Of rank 0, whose messages are written down."""
+
+    def __init__(self, *, kept: bool = True) -> None:
+        self.sent: list[pb.CurvePoints] = []
+        self.generation = SimpleNamespace(number=3, incarnation="i")
+        membership = SimpleNamespace(group=SimpleNamespace(rank=0, generation=self.generation))
+        self.pulse = Pulse(
+            cast(Any, SimpleNamespace(worker="w", send=self._send)), cast(Any, membership)
+        )
+        self.state = SimpleNamespace(
+            ledger=LedgerBacklog(),
+            curve=Backlog(most=MOST_POINTS),
+            committed=0,
+            progress=SimpleNamespace(committed_in=3),
+            position=SimpleNamespace(epoch=0),
+            learning_rates=dict,
+        )
+        self.pulse.publish(cast(Any, self.state), StepsClock(), lambda: None)
+        self.pulse.keep_curve(kept)
+        self.told()
+
+    def step(self, **values: Any) -> None:
+        """A block that reports these and counts."""
+        self.pulse.report(values, committed=False)
+        self.state.committed += 1
+        self.pulse.committed()
+
+    def told(self, *, whole: bool = False) -> list[tuple[bool, dict[int, dict[str, float]]]]:
+        """(all that is not stored?, values by step) of each report since the last look."""
+        self.pulse._send(whole=whole)
+        said, self.sent = self.sent, []
+        return [(s.whole, {p.step: dict(p.values) for p in s.points}) for s in said]
+
+    def _send(self, **kind: Any) -> None:
+        if "curve" in kind:
+            self.sent.append(kind["curve"])
+
+
+def test_each_step_is_told_once_and_the_newest_when_another_follows() -> None:
+    member = Member()
+    member.step(loss=0.5)
+    assert member.told() == []
+    member.step(loss=torch.tensor(0.25), accuracy=1)
+    member.step()
+    assert member.told() == [(False, {0: {"loss": 0.5}, 1: {"loss": 0.25, "accuracy": 1.0}})]
+    member.step(loss=0.125)
+    assert member.told() == []  # of step 2 nothing was reported
+    assert member.told(whole=True) == [(False, {3: {"loss": 0.125}})]
+
+
+def test_what_is_reported_below_the_block_belongs_to_its_step() -> None:
+    member = Member()
+    member.step(loss=0.5)
+    member.told()
+    member.pulse.report({"val_loss": 0.75}, committed=True)
+    member.step(loss=0.25)
+    assert member.told() == [(False, {0: {"loss": 0.5, "val_loss": 0.75}})]
+
+
+def test_a_tensor_that_the_script_goes_on_changing_counts_as_it_was() -> None:
+    member, total = Member(), torch.zeros(())
+    for _ in range(3):
+        total += 1
+        member.step(total=total)
+    assert member.told() == [(False, {0: {"total": 1.0}, 1: {"total": 2.0}})]
+
+
+def test_values_of_a_block_that_is_given_up_are_those_of_its_retry() -> None:
+    member = Member()
+    member.pulse.report({"loss": 9.0, "only_then": 1.0}, committed=False)
+    member.pulse.given_up(counts=False)
+    member.step(loss=0.5)
+    assert member.told(whole=True) == [(False, {0: {"loss": 0.5}})]
+
+
+def test_a_step_that_others_completed_keeps_what_was_reported_of_it_here() -> None:
+    member = Member()
+    member.pulse.report({"loss": 0.5}, committed=False)
+    member.state.committed, member.state.progress.committed_in = 1, 2
+    member.pulse.given_up(counts=True)
+    (_, points), *_ = member.told(whole=True)
+    assert points == {0: {"loss": 0.5}}
+
+
+def test_asked_again_it_sends_all_that_is_not_stored() -> None:
+    member = Member()
+    for n in range(4):
+        member.step(n=n)
+    assert member.told() == [(False, {n: {"n": n} for n in range(3)})]
+    member.pulse.curve_stored(pb.LedgerStored(committed=2, run="i", generation=3))
+    member.pulse.report_again()
+    assert member.told() == [(True, {2: {"n": 2}})]
+    member.pulse.curve_stored(pb.LedgerStored(send_again=True))
+    assert member.told() == [(True, {2: {"n": 2}})]
+
+
+def test_nothing_is_kept_where_nobody_wants_it() -> None:
+    member = Member(kept=False)
+    for n in range(3):
+        member.step(n=n)
+    assert member.told(whole=True) == []
+    assert len(member.pulse.curve.backlog) == 0
+    member.pulse.keep_curve(True)
+    member.step(n=3)
+    assert member.told(whole=True) == [(True, {3: {"n": 3}})]
+    member.pulse.keep_curve(False)
+    assert len(member.pulse.curve.backlog) == 0
+
+
+@pytest.mark.parametrize(
+    "value", [torch.zeros(1_000_000), "0.5 or so", object(), None, [1.0]], ids=str
+)
+def test_what_is_no_number_is_left_out(value: Any) -> None:
+    member = Member()
+    member.step(odd=value, loss=0.5)
+    assert member.told(whole=True) == [(False, {0: {"loss": 0.5}})]
+
+
+def test_of_ten_thousand_names_a_few_are_kept_and_of_many_steps_the_newest() -> None:
+    member = Member()
+    member.step(**{f"n{n}": n for n in range(10_000)})
+    ((_, points),) = member.told(whole=True)
+    assert len(points[0]) == 32
+    for n in range(50_000):
+        member.step(n=n)
+    assert len(member.pulse.curve.backlog) <= 20_000
+
+
+def test_a_member_that_takes_over_the_state_has_the_points_too() -> None:
+    giver, taker = Member(), Member()
+    for n in range(3):
+        giver.step(loss=torch.tensor(float(n)), bad=math.nan)
+    handed_on = json.loads(json.dumps(to_json(giver.state.curve), allow_nan=False))
+    taker.step(loss=9.0)
+    taker.state.curve.replace(from_json(handed_on))
+    ((whole, points),) = taker.told(whole=True)
+    assert {step: values["loss"] for step, values in points.items()} == {0: 0.0, 1: 1.0, 2: 2.0}
+    assert all(math.isnan(values["bad"]) for values in points.values())
+    assert not whole
+
+
+@pytest.mark.parametrize("document", [None, 3, "odd", [[1, 2]], [[0, "r", 1, 0.0, {"a": []}]]])
+def test_points_that_are_none_cost_no_state(document: Any) -> None:
+    assert list(from_json(document)) == []

@@ -340,6 +340,7 @@ class ControlServer:
         """Listen; return the address, with the port that was chosen if it was 0.
 
         Raises ConfigurationError: the address can not be had, or a certificate can not be used.
+        TransientError for a Unix socket, whose path is elastic's own.
         """
         try:
             port = self._add_port()
@@ -376,7 +377,13 @@ def _only_this_user() -> Iterator[None]:
         os.umask(before)
 
 
-def _not_listening(address: str) -> ConfigurationError:
+def _not_listening(address: str) -> ConfigurationError | TransientError:
+    """gRPC does not say why."""
+    if is_unix_socket(address):
+        return TransientError(
+            f"can not listen at {address}: descriptors may be short (see `ulimit -n`), or its "
+            "directory is gone; try again"
+        )
     return ConfigurationError(
         f"can not listen at {address}: the port is in use, or the host is not this machine's; "
         "choose another with --listen HOST:PORT, or leave the option out"

@@ -40,7 +40,8 @@ def bare_tracebacks(process: CommandProcess) -> list[str]:
 def wrong_words(exit_code: int, said: str, error: int | None) -> list[str]:
     """Of a process that has ended early; `error`: the call's that failed."""
     wrong = [] if exit_code in CLEAN else [f"exit code {exit_code} means nothing"]
-    if error is None or os.strerror(error) not in said:
+    hidden = error in (errno.EMFILE, errno.ENFILE) and "descriptors may be short" in said  # by gRPC
+    if error is None or (os.strerror(error) not in said and not hidden):
         wrong.append("what it says does not name the cause")
     return wrong
 

@@ -147,6 +147,14 @@ class LongJob(abc.ABC):
     def stop(self) -> list[str]:
         """Have it end well; what is wrong with that."""
 
+    def _victim(self, prefix: str = "") -> str:
+        """A member whose name begins so; there may be no group at the moment."""
+        ends_at = time.monotonic() + _DEADLINE_S
+        while not (found := [m for m in self.members() if m.startswith(prefix)]):
+            assert time.monotonic() < ends_at, "nobody trains"
+            time.sleep(_POLL_S)
+        return self._source.choice(found)
+
     # ---- one point
 
     def settle(self, point: Point | None = None) -> LongOutcome:
@@ -330,7 +338,7 @@ class MachineJob(LongJob):
 
     def begin(self, point: Point) -> list[str]:
         self.armed.arm(point, self._pid(point.role) if point.since_kill else 0)
-        self.kill(self._source.choice(self.members()))
+        self.kill(self._victim())
         return []
 
     def _pid(self, role: str) -> int:
@@ -400,7 +408,7 @@ class ClusterJob(LongJob):
             self.armed.arm(point)
             self.replace(name, process)
         # Of the agent that may end with its workers: another node keeps the state.
-        self.kill(self._source.choice([m for m in self.members() if m.startswith("a-")]))
+        self.kill(self._victim("a-"))
         return wrong
 
     def replace(self, name: str, process: CommandProcess) -> bool:

@@ -62,7 +62,7 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     members = {name: w for name, w in view.workers.items() if name in names}
     active = [w for w in members.values() if not _finished(w)]
     in_contact = all(w.silent_since is None for w in members.values())
-    if active and in_contact and _is_to_be_left(current, view):
+    if active and in_contact and _is_to_be_left(current, view) and not _is_away(active, view):
         is_whole = current.worker_ids.issubset(members) and len(active) == len(members)
         return _leave(current, active, is_whole=is_whole)
     others = [w for name, w in view.workers.items() if name not in members and _has_state(w)]
@@ -91,6 +91,19 @@ def _is_to_be_left(current: Generation, view: GroupView) -> bool:
     """It trains; or it saves since the time of an earlier coordinator, with which reports of saves
     and the news that they were complete may be lost."""
     return current.purpose is Purpose.TRAIN or view.adopted_at is not None
+
+
+def _is_away(active: list[Sighting], view: GroupView) -> bool:
+    """Only members of earlier groups hold the state, as far as is known: out of contact, or back and
+    not yet out of their group."""
+    if any(w.status.took_part for w in active) or view.trained_in == 0:
+        return False
+    silent = worth_waiting_for(view.workers)
+    return any(
+        w.status.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING) or w.status.took_part
+        for w in view.workers.values()
+        if w not in active and not _finished(w) and (w.silent_since is None or w in silent)
+    )
 
 
 def _finished(w: Sighting) -> bool:

@@ -108,6 +108,18 @@ def test_who_comes_back_with_the_last_step_saves_it() -> None:
     assert job.tell(killed("b0")) == ["a0", "c0"]
 
 
+def test_newcomers_do_not_leave_before_a_holder_left_behind_may_have_come() -> None:
+    job = left_behind()
+    assert job.report(status("c0", READY, heard=2)) == ["a0", "c0"]
+    job.tell(killed("a0"))
+    assert job.tell(STOP) is None
+    assert ended(job) == []
+    assert job.report(trains("b0", 1, committed=9)) == []  # c0 would begin anew
+    job.report(status("c0", READY, heard=4))
+    assert job.report(status("b0", READY, 1, heard=4, committed=9)) == ["b0"]
+    assert job.formed[-1].purpose is Purpose.SAVE_AND_LEAVE
+
+
 def test_members_that_wait_at_the_end_are_not_to_come_to_another_boundary_first() -> None:
     """As where the news of a save was lost with a leader, after some had ended their scripts."""
     job = running("a0", "b0")

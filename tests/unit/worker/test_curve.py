@@ -129,7 +129,9 @@ def test_nothing_is_kept_where_nobody_wants_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [torch.zeros(1_000_000), "0.5 or so", object(), None, [1.0]], ids=str
+    "value",
+    [torch.zeros(1_000_000), "0.5 or so", object(), None, [1.0]],
+    ids=["a tensor of a million", "text", "an object", "None", "a list"],
 )
 def test_what_is_no_number_is_left_out(value: Any) -> None:
     member = Member()
@@ -160,6 +162,10 @@ def test_a_member_that_takes_over_the_state_has_the_points_too() -> None:
     assert not whole
 
 
-@pytest.mark.parametrize("document", [None, 3, "odd", [[1, 2]], [[0, "r", 1, 0.0, {"a": []}]]])
+@pytest.mark.parametrize(
+    "document",
+    [None, 3, "odd", [[1, 2]], [[0, "r", 1, 0.0, {"a": []}]]],
+    ids=["None", "a number", "text", "too short", "no value"],
+)
 def test_points_that_are_none_cost_no_state(document: Any) -> None:
     assert list(from_json(document)) == []

@@ -94,8 +94,8 @@ def _is_to_be_left(current: Generation, view: GroupView) -> bool:
 
 
 def _is_away(active: list[Sighting], view: GroupView) -> bool:
-    """Only members of earlier groups hold the state, as far as is known: out of contact, or back and
-    not yet out of their group."""
+    """Only members of earlier groups hold the state, as far as is known: out of contact, or back
+    and not yet out of their group."""
     if any(w.status.took_part for w in active) or view.trained_in == 0:
         return False
     silent = worth_waiting_for(view.workers)

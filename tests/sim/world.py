@@ -345,7 +345,8 @@ class World:
 
     def _best_passed_over(self, generation: Generation, since: float) -> Replica | None:
         """The most advanced replica of members of the groups before that are well, in contact, and
-        not taken along: who waited for a group, or was in the one that was lost."""
+        not taken along: who waited for a group, or was in the one that was lost. Those that were
+        told that they are not needed are about to end."""
         earlier, to_end = self.journal.generations[:-1], {w for _, w in self.journal.to_end}
         groups = [g.worker_ids for g in earlier if g.members][-2:]
         dissolved = bool(earlier) and not earlier[-1].members
@@ -354,6 +355,7 @@ class World:
                 p.replica
                 for n in self.nodes
                 if n.alive and n.connected and n.connected_at < since
+                if n.name not in self.journal.nodes_drained
                 for p in n.processes.values()
                 if p.responsive and p.has_agent and not p.done
                 if p.name not in generation.worker_ids and p.name not in to_end

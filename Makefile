@@ -9,7 +9,7 @@ SEED ?= 0
 POINTS ?= 2000
 TESTS_AT_ONCE ?= 3
 
-.PHONY: install browser demo test test-long test-versions packages sim-long faults styles-long soak lint proto sim mutants bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic bench-output clean
+.PHONY: install browser demo check test test-long test-versions packages sim-long faults styles-long soak lint proto sim mutants bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic bench-output clean
 
 install: $(VENV)/.installed
 
@@ -23,6 +23,9 @@ $(VENV)/.installed: pyproject.toml
 
 demo: install
 	$(BIN)/python examples/demo.py
+
+# What CI runs.
+check: lint test
 
 # Tests of the page drive a real browser: Debian's, where it can be installed.
 browser:

@@ -74,7 +74,7 @@ class Script:
 def test_a_probe_is_answered_at_once_without_the_scripts_figures(alone: Group) -> None:
     script = Script(alone)
     script.state.progress = Progress(committed=7)
-    script.pulse.report({"loss": torch.tensor(0.5)})
+    script.pulse.report({"loss": torch.tensor(0.5)}, committed=False)
     script.clock.begin()
     script.pulse.answer_probe()
     (answer,) = script.wire.taken("progress")
@@ -271,9 +271,10 @@ class Odd:
 def test_whatever_a_script_reports_the_reports_go_on(alone: Group) -> None:
     script = Script(alone)
     script.commit(0)
-    script.pulse.report({"huge": 10**400, "odd": Odd(), "text": "high", "\udcff": 1.0, "loss": 0.5})
-    script.pulse.report({f"figure {n}": n for n in range(1000)})
-    script.pulse.report({"n" * 1000: 1.0, "loss": 0.25})
+    odd = {"huge": 10**400, "odd": Odd(), "text": "high", "\udcff": 1.0, "loss": 0.5}
+    script.pulse.report(odd, committed=False)
+    script.pulse.report({f"figure {n}": n for n in range(1000)}, committed=False)
+    script.pulse.report({"n" * 1000: 1.0, "loss": 0.25}, committed=False)
     assert script.ledger() == [0]
     (progress,) = script.wire.taken("progress")
     assert progress.reported["loss"] == 0.25

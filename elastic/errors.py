@@ -128,6 +128,10 @@ class GroupLost(ElasticError):
     """The process group can not be used any more; a new one will form."""
 
 
+class StateTorn(GroupLost):
+    """The same, in the middle of a call that had changed the state and cannot be undone."""
+
+
 _PASSING = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EMFILE),
     *(errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET),

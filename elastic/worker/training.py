@@ -24,7 +24,7 @@ from elastic.core.whereabouts import Place
 from elastic.core.worker import actions as act
 from elastic.core.worker.actions import Progress
 from elastic.core.worker.participation import Participation, Steps
-from elastic.errors import ConfigurationError, GroupLost, StepMisused
+from elastic.errors import ConfigurationError, GroupLost, StateTorn, StepMisused
 from elastic.worker.compilation import COMPILATIONS
 from elastic.worker.control import Control
 from elastic.worker.data_loader import DataLoader, Deal, Dealer
@@ -120,6 +120,7 @@ class Training:
         """The group that the script must not use by itself outside of blocks, and how many
         collectives that had begun when it was left to the script."""
         self._collectives_left = _UNKNOWN
+        self._performed: ScriptCall | None = None  # since the last commit
         self._carry_out = self._carriers()
         control.publish(self.state, self.clock, self._answer_calls, self._bequeath)
         register_optimizer_step_pre_hook(self._optimizer_steps)
@@ -261,6 +262,9 @@ class Training:
         later = recovers and self._undo.collectives_since_reduction(self._collectives_left)
         if later:
             self._joining().settle()
+        if self._performed is not None:
+            self._performed = None
+            self._undo.forget_call()
         if means or self.state.means:
             self.state.means.load_state_dict(means)
         self.part.commit(samples)
@@ -658,11 +662,34 @@ class Training:
             self.clock.is_met()
 
     def _perform_call(self, perform: act.Perform) -> Any:
+        """A call of the script's may change what is tracked for a while, as one that evaluates with
+        averaged weights does: where the group is lost in it, that is undone."""
+        call: ScriptCall = perform.call
+        if not call.where or not self.control.recovers or self._bequeathed is not None:
+            return self._call_function(call)
+        if self._performed is call:
+            with self._undo.as_of_call():
+                return self._call_function(call)
+        self._undo.begin_call(call.where)
+        try:
+            result = self._call_function(call)
+        except Exception as error:
+            if self.is_loss(error) and not self._undo.put_back_call():
+                raise StateTorn(
+                    f"the group was lost in session.run at {call.where}, which had changed the "
+                    "state in a way that cannot be undone"
+                ) from error
+            raise
+        self._undo.end_call(call.where)
+        self._performed = call
+        return result
+
+    def _call_function(self, call: ScriptCall) -> Any:
         self._call_together(True)
         began = time.monotonic()
         self.place.now = Place.RUN, time.monotonic()
         try:
-            result = perform.call.function()
+            result = call.function()
         finally:
             self._call_together(False)
             self.clock.called(began)

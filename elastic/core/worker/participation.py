@@ -37,7 +37,7 @@ from elastic.core.recovery import (
 from elastic.core.worker import actions as act
 from elastic.core.worker.actions import NO_RAMPS, Call, Progress, Ramps, Seat
 from elastic.core.worker.machine import HOLD_S, Worker
-from elastic.errors import GroupLost, StateLost, Stranded
+from elastic.errors import GroupLost, StateLost, StateTorn, Stranded
 
 Steps: TypeAlias = Generator[act.Action, Any, Any]
 
@@ -271,6 +271,9 @@ class Participation:
                     yield act.MeetForCall(committed=committed, number=self.runs_done, call=call)
                     result = yield act.Perform(call=call)
                 except GroupLost as error:
+                    if isinstance(error, StateTorn) and self.intact:
+                        yield act.DropState()
+                        self.intact = False
                     yield from self.lose(error)
                     continue
                 self.runs_done += 1

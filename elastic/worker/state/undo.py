@@ -19,6 +19,7 @@ Version counters alone would not do: fused optimizers and writes through `.data`
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ from elastic.worker.state.job_state import JobState
 
 _RELEARN_EVERY = 512  # blocks
 _LEARNT_AT_ONCE = 3  # blocks
+_SELDOM = 50.0  # times as long between two calls as a copy of everything takes
 _COSTLY_BYTES = 2**20
 _NO_COPIES: Mapping[int, Copy] = {}
 
@@ -81,6 +83,9 @@ class Undo:
         self._retry: _Mark | None = None
         self._ahead: dict[int, Copy] | None = None
         self._retry_gradients: Copy = []
+        self._call: _Mark | None = None
+        self._calls: dict[str, _Calls] = {}
+        """By the place of the script."""
         self._gradients: Copy = []
         self._collectives_seen = 0  # when the newest reduction was complete
         self._missed = False
@@ -153,7 +158,7 @@ class Undo:
 
     def received(self, *, at_commit: bool) -> None:
         """Another member's state, or a checkpoint, was put in place."""
-        self._commit = self._ahead = None
+        self._commit = self._ahead = self._call = None
         if at_commit:
             self._mark_commit()
 
@@ -198,6 +203,69 @@ class Undo:
             self._state.gradients.put_back(self._retry_gradients)
             self._retry, self._retry_gradients = None, []
             self._sign_commit_anew()
+
+    # ---- calls outside of blocks
+
+    def begin_call(self, place: str) -> None:
+        """A call that all members make begins: it is made again if the group is lost in it.
+
+        Everything is copied at the first one from a place of the script, and where they come so
+        seldom that it costs little; else what earlier ones from there had changed.
+        """
+        if self._version != self._state.version:
+            self._enumerate()
+        known = self._calls.setdefault(place, _Calls())
+        began_s = time.perf_counter()
+        seldom = began_s - known.at_s >= _SELDOM * known.copy_s
+        wanted = set(range(len(self._large))) if seldom else known.changes
+        self._call = self._copy(wanted, marks=[mark() for mark in self._mark_large])
+        known.at_s = time.perf_counter()
+        if seldom:
+            known.copy_s = known.at_s - began_s
+
+    def end_call(self, place: str) -> None:
+        """It has returned. What it was like when it began is kept until `forget_call`, since other
+        members may have to make it again."""
+        if self._call is not None and place in self._calls:
+            self._calls[place].changes |= self._changed_since(self._call)
+
+    def put_back_call(self) -> bool:
+        """Undo what the call has changed before the group was lost. Returns whether that was
+        possible."""
+        call = self._call
+        if call is None:
+            return True
+        whole = self._changed_since(call) <= call.large.keys()
+        self._restore_beside_commit(call, call.marks)
+        return whole
+
+    @contextlib.contextmanager
+    def as_of_call(self) -> Iterator[None]:
+        """Within, the state is that with which the last call began, as far as it was copied: for a
+        call that is made once more only for members that have not completed it."""
+        call = self._call
+        marks = [mark() for mark in self._mark_large]
+        now = self._copy(set(range(len(self._large))), marks=marks)
+        if call is not None:
+            self._restore(call)
+        try:
+            yield
+        finally:
+            self._restore_beside_commit(now, marks)
+
+    def forget_call(self) -> None:
+        """Nobody will have to make it again."""
+        self._call = None
+
+    def _restore_beside_commit(self, mark: _Mark, signs: list[object]) -> None:
+        """Putting back moves the signs: of what had not changed since the commit, too."""
+        self._restore(mark)
+        commit = self._commit
+        if commit is not None and len(commit.marks) == len(signs) == len(self._mark_large):
+            commit.marks = [
+                look() if before == then else before
+                for look, before, then in zip(self._mark_large, commit.marks, signs, strict=True)
+            ]
 
     # ---- the commit mark
 
@@ -365,7 +433,8 @@ class Undo:
         }
         self._block_set = {i for i, cell in enumerate(self._large) if cell.name in block}
         self._gap_set = {i for i, cell in enumerate(self._large) if cell.name in gap}
-        self._commit = None
+        self._commit = self._call = None
+        self._calls = {}
         self._begin = _Mark()
 
 
@@ -376,6 +445,17 @@ class _Mark:
     small: list[Copy] = field(default_factory=list)
     large: dict[int, Copy] = field(default_factory=dict)
     marks: list[object] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Calls:
+    """Those from one place of the script."""
+
+    at_s: float = -math.inf
+    """When the last one began."""
+    copy_s: float = 0.0
+    """How long it took to copy everything."""
+    changes: set[int] = field(default_factory=set)
 
 
 def _no_copy() -> None:

@@ -11,7 +11,7 @@ from elastic.core.membership import Purpose
 from elastic.core.recovery import Declaration
 from elastic.core.worker import actions as act
 from elastic.core.worker.actions import Progress
-from elastic.errors import StateLost, Stranded
+from elastic.errors import StateLost, StateTorn, Stranded
 from tests.unit.core.participating import LOST, NEWCOMER, Driver, veteran
 
 ME: Declaration | None = None
@@ -544,6 +544,26 @@ def test_a_call_that_lost_its_group_is_made_again_in_the_next() -> None:
         "Entered",
         "MeetForCall committed=2 number=0 call=evaluate",
         "Perform call=evaluate",
+    ]
+
+
+def test_a_lost_call_whose_changes_cannot_be_undone_leaves_no_state_to_trust() -> None:
+    driver = trained(2)
+
+    def lose(_: object) -> None:
+        driver.announce(2, "a")
+        raise StateTorn("changed")
+
+    driver.answer(act.Perform, lose)
+    driver.answer(act.Restore, None)
+    with pytest.raises(StateLost):  # nobody else has it, and no checkpoint
+        driver.call("evaluate")
+    assert driver.taken()[1:6] == [
+        "Perform call=evaluate",
+        "DropState",
+        "TearDown",
+        "Break",
+        "Join",
     ]
 
 

@@ -1415,3 +1415,87 @@ def test_any_habit_is_undone_in_every_block(habit: tuple[list[int], list[int]]) 
         for _ in range(9):
             world.script.block(before, after)
             assert world.script.lost(before)
+
+
+# ---- calls outside of blocks
+
+
+class Calls:
+    """A job that evaluates between two steps, with averaged weights that it swaps in."""
+
+    def __init__(self) -> None:
+        self.model, self.average = layer(), layer()
+        self.job = Script(model=self.model, average=self.average)
+        self.job.learn()
+        self.values = self.job.state.values
+
+    def call(self, change: Action, *, lost: bool, place: str = "train.py:9") -> bool:
+        """Make it; returns whether it was undone."""
+        undo, before = self.job.undo, self.job.everything()
+        undo.begin_call(place)
+        change()
+        if not lost:
+            undo.end_call(place)
+            return False
+        undone = undo.put_back_call()
+        if undone:
+            assert same(self.job.everything(), before)
+        return undone
+
+    def swap_in(self) -> None:
+        with torch.no_grad():
+            for mine, other in zip(self.model.parameters(), self.average.parameters(), strict=True):
+                mine.copy_(other)
+
+    def swap_in_data(self) -> None:
+        """As many a hand-written average does; version counters tell nothing of it."""
+        for mine, other in zip(self.model.parameters(), self.average.parameters(), strict=True):
+            mine.data.copy_(other.data)
+
+    def count(self) -> None:
+        self.values["evaluations"] = self.values.get("evaluations", 0) + 1
+
+
+@pytest.mark.parametrize("change", ["swap_in", "swap_in_data", "count"])
+@pytest.mark.parametrize("earlier", [0, 3])
+def test_what_a_lost_call_has_changed_is_undone(change: str, earlier: int) -> None:
+    calls = Calls()
+    for _ in range(earlier):
+        calls.call(nothing, lost=False)
+        calls.job.undo._calls["train.py:9"].at_s -= 100.0  # they come seldom
+    assert calls.call(getattr(calls, change), lost=True)
+    assert calls.job.undo.holds_commit, "the signs are those of the commit again"
+
+
+def test_of_calls_that_come_often_what_they_change_is_copied() -> None:
+    calls, undo = Calls(), None
+    undo = calls.job.undo
+    for _ in range(3):
+        calls.call(calls.swap_in, lost=False)
+    undo._calls["train.py:9"].copy_s = 1000.0
+    undo.begin_call("train.py:9")
+    assert undo._call is not None
+    assert [undo._large[i].name for i in undo._call.large] == ["model"]
+    calls.swap_in()
+    assert undo.put_back_call()
+
+
+def test_a_change_that_was_not_expected_of_a_frequent_call_is_not_passed_over() -> None:
+    calls = Calls()
+    calls.call(nothing, lost=False)
+    calls.job.undo._calls["train.py:9"].copy_s = 1000.0
+    assert not calls.call(calls.swap_in, lost=True)
+
+
+def test_a_call_that_is_made_once_more_for_others_leaves_no_trace() -> None:
+    calls = Calls()
+    first = calls.job.everything()
+    calls.call(calls.count, lost=False)
+    calls.swap_in()  # below the call
+    now = calls.job.everything()
+    with calls.job.undo.as_of_call():
+        assert same(calls.job.everything(), first)
+        calls.count()
+    assert same(calls.job.everything(), now)
+    calls.job.undo.forget_call()
+    assert calls.job.undo._call is None

@@ -417,8 +417,10 @@ class _Formed:
         return not w.status.took_part, is_member == held_up
 
     def _with_last_step(self, workers: list[Sighting]) -> list[Sighting]:
-        """With a newcomer that is ahead of all of them."""
-        first = furthest_ahead(self._newcomers, workers, self._view)
+        """With one outside of the group that is ahead of all of them: ready to join, or back in
+        contact and still in the group that went on without it."""
+        returned = [w for w in self._returned if is_in_sight(w)]
+        first = furthest_ahead(self._newcomers + returned, workers, self._view)
         return [*workers[: self._policy.max_workers - 1], first] if first is not None else workers
 
     def _mend(self) -> Decision:

@@ -386,6 +386,15 @@ def test_newcomers_make_room_for_those_that_were_dropped_and_hold_the_state() ->
     assert short(decide(situation, policy, 100.0)) == "MEMBER_LOST [a0 b0 d0]"
 
 
+def test_one_that_is_back_in_its_old_group_with_more_steps_is_taken_along() -> None:
+    behind = status("a0", JOINING, 5, committed=10)
+    ahead = status("c0", TRAINING, 3, committed=22)
+    situation = view(generation(5, "a0", "b0"), behind, ahead, trained_in=3)
+    assert short(decide(situation, POLICY, 100.0)) == "MEMBER_LOST [a0 c0]"
+    went_on = replace(situation, trained_in=4)  # others went on without it
+    assert short(decide(went_on, POLICY, 100.0)) == "BELOW_MINIMUM []"
+
+
 def test_newcomers_make_room_for_members_that_may_hold_the_state_by_now() -> None:
     on_their_way = [status(w, JOINING, 3, took_part=False) for w in ("c0", "d0")]
     new = [status(w, READY) for w in ("a0", "b0")]

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 
 from elastic.core.membership import ChangeReason
+from elastic.core.worker.machine import HOLD_S
 from tests.sim.faults import STOP_EXIT_CODE
 from tests.sim.journal import Journal
 
@@ -44,7 +45,10 @@ def promptness(journal: Journal) -> Iterator[str]:
     yield from _let_go(journal)
     if actions.issubset(_AT_ONCE) and journal.stopped_at is None:
         yield from _recoveries(journal)
-    if actions.issubset(("DRAIN_NODE", "ADD_NODE")):
+    # Where news takes too long to settle a planned change, members go on without, and it is tried
+    # again and again.
+    settles = 2 * journal.news_s <= HOLD_S
+    if settles and actions.issubset(("DRAIN_NODE", "ADD_NODE")):
         # While too few stay there is no group, and who leaves may hold what others will need.
         started = (g for g in journal.generations if g.reason is ChangeReason.STARTED)
         began_at = max((journal.formed_at[g.number] for g in started), default=0.0)

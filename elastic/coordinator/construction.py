@@ -10,7 +10,7 @@ from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import Leadership
 from elastic.coordinator.ledger_file import LedgerFile
 from elastic.coordinator.records import since_boot
-from elastic.coordinator.step_recorder import StepRecorder
+from elastic.coordinator.step_recorder import StepFile, StepRecorder
 from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
 from elastic.runtime.journal import Journal
 
@@ -34,35 +34,26 @@ def make_machine(options: JobOptions, leadership: Leadership, now: float) -> Coo
     )
 
 
-def make_ledger(
+def make_recorders(
     options: JobOptions,
     leadership: Leadership,
     journal: Journal,
     *,
     broadcast: Callable[..., None],
     may_record: Callable[[], bool],
-) -> StepRecorder | None:
-    """None for a job without."""
-    if options.ledger is None:
-        return None
-    file = LedgerFile(options.ledger, incarnation=leadership.incarnation)
-    return StepRecorder(file, journal, name="ledger", broadcast=broadcast, may_record=may_record)
+) -> tuple[StepRecorder | None, StepRecorder | None]:
+    """(of the ledger, of the curve), None for a job without. Raises ConfigurationError."""
 
+    def recorder(name: str, file: StepFile) -> StepRecorder:
+        return StepRecorder(file, journal, name=name, broadcast=broadcast, may_record=may_record)
 
-def make_curve(
-    options: JobOptions,
-    leadership: Leadership,
-    journal: Journal,
-    *,
-    broadcast: Callable[..., None],
-    may_record: Callable[[], bool],
-) -> StepRecorder | None:
-    """None for a job without. Raises ConfigurationError."""
-    if options.curve is None and options.tensorboard is None:
-        return None
-    run = leadership.incarnation
-    files = CurveFiles(options.curve, options.tensorboard, incarnation=run)
-    return StepRecorder(files, journal, name="curve", broadcast=broadcast, may_record=may_record)
+    run, ledger, curve = leadership.incarnation, None, None
+    if options.ledger is not None:
+        ledger = recorder("ledger", LedgerFile(options.ledger, incarnation=run))
+    if options.curve is not None or options.tensorboard is not None:
+        files = CurveFiles(options.curve, options.tensorboard, incarnation=run)
+        curve = recorder("curve", files)
+    return ledger, curve
 
 
 def make_commits(options: JobOptions) -> CheckpointCommits | None:

@@ -25,6 +25,7 @@ from elastic.v1 import job_pb2 as pb
 from elastic.v1.local_pb2 import LedgerStored
 
 _COLUMNS = ("step", "generation", "unix_s", "name", "value")
+_LONGEST_LINE = 1 << 20
 _EARLIER_RUN = 0  # as a generation of this run, which counts from 1
 
 
@@ -134,10 +135,15 @@ class _TextFile:
         self._file: io.FileIO | None = None
 
     def open(self) -> None:
+        if self._path.exists() and not self._path.is_file():
+            raise ConfigurationError(
+                f"cannot write the curve {self._path}: it is no regular file, from which lines can "
+                "be taken back; choose another with --curve"
+            )
         try:
             self._opened()
             with self._path.open("rb") as lines:
-                first = lines.readline()
+                first = lines.readline(_LONGEST_LINE)
         except OSError as error:
             if may_pass(error):
                 raise

@@ -15,9 +15,8 @@ from typing_extensions import assert_never
 from elastic.coordinator.attendance import Attendance, AttendingNode, name_of, node_id
 from elastic.coordinator.construction import (
     make_commits,
-    make_curve,
-    make_ledger,
     make_machine,
+    make_recorders,
 )
 from elastic.coordinator.departing_nodes import DepartingNodes
 from elastic.coordinator.exclusions import Exclusions
@@ -175,10 +174,7 @@ class CoordinatorDaemon:
             on_failed=self._incidents.save_failed,
             on_committed=self._incidents.saved,
         )
-        self._ledger = make_ledger(
-            options, leadership, journal, broadcast=self._nodes.broadcast, may_record=in_office
-        )
-        self._curve = make_curve(
+        self._ledger, self._curve = make_recorders(
             options, leadership, journal, broadcast=self._nodes.broadcast, may_record=in_office
         )
         self._recorders = [r for r in (self._ledger, self._curve) if r is not None]

@@ -42,9 +42,9 @@ class Curve:
         newest = self._newest
         found = newest.values if committed and newest is not None else self._of_block
         for name, value in values.items():
-            number = _number(value)
-            if number is not None and (name in found or len(found) < _MOST_VALUES):
-                found[str(name)[:_LONGEST_NAME]] = number
+            number, kept_as = _number(value), str(name)[:_LONGEST_NAME]
+            if number is not None and (kept_as in found or len(found) < _MOST_VALUES):
+                found[kept_as] = number
 
     def committed(self, step: int, run: str, generation: int) -> None:
         """The block's step counts."""
@@ -66,14 +66,12 @@ class Curve:
         return points
 
 
-def _number(value: Any) -> Any:
-    """A number, or a tensor of one that nobody else changes; None for what is neither."""
+def _number(value: Any) -> float | torch.Tensor | None:
+    """A number, or a tensor of one that nobody else changes, to be read on another thread; None for
+    what is neither."""
     if isinstance(value, torch.Tensor):
-        return value.detach().clone() if value.numel() == 1 else None
-    return value if isinstance(value, (int, float)) else _float(value)
-
-
-def _float(value: Any) -> float | None:
+        is_one = value.numel() == 1 and not value.is_complex() and not value.is_meta
+        return value.detach().clone() if is_one else None
     try:
         return float(value)
     except Exception:  # noqa: BLE001 - what a script's own object raises

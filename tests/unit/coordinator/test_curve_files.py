@@ -131,6 +131,14 @@ def test_a_file_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         opened(tmp_path / "nowhere" / "curve.jsonl")
 
 
+@pytest.mark.timeout(20)
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/full")):
+        with pytest.raises(ConfigurationError, match="is no regular file"):
+            opened(path)
+
+
 def test_a_batch_that_could_not_be_written_is_taken_again_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,12 +130,13 @@ def test_nothing_is_kept_where_nobody_wants_it() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [torch.zeros(1_000_000), "0.5 or so", object(), None, [1.0]],
-    ids=["a tensor of a million", "text", "an object", "None", "a list"],
+    [torch.zeros(1_000_000), torch.tensor(1j), "0.5 or so", object(), None, [1.0], 10**400],
+    ids=["a tensor of a million", "complex", "text", "an object", "None", "a list", "too large"],
 )
 def test_what_is_no_number_is_left_out(value: Any) -> None:
     member = Member()
     member.step(odd=value, loss=0.5)
+    assert [p[-1] for p in cast("Any", to_json(member.state.curve))] == [{"loss": 0.5}]
     assert member.told(whole=True) == [(False, {0: {"loss": 0.5}})]
 
 

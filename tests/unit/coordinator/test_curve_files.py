@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -196,3 +197,11 @@ def test_both_at_once_know_how_far_each_is(tmp_path: Path, monkeypatch: pytest.M
     files.close()
     assert steps_in(tmp_path / "curve.jsonl") == list(range(5))
     assert read(tmp_path / "board") == {"loss": [(step, step / 2) for step in range(5)]}
+
+
+def test_without_what_writes_for_tensorboard_it_is_said_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'elastic\[tensorboard\]'"):
+        CurveFiles(None, tmp_path, incarnation="i")

@@ -228,6 +228,7 @@ class AgentDaemon:
 
     def leave(self, exit_code: int, reason: str) -> None:
         """First signal: save, leave, end with this exit code."""
+        self._server.broadcast(node_leaves=pb.NodeLeaves())
         self._driver.post(ev.LeaveRequested(exit_code=exit_code, reason=reason))
 
     def cut_off(self, silent_s: float) -> None:

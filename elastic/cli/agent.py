@@ -36,6 +36,7 @@ from elastic.rpc.control import ControlClient
 from elastic.rpc.engine import start_engine
 from elastic.rpc.security import Security, choose_security
 from elastic.runtime.journal import EntryCounts, Journal
+from elastic.runtime.leave_signals import LEAVE_SIGNALS, STRAY_SIGNALS, SignalCount
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.lost_directory import make_anew_when_lost
 from elastic.runtime.metrics import Found
@@ -54,7 +55,6 @@ from elastic.runtime.reexec import (
 )
 from elastic.runtime.run_directory import NodeDirectory
 from elastic.runtime.service_notice import Condition, ServiceNotice
-from elastic.runtime.signal_count import SignalCount
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.limits import require_node_name
@@ -69,10 +69,6 @@ from elastic.store.measured import MeasuredStore, StoreCalls
 from elastic.v1.control_pb2 import AgentHello
 from elastic.version import __version__
 
-_SIGNALS = {
-    signal.SIGINT: (ExitCode.INTERRUPTED, "Ctrl-C"),
-    signal.SIGTERM: (ExitCode.TERMINATED, "SIGTERM"),
-}
 _LAUNCHED = {True: ("--launch torchrun",), False: ()}  # shown where nodes of a job differ
 _TOKEN_SHOWN = 4  # characters of the start token in the names of workers
 STOP_MARGIN_S = 20.0
@@ -482,14 +478,14 @@ class _Node:
         """First signal: this node leaves at a step boundary. Second: at once. SIGHUP: the command
         begins anew in this process, its workers train on."""
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
+        for number in LEAVE_SIGNALS:
             loop.add_signal_handler(number, self._end, number)
         self._ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # nohup(1)
         loop.add_signal_handler(signal.SIGHUP, self._hang_up)
         unblock_signals()
 
     def _end(self, number: signal.Signals) -> None:
-        exit_code, name = _SIGNALS[number]
+        exit_code, name = LEAVE_SIGNALS[number]
         again = self._signals.is_another(asyncio.get_running_loop().time())
         if not self._leaves:
             self._leave(int(exit_code), name)
@@ -526,7 +522,7 @@ class _Node:
         if (listener := self.daemon.keep_listening()) is not None:
             descriptors[AGENT_SOCKET] = listener
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGHUP, *_SIGNALS):
+        for number in STRAY_SIGNALS:
             loop.remove_signal_handler(number)
         if self._ignores_hangup:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as it was found

@@ -36,6 +36,7 @@ from elastic.rpc.control import ControlServer
 from elastic.rpc.engine import start_engine
 from elastic.rpc.security import choose_security
 from elastic.runtime.journal import Journal, JsonLines, RecentEntries
+from elastic.runtime.leave_signals import LEAVE_SIGNALS, SignalCount
 from elastic.runtime.listening import require_listenable
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.network import address_for_others
@@ -44,7 +45,6 @@ from elastic.runtime.output import Output, Stream
 from elastic.runtime.process_metrics import Document, ProcessParts, Watched
 from elastic.runtime.process_title import set_title
 from elastic.runtime.service_notice import Condition, ServiceNotice
-from elastic.runtime.signal_count import SignalCount
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.coordinator import CoordinatorSettings
 from elastic.settings.shared import AfterEnd, StragglerAction
@@ -59,8 +59,7 @@ from elastic.version import __version__
 
 _NO_LIMIT = 1 << 20
 _SIGNALS = {
-    signal.SIGINT: ExitCode.INTERRUPTED,
-    signal.SIGTERM: ExitCode.TERMINATED,
+    **{number: exit_code for number, (exit_code, _) in LEAVE_SIGNALS.items()},
     signal.SIGHUP: ExitCode.TERMINATED,
 }
 _STOP_GRACE_S = 0.5

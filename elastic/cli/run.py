@@ -41,6 +41,7 @@ from elastic.rpc.control import ControlClient, ControlServer
 from elastic.rpc.engine import start_engine
 from elastic.rpc.security import choose_security, stays_here
 from elastic.runtime.journal import EntryCounts, Journal, RecentEntries
+from elastic.runtime.leave_signals import LEAVE_SIGNALS, STRAY_SIGNALS, SignalCount
 from elastic.runtime.listening import require_listenable
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.lost_directory import make_anew_when_lost
@@ -50,7 +51,6 @@ from elastic.runtime.process_metrics import ProcessParts, Watched
 from elastic.runtime.process_title import set_title
 from elastic.runtime.reexec import has_terminal
 from elastic.runtime.run_directory import RunDirectory
-from elastic.runtime.signal_count import SignalCount
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.run import Console, OutputMode, RunSettings
@@ -65,10 +65,6 @@ _SOCKET = "coordinator.sock"
 _MANY_NODES = (
     "for several machines there are `elastic coordinator` and `elastic agent` (docs/MANY_NODES.md)"
 )
-_SIGNALS = {
-    signal.SIGINT: (ExitCode.INTERRUPTED, "Ctrl-C"),
-    signal.SIGTERM: (ExitCode.TERMINATED, "SIGTERM"),
-}
 _LAST_WORD_S = 0.5
 """For the coordinator to say how the job ended, once no process of it is left."""
 
@@ -250,7 +246,7 @@ def _handle_signals(agent: AgentDaemon) -> None:
     had_terminal = has_terminal()
 
     def handle(number: signal.Signals) -> None:
-        exit_code, name = _SIGNALS[number]
+        exit_code, name = LEAVE_SIGNALS[number]
         if count.is_another(loop.time()):
             agent.stop(int(exit_code))
         else:
@@ -267,7 +263,7 @@ def _handle_signals(agent: AgentDaemon) -> None:
             leaves = True
             agent.leave(int(exit_code), reason)
 
-    for number in _SIGNALS:
+    for number in LEAVE_SIGNALS:
         loop.add_signal_handler(number, handle, number)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         loop.add_signal_handler(signal.SIGHUP, hang_up)
@@ -277,7 +273,7 @@ def _ignore_signals() -> None:
     """All has ended but what is to be said of it: one more signal must not cut that off, nor take
     the place of the exit code."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGHUP, *_SIGNALS):
+    for number in STRAY_SIGNALS:
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_IGN)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from typing import Any
 
@@ -9,12 +10,17 @@ import grpc.aio
 
 from elastic.errors import TransientError
 
+_LOOK_S = 1.0
+
 
 def start_engine() -> None:
     """Called on the event loop, before anything else of gRPC. Raises TransientError.
 
     Its completion queue begins a thread and only then asks for a pair of sockets; if the system
     refuses that, the process ends with a segmentation fault. So it gets a pair that exists.
+
+    By a byte through that pair its thread tells the loop of what has happened, and whether the byte
+    got there it does not look. The loop looks by itself now and then.
     """
     try:
         pair = socket.socketpair()
@@ -37,3 +43,15 @@ def start_engine() -> None:
         for unused in spare:  # it had started before
             for end in unused:
                 end.close()
+    if not spare:
+        _look_now_and_then(asyncio.get_running_loop(), pair[1])
+
+
+def _look_now_and_then(loop: asyncio.AbstractEventLoop, to_loop: socket.socket) -> None:
+    try:
+        to_loop.send(b"1", socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        pass  # it is about to look
+    except OSError:
+        return  # gRPC has ended
+    loop.call_later(_LOOK_S, _look_now_and_then, loop, to_loop)

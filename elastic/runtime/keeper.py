@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from elastic.runtime.leave_signals import STRAY_SIGNALS
 from elastic.runtime.orphans import adopt_orphans, end_children, tell_of_parents_end
 from elastic.runtime.process_title import set_title
 from elastic.runtime.run_directory import remove_if_left
@@ -31,6 +32,8 @@ def main(argv: list[str]) -> NoReturn:
     if child == 0:
         tell_of_parents_end(keeper, KEEPER_GONE)
         os.execv(command[0], command)
+    for number in STRAY_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     _let_go_of_inherited()
     set_title("keeper")
     status = _await(child)

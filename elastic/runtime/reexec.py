@@ -18,12 +18,12 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from elastic.errors import TransientError
+from elastic.runtime.leave_signals import STRAY_SIGNALS
 
 _KEPT = "_ELASTIC_KEPT_DESCRIPTORS"
 _TRIAL = "_ELASTIC_TRIAL_START"
 _TRIAL_S = 60.0
 _MOST_SHOWN = 500
-_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 
 def inherited() -> dict[str, int]:
@@ -75,13 +75,13 @@ def try_start() -> None:
 class NewStart:
     """It is decided that the command begins anew, with these descriptors kept open.
 
-    SIGHUP, SIGINT and SIGTERM are for the new program from here on. Made on the main thread.
+    SIGHUP and what asks to leave are for the new program from here on. Made on the main thread.
     """
 
     def __init__(self, descriptors: Mapping[str, int]) -> None:
         self._descriptors = dict(descriptors)
         self._late: list[int] = []
-        for number in _SIGNALS:
+        for number in STRAY_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, lambda late, _frame: self._late.append(late))
 
@@ -96,7 +96,7 @@ class NewStart:
                     os.set_inheritable(int(name), int(name) in kept.values())
         os.environ[_KEPT] = json.dumps({"pid": os.getpid(), "descriptors": kept})
         command = _command()
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, STRAY_SIGNALS)
         for number in self._late:
             signal.pthread_kill(threading.get_ident(), number)
         os.execv(command[0], command)
@@ -104,7 +104,7 @@ class NewStart:
 
 def unblock_signals() -> None:
     """The handlers are in place."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STRAY_SIGNALS)
 
 
 def has_terminal() -> bool:

@@ -145,8 +145,12 @@ class Terminate(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class NodeLeaves(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class WorkerCommand(_message.Message):
-    __slots__ = ("assignment", "generation", "checkpoint", "ledger_stored", "dismiss", "report_again", "probe", "terminate", "keep_curve", "curve_stored", "stacks")
+    __slots__ = ("assignment", "generation", "checkpoint", "ledger_stored", "dismiss", "report_again", "probe", "terminate", "keep_curve", "curve_stored", "node_leaves", "stacks")
     ASSIGNMENT_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +161,7 @@ class WorkerCommand(_message.Message):
     TERMINATE_FIELD_NUMBER: _ClassVar[int]
     KEEP_CURVE_FIELD_NUMBER: _ClassVar[int]
     CURVE_STORED_FIELD_NUMBER: _ClassVar[int]
+    NODE_LEAVES_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
     assignment: Assignment
     generation: _job_pb2.Generation
@@ -168,8 +173,9 @@ class WorkerCommand(_message.Message):
     terminate: Terminate
     keep_curve: KeepCurve
     curve_stored: LedgerStored
+    node_leaves: NodeLeaves
     stacks: _stacks_pb2.StacksRequest
-    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointCommitted, _Mapping]] = ..., ledger_stored: _Optional[_Union[LedgerStored, _Mapping]] = ..., dismiss: _Optional[_Union[Dismiss, _Mapping]] = ..., report_again: _Optional[_Union[ReportAgain, _Mapping]] = ..., probe: _Optional[_Union[ProbeProgress, _Mapping]] = ..., terminate: _Optional[_Union[Terminate, _Mapping]] = ..., keep_curve: _Optional[_Union[KeepCurve, _Mapping]] = ..., curve_stored: _Optional[_Union[LedgerStored, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.StacksRequest, _Mapping]] = ...) -> None: ...
+    def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointCommitted, _Mapping]] = ..., ledger_stored: _Optional[_Union[LedgerStored, _Mapping]] = ..., dismiss: _Optional[_Union[Dismiss, _Mapping]] = ..., report_again: _Optional[_Union[ReportAgain, _Mapping]] = ..., probe: _Optional[_Union[ProbeProgress, _Mapping]] = ..., terminate: _Optional[_Union[Terminate, _Mapping]] = ..., keep_curve: _Optional[_Union[KeepCurve, _Mapping]] = ..., curve_stored: _Optional[_Union[LedgerStored, _Mapping]] = ..., node_leaves: _Optional[_Union[NodeLeaves, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.StacksRequest, _Mapping]] = ...) -> None: ...
 
 class SpawnRequest(_message.Message):
     __slots__ = ("worker", "socket_path", "log_path", "argv", "environment", "classic")

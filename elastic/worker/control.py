@@ -32,6 +32,7 @@ from elastic.worker.group.process_group import Backend, Group, StoreHost
 from elastic.worker.group.stuck import STUCK_S
 from elastic.worker.link import Link
 from elastic.worker.process.children import keep_from_children
+from elastic.worker.process.stray_signals import StraySignals
 from elastic.worker.pulse import Pulse
 from elastic.worker.state.checkpointing import Checkpointing
 from elastic.worker.state.job_state import JobState
@@ -177,6 +178,8 @@ class AgentControl:
         )
         self._pulse = Pulse(link, self.membership)
         keep_from_children(self._descriptors)
+        self._stray_signals = StraySignals()
+        self._stray_signals.take_over()
         link.start(self._command, self._report_again, self._deaf)
         self.membership.attach()
         self._pulse.start()
@@ -277,6 +280,8 @@ class AgentControl:
             self._pulse.keep_curve(command.keep_curve.keep)
         elif kind == "curve_stored":
             self._pulse.curve_stored(command.curve_stored)
+        elif kind == "node_leaves":
+            self._stray_signals.node_leaves()
         elif kind == "dismiss":
             self._dismissed.set()
         elif kind == "report_again":

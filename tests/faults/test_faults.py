@@ -36,6 +36,7 @@ _FOUND_LATER = (
     "worker:send:2:ECONNRESET",
     "zygote:send:+2:ECONNRESET",
     "worker:open:1:EIO",
+    "worker:recv:1:ECONNRESET",
 )
 
 
@@ -74,6 +75,15 @@ def test_calls_that_fail_in_a_job_that_trains(library: Path) -> None:
     outcomes = [*Campaign(library, "", _SEED).several(points)]
     assert not (found := _wrong(outcomes)), found
     assert sum(outcome.fired is not None for outcome in outcomes) == len(points)
+
+
+@pytest.mark.long
+def test_a_call_that_fails_as_an_agent_starts(library: Path) -> None:
+    """gRPC's thread does not look whether it could tell the loop of an answer."""
+    with etcd_cluster(size=1) as etcd:
+        campaign = Campaign(library, etcd.endpoints(), _SEED)
+        outcomes = [*campaign.several([Point.parse("agent:send:1:ECONNRESET")])]
+    assert not (found := _wrong(outcomes)), found
 
 
 @pytest.mark.long

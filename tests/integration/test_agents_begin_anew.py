@@ -105,7 +105,8 @@ def _begins_anew(job: TrainingJob, agent: CommandProcess, pid: int, *, times: in
     workers, descriptors = _processes_below(pid), []
     for turn in range(1, times + 1):
         connected = len(job.events("node_connected", node="a"))
-        os.kill(pid, signal.SIGHUP)
+        for process in [pid, *workers] if turn == 1 else [pid]:  # at first as `pkill -HUP elastic`
+            os.kill(process, signal.SIGHUP)
         job.wait(lambda t=turn: len(_begun(agent)) == before + t, f"start anew {turn}")
         job.wait(
             lambda c=connected: len(job.events("node_connected", node="a")) > c,

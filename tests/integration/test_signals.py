@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from pathlib import Path
 
-from elastic.runtime.signal_count import ONE_SIGNAL_S
+from elastic.runtime.leave_signals import ONE_SIGNAL_S
 from tests.chaos.problem import lineage
 from tests.integration.running import Place, eventually, steps_of, wait_for_step
 from tests.job_process import JobProcess
@@ -46,6 +47,22 @@ def assert_every_sample_once(steps: list[dict[str, int]], epochs: int, samples: 
     for step in steps:
         used[step["epoch"]] += range(step["start"], step["stop"])
     assert all(found == list(range(samples)) for found in used.values()), used
+
+
+def test_a_signal_to_every_process_of_the_job_saves_and_leaves(
+    place: Place, tmp_path: Path
+) -> None:
+    """As pkill(1), scancel and service managers send it."""
+    checkpoints = tmp_path / "checkpoints"
+    options = ["--checkpoint-dir", checkpoints]
+    job = place.start("steady.py", "--epochs", 1000, "--pace-s", 0.02, options=options)
+    wait_for_step(job, 5)
+    for process in sorted(place.processes(), reverse=True):  # the command comes last
+        os.kill(process, signal.SIGTERM)
+    assert job.wait() == TERMINATED, job.story()
+    (committed,) = job.named("checkpoint_committed")
+    assert job.named("job_ended")[0]["committed"] == committed["step"]
+    assert not job.named("worker_failed"), job.story()
 
 
 def test_the_second_signal_stops_at_once(place: Place, tmp_path: Path) -> None:

@@ -206,6 +206,10 @@ class Agent:
         if self._settings.classic and process.runs:
             self._fruitless = 0
         self._note_progress(event.status.committed)
+        if process.status.phase is WorkerPhase.SPARE and slot is not None:
+            # Its connection broke before it heard of its slot, or it reported just before.
+            assign = fx.AssignSlot(worker=process.status.worker, slot=slot)
+            return [assign, *self._catch_up(process)]
         return self._catch_up(process)
 
     def _worker_compiled(self, event: ev.WorkerCompiled, now: float) -> list[fx.Effect]:

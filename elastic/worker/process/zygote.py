@@ -37,12 +37,14 @@ import torch.optim  # noqa: F401
 
 from elastic.rpc.framing import BadFrame, FrameDecoder, encode
 from elastic.runtime.keeper import KEEPER_GONE
+from elastic.runtime.leave_signals import STRAY_SIGNALS
 from elastic.runtime.orphans import adopt_orphans, children, end_children, signal_group
 from elastic.runtime.process_title import set_title
 from elastic.runtime.run_directory import remove_if_left
 from elastic.v1 import local_pb2 as pb
 from elastic.worker.process.forked import become_worker
 
+_HEARD = {signal.SIGCHLD, KEEPER_GONE, *STRAY_SIGNALS}
 _EXIT_GRACE_S = 5.0  # for processes that a finished worker left behind
 _MOST_CALLERS = 16  # at once; whoever is not an agent has no business here
 _REFUSED_S = 0.05
@@ -96,7 +98,7 @@ class _Zygote:
     def serve(self) -> Callable[[], int] | None:
         """Fork and reap until it is to end (None), or return a forked worker's task."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        for number in (signal.SIGCHLD, KEEPER_GONE):
+        for number in _HEARD:
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         with selectors.DefaultSelector() as selector:
@@ -254,8 +256,9 @@ class _Zygote:
             return None
         if pid == 0:
             signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, KEEPER_GONE):
+            for number in _HEARD:
                 signal.signal(number, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             self._listener.close()
             if self._agent_process is not None:
                 os.close(self._agent_process)

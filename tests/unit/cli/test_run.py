@@ -21,7 +21,7 @@ from elastic.cli.run import (
     _node_options,
 )
 from elastic.errors import ConfigurationError, TransientError
-from elastic.runtime import signal_count
+from elastic.runtime import leave_signals
 from elastic.settings.run import Launch, RunSettings
 
 
@@ -100,8 +100,13 @@ def test_a_signal_that_comes_twice_saves_and_leaves() -> None:
     assert signalled(signal.SIGTERM, signal.SIGTERM) == [("leave", 143, "SIGTERM")]
 
 
+@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_that_would_end_it_saves_and_leaves(number: signal.Signals) -> None:
+    assert signalled(number) == [("leave", 143, number.name)]
+
+
 def test_another_signal_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signal_count, "ONE_SIGNAL_S", 0.0)
+    monkeypatch.setattr(leave_signals, "ONE_SIGNAL_S", 0.0)
     asked = signalled(signal.SIGINT, signal.SIGINT)
     assert asked == [("leave", 130, "Ctrl-C"), ("stop", 130, "")]
 
@@ -110,7 +115,7 @@ def test_another_signal_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_after_a_closed_terminal_another_signal_stops_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(signal_count, "ONE_SIGNAL_S", 0.0)
+    monkeypatch.setattr(leave_signals, "ONE_SIGNAL_S", 0.0)
     asked = signalled(signal.SIGHUP, signal.SIGTERM)
     assert asked == [("leave", 143, "SIGHUP"), ("stop", 143, "")]
 

@@ -52,6 +52,15 @@ def test_spares_start_only_when_the_script_is_known_to_wait() -> None:
     assert of(fx.SpawnWorker, effects) == [fx.SpawnWorker(worker="a-3")]
 
 
+def test_a_worker_that_has_not_heard_of_its_slot_is_told_again() -> None:
+    """Its connection broke on the way: it connects anew, and says what it was before."""
+    agent = full()
+    again = agent.handle(reported("a-1", WorkerPhase.SPARE), 2.0)
+    assert starts(again) == [fx.AssignSlot(worker="a-1", slot=0)]
+    spare = agent.handle(reported("a-3", WorkerPhase.SPARE), 2.0)
+    assert not starts(spare)
+
+
 def test_a_spare_takes_the_slot_of_a_killed_worker() -> None:
     effects = full().handle(killed("a-2"), 3.0)
     assert of(fx.AssignSlot, effects) == [fx.AssignSlot(worker="a-3", slot=1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import time
 from pathlib import Path
 
 from elastic.errors import ConfigurationError
@@ -34,15 +35,18 @@ def start_token(directory: Path) -> str:
 
 
 def next_start(directory: Path) -> int:
-    """How many agents have been started in `directory`, this one included.
+    """How many agents have been started in `directory`, this one included; a much larger number
+    where that cannot be read: workers of an earlier one may live, and names must not come again.
 
     Raises ConfigurationError if it can not be kept.
     """
     path = directory / _STARTS_FILE
     try:
         before = int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
+    except FileNotFoundError:
         before = 0
+    except (OSError, ValueError):
+        before = int(time.time())
     try:
         written = path.with_name(f"{_STARTS_FILE}.{os.getpid()}")
         written.write_text(str(before + 1), encoding="ascii")

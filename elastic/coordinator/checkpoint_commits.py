@@ -8,7 +8,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from elastic.checkpoint import catalog
+from elastic.checkpoint import catalog, owner
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.directory import CheckpointDirectory
 from elastic.checkpoint.manifest import Manifest
@@ -32,11 +32,15 @@ class Committed:
 
 class CheckpointCommits:
     """Collects reports by (step, generation). `commit` and `prune` block on storage: call them off
-    the loop, like `newest` and `discard`."""
+    the loop, like `claim`, `newest` and `discard`. run: the job's incarnation."""
 
-    def __init__(self, directory: CheckpointDirectory, *, job: str, keep_last: int) -> None:
+    def __init__(
+        self, directory: CheckpointDirectory, *, job: str, run: str, keep_last: int
+    ) -> None:
         self._directory = directory
         self._job = job
+        self._owner = owner.Owner(job=job, run=run, since_unix_s=time.time())
+        self._claimed = False
         self._keep_last = keep_last
         self._reports: dict[tuple[int, int], dict[int, pb.ShardSaved]] = {}
         self._committing = threading.Lock()
@@ -57,6 +61,13 @@ class CheckpointCommits:
         """This checkpoint will not be committed."""
         self._reports.pop((step, generation), None)
 
+    def claim(self) -> None:
+        """This run saves here from now on; any other that still does is refused. Where storage
+        does not answer, the first commit claims it."""
+        with contextlib.suppress(ElasticError):
+            owner.claim(self._directory, self._owner)
+            self._claimed = True
+
     def newest(self) -> int:
         """The step of the newest checkpoint; 0 if there is none, or storage does not say."""
         with contextlib.suppress(ElasticError):
@@ -73,10 +84,11 @@ class CheckpointCommits:
 
         Two groups may save the same step, one after the other. The first that is whole stands: its
         manifest is not replaced by one whose files may have been swept.
-        Raises CheckpointWriteError.
+        Raises CheckpointWriteError, also if another run saves here since.
         """
         with self._committing:
             began_at = time.monotonic()
+            self._require_claim()
             reports = self._reports.get((step, generation), {})
             if catalog.is_committed(self._directory, step):
                 manifest = catalog.read_manifest(self._directory, step)
@@ -106,6 +118,13 @@ class CheckpointCommits:
         """Remove what is older than the checkpoints to keep. Raises ElasticError."""
         with self._committing:
             catalog.prune(self._directory, self._keep_last)
+
+    def _require_claim(self) -> None:
+        if self._claimed:
+            owner.require(self._directory, self._owner)
+        else:
+            owner.claim(self._directory, self._owner)
+            self._claimed = True
 
     def _manifest(self, step: int, generation: int, shards: dict[int, pb.ShardSaved]) -> Manifest:
         first = shards[0]

@@ -56,10 +56,13 @@ def make_recorders(
     return ledger, curve
 
 
-def make_commits(options: JobOptions) -> CheckpointCommits | None:
+def make_commits(options: JobOptions, leadership: Leadership) -> CheckpointCommits | None:
     """None for a job without checkpoints."""
     if options.checkpoints is None:
         return None
     return CheckpointCommits(
-        options.checkpoints, job=options.job, keep_last=options.keep_checkpoints
+        options.checkpoints,
+        job=options.job,
+        run=leadership.incarnation,
+        keep_last=options.keep_checkpoints,
     )

@@ -166,7 +166,7 @@ class CoordinatorDaemon:
         self._progressed_at = time.monotonic()
         self._keeping = False
         self._saves = Saves(
-            make_commits(options),
+            make_commits(options, leadership),
             journal,
             post=self._views.post,
             broadcast=self._nodes.broadcast,

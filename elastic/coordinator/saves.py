@@ -51,8 +51,9 @@ class Saves:
         """Why the newest save was given up; empty if it was not."""
 
     async def load(self) -> None:
-        """Learn what there is."""
+        """Learn what there is, and let no other run add to it."""
         if self._commits is not None:
+            await asyncio.to_thread(self._commits.claim)
             self.newest_step = await asyncio.to_thread(self._commits.newest)
 
     @property

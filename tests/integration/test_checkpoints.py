@@ -91,7 +91,7 @@ def test_nothing_but_damaged_checkpoints(place: Place, checkpoints: Path) -> Non
     message = job.named("job_ended")[0]["message"]
     assert all(f"step-{step:09}" in message for step in (6, 12, 18))
     assert not steps_of(job)
-    assert len(list(checkpoints.iterdir())) == 3, "they are evidence"
+    assert len(list(checkpoints.glob("step-*"))) == 3, "they are evidence"
 
 
 @pytest.mark.parametrize(
@@ -196,3 +196,25 @@ def test_one_damaged_file_of_one_step(place: Place, checkpoints: Path) -> None:
     missing = place.elastic("checkpoint", "verify", checkpoints, "--step", "7")
     assert missing.returncode == CONFIGURATION
     assert all(word in missing.stderr for word in ("7", "18", "12", "6", str(checkpoints)))
+
+
+def test_two_jobs_in_one_directory_do_not_take_each_others_checkpoints(
+    place: Place, tmp_path: Path
+) -> None:
+    """A command was copied, and the directory in it too. Who came first hears of it."""
+    options = ["--checkpoint-dir", tmp_path / "checkpoints", "--checkpoint-every", "5"]
+    script = ["steady.py", "--epochs", 1000, "--pace-s", 0.02]
+    first = place.start(*script, options=[*options, "--job", "first"], nproc=1)
+    first.wait_for_event("checkpoint_committed")
+    second = place.start(*script, options=[*options, "--job", "second"], nproc=1)
+    second.wait_for_event("checkpoint_committed")
+    abandoned = first.wait_for_event("checkpoint_abandoned")
+    assert "job second saves in" in abandoned["message"]
+    first.process.send_signal(signal.SIGTERM)
+    assert first.wait() == NOT_SAVED, first.story()
+    assert "job second" in first.named("job_ended")[0]["message"]
+    second.process.send_signal(signal.SIGTERM)
+    assert second.wait() == TERMINATED, second.story()
+    saved = second.named("checkpoint_committed")[-1]["step"]
+    assert second.named("job_ended")[0]["committed"] == saved
+    assert place.elastic("checkpoint", "verify", tmp_path / "checkpoints").returncode == 0

@@ -17,7 +17,9 @@ toy = Toy()
 def wait_for_saves():
     deadline = time.monotonic() + 60.0
     newest = checkpoints / "step-000000006"
-    while not all((saved / "manifest.json").exists() for saved in [newest, *checkpoints.iterdir()]):
+    while not all(
+        (saved / "manifest.json").exists() for saved in [newest, *checkpoints.glob("step-*")]
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

@@ -11,7 +11,7 @@ from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.checkpoint.layout import group_name, path_in_step, shard_name
 from elastic.coordinator.checkpoint_commits import CheckpointCommits
-from elastic.errors import CheckpointWriteError
+from elastic.errors import CheckpointWriteError, TransientError
 from elastic.v1 import job_pb2 as pb
 
 
@@ -22,7 +22,7 @@ def directory(tmp_path: Path) -> CheckpointDirectory:
 
 @pytest.fixture
 def commits(directory: CheckpointDirectory) -> CheckpointCommits:
-    return CheckpointCommits(directory, job="digits", keep_last=2)
+    return CheckpointCommits(directory, job="digits", run="r1", keep_last=2)
 
 
 def name(index: int, generation: int = 1) -> str:
@@ -171,8 +171,10 @@ def test_a_manifest_that_another_coordinator_writes_meanwhile_stands(
     """This one was paused after it had looked."""
     members.save(5, 0, 1)
     members.save(5, 0, 1, generation=2, size_bytes=100)
-    other = CheckpointCommits(directory, job="digits", keep_last=2)
+    other = CheckpointCommits(directory, job="digits", run="r1", keep_last=2)
+    other.claim()
     Members(directory, other).save(5, 0, 1, generation=2, size_bytes=100)
+    commits.claim()
     write = directory.write
 
     def pause_and_write(relative: str, data: bytes, *, replace: bool) -> FileDigest:
@@ -183,6 +185,75 @@ def test_a_manifest_that_another_coordinator_writes_meanwhile_stands(
     monkeypatch.setattr(directory, "write", pause_and_write)
     assert commits.commit(5, 1).size_bytes == 200
     assert catalog.read_manifest(directory, 5).generation == 2
+
+
+def test_a_run_whose_directory_another_has_taken_is_refused(
+    members: Members, commits: CheckpointCommits, directory: CheckpointDirectory
+) -> None:
+    commits.claim()
+    members.save(5, 0, 1)
+    commits.commit(5, 1)
+    other = CheckpointCommits(directory, job="letters", run="r2", keep_last=2)
+    other.claim()
+    members.save(6, 0, 1)
+    with pytest.raises(CheckpointWriteError, match=r"job letters saves in .* since 20..-"):
+        commits.commit(6, 1)
+    Members(directory, other).save(7, 0, 1)
+    assert other.commit(7, 1).size_bytes == 20
+    assert catalog.list_checkpoints(directory) == (7, 5)
+
+
+def test_leaders_of_one_run_follow_each_other(
+    members: Members, commits: CheckpointCommits, directory: CheckpointDirectory
+) -> None:
+    commits.claim()
+    next_leader = CheckpointCommits(directory, job="digits", run="r1", keep_last=2)
+    next_leader.claim()
+    members.save(5, 0, 1)
+    assert commits.commit(5, 1).size_bytes == 20
+
+
+def test_a_directory_that_was_tidied_up_stays_with_its_run(
+    members: Members, commits: CheckpointCommits, directory: CheckpointDirectory
+) -> None:
+    commits.claim()
+    directory.remove("owner.json")
+    members.save(5, 0, 1)
+    commits.commit(5, 1)
+    other = CheckpointCommits(directory, job="digits", run="r2", keep_last=2)
+    other.claim()
+    members.save(6, 0, 1)
+    with pytest.raises(CheckpointWriteError, match="a run of job digits saves"):
+        commits.commit(6, 1)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"job":"j","run":"r","since_unix_s":1e300}'])
+def test_an_owner_that_makes_no_sense_is_none(
+    members: Members, commits: CheckpointCommits, directory: CheckpointDirectory, content: bytes
+) -> None:
+    directory.write("owner.json", content)
+    commits.claim()
+    members.save(5, 0, 1)
+    assert commits.commit(5, 1).size_bytes == 20
+
+
+def test_a_directory_that_did_not_answer_is_claimed_by_the_first_commit(
+    members: Members,
+    commits: CheckpointCommits,
+    directory: CheckpointDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def silent(relative: str) -> bytes:
+        raise TransientError(f"{relative} can not be read")
+
+    CheckpointCommits(directory, job="letters", run="r2", keep_last=2).claim()
+    with monkeypatch.context() as while_down:
+        while_down.setattr(directory, "read", silent)
+        commits.claim()
+    members.save(5, 0, 1)
+    assert commits.commit(5, 1).size_bytes == 20
+    members.save(6, 0, 1)
+    assert commits.commit(6, 1).size_bytes == 20
 
 
 def test_saves_that_never_become_whole_are_not_kept_for_ever(

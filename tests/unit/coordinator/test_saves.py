@@ -25,6 +25,7 @@ class Storage(CheckpointCommits):
 
     def __init__(self) -> None:
         self.reports: list[job_pb2.ShardSaved] = []
+        self.claims = 0
         self.forgotten: list[tuple[int, int]] = []
         self.discarded: list[tuple[int, int]] = []
         self.error: Exception | None = None
@@ -40,6 +41,9 @@ class Storage(CheckpointCommits):
 
     def forget(self, step: int, generation: int) -> None:
         self.forgotten.append((step, generation))
+
+    def claim(self) -> None:
+        self.claims += 1
 
     def newest(self) -> int:
         return 4

@@ -120,6 +120,7 @@ class LongJob(abc.ABC):
         }
         self.script = (SCRIPT, self._own / "progress")
         self.killed: set[str] = set()
+        self._failed_in: set[int] = set()  # processes of which a call has failed
 
     # ---- what the two kinds do each in their way
 
@@ -228,6 +229,8 @@ class LongJob(abc.ABC):
     def _wrong_workers(self, outcome: LongOutcome, before: int) -> list[str]:
         """A worker that ends from its call must say so, and take no other one along."""
         fired = outcome.fired
+        if fired is not None:
+            self._failed_in.add(fired.pid)
         victim = self._worker_of(fired.pid) if fired is not None else None
         if victim is not None and fired is not None and not is_alive(fired.pid):
             outcome.ended = "the worker ends"
@@ -245,6 +248,8 @@ class LongJob(abc.ABC):
         if not outcome.ended:
             # gloo may leave one waiting for a peer that gave up; its state is not lost.
             others = {e["worker"] for e in failed if e["kind"] != "left_out"} - self.killed
+            # One whose call has failed may end when all the others train, at the next point.
+            others -= {self._worker_of(pid) for pid in self._failed_in}
             wrong += [f"workers fail that had no failing call: {others}"] if others else []
         return wrong
 

@@ -5,7 +5,7 @@
 
 Four jobs are started, two of each side, and take turns: one trains for a second while the others
 wait. A step's time is from one commit of rank 0 to its next. The two jobs of a side differ in
-nothing, so their ratio shows what the comparison can not tell apart.
+nothing, so their ratio shows what the comparison cannot tell apart.
 """
 
 from __future__ import annotations

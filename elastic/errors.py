@@ -1,7 +1,7 @@
 """The exceptions that users and operators see, in two families: mend something, or try again later.
 
 ElasticError
-├── ConfigurationError      mend the configuration, the script or the data; retrying can not help
+├── ConfigurationError      mend the configuration, the script or the data; retrying cannot help
 │   ├── CheckpointMismatch  the checkpoint belongs to another model
 │   ├── ModelMismatch       the members of the group track different things
 │   ├── NodeRefused         this node differs from the others in what must be the same
@@ -125,7 +125,7 @@ class Stranded(ElasticError):
 
 
 class GroupLost(ElasticError):
-    """The process group can not be used any more; a new one will form."""
+    """The process group cannot be used any more; a new one will form."""
 
 
 class StateTorn(GroupLost):

@@ -176,7 +176,7 @@ def main() -> int:
         with open(options.ledger, encoding="utf-8", errors="replace") as lines:
             result = audit(lines, samples=options.samples, epochs=options.epochs)
     except OSError as error:
-        parser.error(f"can not read the ledger {options.ledger}: {error.strerror}")
+        parser.error(f"cannot read the ledger {options.ledger}: {error.strerror}")
     for problem in result.problems[:_MOST_SHOWN]:
         print(f"BAD   {problem}")
     if len(result.problems) > _MOST_SHOWN:

@@ -35,7 +35,7 @@ class LastContact:
             return None
 
     def note(self, at_s: float) -> None:
-        """Keep it. What can not be kept is not known to the next agent, as before."""
+        """Keep it. What cannot be kept is not known to the next agent, as before."""
         with contextlib.suppress(OSError):
             self._path.write_text(f"{_boot()} {at_s:.3f} ", encoding="ascii")
 

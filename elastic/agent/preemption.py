@@ -29,14 +29,14 @@ async def until_preempted(
 
 
 async def _is_there(file: Path) -> bool:
-    """What can not be looked at says nothing."""
+    """What cannot be looked at says nothing."""
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: no thread is left for it
         return await off_loop(file.exists)
     return False
 
 
 async def _succeeds(command: Sequence[str]) -> bool:
-    """A command that can not be run, or takes too long, says nothing."""
+    """A command that cannot be run, or takes too long, says nothing."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command,

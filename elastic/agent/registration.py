@@ -144,7 +144,7 @@ def _document(entry: Entry) -> NodeDocument | None:
 def _owner(entry: Entry) -> str:
     other = _document(entry)
     if other is None:
-        return "something that this version can not read"
+        return "something that this version cannot read"
     return f"an agent on host {other.host!r}, started {_instant(other.started_unix_s)}"
 
 

@@ -29,7 +29,7 @@ def start_token(directory: Path) -> str:
         return _make(path)
     except OSError as error:
         raise ConfigurationError(
-            f"can not keep the agent's token in {path}: {error.strerror}; "
+            f"cannot keep the agent's token in {path}: {error.strerror}; "
             "give the agent a directory of its own that it may write"
         ) from error
 
@@ -38,7 +38,7 @@ def next_start(directory: Path) -> int:
     """How many agents have been started in `directory`, this one included; a much larger number
     where that cannot be read: workers of an earlier one may live, and names must not come again.
 
-    Raises ConfigurationError if it can not be kept.
+    Raises ConfigurationError if it cannot be kept.
     """
     path = directory / _STARTS_FILE
     try:
@@ -53,7 +53,7 @@ def next_start(directory: Path) -> int:
         written.replace(path)  # killed in the middle it must not begin anew: names would come again
     except OSError as error:
         raise ConfigurationError(
-            f"can not keep the count of starts in {path}: {error.strerror}; "
+            f"cannot keep the count of starts in {path}: {error.strerror}; "
             "give the agent a directory of its own that it may write"
         ) from error
     return before + 1

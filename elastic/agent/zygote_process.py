@@ -99,7 +99,7 @@ class ZygoteProcess:
                 self._reader, self._writer = await asyncio.open_unix_connection(path)
             except OSError as error:
                 raise TransientError(
-                    f"the zygote can not be reached as it starts: {error.strerror}; its log: "
+                    f"the zygote cannot be reached as it starts: {error.strerror}; its log: "
                     f"{self._log}; try again"
                 ) from error
             found = False
@@ -138,7 +138,7 @@ class ZygoteProcess:
             except (ConnectionRefusedError, FileNotFoundError):
                 return False
             except OSError as error:
-                _log.warning("the zygote can not be connected to again: %s", error.strerror)
+                _log.warning("the zygote cannot be connected to again: %s", error.strerror)
                 await asyncio.sleep(_RETRY_S)
                 continue
             self._writer.write(encode(pb.ZygoteRequest(attach=pb.AttachRequest())))
@@ -221,7 +221,7 @@ class ZygoteProcess:
                 if error.errno not in _NO_PROGRAM:
                     raise
                 raise ConfigurationError(
-                    f"the workers' interpreter {sys.executable!r} can not be run: "
+                    f"the workers' interpreter {sys.executable!r} cannot be run: "
                     f"{error.strerror}; it is the one that runs elastic itself: mend or install it "
                     "anew, and start elastic with an absolute path"
                 ) from error

@@ -118,7 +118,7 @@ def prepare(directory: CheckpointDirectory, step: int) -> None:
 def commit(directory: CheckpointDirectory, manifest: Manifest) -> None:
     """Make a checkpoint visible by writing its manifest, which is never replaced.
 
-    Raises CheckpointWriteError, without writing, if a file of it can not be seen from here, and
+    Raises CheckpointWriteError, without writing, if a file of it cannot be seen from here, and
     FileExistsError if it has one: another coordinator, that led meanwhile, was first.
     """
     for file in manifest.files:
@@ -153,7 +153,7 @@ def sweep(directory: CheckpointDirectory, manifest: Manifest) -> list[str]:
 
 
 def discard(directory: CheckpointDirectory, step: int, generation: int) -> None:
-    """Remove what a group has written of a save that can not be completed any more.
+    """Remove what a group has written of a save that cannot be completed any more.
 
     Only for one of which a part was refused: any other may be committed by somebody else.
     """

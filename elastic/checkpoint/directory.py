@@ -45,8 +45,8 @@ class CheckpointDirectory(Protocol):
     def read(self, relative: str) -> bytes:
         """Return a file's content.
 
-        Raises FileNotFoundError if there is none, CheckpointDamaged if the medium can not read
-        it, TransientError if the storage can not be reached.
+        Raises FileNotFoundError if there is none, CheckpointDamaged if the medium cannot read
+        it, TransientError if the storage cannot be reached.
         """
         ...
 

@@ -48,7 +48,7 @@ class LocalDirectory:
                 _unlink(probe)
         except OSError as error:
             raise refusal_of(
-                f"the checkpoint directory {self._root} can not be written to: "
+                f"the checkpoint directory {self._root} cannot be written to: "
                 f"{_reason(error)}; {_advice(error)}",
                 error,
             ) from error
@@ -109,7 +109,7 @@ class LocalDirectory:
             return []
         except (NotADirectoryError, PermissionError) as error:
             raise ConfigurationError(
-                f"the checkpoint directory {path} can not be listed: "
+                f"the checkpoint directory {path} cannot be listed: "
                 f"{_reason(error)}; {_advice(error)}"
             ) from error
         except OSError as error:
@@ -221,7 +221,7 @@ def _reading(path: Path) -> Iterator[Path]:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
     except OSError as error:
         if error.errno == errno.EIO:
-            raise CheckpointDamaged(f"{path} can not be read: {_reason(error)}") from error
+            raise CheckpointDamaged(f"{path} cannot be read: {_reason(error)}") from error
         raise TransientError(f"reading {path} failed: {_reason(error)}") from error
 
 

@@ -24,7 +24,7 @@ from elastic.settings.masking import masked_url
 class RemoteDirectory:
     """A `CheckpointDirectory` behind fsspec: temporary name, then move.
 
-    Where the storage can not rename, a move is one copy inside it. That is the price for never
+    Where the storage cannot rename, a move is one copy inside it. That is the price for never
     harming a complete file: stores finish an upload that is broken off by publishing the part.
     """
 
@@ -45,7 +45,7 @@ class RemoteDirectory:
             ) from error
         except Exception as error:
             raise ConfigurationError(
-                f"the checkpoint directory {masked_url(url)} can not be opened: {error}; "
+                f"the checkpoint directory {masked_url(url)} cannot be opened: {error}; "
                 "give a local path or a URL that fsspec knows, such as s3://bucket/path"
             ) from error
         return cls(url.rstrip("/"), file_system, root)
@@ -64,7 +64,7 @@ class RemoteDirectory:
         except Exception as error:
             reason = error.__cause__ or error
             raise refusal_of(
-                f"the checkpoint directory {self._url} can not be written to: {_reason(reason)}; "
+                f"the checkpoint directory {self._url} cannot be written to: {_reason(reason)}; "
                 "check that it exists and that the credentials may write, or choose another one",
                 reason,
             ) from error

@@ -508,7 +508,7 @@ class _Node:
             self.tasks.start(self._begin_anew(), "begin-anew")
 
     async def _begin_anew(self) -> None:
-        """What can not be started must not end what runs."""
+        """What cannot be started must not end what runs."""
         try:
             await off_loop(try_start)
             self._require_staying()

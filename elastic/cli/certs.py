@@ -25,7 +25,7 @@ def init(directory: Path, *, days: int) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(
-            f"can not make the directory {directory}: {error.strerror}; choose another"
+            f"cannot make the directory {directory}: {error.strerror}; choose another"
         ) from error
     _require_new(directory, _AUTHORITY, "choose another directory for another authority")
     signed = make_authority("elastic authority", days)
@@ -91,7 +91,7 @@ def _open(directory: Path) -> Authority:
         ) from error
     except OSError as error:
         raise ConfigurationError(
-            f"the authority in {directory} can not be read: {error.strerror} ({error.filename})"
+            f"the authority in {directory} cannot be read: {error.strerror} ({error.filename})"
         ) from error
     try:
         return Authority(certificate, key)
@@ -133,6 +133,6 @@ def _write(directory: Path, name: str, signed: Signed) -> tuple[Path, Path]:
             with contextlib.suppress(OSError):
                 path.unlink()
         raise ConfigurationError(
-            f"can not write {path}: {error.strerror}; choose another directory, or make room"
+            f"cannot write {path}: {error.strerror}; choose another directory, or make room"
         ) from error
     return certificate, key

@@ -306,7 +306,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "zygote_lost": lambda f: f["reason"],
     "run_directory_lost": lambda f: (
-        f"the run's directory was removed, and can not be made anew: {f['reason']}; workers that "
+        f"the run's directory was removed, and cannot be made anew: {f['reason']}; workers that "
         "start now find nobody"
     ),
     "run_directory_made_anew": lambda f: (
@@ -331,7 +331,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "preempted": lambda f: f"this machine is about to go: {f['reason']}",
     "released": lambda f: f"this node has left: {f['reason']}",
     "begins_anew": lambda f: f"the agent begins anew: {f['command']}",
-    "not_begun_anew": lambda f: f"the agent can not begin anew and goes on: {f['reason']}",
+    "not_begun_anew": lambda f: f"the agent cannot begin anew and goes on: {f['reason']}",
     "handing_over": lambda f: (
         f"the agent ends; its workers wait {f['grace_s']:g} s for another one"
     ),

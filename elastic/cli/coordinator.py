@@ -271,7 +271,7 @@ def _events(settings: CoordinatorSettings) -> Iterator[Stream]:
         stream = settings.events_file.open("ab", buffering=0)
     except OSError as error:
         raise refusal_of(
-            f"can not write the events file {settings.events_file}: {error.strerror}; choose "
+            f"cannot write the events file {settings.events_file}: {error.strerror}; choose "
             "another with --events-file",
             error,
         ) from error

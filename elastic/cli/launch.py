@@ -48,7 +48,7 @@ def require_command(argv: Sequence[str]) -> None:
     """Raises ConfigurationError unless it is a file and arguments that workers can be told of."""
     try:
         os.getcwd()
-    except OSError as error:  # in which torch can not be imported
+    except OSError as error:  # in which torch cannot be imported
         raise ConfigurationError(
             f"the current directory is gone ({error.strerror}); change to another one"
         ) from error
@@ -57,7 +57,7 @@ def require_command(argv: Sequence[str]) -> None:
         found = script.is_file()
         what = "is a directory" if script.is_dir() else "does not exist"
     except OSError as error:
-        found, what = False, f"can not be looked at ({error.strerror})"
+        found, what = False, f"cannot be looked at ({error.strerror})"
     if not found:
         raise ConfigurationError(
             f"the script {str(script)!r} {what}; give the path of a Python file: "
@@ -79,7 +79,7 @@ def log_directory(job: str, parent: Path | None) -> Path:
         return make_directory(root, job)
     except OSError as error:
         raise refusal_of(
-            f"can not make the log directory {error.filename or root}: {error.strerror}; "
+            f"cannot make the log directory {error.filename or root}: {error.strerror}; "
             "choose another with --log-dir",
             error,
         ) from error

@@ -420,7 +420,7 @@ def _run(target: Target, ask: Callable[[ControlClient, float], Coroutine[Any, An
 
 
 def _change(target: Target, ask: Callable[[ControlClient, float], Coroutine[Any, Any, T]]) -> T:
-    """`_run`, of what a run that has ended can not do any more."""
+    """`_run`, of what a run that has ended cannot do any more."""
     try:
         return _run(target, ask)
     except AlreadyEnded as ended:

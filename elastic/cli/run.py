@@ -115,7 +115,7 @@ async def _run(
     if settings.listen is not None:
         await require_listenable(settings.listen)
     directory = RunDirectory(settings.job)
-    async with contextlib.AsyncExitStack() as ends:  # what was started, if the rest can not be
+    async with contextlib.AsyncExitStack() as ends:  # what was started, if the rest cannot be
         ends.callback(_ignore_signals)
         ends.callback(directory.remove)
         adopt_orphans()

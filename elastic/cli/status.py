@@ -106,7 +106,7 @@ def print_status(reply: pb.JobStatus) -> None:
 
 
 def _recovery(text: str) -> dict[str, Any]:
-    """Empty if another version has written what this one can not read."""
+    """Empty if another version has written what this one cannot read."""
     try:
         recovery = json.loads(text)
     except (ValueError, RecursionError):

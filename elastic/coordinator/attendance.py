@@ -76,7 +76,7 @@ class Attendance:
         return len(self._nodes)
 
     def refusal(self, hello: pb.AgentHello, *, has_members: bool = False) -> pb.Refused | None:
-        """Why this agent can not take part beside the others, or not yet; None if it can.
+        """Why this agent cannot take part beside the others, or not yet; None if it can.
         has_members: members of the group live on its node."""
         try:
             require_node_name(hello.node)

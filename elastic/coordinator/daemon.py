@@ -791,7 +791,7 @@ class CoordinatorDaemon:
         return 2 * spent < self._options.max_restarts and self._machine.can_replace_slow(worker)
 
     def _may_train(self) -> bool:
-        """Somebody may, somewhere: what the job runs can not be changed."""
+        """Somebody may, somewhere: what the job runs cannot be changed."""
         return bool(self._machine.members_that_may_train())
 
     def _counted(self) -> tuple[object, ...]:

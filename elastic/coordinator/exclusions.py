@@ -100,7 +100,7 @@ class Exclusions:
 
 
 def _exclusion(state: str, entry: Entry) -> Exclusion:
-    """One that can not be read keeps out what has its name all the same, until it is cleared."""
+    """One that cannot be read keeps out what has its name all the same, until it is cleared."""
     machine = node = ""
     try:
         document = json.loads(entry.value)
@@ -111,7 +111,7 @@ def _exclusion(state: str, entry: Entry) -> Exclusion:
     except (ValueError, TypeError, LookupError, RecursionError, OverflowError, AttributeError):
         legible = False
     if not legible:
-        reason = f"the store's key {entry.key} says that it is {state}, and can not be read"
+        reason = f"the store's key {entry.key} says that it is {state}, and cannot be read"
         since_unix_s = time.time()
     if machine != node_of(entry.key):  # an older version's, or of a name alone
         machine = node = ""

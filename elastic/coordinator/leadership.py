@@ -100,7 +100,7 @@ async def take_office(
     """What the leader whose election key is `elected` must know; sits out outages.
 
     The first leader's `candidate` becomes the run's incarnation. Raises AlreadyEnded,
-    ConfigurationError if what is stored can not be read or is of another run, and GuardFailed.
+    ConfigurationError if what is stored cannot be read or is of another run, and GuardFailed.
     """
     guard = Guard.of(elected)
     await claim_run(store, job=job, run_id=run_id, guard=guard)
@@ -154,7 +154,7 @@ async def restore_generation(store: Store, leadership: Leadership, lost: Stored)
 async def load_generation(store: Store, job: str) -> Stored | None:
     """The newest generation, or None.
 
-    Raises TransientError, and ConfigurationError if it can not be read.
+    Raises TransientError, and ConfigurationError if it cannot be read.
     """
     key = JobKeys(job).generation
     entry = await store.get(key)
@@ -198,7 +198,7 @@ async def load_stop(store: Store, job: str) -> StopOrder | None:
     except (ValueError, LookupError, TypeError, RecursionError):
         pass
     return StopOrder(
-        reason=f"the store's key {entry.key} says so, and can not be read",
+        reason=f"the store's key {entry.key} says so, and cannot be read",
         exit_code=ExitCode.STOPPED,
     )
 

@@ -41,7 +41,7 @@ class _Reached:
 
 
 class LedgerFile:
-    """Appends to `path`. Members report steps again when they can not know that they arrived.
+    """Appends to `path`. Members report steps again when they cannot know that they arrived.
 
     Every method may block for as long as the file system does.
 
@@ -63,7 +63,7 @@ class LedgerFile:
             if may_pass(error):
                 raise
             raise ConfigurationError(
-                f"can not write the ledger {self.path}: {error.strerror}; choose another with "
+                f"cannot write the ledger {self.path}: {error.strerror}; choose another with "
                 "--ledger"
             ) from error
 
@@ -84,7 +84,7 @@ class LedgerFile:
         )
 
     def close(self) -> None:
-        """Close the file. A file that can not be closed is no matter: what counts is synced."""
+        """Close the file. A file that cannot be closed is no matter: what counts is synced."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             with contextlib.suppress(OSError):

@@ -175,5 +175,5 @@ def _document(entry: Entry | None) -> NodeDocument | None:
     try:
         return node_from_json(entry.value)
     except Unreadable as error:
-        _LOG.warning("the registration %s can not be read: %s", entry.key, error)
+        _LOG.warning("the registration %s cannot be read: %s", entry.key, error)
         return None

@@ -19,12 +19,12 @@ def ending(effect: EndJob, max_restarts: int, window_s: float) -> str:
         seen = f" {effect.message}." if effect.message else ""
         return (
             f"the script hangs at the same place ({failure.place}) on different nodes before "
-            f"another step is committed, so other nodes can not help; {what}.{seen}{log}"
+            f"another step is committed, so other nodes cannot help; {what}.{seen}{log}"
         )
     if effect.verdict is Verdict.SAME_FAILURE_NO_PROGRESS:
         return (
             f"the script fails the same way again before another step is committed, so restarting "
-            f"can not help; {what}.{log}"
+            f"cannot help; {what}.{log}"
         )
     return (
         f"more than {max_restarts} workers failed within {window_s:g} s, the last one: {what}."

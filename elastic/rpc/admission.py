@@ -135,7 +135,7 @@ def _bounded(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], An
         try:
             return data if deserialize is None else deserialize(data)
         except Exception as error:  # noqa: BLE001 - whatever a decoder makes of garbage
-            text = f"a message that can not be read: {error}"
+            text = f"a message that cannot be read: {error}"
             return MessageRefused(text, grpc.StatusCode.INVALID_ARGUMENT)
 
     return bounded

@@ -138,7 +138,7 @@ def _said(files: TlsFiles, role: Role) -> dict[str, Any]:
     except OSError as error:  # of which ssl.SSLError is one
         why = getattr(error, "verify_message", "") or str(error)
         raise ConfigurationError(
-            f"the certificate {files.certificate} can not be used as a {role.value}'s: {why}; "
+            f"the certificate {files.certificate} cannot be used as a {role.value}'s: {why}; "
             "replace it with one for both serverAuth and clientAuth"
         ) from error
 

@@ -179,7 +179,7 @@ class _Servicer(pb_grpc.ControlServicer):
     async def _read(
         self, stream: AgentStream, messages: AsyncIterator[pb.AgentMessage]
     ) -> MessageRefused | None:
-        """Hands on what the agent says to its end, or to what can not be taken."""
+        """Hands on what the agent says to its end, or to what cannot be taken."""
         try:
             async for message in messages:
                 self._said(stream, message)
@@ -308,7 +308,7 @@ async def _hello(messages: AsyncIterator[pb.AgentMessage]) -> pb.AgentHello:
 
 
 def _failed(error: Exception) -> str:
-    return f"the coordinator can not handle this: {type(error).__name__}: {error}"
+    return f"the coordinator cannot handle this: {type(error).__name__}: {error}"
 
 
 class ControlServer:
@@ -339,7 +339,7 @@ class ControlServer:
     async def start(self) -> str:
         """Listen; return the address, with the port that was chosen if it was 0.
 
-        Raises ConfigurationError: the address can not be had, or a certificate can not be used.
+        Raises ConfigurationError: the address cannot be had, or a certificate cannot be used.
         TransientError for a Unix socket, whose path is elastic's own.
         """
         try:
@@ -381,10 +381,10 @@ def _not_listening(address: str) -> ConfigurationError | TransientError:
     """gRPC does not say why."""
     if is_unix_socket(address):
         return TransientError(
-            f"can not listen at {address}: descriptors may be short (see `ulimit -n`), or its "
+            f"cannot listen at {address}: descriptors may be short (see `ulimit -n`), or its "
             "directory is gone; try again"
         )
     return ConfigurationError(
-        f"can not listen at {address}: the port is in use, or the host is not this machine's; "
+        f"cannot listen at {address}: the port is in use, or the host is not this machine's; "
         "choose another with --listen HOST:PORT, or leave the option out"
     )

@@ -50,7 +50,7 @@ class ControlClient:
     ) -> AsyncIterator[pb.CoordinatorMessage]:
         """Send `outgoing`, yield what comes back; raises CoordinatorLost when it ends.
 
-        Raises ConfigurationError if the first connection can not succeed as things are.
+        Raises ConfigurationError if the first connection cannot succeed as things are.
         """
         async with self._channels.channel() as channel:
             call = _stub(channel).Attend(_Sendable(outgoing, self._report))

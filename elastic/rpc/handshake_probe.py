@@ -1,4 +1,4 @@
-"""Why a connection to the coordinator can not be made, found by trying it with the `ssl` module.
+"""Why a connection to the coordinator cannot be made, found by trying it with the `ssl` module.
 
 gRPC says "Socket closed" for most of what can be wrong with certificates. The probe speaks no
 HTTP/2: it looks at how the handshake ends, and whether the server then says anything.

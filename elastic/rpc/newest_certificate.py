@@ -1,4 +1,4 @@
-"""The newest certificate that can be used; files that can not be change nothing but are told of."""
+"""The newest certificate that can be used; files that cannot be change nothing but are told of."""
 
 from __future__ import annotations
 

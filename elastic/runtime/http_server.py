@@ -97,7 +97,7 @@ class HttpServer:
         farewell: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """report: takes a warning about a page that fails, on any thread. farewell: has streams say
-        their last word. Raises ConfigurationError for a certificate that can not be used."""
+        their last word. Raises ConfigurationError for a certificate that cannot be used."""
         self._farewell = farewell
         self._listener, self._pages, self._report = listener, pages, report
         self._context = _context(tls) if tls is not None else None

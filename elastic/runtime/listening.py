@@ -44,7 +44,7 @@ def address_of(listener: socket.socket) -> str:
 async def _listening(address: str, what: str, option: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     look = functools.partial(_first, host.strip("[]"), int(port))
-    begin, advice = f"can not {what} at {address}", _ADVICE.format(option)
+    begin, advice = f"cannot {what} at {address}", _ADVICE.format(option)
     try:
         async with timeout(_RESOLVE_S):
             listener, problem = await off_loop(look)

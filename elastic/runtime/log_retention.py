@@ -80,7 +80,7 @@ def _removed(directory: Path, own_bytes: int, before: Removed) -> Removed:
     try:
         shutil.rmtree(directory)
     except OSError as error:
-        problem = f"can not remove {error.filename or directory}: {error.strerror}"
+        problem = f"cannot remove {error.filename or directory}: {error.strerror}"
         return before._replace(problems=[*before.problems, problem])
     return before._replace(
         directories=[*before.directories, directory], size_bytes=before.size_bytes + own_bytes

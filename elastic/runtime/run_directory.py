@@ -56,7 +56,7 @@ class RunDirectory:
             os.write(self._lock.fileno(), data)
         except OSError as error:
             raise refusal_of(
-                f"can not write to the run's directory {self.path}: {error.strerror}; make room, "
+                f"cannot write to the run's directory {self.path}: {error.strerror}; make room, "
                 "or set XDG_RUNTIME_DIR to another place",
                 error,
             ) from error
@@ -95,7 +95,7 @@ class NodeDirectory:
         *,
         kept: Mapping[str, int] | None = None,
     ) -> None:
-        """Raises ConfigurationError: it is taken, or can not be made; TransientError: not now."""
+        """Raises ConfigurationError: it is taken, or cannot be made; TransientError: not now."""
         self._kept = kept if kept is not None else {}
         self._name, self._parent = f"{job}@{node}", parent  # neither can have the sign between them
         self.path = self._choose()
@@ -105,7 +105,7 @@ class NodeDirectory:
                 self._open(job, node)
         except OSError as error:
             raise refusal_of(
-                f"can not use the agent's directory {self.path}: {error.strerror}; choose another "
+                f"cannot use the agent's directory {self.path}: {error.strerror}; choose another "
                 "parent with --state-dir",
                 error,
             ) from error

@@ -37,14 +37,14 @@ def _parse(file: Given, problems: list[str]) -> dict[str, Any]:
         text = Path(str(file.value)).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        problems.append(f"{file.label}: can not read {shown(file.value)}: {reason}")
+        problems.append(f"{file.label}: cannot read {shown(file.value)}: {reason}")
         return {}
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         problems.append(f"{file.value}, line {_line(error, text)}: not valid TOML: {error}")
     except (ValueError, RecursionError) as error:  # too many digits, or brackets within brackets
-        problems.append(f"{file.value}: can not be taken for TOML: {error}")
+        problems.append(f"{file.value}: cannot be taken for TOML: {error}")
     return {}
 
 

@@ -21,7 +21,7 @@ EVERY_INTERFACE = "[::]"
 MOST = 2**31 - 1
 """Of what is counted: messages hold no more."""
 MOST_S = 1_000_000_000
-"""Thirty years: the clocks of threads and sockets can not wait for much longer than that."""
+"""Thirty years: the clocks of threads and sockets cannot wait for much longer than that."""
 SHORTEST_LEASE_S = 2
 """etcd grants none shorter with its default election timeout."""
 

@@ -116,7 +116,7 @@ class CoordinatorStoreSettings(StoreSettings):
 def etcd_password(settings: StoreSettings) -> str | None:
     """The password, from its file without the newline at the end.
 
-    Raises ConfigurationError naming the file if it can not be read or has no password.
+    Raises ConfigurationError naming the file if it cannot be read or has no password.
     """
     file = settings.etcd_password_file
     if file is None:
@@ -134,6 +134,6 @@ def etcd_password(settings: StoreSettings) -> str | None:
 
 def _unusable(file: Path, reason: object) -> ConfigurationError:
     return ConfigurationError(
-        f"the password file {file} ({flag_of('etcd_password_file')}) can not be used: {reason}; "
+        f"the password file {file} ({flag_of('etcd_password_file')}) cannot be used: {reason}; "
         "expected a file with the password as its only line"
     )

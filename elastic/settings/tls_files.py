@@ -1,6 +1,6 @@
 """Certificate files as operators name them, read whole and checked before anything relies on them.
 
-gRPC says little about files that it can not use; the standard library says what is wrong.
+gRPC says little about files that it cannot use; the standard library says what is wrong.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class TlsContents(NamedTuple):
 
 
 def read_tls_files(files: TlsFiles, whose: str) -> TlsContents:
-    """The contents, as they are; `whose` begins the message, as in "etcd key x can not be used".
+    """The contents, as they are; `whose` begins the message, as in "etcd key x cannot be used".
 
-    Raises ConfigurationError naming the file that can not be read.
+    Raises ConfigurationError naming the file that cannot be read.
     """
     return TlsContents(
         ca=_read(files.ca, f"{whose} authority"),
@@ -77,6 +77,6 @@ def _no_password() -> str:
 
 def _unusable(what: str, path: object, error: Exception) -> ConfigurationError:
     return ConfigurationError(
-        f"{what} {path} can not be used: {error}; expected PEM files that fit together, "
+        f"{what} {path} cannot be used: {error}; expected PEM files that fit together, "
         "readable, the key without a passphrase"
     )

@@ -39,7 +39,7 @@ class IncidentKeeper:
 
 
 async def load_incidents(store: Store, job: str, run_id: str) -> dict[int, dict[str, Any]]:
-    """Those of a run by number; what can not be read is passed over. Raises TransientError."""
+    """Those of a run by number; what cannot be read is passed over. Raises TransientError."""
     folder = JobKeys(job).incidents_of(run_id)
     found = {}
     for entry in await store.list(folder):

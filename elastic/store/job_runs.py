@@ -264,7 +264,7 @@ def _is_there(entry: Entry) -> bool:
 
 
 def _end(entry: Entry) -> RunEnd:
-    """Of what can not be read it is known that the run has ended, and no more."""
+    """Of what cannot be read it is known that the run has ended, and no more."""
     run_id = run_of(entry.key)
     try:
         document = json.loads(entry.value)

@@ -312,7 +312,7 @@ class AgentControl:
         traceback.print_exception(error)
         self._end_with(
             FailureKind.EXCEPTION,
-            f"can not follow its agent any more: {type(error).__name__}: {error}",
+            f"cannot follow its agent any more: {type(error).__name__}: {error}",
             "".join(traceback.format_exception(error)),
         )
 

@@ -342,7 +342,7 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
     for name in _OURS:
         if name in options:
             raise ConfigurationError(
-                f"elastic.DataLoader: {name} can not be given, the order of samples is what makes "
+                f"elastic.DataLoader: {name} cannot be given, the order of samples is what makes "
                 "each count exactly once; use seed, shuffle, or a dataset in the order you want"
             )
     return options

@@ -1,7 +1,7 @@
 """Applies a scaling rule's factor around each optimizer step and nowhere else.
 
 The rates that the script and its schedulers see are always the unscaled ones, so a scheduler that
-multiplies the rate it finds can not compound the factor.
+multiplies the rate it finds cannot compound the factor.
 """
 
 from __future__ import annotations

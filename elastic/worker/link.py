@@ -35,7 +35,7 @@ class Link:
 
     def send(self, **kind: Any) -> None:
         """Send `WorkerMessage(**kind)`; what an agent that is gone misses is asked for again. One
-        that lives but can not be told is hung up on: it would wait for ever for what it missed."""
+        that lives but cannot be told is hung up on: it would wait for ever for what it missed."""
         frame = encode(pb.WorkerMessage(**kind))
         with self._sending:
             try:
@@ -75,7 +75,7 @@ class Link:
         self.send(hello=pb.Hello(worker=self.worker, pid=os.getpid()))
 
     def _hand_on(self, on_command: Callable[[pb.WorkerCommand], None]) -> None:
-        """Until the agent ends, or says what can not be read."""
+        """Until the agent ends, or says what cannot be read."""
         decoder = FrameDecoder(pb.WorkerCommand)
         while data := self._receive():
             try:

@@ -173,8 +173,8 @@ def test_no_certificate(tls: Tls) -> None:
 def test_files_that_can_not_be_used_are_named(tls: Tls, tmp_path: Path) -> None:
     garbage = tmp_path / "garbage.pem"
     garbage.write_text("garbage")
-    _never_works(tls.options(ca=garbage), f"authority {garbage} can not be used")
-    _never_works(tls.options(ca=tmp_path / "absent"), "absent can not be used.*No such file")
+    _never_works(tls.options(ca=garbage), f"authority {garbage} cannot be used")
+    _never_works(tls.options(ca=tmp_path / "absent"), "absent cannot be used.*No such file")
     _never_works(tls.options(key=tls.made.key("server")), "client.pem, .*server.key.*mismatch")
 
 

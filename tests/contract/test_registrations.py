@@ -361,7 +361,7 @@ def test_a_document_that_can_not_be_read_is_no_node(adapter: Adapter) -> None:
         await store.put(KEYS.node("n1"), b"of another version")
         agent = Agent(store, "n1", document("a"), ttl_s=0.0)
         async with leader(store) as (_, heard):
-            with pytest.raises(ConfigurationError, match="something that this version can not"):
+            with pytest.raises(ConfigurationError, match="something that this version cannot"):
                 await agent.start()
             left = dataclasses.replace(document("b"), left=True)
             await store.put(KEYS.node("n2"), to_json(left))

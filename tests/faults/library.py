@@ -1,4 +1,4 @@
-"""Builds what is preloaded, and says when it can not be built."""
+"""Builds what is preloaded, and says when it cannot be built."""
 
 from __future__ import annotations
 

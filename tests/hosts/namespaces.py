@@ -32,7 +32,7 @@ _runs = itertools.count()
 
 
 class Unavailable(Exception):
-    """This machine, or this user, can not have network namespaces as they are needed here."""
+    """This machine, or this user, cannot have network namespaces as they are needed here."""
 
 
 def new_run_name() -> str:

@@ -99,7 +99,7 @@ class Network:
 
 @contextlib.contextmanager
 def network(*names: str) -> Iterator[Network]:
-    """A running network, whose hosts have these names; raises Unavailable if that can not be.
+    """A running network, whose hosts have these names; raises Unavailable if that cannot be.
 
     Nothing is left of it afterwards. If this process is killed, the next network sweeps it up.
     """

@@ -93,7 +93,7 @@ def test_an_address_at_which_a_coordinator_can_not_listen(
         result = place.elastic("coordinator", "--etcd", "http://127.0.0.1:1", "--listen", listen)
     assert result.returncode == CONFIGURATION
     (line,) = result.stderr.splitlines()
-    assert line.startswith(f"elastic: can not listen at {listen}: ")
+    assert line.startswith(f"elastic: cannot listen at {listen}: ")
     assert says in line
     assert "--listen" in line
 
@@ -114,7 +114,7 @@ def test_an_address_at_which_nothing_can_be_served(place: Place, command: str) -
         result = place.elastic(command, *many, *at, *map(str, script))
     assert result.returncode == CONFIGURATION
     line = result.stderr.splitlines()[-1]
-    assert line.startswith(f"elastic: can not serve HTTP at {address}: port ")
+    assert line.startswith(f"elastic: cannot serve HTTP at {address}: port ")
     assert "--http-address" in line
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that can not be written, are damaged, or belong to another model."""
+"""Checkpoints that cannot be written, are damaged, or belong to another model."""
 
 from __future__ import annotations
 

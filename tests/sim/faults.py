@@ -27,7 +27,7 @@ _FATAL = (
     Action.FREEZE_SCRIPT,
     Action.FREEZE_PROCESS,
 )
-# With these a member can not hear of a planned change in time, or its group breaks before it. After
+# With these a member cannot hear of a planned change in time, or its group breaks before it. After
 # any other the change does not take place at all: the members that are left form another group.
 _DISTURBING = (
     Action.FREEZE_PROCESS,

@@ -56,7 +56,7 @@ class AgentSettings:
     exit_grace_s: float = 5.0
     """Workers that were dismissed get this long to end by themselves."""
     classic: bool = False
-    """The script was written for torchrun: it runs from its start in a group, and can not change
+    """The script was written for torchrun: it runs from its start in a group, and cannot change
     that. Whoever has run when the group changes is ended."""
     end_grace_s: float = 30.0
     """A classic script that is asked to end gets this long."""

@@ -51,7 +51,7 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
     """Without a group: start when everybody who can come is ready, or patience has run out.
 
     Members that were in the middle of `session.run` finish that first, among themselves, even if
-    they are too few to train: a newcomer can not take part in it.
+    they are too few to train: a newcomer cannot take part in it.
     """
     if view.adopted_at is not None:
         until = view.adopted_at + return_patience_s(policy)
@@ -386,7 +386,7 @@ class _Formed:
         """An unplanned change, now; or nobody trains, while too few are left. Where members have
         come to the end, and those that it would take along have not got near it, the job is done.
 
-        Members out of contact can not be told, nor those that a new agent has not heard of. Those
+        Members out of contact cannot be told, nor those that a new agent has not heard of. Those
         that leave take part once more: only they may have got to the end of the last step.
 
         Newcomers are not asked: they join at a step boundary, which members that are in the

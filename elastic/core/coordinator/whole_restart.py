@@ -1,4 +1,4 @@
-"""The decision for scripts that can not change their group: all workers are ended, others start.
+"""The decision for scripts that cannot change their group: all workers are ended, others start.
 
 As torchrun restarts them. The group is dissolved first, by a generation without members; the agents
 end whoever has run, and only when nobody is left that has do fresh workers form the next one.

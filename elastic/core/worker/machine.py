@@ -143,7 +143,7 @@ class Worker:
 
     def _acknowledge(self, generation: Generation) -> list[Effect]:
         # The report reads the count of steps only now: the script's thread, which counts a step
-        # and then looks for news, can not have looked in vain after a step that is not reported.
+        # and then looks for news, cannot have looked in vain after a step that is not reported.
         self._status = replace(self.status, heard=generation.number)
         return [ReportStatus(status=self.status)]
 

@@ -30,7 +30,7 @@ Attempt = Callable[[Connection, float, Metadata], Awaitable[AnswerT]]
 WatchStream = Stream[pb.WatchRequest, pb.WatchResponse]
 
 _LAST_TOKEN = 3
-"""So many tokens in a row can not all have expired."""
+"""So many tokens in a row cannot all have expired."""
 
 
 class EtcdClient:

@@ -12,7 +12,7 @@ Fingerprint = tuple[tuple[int, int, int] | None, ...]
 
 
 def credentials(files: TlsFiles) -> grpc.ChannelCredentials:
-    """For a channel; raises ConfigurationError naming the file that can not be used."""
+    """For a channel; raises ConfigurationError naming the file that cannot be used."""
     contents = usable_tls_files(files, "etcd")
     return grpc.ssl_channel_credentials(
         root_certificates=contents.ca,

@@ -1,4 +1,4 @@
-"""What operators read when etcd can not do what was asked."""
+"""What operators read when etcd cannot do what was asked."""
 
 from __future__ import annotations
 

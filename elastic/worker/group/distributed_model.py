@@ -156,7 +156,7 @@ class DistributedModel(nn.Module):
     def reduce_gradients(self, reduce: bool) -> None:
         """What DDP's no_sync() sets: whether the next backward all-reduces.
 
-        A static graph is learnt in the first step, in which DDP can not go without: the result is
+        A static graph is learnt in the first step, in which DDP cannot go without: the result is
         the same, since what was reduced before is the same everywhere.
         """
         passes = self.passes

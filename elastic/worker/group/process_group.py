@@ -145,7 +145,7 @@ class StoreHost:
             )
         except dist.DistError as error:  # torch does not say why the system refused it
             raise TransientError(
-                f"torch can not host the group's store at {host}: {first_line(error)}; it needs "
+                f"torch cannot host the group's store at {host}: {first_line(error)}; it needs "
                 "some descriptors, memory and a thread: see `ulimit -n` and `ulimit -u`, or try "
                 "again"
             ) from error
@@ -157,7 +157,7 @@ class StoreHost:
         """A group has met here, under this prefix: its members need none of the groups before.
 
         Their keys are removed on another thread, in a worker that has rank 0 through thousands of
-        groups. Not where torch can not list them (before 2.13).
+        groups. Not where torch cannot list them (before 2.13).
         """
         past, self._served = self._served, [prefix]
         if past and hasattr(self._store, "list_keys"):

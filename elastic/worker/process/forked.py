@@ -46,12 +46,12 @@ def become_worker(request: pb.SpawnRequest, parent: int) -> int:
 
 
 def _redirect_output(path: str) -> None:
-    """A worker that can not open its log trains all the same, and writes to the zygote's."""
+    """A worker that cannot open its log trains all the same, and writes to the zygote's."""
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)  # somebody may have tidied up
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as error:
-        print(f"the log {path} can not be opened: {error.strerror}", file=sys.stderr, flush=True)
+        print(f"the log {path} cannot be opened: {error.strerror}", file=sys.stderr, flush=True)
     else:
         os.dup2(log, 1)
         os.dup2(log, 2)

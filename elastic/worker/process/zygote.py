@@ -231,7 +231,7 @@ class _Zygote:
         return None
 
     def _send(self, event: pb.ZygoteEvent) -> None:
-        """What an agent that is gone misses is told the next one. One that lives but can not be
+        """What an agent that is gone misses is told the next one. One that lives but cannot be
         told is hung up on: it would wait for ever for what it does not hear."""
         try:
             if self._agent is None:

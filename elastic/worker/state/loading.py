@@ -47,7 +47,7 @@ def load(directory: CheckpointDirectory, step: int) -> Loaded:
     """Read a committed checkpoint, whatever the number of its shards.
 
     Holds one shard beside the tensors while it reads. Raises CheckpointDamaged naming the file,
-    TransientError if the storage can not be reached.
+    TransientError if the storage cannot be reached.
     """
     manifest = read_manifest(directory, step)
     where = f"{directory.url}/{path_in_step(step, '')}"

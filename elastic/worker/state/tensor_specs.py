@@ -57,10 +57,10 @@ class TensorSpec:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The element type; ConfigurationError if it is one that can not be stored."""
+        """The element type; ConfigurationError if it is one that cannot be stored."""
         if self.dtype not in DTYPES:
             raise ConfigurationError(
-                f"{self.name} has elements of type {self.dtype}, which can not be stored; "
+                f"{self.name} has elements of type {self.dtype}, which cannot be stored; "
                 f"convert it to one of {', '.join(DTYPES)}"
             )
         return DTYPES[self.dtype]

@@ -90,7 +90,7 @@ def unflatten(skeleton: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
     try:
         return _decode(skeleton, tensors)
     except _NO_SKELETON as error:
-        raise CheckpointDamaged(f"the stored state can not be put together: {error!r}") from error
+        raise CheckpointDamaged(f"the stored state cannot be put together: {error!r}") from error
 
 
 UNCHANGING = frozenset({bool, int, float, str, bytes, complex, type(None)})
@@ -417,7 +417,7 @@ def _unsupported(path: tuple[str, ...], value: object, detail: str) -> Configura
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     shown = ".".join(path[:12]) + ("..." if len(path) > 12 else "")
     return ConfigurationError(
-        f"the tracked state has an object of type {kind} at {shown or 'its root'} that can not be "
+        f"the tracked state has an object of type {kind} at {shown or 'its root'} that cannot be "
         f"stored{f' ({detail})' if detail else ''}; let its owner's state_dict() return it as "
         "tensors, numbers, strings, lists, tuples, sets or dictionaries, or leave it out"
     )

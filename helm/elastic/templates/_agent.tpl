@@ -205,7 +205,7 @@ volumeMounts:
   {{- end }}
 {{- end }}
 
-{{/* What a Job can not change once it exists: a change makes another Job. Exit codes: docs/EVENTS.md. */}}
+{{/* What a Job cannot change once it exists: a change makes another Job. Exit codes: docs/EVENTS.md. */}}
 {{- define "elastic.jobFixed" -}}
 completionMode: Indexed
 backoffLimitPerIndex: {{ int64 .Values.agents.backoffLimitPerIndex }}

@@ -1,4 +1,4 @@
-"""A zygote that can not be started or reached is told in words, and is ended with its keeper."""
+"""A zygote that cannot be started or reached is told in words, and is ended with its keeper."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_an_interpreter_that_can_not_be_run_is_named_as_what_is_to_be_mended(
             on_event=lambda _: None,
             on_lost=lambda: None,
         )
-        with pytest.raises(ConfigurationError, match=re.escape(f"{path!r} can not be run: ")):
+        with pytest.raises(ConfigurationError, match=re.escape(f"{path!r} cannot be run: ")):
             await zygote.open()
         await zygote.close()
 

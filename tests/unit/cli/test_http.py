@@ -145,7 +145,7 @@ def test_plain_text_for_others_is_warned_of() -> None:
 
 
 def test_certificates_that_cannot_be_used_are_an_error_where_they_are_needed() -> None:
-    with pytest.raises(ConfigurationError, match="TLS authority a can not be used"):
+    with pytest.raises(ConfigurationError, match="TLS authority a cannot be used"):
         serve("0.0.0.0:0", security=FILES)
     diary, _ = serve("127.0.0.1:0", security=FILES)
     assert diary.names() == ["http_started"], "in plain text, for this machine"

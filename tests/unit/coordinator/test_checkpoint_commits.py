@@ -244,7 +244,7 @@ def test_a_directory_that_did_not_answer_is_claimed_by_the_first_commit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def silent(relative: str) -> bytes:
-        raise TransientError(f"{relative} can not be read")
+        raise TransientError(f"{relative} cannot be read")
 
     CheckpointCommits(directory, job="letters", run="r2", keep_last=2).claim()
     with monkeypatch.context() as while_down:

@@ -1,4 +1,4 @@
-"""What members report is written beside the loop, and what can not be written costs nothing."""
+"""What members report is written beside the loop, and what cannot be written costs nothing."""
 
 from __future__ import annotations
 

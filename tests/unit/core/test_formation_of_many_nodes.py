@@ -49,7 +49,7 @@ NOW = 100.0
         (silent(view(PAIR, A, B, NEW, newcomers_since=0.0), 95.0, "b"), WaitReason.OUT_OF_CONTACT),
         # Newcomers out of contact are none.
         (silent(view(PAIR, A, B, NEW), 0.0, "d"), WaitReason.STEADY),
-        # The others go on at once when one is lost for certain; the silent can not be told.
+        # The others go on at once when one is lost for certain; the silent cannot be told.
         (silent(view(TRIO, A, B), 99.0, "b"), "MEMBER_LOST [a0]"),
         # One that has finished is waited for by nobody.
         (silent(view(PAIR, status("a0", FINISHED, 3), B), 95.0, "b"), WaitReason.OUT_OF_CONTACT),

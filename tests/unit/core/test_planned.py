@@ -78,7 +78,7 @@ AT_ONCE = generation(4, "a0", "b0", "c0")
         (PLANNED, (left("a0", 9), deaf("b0", 9)), True),
         (PLANNED, (left("a0", 7), heard("b0", 8)), True),
         (PLANNED, (status("a0", JOINING, 4, committed=9), heard("b0", 9)), True),
-        # It left while the boundary was settled, to which the others can not come without it.
+        # It left while the boundary was settled, to which the others cannot come without it.
         (SETTLED, (left("a0", 8), heard("b0", 8)), True),
         (SETTLED, (status("a0", JOINING, 4, committed=8), heard("b0", 8)), True),
         # They come to it one by one.

@@ -34,7 +34,7 @@ NEWCOMER = Declaration(committed=0, intact=False, signature=0)
         ([veteran(3, in_run=True), veteran(3, in_run=True)], 3),
         # One has committed another step meanwhile: its runs are counted since then.
         ([veteran(1, committed=6), veteran(4, committed=5)], 1),
-        # Between calls a newcomer takes over the count; inside one it can not.
+        # Between calls a newcomer takes over the count; inside one it cannot.
         ([veteran(2), NEWCOMER], 2),
         ([veteran(2, in_run=True), NEWCOMER], None),
         ([veteran(2, in_run=True), veteran(2), NEWCOMER], None),

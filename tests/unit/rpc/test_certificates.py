@@ -95,7 +95,7 @@ def test_not_yet_valid(digits: TlsFiles, monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_for_the_other_end_only(made: Certificates, role: Role, purpose: str) -> None:
     sign(made, "half", names="DNS:digits.job.elastic", purpose=purpose)
-    refused(files(made, "half"), "digits", role, f"half.pem can not be used as a {role.value}'s")
+    refused(files(made, "half"), "digits", role, f"half.pem cannot be used as a {role.value}'s")
     sign(made, "both", names="DNS:digits.job.elastic", purpose="clientAuth,serverAuth")
     load_certificate(files(made, "both"), "digits", role)
 
@@ -109,10 +109,10 @@ def test_files_that_can_not_be_used_are_named(
     for path in (garbage, empty, absent, tmp_path):
         for field in ("ca", "certificate", "key"):
             tls = dataclasses.replace(digits, **{field: path})
-            refused(tls, "digits", Role.CLIENT, f"TLS .*{path}.* can not be used: ")
+            refused(tls, "digits", Role.CLIENT, f"TLS .*{path}.* cannot be used: ")
     sign_for_job(made, "letters")
     tls = dataclasses.replace(digits, key=made.key("letters"))
-    refused(tls, "digits", Role.SERVER, r"digits\.pem, .*letters\.key can not be used: .*mismatch")
+    refused(tls, "digits", Role.SERVER, r"digits\.pem, .*letters\.key cannot be used: .*mismatch")
 
 
 def test_a_key_with_a_passphrase_does_not_ask_the_terminal(
@@ -122,7 +122,7 @@ def test_a_key_with_a_passphrase_does_not_ask_the_terminal(
     assert digits.key is not None
     openssl("pkey", "-in", digits.key, "-aes256", "-passout", "pass:secret", "-out", locked)
     tls = dataclasses.replace(digits, key=locked)
-    refused(tls, "digits", Role.CLIENT, r"locked\.key can not be used: .*without a passphrase")
+    refused(tls, "digits", Role.CLIENT, r"locked\.key cannot be used: .*without a passphrase")
 
 
 def test_what_the_authority_says_of_it(

@@ -190,7 +190,7 @@ def test_an_agent_that_does_not_read_costs_no_memory_and_its_stream_ends() -> No
 def test_a_path_that_cannot_be_had_is_nobodys_choice_and_may_be_had_later(tmp_path: Path) -> None:
     async def main() -> None:
         server = ControlServer(Recorder(), f"unix:{tmp_path}/gone/c.sock")
-        with pytest.raises(TransientError, match=r"can not listen at unix:.*gone.*try again"):
+        with pytest.raises(TransientError, match=r"cannot listen at unix:.*gone.*try again"):
             await server.start()
 
     asyncio.run(main())

@@ -179,7 +179,7 @@ def test_bytes_that_are_no_message() -> None:
         for first in ([], [HELLO.SerializeToString()]):
             async with grpc.aio.insecure_channel(place.address) as channel:
                 attend = channel.stream_stream("/elastic.v1.Control/Attend")
-                with pytest.raises(grpc.aio.AioRpcError, match="can not be read") as error:
+                with pytest.raises(grpc.aio.AioRpcError, match="cannot be read") as error:
                     async for _ in attend(iter([*first, b"\xff\xff\xff"])):
                         pass
             assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT

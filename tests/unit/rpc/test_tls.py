@@ -459,7 +459,7 @@ def test_files_that_can_not_be_used_change_nothing_and_are_told_of_once(
     why = {
         "cert only": "mismatch",
         "expired": "expired at",
-        "garbage": "can not be used",
+        "garbage": "cannot be used",
         "gone": "No such file",
         "another job": "not one of job",
     }[bad]

@@ -145,7 +145,7 @@ def test_what_can_not_be_removed_is_told(runs: list[Path], monkeypatch: pytest.M
     monkeypatch.setattr("elastic.runtime.log_retention.shutil.rmtree", refuse)
     removed = prune(runs[-1], "digits", runs=9, size_bytes=None)
     assert removed.directories == []
-    assert removed.problems == [f"can not remove {runs[0]}/w.log: Permission denied"]
+    assert removed.problems == [f"cannot remove {runs[0]}/w.log: Permission denied"]
 
 
 def test_a_file_system_that_says_nothing_costs_nothing(tmp_path: Path) -> None:

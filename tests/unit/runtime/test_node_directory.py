@@ -107,7 +107,7 @@ def test_long_names_of_job_and_node(runtime: Path, has_parent: bool) -> None:
 def test_a_parent_that_can_not_be_used(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(ConfigurationError, match=r"can not use .*file/job@n1.*--state-dir"):
+    with pytest.raises(ConfigurationError, match=r"cannot use .*file/job@n1.*--state-dir"):
         NodeDirectory("job", "n1", file)
     with pytest.raises(ConfigurationError, match=r"too long a path.*--state-dir"):
         NodeDirectory("job", "n1", tmp_path / ("x" * 100))

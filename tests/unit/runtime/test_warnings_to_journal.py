@@ -40,7 +40,7 @@ def test_a_warning_is_an_entry_with_its_source(entries: list[Entry], log: loggin
 def test_what_the_event_loop_says_is_an_entry_that_names_the_cause(
     entries: list[Entry], log: logging.Logger
 ) -> None:
-    """As that of a socket that can not be accepted, with a traceback that stays beside it."""
+    """As that of a socket that cannot be accepted, with a traceback that stays beside it."""
     del log
     warnings_to(Journal(entries.append))
     error = OSError(errno.ENFILE, "Too many open files in system")

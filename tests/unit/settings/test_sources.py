@@ -320,11 +320,11 @@ def test_run_must_be_a_table(toml: Path) -> None:
 
 def test_a_file_that_can_not_be_read_names_who_asked_for_it(toml: Path) -> None:
     assert problem(None, None, toml) == (
-        f"--config (command line): can not read '{toml}': No such file or directory"
+        f"--config (command line): cannot read '{toml}': No such file or directory"
     )
     toml.write_bytes(b"\xff\xfe")
     assert problem(None, {"ELASTIC_CONFIG": str(toml)}).startswith(
-        f"ELASTIC_CONFIG (environment): can not read '{toml}': "
+        f"ELASTIC_CONFIG (environment): cannot read '{toml}': "
     )
 
 

@@ -181,9 +181,9 @@ def test_a_coordinator_without_it_says_what_is_missing() -> None:
             [pb.WatchRequest(create_request=pb.WatchCreateRequest(key=b"a"))] * 2,
             "one watch to a stream",
         ),
-        ("Watch/Watch", [b"\xff\xff"], "can not be read"),
-        ("Lease/LeaseKeepAlive", [b"\xff\xff"], "can not be read"),
-        ("KV/Range", [b"\xff\xff"], "can not be read"),
+        ("Watch/Watch", [b"\xff\xff"], "cannot be read"),
+        ("Lease/LeaseKeepAlive", [b"\xff\xff"], "cannot be read"),
+        ("KV/Range", [b"\xff\xff"], "cannot be read"),
     ],
 )
 def test_what_it_does_not_know_is_refused_in_words(

@@ -215,8 +215,8 @@ def test_the_ratio_of_batches_counts_no_more_than_the_data_has() -> None:
     [
         (Endless(), {}, r"Endless is an IterableDataset"),
         (Squares(0), {}, r"Squares.*empty"),
-        (Squares(), {"sampler": [0]}, r"sampler can not be given"),
-        (Squares(), {"batch_sampler": [[0]]}, r"batch_sampler can not be given"),
+        (Squares(), {"sampler": [0]}, r"sampler cannot be given"),
+        (Squares(), {"batch_sampler": [[0]]}, r"batch_sampler cannot be given"),
         (Squares(), {"num_worker": 2}, r"elastic\.DataLoader: .*unexpected.*num_worker"),
         (Squares(), {"persistent_workers": True}, r"elastic\.DataLoader: .*num_workers > 0"),
         (Squares(), {"batch_size": 0}, r"batch_size must be at least 1, got 0"),

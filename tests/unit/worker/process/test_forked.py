@@ -50,7 +50,7 @@ def test_without_a_log_it_goes_on_and_says_so(
     log = tmp_path / "file" / "logs" / "w.log"
     forked._redirect_output(str(log))
     assert system.replaced == [0]
-    assert capsys.readouterr().err == f"the log {log} can not be opened: Not a directory\n"
+    assert capsys.readouterr().err == f"the log {log} cannot be opened: Not a directory\n"
 
 
 def test_a_directory_for_logs_that_was_removed_is_made_again(system: Os, tmp_path: Path) -> None:

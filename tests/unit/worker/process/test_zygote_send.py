@@ -1,4 +1,4 @@
-"""An agent that the zygote can not tell something is not left waiting for it."""
+"""An agent that the zygote cannot tell something is not left waiting for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _OutOfBuffers(socket.socket):
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """The zygote's, which can not send, and the agent's."""
+    """The zygote's, which cannot send, and the agent's."""
     ours, theirs = socket.socketpair()
     with _OutOfBuffers(fileno=ours.detach()) as sending, theirs:
         theirs.settimeout(30)

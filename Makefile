@@ -9,7 +9,7 @@ SEED ?= 0
 POINTS ?= 2000
 TESTS_AT_ONCE ?= 3
 
-.PHONY: install browser demo check test test-long test-versions packages sim-long faults styles-long soak lint proto sim mutants bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic bench-output clean
+.PHONY: install browser prometheus demo check test test-long test-versions packages sim-long faults styles-long soak lint proto sim mutants bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic bench-output clean
 
 install: $(VENV)/.installed
 
@@ -35,12 +35,22 @@ browser:
 	        chromium-headless-shell > /dev/null; \
 	} || echo "no Chromium: tests of the page are skipped"
 
-test: install browser
+# Tests of rules and dashboards ask a real Prometheus: Debian's, unpacked where nothing starts it.
+prometheus: install
+	@command -v prometheus > /dev/null || test -x $(VENV)/prometheus/usr/bin/prometheus || { \
+	    command -v apt-get > /dev/null && mkdir -p $(VENV)/prometheus && cd $(VENV)/prometheus && \
+	    { apt-get download -qq prometheus 2> /dev/null || \
+	        { test "$$(id -u)" = 0 && apt-get update -qq && \
+	            apt-get download -qq prometheus 2> /dev/null; }; } && \
+	    dpkg-deb -x prometheus_*.deb . && rm prometheus_*.deb; \
+	} || echo "no Prometheus: tests of rules and dashboards are skipped"
+
+test: install browser prometheus
 	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder \
 	    -m "not long and not alone"
 	$(BIN)/python -m pytest -m "alone and not long"
 
-test-long: install browser
+test-long: install browser prometheus
 	$(BIN)/python -m pytest -m long
 	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile patient
 

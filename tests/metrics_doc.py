@@ -68,6 +68,8 @@ At most 100 connections are kept, the oldest makes room for a new one, and one o
   added when it is over, so a hang shows when it has ended; until then `elastic_last_commit_timestamp_seconds` tells.
 - The names of `elastic_script_value` are the script's own: it should report few. 100 are kept.
 - Rules and alerts are in `deploy/prometheus`; [RUNBOOK.md](RUNBOOK.md) says what to do about each alert.
+- Dashboards for Grafana 11.6 or newer are in `deploy/grafana`, for a job, its nodes and its control plane: import the
+  files, or put them where Grafana is provisioned from. They use no recording rule.
 - Snapshots are taken at most twice a second, beside training, and written on a thread of their own.
 """
 

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from elastic.runtime.metrics_text import write
+from tests.deploy.expressions import ROOT, RULES
 from tests.metrics_doc import CATALOGS
+from tests.prometheus import promtool
 from tests.unit.coordinator.test_job_metrics import figures, found
 
-ROOT = Path(__file__).parent.parent.parent
-RULES = ROOT / "deploy" / "prometheus" / "elastic.rules.yml"
 TESTS = RULES.with_name("elastic.rules.test.yml")
 RUNBOOK = (ROOT / "docs" / "RUNBOOK.md").read_text()
 ALERTS = re.findall(r"- alert: (\w+)", RULES.read_text())
 SUFFIXES = ("_bucket", "_count", "_sum")
-
-with_promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="Debian's package prometheus has promtool"
-)
 
 
 @pytest.mark.parametrize("alert", ALERTS)
@@ -49,24 +43,12 @@ def test_what_is_asked_for_exists(path: Path) -> None:
         assert name in known or base in known, name
 
 
-@pytest.mark.long
-@with_promtool
 def test_the_rules_are_right_and_alerts_fire_for_their_faults() -> None:
     for command in (("check", "rules", RULES), ("test", "rules", TESTS)):
-        done = subprocess.run(
-            ["promtool", *map(str, command)], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        exit_code, said = promtool(*command)
+        assert exit_code == 0, said
 
 
-@pytest.mark.long
-@with_promtool
 def test_prometheus_has_nothing_to_say_about_the_metrics() -> None:
-    done = subprocess.run(
-        ["promtool", "check", "metrics"],
-        input=write(found(figures(saves=True, values={"loss": 0.5}))).body.decode(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    metrics = write(found(figures(saves=True, values={"loss": 0.5}))).body.decode()
+    assert promtool("check", "metrics", given=metrics) == (0, "")

@@ -1,0 +1,84 @@
+"""The expressions of the dashboards and the rules: where they stand, and what they select."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parent.parent.parent
+RULES = ROOT / "deploy" / "prometheus" / "elastic.rules.yml"
+DASHBOARDS = sorted((ROOT / "deploy" / "grafana").glob("*.json"))
+_SELECTOR = re.compile(r"(?<![\w:])(?:job:)?elastic_[\w:]+(?:\{[^}]*\})?")
+_NAME = re.compile(r"[\w:]+")
+_LABELS = re.compile(r"\{\{\s*(\w+)\s*\}\}")
+_VALUES = re.compile(r"label_values\((.*), (\w+)\)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expression:
+    """One, and `where` it stands."""
+
+    where: str
+    text: str
+    shows: tuple[str, ...] = ()
+    """Labels that the legend names."""
+
+    @property
+    def selectors(self) -> list[str]:
+        """All, with their matchers."""
+        return _SELECTOR.findall(self.text)
+
+    @property
+    def names(self) -> set[str]:
+        """Of metrics and recorded series."""
+        return {found[0] for one in self.selectors if (found := _NAME.match(one))}
+
+
+def of_dashboards() -> list[Expression]:
+    """Of panels, annotations and variables."""
+    return [e for path in DASHBOARDS for e in _of_board(path.name, json.loads(path.read_text()))]
+
+
+def recorded() -> dict[str, Expression]:
+    """By the name of the series."""
+    return {
+        rule["record"]: Expression(where=rule["record"], text=rule["expr"])
+        for rule in _rules()
+        if "record" in rule
+    }
+
+
+def alerts() -> list[Expression]:
+    """Of all alerts."""
+    return [
+        Expression(where=rule["alert"], text=rule["expr"]) for rule in _rules() if "alert" in rule
+    ]
+
+
+def _rules() -> Iterator[dict[str, Any]]:
+    for group in yaml.safe_load(RULES.read_text())["groups"]:
+        yield from group["rules"]
+
+
+def _of_board(name: str, board: dict[str, Any]) -> Iterator[Expression]:
+    for annotation in board["annotations"]["list"]:
+        yield Expression(where=f"{name}: {annotation['name']}", text=annotation["expr"])
+    for variable in board["templating"]["list"]:
+        if variable["type"] == "query":
+            found = _VALUES.fullmatch(variable["query"])
+            assert found is not None, variable
+            where = f"{name}: variable {variable['name']}"
+            yield Expression(where=where, text=f"count by ({found[2]}) ({found[1]})")
+    for panel in board["panels"]:
+        for target in panel.get("targets", ()):
+            yield Expression(
+                where=f"{name}: {panel['title']}",
+                text=target["expr"],
+                shows=tuple(_LABELS.findall(target["legendFormat"])),
+            )

@@ -1,0 +1,147 @@
+"""Every expression of dashboards, recording rules and alerts, asked of a real Prometheus that
+scrapes a real job."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.certificates import make_certificates, sign_for_job
+from tests.deploy.expressions import RULES, Expression, alerts, of_dashboards, recorded
+from tests.etcd_cluster import etcd_cluster, free_ports
+from tests.integration.loopback_job import LoopbackJob, tls_environment
+from tests.integration.running import SCRIPTS, Place
+from tests.prometheus import Prometheus, prometheus, require_program
+
+JOB, NODE, WORKERS = "loopback", "a", 3
+VARIABLES = {
+    "$job": JOB,
+    "$node": ".*",
+    "$instance": ".*",
+    "$__rate_interval": "1m",
+}
+"""What Grafana puts in; of several chosen values, all."""
+NO_SERIES = {
+    "elastic_job_exit_code": "the job runs",
+    "elastic_node_loop_longest_pause_seconds": "an agent that paused has one",
+    'elastic_node_state{state="quarantined"}': "no node is in quarantine",
+}
+"""Selectors that need not find anything in a job that is well, without matchers of variables."""
+ONLY_IN_TROUBLE = {
+    "elastic-control-plane.json: Agents without a coordinator",
+}
+"""Expressions whose selectors find something, and that have no value while all is well."""
+
+
+def filled(text: str) -> str:
+    for variable, value in VARIABLES.items():
+        text = text.replace(variable, value)
+    assert "$" not in text, text
+    return text
+
+
+def plain(selector: str) -> str:
+    """Without what dashboards put in for all of them."""
+    for part in ('job="$job"', 'instance=~"$instance"', 'node=~"$node"'):
+        selector = selector.replace(part, "")
+    return selector.replace("{,", "{").replace(",}", "}").replace("{}", "")
+
+
+class Job(LoopbackJob):
+    """Two coordinators and a node of three workers; all of them are scraped."""
+
+    def __init__(self, place: Place, etcd: str) -> None:
+        made = make_certificates(place.files / "made")
+        environment = tls_environment(sign_for_job(made, JOB))
+        script = SCRIPTS / "shows_everything.py"
+        super().__init__(place, (script,), etcd=etcd, job=JOB, **environment)
+        self._saves = ("--checkpoint-dir", place.files / "checkpoints")
+        self.targets = [f"127.0.0.1:{port}" for port in free_ports(3)]
+
+    def start_all(self) -> None:
+        leader, standby, agent = self.targets
+        for target in (leader, standby):
+            (port,) = free_ports(1)
+            where = ("--listen", f"127.0.0.1:{port}", "--advertise", f"127.0.0.1:{port}")
+            most = ("--max-workers", str(WORKERS))  # else the first group waits for more
+            events = ("--events-file", "/dev/stderr")
+            options = (*where, *most, *events, *self._saves, "--http-address", target)
+            self.coordinators.append(self.start("coordinator", *options))
+            self.wait(lambda: self.events("elected"), "a leader")
+        every = ("--checkpoint-every", "10", *self._saves)
+        workers = ("--nproc-per-node", str(WORKERS), "--spares", "0")
+        self.start_agent(NODE, *workers, *every, "--http-address", agent)
+
+    def kill_one(self) -> None:
+        """Once there is a checkpoint."""
+        self.wait(lambda: self.events("checkpoint_committed"), "a checkpoint")
+        started = self.agents[NODE][0].named("worker_started")
+        member = self.events("generation_formed")[-1]["members"][0]
+        (pid,) = [e["pid"] for e in started if e["worker"] == member]
+        os.kill(int(pid), signal.SIGKILL)
+        self.wait(lambda: self.events("recovered"), "a recovery")
+        self.wait(lambda: self.world() == WORKERS, "a whole group again")
+        self.wait(lambda: self.events("straggler"), "the slow rank's name")
+
+
+@pytest.fixture
+def scraped(place: Place) -> Iterator[Prometheus]:
+    require_program("prometheus")
+    with etcd_cluster(size=1) as etcd:
+        job = Job(place, etcd.endpoints())
+        try:
+            with prometheus(place.files / "prometheus", targets=job.targets, rules=[RULES]) as one:
+                job.start_all()
+                job.kill_one()
+                yield one
+        finally:
+            job.close()
+
+
+def without_data(scraped: Prometheus, expressions: list[Expression]) -> dict[str, str]:
+    """What has no value, or no label that its legend names, by where it stands."""
+    found = {}
+    for expression in expressions:
+        series = scraped.ask(filled(expression.text))
+        labels = {label for one in series for label in one["metric"]}
+        finite = [one for one in series if one["value"][1] not in ("NaN", "+Inf", "-Inf")]
+        missing = [s for s in expression.selectors if not scraped.ask(filled(s))]
+        if missing and {plain(selector) for selector in missing} <= set(NO_SERIES):
+            continue
+        if missing or not finite or not labels.issuperset(expression.shows):
+            found[expression.where] = f"{filled(expression.text)}: {missing or series}"
+    return found
+
+
+def of_alerts(scraped: Prometheus) -> dict[str, str]:
+    """Alerts have no value while all is well: what they select has to have one."""
+    return {
+        f"{expression.where}: {selector}": "selects nothing"
+        for expression in alerts()
+        for selector in expression.selectors
+        if plain(selector) not in NO_SERIES and not scraped.ask(selector)
+    }
+
+
+def test_every_expression_has_data_in_a_prometheus_that_scrapes_a_job(scraped: Prometheus) -> None:
+    boards = of_dashboards()
+    assert {e.where for e in boards} > ONLY_IN_TROUBLE
+    shown = [e for e in boards if e.where not in ONLY_IN_TROUBLE]
+    kept = [Expression(where=name, text=name) for name in recorded()]
+
+    def lacking() -> dict[str, str]:
+        return without_data(scraped, [*shown, *kept]) | of_alerts(scraped)
+
+    scraped.wait(lambda: not lacking(), lambda: "\n".join(map(str, lacking().items())))
+    rules = [rule for group in scraped.get("rules")["groups"] for rule in group["rules"]]
+    assert len(rules) == len(recorded()) + len(alerts())
+    assert {
+        rule["name"]: rule.get("lastError", "") for rule in rules if rule["health"] != "ok"
+    } == {}
+    for trouble in (e for e in boards if e.where in ONLY_IN_TROUBLE):
+        assert scraped.ask(filled(trouble.text)) == []
+    (firing,) = scraped.ask('ALERTS{alertname="ElasticLossNotFinite",alertstate="firing"}')
+    assert (firing["metric"]["job"], firing["metric"]["name"]) == (JOB, "broken")

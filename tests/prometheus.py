@@ -1,0 +1,156 @@
+"""A real Prometheus and its promtool: Debian's, installed or unpacked by `make prometheus`."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.etcd_cluster import free_ports
+from tests.job_process import DIE_WITH_PARENT
+
+DEADLINE_S = 30.0
+_UNPACKED = Path(sys.prefix) / "prometheus" / "usr" / "bin"
+_POLL_S = 0.1
+
+Series = dict[str, Any]
+"""What an answer has of one: `metric`, its labels, and `value`, a time and the text of a number."""
+
+
+class NoExpression(Exception):
+    """What Prometheus says of an expression that it does not take."""
+
+
+def require_program(name: str) -> str:
+    """The path of `prometheus` or `promtool`; without it the test is skipped, with CI=true it
+    fails."""
+    found = shutil.which(name) or shutil.which(name, path=str(_UNPACKED))
+    if found is not None:
+        return found
+    message = f"needs {name} (make prometheus, or Debian's package prometheus)"
+    if os.environ.get("CI") == "true":
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+def promtool(*arguments: str | Path, given: str = "") -> tuple[int, str]:
+    """Its exit code, and all that it says."""
+    done = subprocess.run(
+        [require_program("promtool"), *map(str, arguments)],
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+class Prometheus:
+    """One that scrapes; `address` is where it is asked."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def get(self, path: str, **parameters: str | Sequence[str]) -> Any:
+        """What its HTTP API has at the path; raises NoExpression for what it does not take."""
+        query = urllib.parse.urlencode(parameters, doseq=True)
+        try:
+            with urllib.request.urlopen(
+                f"{self.address}/api/v1/{path}?{query}", timeout=10
+            ) as read:
+                return json.loads(read.read())["data"]
+        except urllib.error.HTTPError as error:
+            with error:
+                raise NoExpression(f"{parameters}: {error.read().decode()}") from error
+
+    def ask(self, expression: str) -> list[Series]:
+        """What there is now; a scalar as one without labels."""
+        answer = self.get("query", query=expression)
+        found = answer["result"]
+        if answer["resultType"] == "scalar":
+            return [{"metric": {}, "value": found}]
+        return list(found)
+
+    def wait(
+        self, condition: Callable[[], bool], what: Callable[[], str], deadline_s: float = DEADLINE_S
+    ) -> None:
+        """Until it holds; fails with what there is instead."""
+        ends_at = time.monotonic() + deadline_s
+        while not condition():
+            assert time.monotonic() < ends_at, f"after {deadline_s:g} s: {what()}"
+            time.sleep(_POLL_S)
+
+    def answers(self) -> bool:
+        """It is up."""
+        try:
+            with urllib.request.urlopen(f"{self.address}/-/ready", timeout=5):
+                return True
+        except (OSError, http.client.HTTPException):
+            return False
+
+
+@contextlib.contextmanager
+def prometheus(
+    directory: Path, *, targets: Sequence[str], rules: Sequence[Path] = ()
+) -> Iterator[Prometheus]:
+    """It scrapes the targets, and evaluates the rules, twice a second; it is ready once it answers.
+
+    directory: a new one, for its configuration and its data.
+    """
+    program = require_program("prometheus")
+    directory.mkdir()
+    (port,) = free_ports(1)
+    configuration: Mapping[str, Any] = {
+        "global": {
+            "scrape_interval": "500ms",
+            "scrape_timeout": "500ms",
+            "evaluation_interval": "500ms",
+        },
+        "rule_files": [str(path) for path in rules],
+        "scrape_configs": [
+            {
+                "job_name": "elastic",
+                "honor_labels": True,
+                "static_configs": [{"targets": list(targets)}],
+            }
+        ],
+    }
+    (directory / "prometheus.yml").write_text(yaml.safe_dump(configuration))
+    options = {
+        "config.file": directory / "prometheus.yml",
+        "storage.tsdb.path": directory / "data",
+        "web.listen-address": f"127.0.0.1:{port}",
+        "log.level": "warn",
+    }
+    log = (directory / "log").open("wb")
+    with (
+        log,
+        subprocess.Popen(
+            [*DIE_WITH_PARENT, program, *(f"--{name}={value}" for name, value in options.items())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "GOMAXPROCS": "1"},
+        ) as process,
+    ):
+        try:
+            found = Prometheus(f"http://127.0.0.1:{port}")
+            found.wait(found.answers, (directory / "log").read_text)
+            yield found
+        finally:
+            process.kill()

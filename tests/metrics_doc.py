@@ -29,6 +29,15 @@ what it reads, under `/page/`, changes with every version.
 | `/readyz` of `elastic run` | its coordinator serves | its event loop stands still |
 | `/metrics` | | its event loop has not answered since the start; later the last figures are served, with the time at which they were taken |
 
+Coordinators, and `elastic run`, answer [gRPC's health checks](https://grpc.io/docs/guides/health-checking/) as well, where
+agents and operators reach them: `SERVING` while `/readyz` is 200, for `elastic.v1.Control` and for the whole server.
+With certificates it is for those of the job, as everything there, so not for a kubelet. Agents serve no gRPC.
+
+```sh
+grpc_health_probe -addr 10.0.0.1:29400 -tls -tls-ca-cert ca.pem -tls-client-cert viewer.pem \\
+    -tls-client-key viewer.key -tls-server-name digits.job.elastic
+```
+
 ## Who may scrape
 
 On a loopback address it is plain HTTP, for whoever is on the machine. Any other address needs the job's

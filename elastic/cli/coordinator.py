@@ -32,8 +32,9 @@ from elastic.coordinator.totals import Totals
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
 from elastic.errors import ElasticError, ExitCode, refusal_of
-from elastic.rpc.control import ControlServer
+from elastic.rpc.control import CONTROL_SERVICE, ControlServer
 from elastic.rpc.engine import start_engine
+from elastic.rpc.health import Health
 from elastic.rpc.security import choose_security
 from elastic.runtime.journal import Journal, JsonLines, RecentEntries
 from elastic.runtime.leave_signals import LEAVE_SIGNALS, SignalCount
@@ -116,8 +117,13 @@ async def _coordinate(
             totals=totals,
             history=history,
         )
+        why_not_ready = functools.partial(_why_not_ready, office, store, settings.job)
         server = ControlServer(
-            office, settings.listen, security=security, report=journal.record, beside=beside
+            office,
+            settings.listen,
+            security=security,
+            report=journal.record,
+            beside=[*beside, Health(why_not_ready, CONTROL_SERVICE).handler()],
         )
         await server.start()
         journal.record(
@@ -135,7 +141,7 @@ async def _coordinate(
         watched = Watched(
             job=settings.job,
             snapshot=lambda: functools.partial(collect, figures=office.figures()),
-            why_not_ready=functools.partial(_why_not_ready, office, store, settings.job),
+            why_not_ready=why_not_ready,
             parts=parts,
             page=page_of(
                 history,

@@ -37,8 +37,9 @@ from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
 from elastic.core.restarts import Backoff
 from elastic.errors import ConfigurationError, ExitCode
-from elastic.rpc.control import ControlClient, ControlServer
+from elastic.rpc.control import CONTROL_SERVICE, ControlClient, ControlServer
 from elastic.rpc.engine import start_engine
+from elastic.rpc.health import Health
 from elastic.rpc.security import choose_security, stays_here
 from elastic.runtime.journal import EntryCounts, Journal, RecentEntries
 from elastic.runtime.leave_signals import LEAVE_SIGNALS, STRAY_SIGNALS, SignalCount
@@ -195,7 +196,9 @@ async def _serve(
     ends: contextlib.AsyncExitStack,
 ) -> str:
     """Have agents and operators answered; the address."""
-    server = ControlServer(coordinator, listen or f"unix:{directory.path / _SOCKET}")
+    health = Health(_always_ready, CONTROL_SERVICE).handler()
+    address = listen or f"unix:{directory.path / _SOCKET}"
+    server = ControlServer(coordinator, address, beside=[health])
     ends.push_async_callback(server.stop, 0.2)
     return await server.start()
 

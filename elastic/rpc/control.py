@@ -32,6 +32,7 @@ from elastic.v1 import stacks_pb2, timeline_pb2
 
 __all__ = ["AgentStream", "ControlClient", "ControlHandler", "ControlServer", "CoordinatorLost"]
 
+CONTROL_SERVICE: str = pb.DESCRIPTOR.services_by_name["Control"].full_name
 _HELLO_TIMEOUT_S = 5.0
 _MOST_UNSENT = 10_000  # messages to an agent that does not read
 T = TypeVar("T")

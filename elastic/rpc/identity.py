@@ -32,6 +32,7 @@ _MAY_CALL = {
     "FollowEvents": frozenset(JobRole),
     "GetIncidents": frozenset(JobRole),
     "GetTimeline": frozenset(JobRole),
+    "Check": frozenset(JobRole),  # of health, as "Watch" below
     # Of a coordinator that serves the job's store (--store memory): etcd's methods.
     "Range": frozenset(JobRole),
     "Watch": frozenset(JobRole),

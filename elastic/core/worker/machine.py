@@ -117,7 +117,9 @@ class Worker:
         return self._become(WorkerPhase.SPARE)
 
     def assigned(self, slot: int) -> list[Effect]:
-        """The agent gave it a slot."""
+        """The agent gave it a slot; it says so again to a worker that reports itself a spare."""
+        if self._status.phase is not WorkerPhase.SPARE and self._status.slot == slot:
+            return []
         return self._become(WorkerPhase.PREPARING, slot=slot)
 
     def prepared(self, endpoint: str) -> list[Effect]:

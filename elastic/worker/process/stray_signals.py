@@ -13,9 +13,10 @@ import signal
 import threading
 from types import FrameType
 
+from elastic.runtime.leave_signals import STRAY_SIGNALS
+
 PATIENCE_S = 2.0
 """For the agent to say that it has heard the same signal."""
-_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1)
 
 
 class StraySignals:
@@ -30,7 +31,7 @@ class StraySignals:
         if threading.current_thread() is not threading.main_thread():
             return
         defaults = (signal.SIG_DFL, signal.default_int_handler)
-        before = {n: signal.getsignal(n) for n in (*_LEAVE, signal.SIGHUP)}
+        before = {n: signal.getsignal(n) for n in STRAY_SIGNALS}
         taken = {n: handler for n, handler in before.items() if handler in defaults}
         for number in taken:
             signal.signal(number, self._nothing if number == signal.SIGHUP else self._wait)

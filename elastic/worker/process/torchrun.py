@@ -18,6 +18,7 @@ from elastic.core.membership import Failure, FailureKind, Generation
 from elastic.core.worker.machine import Effect, ReportStatus, Worker
 from elastic.errors import ExitCode
 from elastic.rpc.codec import failure_to_pb, generation_from_pb, status_to_pb
+from elastic.runtime.leave_signals import STRAY_SIGNALS
 from elastic.runtime.process_title import set_worker_title
 from elastic.v1 import job_pb2
 from elastic.v1 import local_pb2 as pb
@@ -28,7 +29,6 @@ from elastic.worker.process.torchrun_environment import torchrun_environment
 from elastic.worker.process.torchrun_script import ClassicScript, failure_of, run_when_told
 
 _SIGN_OF_LIFE_S = 0.6  # well below the agent's patience with a silent process
-_NOT_FOR_US = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 _LOOPBACK = "127.0.0.1"
 
 
@@ -43,7 +43,7 @@ def run_classic(request: pb.SpawnRequest) -> int:
         return run_when_told(read, list(request.argv))
     os.close(read)
     script = ClassicScript(child, write)
-    for number in _NOT_FOR_US:
+    for number in STRAY_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     error_file = Path(request.log_path).with_suffix(".error.json")
     link = Link(request.worker, request.socket_path)
@@ -108,6 +108,8 @@ class _Attendant:
             self._give_up(error)
 
     def _take_up(self, assignment: pb.Assignment) -> None:
+        if self._host is not None:  # told again: it reported as a spare just before the first time
+            return
         self._job = assignment.job
         with self._lock:
             self._report(self._machine.assigned(assignment.slot))

@@ -41,6 +41,14 @@ def test_the_way_in() -> None:
     assert worker.status.took_part
 
 
+def test_a_slot_may_be_told_again() -> None:
+    worker = ready()
+    assert worker.assigned(0) == []
+    assert worker.status.phase is WorkerPhase.READY
+    with pytest.raises(InvariantBroken):
+        worker.assigned(1)
+
+
 @pytest.mark.parametrize(
     ("announced", "joinable"), [(None, False), (WITHOUT_IT, False), (AT_ONCE, True)]
 )

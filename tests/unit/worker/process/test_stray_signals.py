@@ -27,7 +27,7 @@ def ran(script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=str)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2], ids=str)
 def test_a_signal_for_one_worker_ends_it_after_the_patience(number: signal.Signals) -> None:
     done = ran(f"""
         stray.take_over()

@@ -1,0 +1,36 @@
+"""What a script written for torchrun is attended by, and what it makes of the agent's messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from elastic.v1 import job_pb2
+from elastic.v1 import local_pb2 as pb
+from elastic.worker.link import Link
+from elastic.worker.process.torchrun import _Attendant
+from elastic.worker.process.torchrun_script import ClassicScript
+
+
+class Sent:
+    """In a link's place: keeps what would be sent."""
+
+    worker = "a0"
+
+    def __init__(self) -> None:
+        self.messages: list[pb.WorkerMessage] = []
+
+    def send(self, **kind: Any) -> None:
+        self.messages.append(pb.WorkerMessage(**kind))
+
+
+def test_a_slot_may_be_told_again(tmp_path: Path) -> None:
+    link = Sent()
+    attendant = _Attendant(cast("Link", link), ClassicScript(0, -1), "train.py", tmp_path / "e")
+    attendant._machine.attached()
+    told = pb.WorkerCommand(assignment=pb.Assignment(slot=1))
+    attendant._command(told)
+    told_once = list(link.messages)
+    assert told_once[-1].status.phase == job_pb2.WORKER_PHASE_READY
+    attendant._command(told)
+    assert link.messages == told_once

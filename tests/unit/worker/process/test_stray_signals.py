@@ -13,6 +13,7 @@ import pytest
 _DEADLINE_S = 30.0
 _BEGIN = """
 import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in a shell's background ignores it
 from elastic.worker.process import stray_signals
 stray_signals.PATIENCE_S = 0.2
 stray = stray_signals.StraySignals()

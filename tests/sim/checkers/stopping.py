@@ -20,6 +20,7 @@ def stopping(journal: Journal) -> Iterator[str]:
         and best is not None
         and unfinished
         and journal.newest_checkpoint.origin < best.origin
+        and not _went_on_from_less(journal, best)
     ):
         yield f"stopped at {best}, saved {journal.newest_checkpoint}"
     silent = journal.best_out_of_contact
@@ -28,6 +29,18 @@ def stopping(journal: Journal) -> Iterator[str]:
         return
     if stopped and silent is not None and _is_far_behind(journal.newest_checkpoint, silent):
         yield f"stopped without waiting for {silent}, saved {journal.newest_checkpoint}"
+
+
+def _went_on_from_less(journal: Journal, best: Replica) -> bool:
+    """Those who had saved later steps are gone, and others went on from what they held, which was
+    less: they have not come as far again. Of a step that is saved already the first checkpoint
+    stands, and the job can begin again with more than its members had."""
+    saved = journal.newest_checkpoint
+    return saved.committed >= best.committed and any(
+        a.replica.origin < saved.origin <= a.checkpoint.origin
+        for a in journal.agreed
+        if a.generation == best.content.committed_in
+    )
 
 
 def _lost_others(journal: Journal) -> bool:

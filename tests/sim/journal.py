@@ -128,6 +128,7 @@ class Journal:
         """Members keep each other waiting in the middle of steps."""
         self.to_end: list[tuple[float, str]] = []
         """When, and which workers, a leader wanted ended, whatever their state."""
+        self.join_timeout_s = 0.0
         self.replaced: list[tuple[float, str]] = []
         """When, and which workers, were ended because their group did without them."""
         self.hurried: list[str] = []
@@ -233,6 +234,11 @@ class Journal:
         """The grace of a stop was short, and is spent: the job is left as it is."""
         short, asked_at = self.stop_grace_s < _TIME_TO_SAVE_S, self.stopped_at
         return short and asked_at is not None and self.ended_at >= asked_at + self.stop_grace_s
+
+    def counted_as_gone(self, since: float) -> set[str]:
+        """Workers that were to be ended, then or later. The order can be lost with the stream of an
+        agent: whoever is still there when the leader's patience is over counts again."""
+        return {name for at, name in self.to_end if since < at + self.join_timeout_s}
 
     def note(self, *fact: Any) -> None:
         """Add a line to the trace: instant, who, what, details."""

@@ -62,6 +62,7 @@ class World:
         self.clock = clock or Clock(plan.seed)
         self.journal = Journal(plan.job, news_s=plan.news_s)
         self.journal.agent_grace_s = plan.coordinator.formation.agent_grace_s
+        self.journal.join_timeout_s = plan.coordinator.formation.join_timeout_s
         self.journal.return_patience_s = return_patience_s(plan.coordinator.formation)
         formation = plan.coordinator.formation
         self.journal.sizes = (formation.min_workers, formation.max_workers)
@@ -347,7 +348,7 @@ class World:
         """The most advanced replica of members of the groups before that are well, in contact, and
         not taken along: who waited for a group, or was in the one that was lost. Those that were
         told that they are not needed are about to end."""
-        earlier, to_end = self.journal.generations[:-1], {w for _, w in self.journal.to_end}
+        earlier, to_end = self.journal.generations[:-1], self.journal.counted_as_gone(since)
         groups = [g.worker_ids for g in earlier if g.members][-2:]
         dissolved = bool(earlier) and not earlier[-1].members
         return _best(
@@ -533,7 +534,7 @@ class World:
         Members at the end of the job are not asked for their state any more, nor are workers of
         nodes that leave once they are in no group, nor those that are being ended.
         """
-        to_end = {worker for _, worker in self.journal.to_end}
+        to_end = self.journal.counted_as_gone(min(known_at, self.clock.now))
         groups = [g.worker_ids for g in self.journal.generations if g.members][-2:]
         held = [
             p.replica

@@ -119,6 +119,9 @@ class Journal:
         """The same of those that were in contact when the last group was formed."""
         self.best_out_of_contact: Replica | None = None
         """The same of nodes that had lost contact so shortly before that they may come back."""
+        self.finished_with: Replica | None = None
+        """The same of those whose scripts had ended, also of those that were gone by then, which
+        need not have been known."""
         self.certain_at: list[float] = []
         """When the store was certain of a node that nothing runs there any more."""
         self.struck: list[tuple[float, str, float]] = []

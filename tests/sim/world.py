@@ -565,6 +565,7 @@ class World:
         """
         self.journal.ended_at = self.clock.now
         self.journal.result = self.best_survivor(finished=True)
+        self.journal.finished_with = self._best_finished()
         saving = [g for g in self.journal.generations if g.members][-1:]
         known_at = self._formed_at[saving[0].number] if saving else self.clock.now
         self.journal.best_at_end = self.best_survivor(finished=True, known_at=known_at)
@@ -579,6 +580,20 @@ class World:
             )
         )
         self.journal.frozen_at_end = self._only_frozen_hold_state()
+
+    def _best_finished(self) -> Replica | None:
+        """The most advanced replica of those that told of the end of their scripts, and did not
+        end so long ago that it must be known."""
+        gone_at, finished_at = self.journal.gone_at, self.journal.finished_at
+        grace_s = self._settings.formation.agent_grace_s
+        known_since = self.clock.now - 2 * self.news_s - LATEST_LOSS_S - grace_s
+        return _best(
+            *(
+                p.replica
+                for p in self.processes
+                if p.name in finished_at and gone_at.get(p.name, math.inf) > known_since
+            )
+        )
 
     def _only_frozen_hold_state(self) -> bool:
         holders = [

@@ -21,7 +21,9 @@ def every_sample_once(journal: Journal) -> Iterator[str]:
         following = [c for c in journal.commits if c.generation == generation]
         if following:
             lineage = _steps_to(following[-1].replica.lineage, by_lineage)
-    result = _steps_to(journal.result.lineage, by_lineage) if journal.result else []
+    # Who has ended the job may be gone a moment later, and only others that hold less be left.
+    ends = [r for r in (journal.result, journal.finished_with) if r is not None]
+    result = _steps_to(max(ends, key=lambda r: r.age).lineage, by_lineage) if ends else []
     yield from _check_epochs(journal, result or lineage)
 
 

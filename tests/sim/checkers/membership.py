@@ -8,9 +8,12 @@ from collections.abc import Iterator
 
 from elastic.core.membership import ChangeReason, Generation, Purpose
 from tests.sim.journal import Journal
+from tests.sim.node import LATEST_NOTICE_S
 
 # From a member's report until the coordinator has heard it, beside the ways of the news.
 _REPORT_S = 0.1
+# From a decision until it is in the store.
+_DECIDED_S = 0.05
 # Who takes longer to find a new agent is as good as stuck.
 _FOUND_S = 2.0
 # Faults that make nobody wait for a member that is in contact.
@@ -108,8 +111,24 @@ def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
         and journal.found_s <= _FOUND_S
         and not journal.evaluates
         and all(action in _AT_ONCE for at, action, _ in journal.struck if at <= formed_at)
+        and not (
+            generation.reason is ChangeReason.JOIN_TIMED_OUT
+            and _acknowledges_in_vain(journal, before, formed_at)
+        )
     ):
         yield f"{number} was formed although nobody was stuck: {generation.reason.name}"
+
+
+def _acknowledges_in_vain(journal: Journal, before: int, formed_at: float) -> bool:
+    """A node was cut off when its members may have been about to say that they had heard of the
+    generation `before`, and so shortly before the next one was formed that it may not have been
+    noticed: where news takes long, these count as deaf."""
+    said_by = journal.formed_at.get(before, -math.inf) + 2 * journal.news_s + _REPORT_S
+    unnoticed_since = formed_at - LATEST_NOTICE_S - _DECIDED_S
+    return any(
+        action == "CUT_OFF_NODE" and unnoticed_since <= at <= min(said_by, formed_at)
+        for at, action, _ in journal.struck
+    )
 
 
 def _ranks_kept(before: Generation, after: Generation) -> Iterator[str]:

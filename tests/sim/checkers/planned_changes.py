@@ -72,8 +72,18 @@ def _held_twice(journal: Journal) -> Iterator[str]:
 def _held_in_vain(journal: Journal) -> Iterator[str]:
     """What all have heard of is settled, or another change follows soon."""
     for at, worker, number in journal.held_in_vain:
-        if all(action in _HEARD for then, action, _ in journal.struck if then <= at):
+        struck = {action for then, action, _ in journal.struck if then <= at}
+        if struck.issubset(_HEARD) and not _lost_out_of_contact(journal, at, number):
             yield f"{worker} waits in vain for {number} until {at:.2f}"
+
+
+def _lost_out_of_contact(journal: Journal, at: float, number: int) -> bool:
+    """All whom the change takes along are gone with their nodes. For all that is known they are out
+    of contact, and may train on by themselves: no other group is formed meanwhile."""
+    lost_at = {then for then, action, _ in journal.struck if action == "KILL_NODE" and then <= at}
+    takes_along = next(g.worker_ids for g in journal.generations if g.number == number)
+    all_lost = all(journal.gone_at.get(name) in lost_at for name in takes_along)
+    return journal.agent_grace_s > 0.0 and bool(takes_along) and all_lost
 
 
 def _first_agreed(journal: Journal) -> dict[int, float]:

@@ -263,6 +263,8 @@ class Coordinator:
         if self._policy.agent_grace_s > 0.0 and self._nodes.is_needed(event.node, groups):
             self._nodes.fell_silent(event.node, now)
             return []
+        if self._policy.agent_grace_s > 0.0 and event.node not in self._departures.told:
+            return self._checkpoints.abandon(self._nodes.lost_outside(event.node, now))
         return self._checkpoints.abandon(self._nodes.lost(event.node))
 
     def _node_gone(self, event: ev.NodeGone) -> list[fx.Effect]:

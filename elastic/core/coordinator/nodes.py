@@ -190,6 +190,17 @@ class Nodes:
         self._changed(name)
         return frozenset(self._nodes.pop(name, _Node()).workers)
 
+    def lost_outside(self, name: NodeId, now: float) -> frozenset[WorkerId]:
+        """A node that the group does without has fallen silent. One that has come back with a state
+        is kept in mind, as one that was left behind is: its agent may only be new."""
+        holds = any(
+            s.took_part and s.phase is not WorkerPhase.FINISHED for s in self.workers_of(name)
+        )
+        if not holds:
+            return self.lost(name)
+        self.fell_silent(name, now)
+        return self._leave_behind(name, None)
+
     def silent_left_behind(self, before: Generation | None = None) -> frozenset[WorkerId]:
         """A group goes on without the nodes out of contact. Those that hold the state, or may have
         got it in the group `before`, are kept in mind: if all who go on are lost, they are what is

@@ -516,6 +516,25 @@ def test_a_node_without_a_member_is_lost_at_once_also_with_grace() -> None:
     assert job.report(trains("a0", 2)) is None  # c0 is not there to be taken in
 
 
+def test_a_holder_outside_of_the_group_is_waited_for_when_the_group_is_lost() -> None:
+    """It had come back to a group without room for it, and its agent is started anew."""
+    job = running("a0", max_workers=1)
+    job.report(status("b0", READY, 1, heard=1, committed=9))
+    job.report(status("c0", READY))
+    assert job.tell(ev.NodeLost(node="b")) is None
+    assert job.tell(killed("a0")) is None
+    assert job.tell(ev.TimerFired(), after_s=1.0) is None
+    assert job.report(status("b0", READY, 1, heard=1, committed=9)) == ["b0"]
+
+
+def test_a_holder_that_stays_away_is_not_waited_for_any_longer() -> None:
+    job = running("a0", max_workers=1)
+    job.report(status("b0", READY, 1, heard=1, committed=9))
+    job.report(status("c0", READY))
+    assert job.tell(ev.NodeLost(node="b"), killed("a0")) is None
+    assert job.tell(ev.TimerFired(), after_s=10.0) == ["c0"]
+
+
 def test_one_that_comes_back_when_it_has_been_left_out_is_a_newcomer() -> None:
     job = running("a0", "b0", agent_grace_s=0.0)
     job.tell(ev.NodeLost(node="b"))

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
+import math
 import os
 import signal
+import struct
+import termios
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from elastic.worker.compilation import COMPILATIONS
+from elastic.worker.group.process_group import Group
 from elastic.worker.group.stuck import watch_script
 from tests.unit.worker.together import Seat, run_together
 
@@ -67,6 +73,23 @@ def test_one_that_has_left_is_not_watched() -> None:
     assert not given_up(lambda: time.sleep(3 * STUCK_S), left=lambda: True)
 
 
+def wait_until_it_stands(group: Group, peer: int) -> None:
+    """Until the peer is stopped and the buffers to it have been full for a while: then the thread
+    waits in the middle of an operation."""
+    unsent, stands_since = 0, math.inf
+    while time.monotonic() - stands_since < 0.5:
+        now_unsent = sum(_unsent(descriptor) for descriptor in group.descriptors())
+        state = Path(f"/proc/{peer}/stat").read_text().rpartition(") ")[2][0]
+        if state != "T" or now_unsent == 0 or now_unsent != unsent:
+            unsent, stands_since = now_unsent, time.monotonic()
+        time.sleep(0.02)
+
+
+def _unsent(descriptor: int) -> int:
+    """Bytes that the peer's kernel has not taken."""
+    return struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, b"\0" * 4))[0]
+
+
 @pytest.mark.parametrize("patience_s", [STUCK_S, 600.0], ids=["in the end", "once it is certain"])
 def test_a_thread_that_gloo_does_not_wake_is_given_up(patience_s: float) -> None:
     def block(seat: Seat) -> None:
@@ -82,7 +105,7 @@ def test_a_thread_that_gloo_does_not_wake_is_given_up(patience_s: float) -> None
             group.abort()
             watch_script(lambda: False, give_up, patience_s)
 
-        threading.Timer(1.0, abort).start()
+        threading.Thread(target=lambda: (wait_until_it_stands(group, pids[1]), abort())).start()
         try:
             dist.send(torch.zeros(HUGE, dtype=torch.uint8), 1)
         except RuntimeError:

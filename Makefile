@@ -8,8 +8,11 @@ MINUTES ?= 60
 SEED ?= 0
 POINTS ?= 2000
 TESTS_AT_ONCE ?= 3
+IMAGE ?= elastic:$(shell sed -n "s/^version = \"\(.*\)\"/\1/p" pyproject.toml)
+VARIANT ?= cuda
+BUILD_ARGS ?=
 
-.PHONY: install browser prometheus demo check test test-long test-versions packages sim-long faults styles-long soak lint proto sim mutants bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic bench-output clean
+.PHONY: install browser prometheus demo check test test-long test-versions packages image sim-long faults styles-long soak lint proto sim mutants bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic bench-output clean
 
 install: $(VENV)/.installed
 
@@ -62,6 +65,14 @@ lint: install
 
 packages: install
 	$(BIN)/python deploy/packages/build.py
+
+# VARIANT=cpu needs a torch without CUDA: see deploy/image/Containerfile for BUILD_ARGS.
+image:
+	@for tool in docker podman buildah; do \
+	    command -v $$tool > /dev/null && exec $$tool build --file deploy/image/Containerfile \
+	        --build-arg VARIANT=$(VARIANT) --build-arg VERSION=$(lastword $(subst :, ,$(IMAGE))) \
+	        --build-arg REVISION=$$(git rev-parse HEAD) $(BUILD_ARGS) --tag $(IMAGE) .; \
+	done; echo "make image: none of docker, podman and buildah is in PATH" >&2; exit 2
 
 test-versions: install
 	$(BIN)/python -m tests.versions

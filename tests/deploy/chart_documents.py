@@ -1,4 +1,5 @@
-"""Writes the chart's README.md and values.schema.json from values.yaml and elastic.settings:
+"""Writes the chart's README.md and values.schema.json from values.yaml and elastic.settings, and
+its copies of alert rules and dashboards, as a chart has only what lies in its own directory:
 `python -m tests.deploy.chart_documents`; the freshness test uses it too."""
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from tests.deploy.helm import CHART
 VALUES = CHART / "values.yaml"
 README = CHART / "README.md"
 SCHEMA = CHART / "values.schema.json"
+FILES = CHART / "files"
+_DEPLOY = CHART.parents[1] / "deploy"
 
 OWN_KEYS = {
     "agent": "agents",
@@ -73,7 +76,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "agents.ttlSecondsAfterFinished": {"type": ["integer", "null"], "minimum": 0},
     "coordinators.maxWorkers": {"type": ["integer", "null"], "minimum": 1},
 }
-_OPEN = ("podSecurityContext",)
+_OPEN = ("podSecurityContext", "monitoring.dashboardsLabels")
 """Objects whose keys are those of Kubernetes, although they have a default."""
 
 
@@ -90,6 +93,16 @@ def schema() -> str:
         **_schema_of("", yaml.safe_load(VALUES.read_text())),
     }
     return json.dumps(document, indent=2) + "\n"
+
+
+def files() -> dict[str, str]:
+    """What helm/elastic/files holds: dashboards without white space, as an etcd keeps each release."""
+    dashboards = {
+        path.name: json.dumps(json.loads(path.read_text()), separators=(",", ":")) + "\n"
+        for path in sorted((_DEPLOY / "grafana").glob("*.json"))
+    }
+    rules = _DEPLOY / "prometheus" / "elastic.rules.yml"
+    return {**dashboards, rules.name: rules.read_text()}
 
 
 def settings_of(command: str) -> dict[str, Option]:
@@ -175,3 +188,6 @@ def _row(path: str, node: yaml.Node, about: str) -> str:
 if __name__ == "__main__":
     README.write_text(readme())
     SCHEMA.write_text(schema())
+    FILES.mkdir(exist_ok=True)
+    for name, content in files().items():
+        (FILES / name).write_text(content)

@@ -14,7 +14,7 @@ from elastic.settings.fields import ENVIRONMENT_PREFIX
 from tests.deploy.helm import Document
 
 VERSIONS = ("1.31", "1.36")
-CUSTOM = frozenset({"JobSet", "Certificate", "Issuer", "PodMonitor"})
+CUSTOM = frozenset({"JobSet", "Certificate", "Issuer", "PodMonitor", "PrometheusRule"})
 """Kinds that Kubernetes itself does not have."""
 _SECRET = re.compile("PASSWORD|PASSWD|TOKEN|SECRET|PRIVATE KEY")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from elastic.cli import agent as agent_command
@@ -135,6 +136,7 @@ MATRIX: dict[str, Values] = {
         {"coordinators": {"http": {"podMonitor": True}}},
         {"tls": {"mode": "secret", "secrets": {"coordinator": "c", "agent": "a"}}},
     ),
+    "monitoring": merged(LEAST, PLAIN, {"monitoring": {"rules": True, "dashboards": True}}),
     "long-names": merged(LEAST, PLAIN, {"fullnameOverride": "x" * 40}),
 }
 QUICK = ("inline", "all", "generated")
@@ -435,6 +437,25 @@ def test_helm_says_that_there_is_no_script() -> None:
 )
 def test_documents_of_the_chart_are_fresh(path: Path, text: Any) -> None:
     assert path.read_text() == text(), "run: python -m tests.deploy.chart_documents"
+
+
+def test_the_charts_copies_are_fresh() -> None:
+    there = {path.name: path.read_text() for path in chart_documents.FILES.iterdir()}
+    assert there == chart_documents.files(), "run: python -m tests.deploy.chart_documents"
+
+
+def test_alerts_and_dashboards_reach_the_operators_whole() -> None:
+    documents = rendered(MATRIX["monitoring"])
+    (rules,) = of_kind(documents, "PrometheusRule")
+    own = yaml.safe_load(chart_documents.files()["elastic.rules.yml"])
+    assert rules["spec"] == own
+    maps = [m for m in of_kind(documents, "ConfigMap") if "dashboard" in m["metadata"]["name"]]
+    there = {name: json.loads(text) for m in maps for name, text in m["data"].items()}
+    assert set(there) == {n for n in chart_documents.files() if n.endswith(".json")}
+    for name, dashboard in there.items():
+        assert dashboard == json.loads(chart_documents.files()[name])
+    for one in maps:
+        assert one["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
 def test_settings_that_follow_from_other_values_are_settings() -> None:

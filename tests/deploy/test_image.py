@@ -1,0 +1,138 @@
+"""The image: its recipe, what is in it, and that it trains for a user whom nobody knows."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from elastic.errors import ExitCode
+from tests.deploy.image import CONTAINERFILE, ROOT, Builder, Container, Image, what_is_missing
+from tests.deploy.image import builder as image_builder
+
+SCRIPTS = ROOT / "tests" / "integration" / "scripts"
+_DEADLINE_S = 120.0
+
+builds = [
+    pytest.mark.long,
+    pytest.mark.timeout(1500),
+    pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing()),
+]
+
+
+def recipe() -> ModuleType:
+    """deploy/image/requirements.py, which no package has."""
+    path = CONTAINERFILE.with_name("requirements.py")
+    spec = importlib.util.spec_from_file_location("image_requirements", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    done = subprocess.run([hadolint, CONTAINERFILE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("variant", "cuda", "words"),
+    [
+        ("cpu", None, ""),
+        ("cuda", "12.9", ""),
+        ("cpu", "12.9", "torch 2.13.0 came with CUDA 12.9: pass TORCH_INDEX_URL"),
+        ("cuda", None, "torch 2.13.0 came without CUDA: pass TORCH_INDEX_URL"),
+        ("gpu", "12.9", "VARIANT=gpu is neither cpu nor cuda"),
+    ],
+)
+def test_a_torch_of_the_other_kind_is_refused(variant: str, cuda: str | None, words: str) -> None:
+    wrong = recipe().what_is_wrong(variant, "2.13.0", cuda)
+    assert words in wrong
+    assert bool(wrong) == bool(words)
+
+
+def test_requirements_are_those_of_the_package() -> None:
+    command = [sys.executable, CONTAINERFILE.with_name("requirements.py"), ROOT / "pyproject.toml"]
+    done = subprocess.run(
+        [*command, "--extras", "tensorboard"], capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert "torch>=2.6" in lines
+    assert "tensorboardX>=2.6" in lines
+    wrong = subprocess.run([*command, "--extras", "x"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert "EXTRAS names x; there are dev, examples, tensorboard" in wrong.stderr
+
+
+@pytest.fixture(scope="module")
+def builder() -> Iterator[Builder]:
+    with image_builder() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def image(builder: Builder) -> Image:
+    done = builder.build("elastic", VARIANT="cpu", VERSION="0.1.0", REVISION="abc")
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return builder.image("elastic")
+
+
+class TestBuilt:
+    pytestmark = builds
+
+    def test_it_says_what_it_is(self, image: Image) -> None:
+        labels = image.config["Labels"]
+        assert labels["org.opencontainers.image.version"] == "0.1.0"
+        assert labels["org.opencontainers.image.revision"] == "abc"
+        assert image.config["Entrypoint"] == ["elastic"]
+        assert image.config["User"] == "10001:10001"
+
+    def test_it_has_no_compiler_and_no_sources(self, image: Image) -> None:
+        search = ":".join(str(image.root / p) for p in ("usr/bin", "usr/local/bin", "opt/elastic"))
+        for tool in ("cc", "gcc", "c++", "clang", "make"):
+            assert shutil.which(tool, path=search) is None
+        assert not (image.root / "source").exists()
+        assert list((image.root / "wheel").glob("*")) == []
+
+    def test_a_stranger_trains_on_a_root_that_is_read_only(
+        self, image: Image, tmp_path: Path
+    ) -> None:
+        arguments = ("run", "--nproc-per-node", "2", "/in/steady.py", "--epochs", "2")
+        container = Container(image, tmp_path / "it", arguments, {"/in": SCRIPTS})
+        try:
+            assert container.wait(_DEADLINE_S) == ExitCode.OK, container.output
+        finally:
+            container.close()
+        assert "job_finished" in container.output
+        assert "weights" in container.output
+
+    def test_a_runtime_that_ends_it_gets_a_save_and_the_code(
+        self, image: Image, tmp_path: Path
+    ) -> None:
+        arguments = ("run", "--checkpoint-dir", "/tmp/checkpoints", "/in/steady.py")
+        paced = ("--epochs", "100000", "--pace-s", "0.05")
+        container = Container(image, tmp_path / "it", (*arguments, *paced), {"/in": SCRIPTS})
+        try:
+            container.wait_for("step 5", _DEADLINE_S)
+            container.signal(signal.SIGTERM)
+            assert container.wait(_DEADLINE_S) == ExitCode.TERMINATED, container.output
+        finally:
+            container.close()
+        assert "checkpoint_committed" in container.output
+
+    def test_a_torch_without_cuda_is_no_image_for_gpus(
+        self, builder: Builder, image: Image
+    ) -> None:
+        del image  # its layers are used again
+        done = builder.build("wrong", VARIANT="cuda")
+        assert done.returncode != 0
+        assert "VARIANT=cuda, and torch" in done.stdout + done.stderr

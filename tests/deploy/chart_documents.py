@@ -96,7 +96,7 @@ def schema() -> str:
 
 
 def files() -> dict[str, str]:
-    """What helm/elastic/files holds: dashboards without white space, since releases are kept whole."""
+    """What helm/elastic/files holds: dashboards without white space; each release is kept whole."""
     dashboards = {
         path.name: json.dumps(json.loads(path.read_text()), separators=(",", ":")) + "\n"
         for path in sorted((_DEPLOY / "grafana").glob("*.json"))

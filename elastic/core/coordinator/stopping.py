@@ -148,14 +148,23 @@ def _gather_to_save(
         return Form(members=tuple(w.as_member() for w in ready), reason=ChangeReason.STOPPING)
     if now < patient_until:
         return Wait(reason=WaitReason.ASSEMBLING, until=patient_until)
-    if any(map(_may_have_steps, known)):
+    if any(_may_have_steps(w, current) for w in known):
         return Wait(reason=WaitReason.ASSEMBLING)
-    return End(in_time=True)  # the others do not answer, or are stuck on their way in
+    in_first = [w for w in known if w.status.phase is WorkerPhase.TRAINING]
+    since = max((max(view.formed_at, w.in_contact_since) for w in in_first), default=-math.inf)
+    if now < (until := since + policy.join_timeout_s):
+        return Wait(reason=WaitReason.ASSEMBLING, until=until)
+    return End(in_time=True)  # the others do not answer, or are stuck, with no step committed
 
 
-def _may_have_steps(w: Sighting) -> bool:
-    """It has committed a step; one that trains may not have told of it yet."""
-    return w.status.committed > 0 or w.status.phase is WorkerPhase.TRAINING
+def _may_have_steps(w: Sighting, current: Generation | None) -> bool:
+    """It has committed a step; one that trains may not have told of it yet. Not one that has
+    acknowledged that its group is dissolved: it counted its steps then, and was freed from the step
+    under way, so that it comes out soon unless it is stuck."""
+    s = w.status
+    if s.committed > 0 or s.phase is not WorkerPhase.TRAINING:
+        return s.committed > 0
+    return current is None or s.heard < current.number
 
 
 def _patient_until(view: GroupView, policy: FormationPolicy, holders: list[Sighting]) -> float:

@@ -317,3 +317,30 @@ def test_who_holds_no_step_is_not_waited_for_to_the_end() -> None:
     job.tell(STOP)
     job.tell(ev.TimerFired(), after_s=15.0)
     assert ended(job) == [143]
+
+
+def trains_without_a_step() -> Job:
+    """Of two members one is killed in the first step, and the group is dissolved."""
+    job = Job(Coordinator(settings(min_workers=2)))
+    job.tell(reported(status("a0", READY)), reported(status("b0", READY)))
+    job.report(trains("a0", 1))
+    assert job.tell(killed("b0")) == []
+    job.tell(STOP)
+    return job
+
+
+def test_who_is_stuck_in_the_first_step_is_not_waited_for_to_the_end() -> None:
+    job = trains_without_a_step()
+    job.report(status("a0", TRAINING, 1, heard=2))
+    job.tell(ev.TimerFired(), after_s=1.0)
+    assert ended(job) == []  # it may come out of that step, and even have completed it
+    job.tell(ev.TimerFired(), after_s=10.0)
+    assert ended(job) == [143]
+
+
+def test_who_may_have_committed_the_first_step_is_waited_for() -> None:
+    job = trains_without_a_step()
+    job.tell(ev.TimerFired(), after_s=15.0)
+    assert ended(job) == []  # it has not heard of the end of its group
+    job.report(status("a0", READY, 1, heard=2, committed=1))
+    assert job.formed[-1].purpose is Purpose.SAVE_AND_LEAVE

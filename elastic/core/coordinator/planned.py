@@ -22,8 +22,8 @@ def settle(
 
     Unless one has left before it, because it has waited too long or the group broke. Then the
     others are to leave at once: they can complete no further step, and where scripts meet for a
-    call no connection tells them that one will not come. Where members that the change drops may
-    be the only ones that have completed the last step, an unplanned change follows.
+    call no connection tells them that one will not come. Where others go on without members that
+    may be the only ones that have completed the last step, an unplanned change follows.
     """
     first = planned.leave_after
     if first is None or any(m.worker not in workers for m in leaving.members):
@@ -46,9 +46,9 @@ def settle(
 def broke_before(
     planned: Generation, leaving: Generation, workers: Mapping[WorkerId, Sighting]
 ) -> list[Sighting]:
-    """Members that lost the group before the boundary at which it is left, if the change drops
-    some: these may have completed a step that no other has."""
-    if leaving.worker_ids <= planned.worker_ids:
+    """Members that lost the group before the boundary at which it is left, if others are to go on
+    without some: these may have completed a step that no other has."""
+    if not planned.members or leaving.worker_ids <= planned.worker_ids:
         return []
     members = [workers[m.worker] for m in leaving.members if m.worker in workers]
     return [

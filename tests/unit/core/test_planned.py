@@ -97,6 +97,23 @@ def test_who_can_not_come_to_the_boundary_leaves_at_once(
 
 
 @pytest.mark.parametrize(
+    ("members", "at_once"),
+    [
+        ((), True),  # nobody goes on, so that nobody can go on from less than it has
+        (("a0", "b0"), True),
+        (("b0",), False),  # it may have a step that b0 has not: an unplanned change follows
+    ],
+)
+def test_who_waits_in_a_group_that_broke_leaves_at_once(
+    members: tuple[str, ...], at_once: bool
+) -> None:
+    planned = generation(4, *members, leave_after=9, provisional=True)
+    broken = status("a0", READY, 3, heard=4, committed=8, broken=True)
+    settled = settle(planned, PAIR, view(PAIR, broken, heard("b0", 8)).workers)
+    assert settled == (generation(4, *members) if at_once else None)
+
+
+@pytest.mark.parametrize(
     ("following", "known", "news"),
     [
         (PLANNED, None, True),

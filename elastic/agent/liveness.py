@@ -8,6 +8,7 @@ from pathlib import Path
 
 STOPPED_AFTER_S = 1.5
 _STOPPED_STATES = "Tt"
+_LOOKS_WITHIN_S = 1.5  # it is looked more often, unless the one who looks was stopped
 
 
 @dataclass(slots=True)
@@ -23,12 +24,16 @@ class Liveness:
     silence_s: the patience with a process that runs; compiling_s: with one that compiled when it
     was last heard of, since a compiler may hold the interpreter for long. 0: no limit; the former
     0: for neither. One that the kernel says is stopped is given STOPPED_AFTER_S.
+
+    A node can be stopped as a whole: a container that is paused, a job that Slurm suspends. So
+    time in which nobody looked is no silence.
     """
 
     def __init__(self, silence_s: float, compiling_s: float) -> None:
         self._silence_s = silence_s
         self._compiling_s = compiling_s
         self._heard: dict[str, _Heard] = {}
+        self._looked_at: float | None = None
 
     def heard(self, worker: str, pid: int, now: float, *, compiling: bool = False) -> None:
         """A message has come; compiling: the process runs torch.compile."""
@@ -41,7 +46,11 @@ class Liveness:
     def silent(self, now: float) -> list[tuple[str, float]]:
         """Workers to give up, with the seconds of their silence."""
         found = []
+        away_s = now - self._looked_at if self._looked_at is not None else 0.0
+        self._looked_at = now
         for worker, heard in self._heard.items():
+            if away_s > _LOOKS_WITHIN_S:
+                heard.at = min(heard.at + away_s, now)
             age_s = now - heard.at
             if age_s < STOPPED_AFTER_S:
                 continue

@@ -206,6 +206,21 @@ def test_a_frozen_worker_is_replaced(place: Place) -> None:
     wait_for_replacement(job, frozen)
 
 
+def test_a_job_that_is_stopped_as_a_whole_goes_on_with_the_same_workers(place: Place) -> None:
+    """As by a paused container, or where Slurm suspends a job for another one."""
+    options = ("--silence-timeout-s", "2", "--hang-timeout-s", "2")
+    job = place.start("steady.py", "--epochs", "100000", "--pace-s", "0.05", options=options)
+    wait_for_step(job, 5)
+    for number, pause_s in ((signal.SIGSTOP, 4.0), (signal.SIGCONT, 0.0)):
+        for pid in place.processes():
+            os.kill(pid, number)
+        time.sleep(pause_s)
+    reached = max(steps_of(job))
+    wait_for_step(job, reached + 20)
+    assert job.named("worker_failed") == []
+    assert steps_of(job) == sorted(steps_of(job))
+
+
 def test_a_worker_that_blocks_in_a_step_is_replaced_with_its_stacks_in_its_log(
     place: Place, tmp_path: Path
 ) -> None:

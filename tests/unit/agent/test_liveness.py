@@ -95,5 +95,26 @@ def test_a_compiling_process_is_given_up_after_the_longer_patience(
         return
     assert liveness.silent(given_up_after_s - 0.1) == []
     assert liveness.silent(given_up_after_s) == [("w", given_up_after_s)]
+    liveness = Liveness(silence_s, compiling_s)
     liveness.heard("w", child.pid, now=1000.0)
     assert liveness.silent(1000.0 + silence_s) == [("w", silence_s)]
+
+
+def test_time_in_which_nobody_looked_is_no_silence(child: subprocess.Popen[bytes]) -> None:
+    liveness = Liveness(silence_s=60.0, compiling_s=600.0)
+    liveness.heard("w", child.pid, now=0.0)
+    assert liveness.silent(0.5) == []
+    stop(child)
+    assert liveness.silent(3600.0) == []  # all of the node was stopped, and goes on
+    assert liveness.silent(3600.5) == []
+    assert liveness.silent(3601.0) == [("w", pytest.approx(1.5))]  # but this one does not
+
+
+def test_a_worker_silent_before_and_after_a_pause_is_given_up(
+    child: subprocess.Popen[bytes],
+) -> None:
+    liveness = Liveness(silence_s=3.0, compiling_s=600.0)
+    liveness.heard("w", child.pid, now=0.0)
+    assert liveness.silent(1.0) == liveness.silent(2.0) == []
+    assert liveness.silent(100.0) == liveness.silent(100.5) == []
+    assert liveness.silent(101.0) == [("w", pytest.approx(3.0))]

@@ -86,9 +86,11 @@ class Link:
                 on_command(command)  # type: ignore[arg-type]
 
     def _reconnect(self) -> None:
+        # First: if the script has closed the descriptor, the fresh one may be of that number.
+        with self._sending, contextlib.suppress(OSError):
+            self._socket.close()
         fresh = self._connect_at_last()
         with self._sending:
-            self._socket.close()
             self._socket = fresh
         self.hello()
 
@@ -102,6 +104,7 @@ class Link:
 
     def _connect(self) -> socket.socket:
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connected.settimeout(None)  # a script may have set a default, for what it downloads
         try:
             connected.connect(self._path)
         except OSError:

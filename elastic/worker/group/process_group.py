@@ -132,6 +132,8 @@ class StoreHost:
         Raises TransientError if none is free, or the system refuses what else is needed.
         """
         listener = _listener(ports)
+        if listener is not None:
+            listener.setblocking(True)  # torch's from here on, whatever a script's default is
         port = listener.getsockname()[1] if listener is not None else 0
         try:
             self._store = TCPStore(

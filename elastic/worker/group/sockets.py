@@ -84,8 +84,13 @@ def _scan(describe: Callable[[socket.socket, int], object]) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket]:
-    """The descriptor as a socket object that does not close it."""
-    sock = socket.socket(fileno=descriptor)
+    """The descriptor as a socket object that does not close it.
+
+    SOCK_NONBLOCK says that it has no time-out, and leaves it as it is: else Python would make it
+    non-blocking where the script has called socket.setdefaulttimeout(), and torch, which shares it,
+    would read rubbish.
+    """
+    sock = socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK, fileno=descriptor)
     try:
         yield sock
     finally:

@@ -136,6 +136,37 @@ def test_the_next_agent_hears_hello_and_is_told_everything_again(place: Place) -
     assert place.commands.get(timeout=DEADLINE_S) == "dismiss"
 
 
+def test_a_default_timeout_of_the_scripts_is_not_for_the_next_agent(
+    place: Place,
+) -> None:
+    first = place.start()
+    second = place.agent()
+    socket.setdefaulttimeout(0.05)
+    try:
+        first.end()
+        second.accept()
+        assert second.hear().HasField("hello")
+        place.new_agents.get(timeout=DEADLINE_S)
+        time.sleep(0.2)  # nothing is said for longer than that
+    finally:
+        socket.setdefaulttimeout(None)
+    second.say(DISMISS)
+    assert place.commands.get(timeout=DEADLINE_S) == "dismiss"
+    assert place.new_agents.empty()
+
+
+def test_a_script_that_closes_what_it_does_not_know_is_connected_anew(place: Place) -> None:
+    os.close(place.link.fileno())
+    agent = place.start()
+    agent.accept()
+    assert agent.hear().HasField("hello")
+    place.new_agents.get(timeout=DEADLINE_S)
+    place.link.send(status=job_pb2.WorkerStatus(worker="w"))
+    assert agent.hear().HasField("status")
+    agent.say(DISMISS)
+    assert place.commands.get(timeout=DEADLINE_S) == "dismiss"
+
+
 def test_half_a_command_of_the_agent_before_is_forgotten(place: Place) -> None:
     agent = place.start()
     agent.say(PROBE[:3])

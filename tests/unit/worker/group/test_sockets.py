@@ -114,3 +114,18 @@ def test_connections_that_are_gone_are_skipped(network: Network) -> None:
     client.close()
     server.close()
     shut_down(doomed)
+
+
+def test_a_default_timeout_of_the_scripts_leaves_the_sockets_of_others_alone(
+    network: Network,
+) -> None:
+    client, server = network.tcp()
+    socket.setdefaulttimeout(5.0)
+    try:
+        found = {c for c in connections() if c.descriptor in (client.fileno(), server.fileno())}
+        assert os.get_blocking(client.fileno())
+        shut_down(found)
+    finally:
+        socket.setdefaulttimeout(None)
+    assert os.get_blocking(server.fileno())
+    assert client.recv(1) == server.recv(1) == b""

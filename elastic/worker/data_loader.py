@@ -135,7 +135,11 @@ class DataLoader:
         """The collated samples of each span of positions, from `position` on."""
         if self._is_in_memory():
             return _rows(self.dataset, stretches)
-        return iter(self._torch_loader(_indices(stretches), position=position, rank=rank))
+        loader = self._torch_loader(_indices(stretches), position=position, rank=rank)
+        if torch.empty(0).device.type == "cpu":
+            return iter(loader)
+        with torch.device("cpu"):  # on the script's default device it would refuse our generator
+            return iter(loader)
 
     def _is_in_memory(self) -> bool:
         """Batches are rows of tensors: to take them sample by sample and stack them, as torch's

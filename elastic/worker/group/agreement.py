@@ -20,8 +20,8 @@ _FIELDS = dataclasses.fields(Declaration)
 
 def declare(group: Group, mine: Declaration) -> tuple[Declaration, ...]:
     """Give `mine` to all; return everybody's, by rank."""
-    row = torch.tensor([_encoded(mine, field) for field in _FIELDS], dtype=torch.int64)
-    row = row.to(group.backend.device)
+    numbers = [_encoded(mine, field) for field in _FIELDS]
+    row = torch.tensor(numbers, dtype=torch.int64, device=group.backend.device)
     rows = [torch.empty_like(row) for _ in range(group.world_size)]
     dist.all_gather(rows, row)
     group.settle()

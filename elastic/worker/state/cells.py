@@ -642,7 +642,7 @@ class PythonGenerator:
 
     def state_dict(self) -> dict[str, Any]:
         version, numbers, gauss = self.generator.getstate()
-        return {"version": version, "numbers": torch.tensor(numbers), "gauss": gauss}
+        return {"version": version, "numbers": torch.tensor(numbers, device="cpu"), "gauss": gauss}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         numbers = tuple(state_dict["numbers"].tolist())

@@ -150,7 +150,7 @@ class _Assembly:
 
     def _whole(self, spec: TensorSpec) -> torch.Tensor:
         if spec.name not in self._tensors:
-            self._tensors[spec.name] = torch.empty(spec.shape, dtype=spec.torch_dtype)
+            self._tensors[spec.name] = torch.empty(spec.shape, dtype=spec.torch_dtype, device="cpu")
         return self._tensors[spec.name]
 
 

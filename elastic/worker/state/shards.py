@@ -182,7 +182,7 @@ def _copy(tensor: torch.Tensor, piece: Piece, buffer: torch.Tensor | None) -> to
     on_cuda = source.device.type == "cuda"
     if buffer is None or (buffer.shape, buffer.dtype) != (source.shape, source.dtype):
         # Page-locked memory is what a device can copy to at full speed and without waiting.
-        buffer = torch.empty(source.shape, dtype=source.dtype, pin_memory=on_cuda)
+        buffer = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=on_cuda)
     return buffer.copy_(source, non_blocking=on_cuda)
 
 

@@ -118,6 +118,19 @@ def test_loader_processes_fetch_the_same() -> None:
     assert fetched(loader, rank=1, world_size=2, epochs=1) == expected
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_default_device_of_the_scripts_changes_nothing(workers: int) -> None:
+    loader = DataLoader(Squares(), batch_size=3, num_workers=workers)
+    expected = fetched(loader, rank=1, world_size=2, epochs=1)
+    with torch.device("meta"):
+        dealer = Dealer(loader, BEGIN, rank=1, world_size=2, epochs=1)
+    found = [dealer.fetch() for batch in expected for _ in batch[1]]
+    assert [[round(i**0.5) for i in b.tolist()] for b in found] == [
+        b for _, s in expected for b in s
+    ]
+    dealer.close()
+
+
 def rows_of(loader: DataLoader) -> list[Any]:
     dealer = Dealer(loader, BEGIN, rank=1, world_size=2, epochs=2)
     found = []

@@ -48,6 +48,15 @@ def test_every_field_of_every_declaration_reaches_everybody() -> None:
     run_together(go, go, go)
 
 
+def test_a_default_device_of_the_scripts_changes_nothing() -> None:
+    def go(seat: Seat) -> None:
+        group = seat.join()
+        with torch.device("meta"):
+            assert declare(group, declaration(seat.rank)) == tuple(map(declaration, range(2)))
+
+    run_together(go, go)
+
+
 def test_the_odd_members_are_told_what_differs_and_the_others_go_on() -> None:
     def right(seat: Seat) -> None:
         specs = describe({"model.w": torch.zeros(2, 3), "model.b": torch.zeros(2)})

@@ -163,6 +163,14 @@ def test_memory_of_an_earlier_share_is_used_where_it_fits() -> None:
     assert used == ["a"]
 
 
+def test_a_default_device_of_the_scripts_changes_nothing(tmp_path: Path) -> None:
+    state, directory = make_state(1), open_directory(str(tmp_path))
+    with torch.device("meta"):
+        save(directory, 1, state, 3)
+        loaded = load(directory, 1)
+    assert same(unflatten(loaded.structure.skeleton, loaded.tensors), state)
+
+
 def _one_shard(**tensors: torch.Tensor) -> tuple[dict[str, torch.Tensor], tuple[Piece, ...]]:
     return tensors, plan_shards(describe(tensors), 1)[0]
 

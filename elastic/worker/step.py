@@ -152,7 +152,7 @@ class Step:
         if last:
             self._training.clock.pace.reduced(began, now)
 
-    def mean(self, **values: torch.Tensor | float) -> Means:
+    def mean(self, /, **values: torch.Tensor | float) -> Means:
         """The exact means over the global batch, known when the block has ended.
 
         values: means over the samples of the micro-batch that `batches` yielded last; called once
@@ -172,7 +172,7 @@ class Step:
             self._sums[name] = self._sums[name] + pair if name in self._sums else pair
         return self._means
 
-    def report(self, **values: Any) -> None:
+    def report(self, /, **values: Any) -> None:
         """Figures (loss=..., accuracy=...) for the live line, the status and the metrics.
 
         Tensors are read later, in the background, and only the newest of each name. What is given

@@ -18,13 +18,31 @@ def look_beside(script: str) -> None:
 
 def exit_code_of(ending: SystemExit) -> int:
     """The process's exit code; a text is printed to stderr, where there is one."""
+    tell_ending(ending)
+    return code_of(ending)
+
+
+def code_of(ending: SystemExit) -> int:
+    """The process's exit code."""
     if ending.code is None:
         return ExitCode.OK
-    if isinstance(ending.code, int):
-        return ending.code & 0xFF
-    with contextlib.suppress(Exception):  # the script may have closed it, or put another there
-        print(ending.code, file=sys.stderr)
-    return ExitCode.SCRIPT_FAILED
+    return ending.code & 0xFF if isinstance(ending.code, int) else ExitCode.SCRIPT_FAILED
+
+
+def tell_ending(ending: SystemExit) -> None:
+    """Print what sys.exit() was given, if it is no number; to stderr, where there is one."""
+    if ending.code is not None and not isinstance(ending.code, int):
+        with contextlib.suppress(Exception):  # the script may have closed it, or put another there
+            print(ending.code, file=sys.stderr)
+
+
+def in_words(error: BaseException) -> str:
+    """Type and text of an exception, and what it was noted with, as its traceback ends."""
+    told = traceback.TracebackException.from_exception(error, limit=0)
+    lines = list(told.format_exception_only())
+    told.__notes__ = None  # new in 3.11
+    without_notes = list(told.format_exception_only())
+    return "".join(lines[len(without_notes) - 1 :]).strip()  # a SyntaxError begins with its place
 
 
 def tell_uncaught(error: BaseException) -> None:

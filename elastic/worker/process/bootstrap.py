@@ -13,17 +13,31 @@ from elastic.errors import ConfigurationError, ElasticError, ExitCode, StateLost
 from elastic.rpc.codec import failure_to_pb
 from elastic.worker import session as sessions
 from elastic.worker.link import Link
-from elastic.worker.process.as_python import exit_code_of, look_beside, tell_uncaught
+from elastic.worker.process.as_python import (
+    code_of,
+    exit_code_of,
+    in_words,
+    look_beside,
+    tell_ending,
+    tell_uncaught,
+)
 
 _NO_GROUP = (
     "the group forms when session.steps() begins; call torch.distributed inside of its loop, use "
     "session.distribute(model) in place of DistributedDataParallel, and no init_process_group()"
 )
-# What torch says where a script uses it as if torchrun had started it, and what to do instead.
+_NO_INPUT = (
+    "a worker has no terminal, and its standard input is empty; give what it would read as an "
+    "argument, and debug the script alone: python SCRIPT is a job of one worker"
+)
+# What torch says where a script uses it as if torchrun had started it, and Python where a script
+# asks somebody; and what to do instead.
 _ADVICE = {
     "Default process group has not been initialized": _NO_GROUP,
     "env:// rendezvous": _NO_GROUP,
     "trying to initialize the default process group twice": _NO_GROUP,
+    "EOFError: EOF when reading a line": _NO_INPUT,
+    "bdb.BdbQuit": _NO_INPUT,
 }
 
 
@@ -65,37 +79,46 @@ def _finish(script: str) -> None:
 
 
 def _exited(link: Link, ending: SystemExit, script: str) -> int:
-    """sys.exit(): 0 and None are a good end, everything else a failure."""
-    if ending.code in (None, 0):
+    """sys.exit(): what ends a process with 0 is a good end, everything else a failure."""
+    code = code_of(ending)
+    if code == ExitCode.OK:
         try:
             _finish(script)
         except BaseException as error:  # noqa: BLE001 - as above
             return _raised(link, error)
         return ExitCode.OK
-    code = ending.code if isinstance(ending.code, int) else 1
+    given = _shown(ending.code)
     failure = Failure(
         worker=link.worker,
         kind=FailureKind.EXIT_CODE,
         code=code,
-        signature=f"sys.exit({ending.code!r})",
-        message=f"the script called sys.exit({ending.code!r})",
+        signature=f"sys.exit({given})",
+        message=f"the script called sys.exit({given})",
     )
     _report(link, failure)
-    exit_code_of(ending)  # tells what is no number
+    tell_ending(ending)
     return code
+
+
+def _shown(value: object) -> str:
+    """`sys.exit(main())` gives whatever main() returns, which may be of any type and length."""
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - it is the script's own object
+        return f"a {type(value).__name__}"
 
 
 def _raised(link: Link, error: BaseException) -> int:
     code = error.exit_code if isinstance(error, ElasticError) else ExitCode.SCRIPT_FAILED
-    last_line = traceback.format_exception_only(error)[-1].strip()
-    advice = next((a for said, a in _ADVICE.items() if said in last_line), "")
+    words = in_words(error)
+    advice = next((a for said, a in _ADVICE.items() if said in words), "")
     stranded = isinstance(error, Stranded)  # which is no fault of the script
     failure = Failure(
         worker=link.worker,
         kind=FailureKind.LEFT_OUT if stranded else FailureKind.EXCEPTION,
         code=int(code),
         signature=_signature(error),
-        message=f"{last_line} ({advice})" if advice else last_line,
+        message=f"{words} ({advice})" if advice else words,
         traceback="".join(traceback.format_exception(error)),
         retryable=code != ExitCode.CONFIGURATION and not isinstance(error, StateLost),
         state_lost=isinstance(error, StateLost),

@@ -17,7 +17,7 @@ from typing import Any
 from elastic.core.membership import Failure, FailureKind, signal_name
 from elastic.errors import ElasticError, ExitCode
 from elastic.worker import session as sessions
-from elastic.worker.process.as_python import exit_code_of, look_beside, tell_uncaught
+from elastic.worker.process.as_python import exit_code_of, in_words, look_beside, tell_uncaught
 
 _NO_SESSION = (
     "elastic.init() was called in a script that was started as torchrun starts scripts, since "
@@ -84,7 +84,7 @@ def run_when_told(pipe: int, argv: Sequence[str]) -> int:
 def _record(error: BaseException, code: int, path: Path) -> None:
     """As torch's `record` reports, if the script does not use it."""
     message = {
-        "message": "".join(traceback.format_exception_only(error)).strip(),
+        "message": in_words(error),
         "extraInfo": {
             "py_callstack": "".join(traceback.format_exception(error)),
             "timestamp": str(int(time.time())),
@@ -140,7 +140,7 @@ def _recorded(path: Path) -> tuple[str, str, int] | None:
             return message.splitlines()[0], message, 0
         first = str(message["message"]).strip().splitlines()
         stack = str(message.get("extraInfo", {}).get("py_callstack", ""))
-        return first[-1] if first else "?", stack, int(message.get("errorCode", 0))
+        return first[0] if first else "?", stack, int(message.get("errorCode", 0))
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
     except (OverflowError, RecursionError):  # a number or a depth that no such file has

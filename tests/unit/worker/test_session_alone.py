@@ -643,3 +643,15 @@ def test_optimizers_that_are_gone_are_forgotten(session: Session) -> None:
     del optimizer
     gc.collect()
     assert len(optimizers._known) == 0
+
+
+def test_a_figure_may_have_any_name(session: Session) -> None:
+    losses = {"self": torch.ones(()), "a b": 2.0, "name": 3, "": 4}
+    for step in session.steps(loader(), epochs=1):
+        with step:
+            for (inputs,) in step.batches():
+                means = step.mean(**losses)
+                step.backward((inputs * torch.zeros(1, requires_grad=True)).mean())
+            step.report(**losses)
+        step.report(**losses)
+        assert dict(means) == losses

@@ -98,6 +98,66 @@ def test_why_a_script_fails_is_told_also_if_it_has_closed_stderr(
     assert reason in failure.message
 
 
+_NOT_SHOWN = (
+    "type('R', (), {'__repr__': lambda self: 1 / 0, '__eq__': lambda self, other: 1 / 0})()"
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "told"),
+    [
+        ("2**40 + 3", 3, "sys.exit(1099511627779)"),
+        ("-1", 255, "sys.exit(-1)"),
+        ("True", 1, "sys.exit(True)"),
+        ("0.0", 1, "sys.exit(0.0)"),
+        ("__import__('torch').zeros(2)", 1, "sys.exit(tensor([0., 0.]))"),
+        (_NOT_SHOWN, 1, "sys.exit(a R)"),
+    ],
+)
+def test_whatever_a_script_ends_with_is_told(
+    given: str, code: int, told: str, run: Callable[[str], tuple[int, Sent]]
+) -> None:
+    """`sys.exit(main())` gives what main() returns."""
+    ended, link = run(f"import sys\nsys.exit({given})\n")
+    assert ended == code
+    (failure,) = link.failures
+    assert told in failure.message
+    assert failure.code == code
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("raise ValueError('first\\nsecond')", "ValueError: first\nsecond"),
+        ("def f(:", "SyntaxError: invalid syntax"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        pytest.param(
+            "e = ValueError('no such corpus')\ne.add_note('in shard 3')\nraise e",
+            "ValueError: no such corpus\nin shard 3",
+            marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="notes are new in 3.11"),
+        ),
+    ],
+)
+def test_an_exception_is_told_in_its_own_words(
+    script: str, words: str, run: Callable[[str], tuple[int, Sent]]
+) -> None:
+    _, link = run(script)
+    (failure,) = link.failures
+    assert failure.message == words
+
+
+# The second is what breakpoint() comes to at the end of its input; pytest has replaced it.
+@pytest.mark.parametrize("asks", ["input('go on? ')", "import bdb\nraise bdb.BdbQuit"])
+def test_a_script_that_asks_somebody_is_told_that_nobody_is_there(
+    asks: str, run: Callable[[str], tuple[int, Sent]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr("sys.stdin", nothing)
+        _, link = run(asks)
+    (failure,) = link.failures
+    assert "no terminal" in failure.message
+
+
 @pytest.mark.parametrize("end", ["pass", "1 / 0", "sys.exit(0)"])
 def test_a_scripts_own_hook_hears_of_its_exception_after_the_job_does(
     end: str,

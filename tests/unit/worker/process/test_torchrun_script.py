@@ -31,6 +31,13 @@ def test_what_torch_records_is_the_failure(tmp_path: Path, monkeypatch: pytest.M
     assert failure.retryable
 
 
+def test_the_first_line_of_what_torch_records_is_the_message(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    recorded = {"message": "RuntimeError: no memory\nTried to allocate 2 GiB", "errorCode": 1}
+    path.write_text(json.dumps({"message": recorded}))
+    assert failure_of("w", 1, path).message == "RuntimeError: no memory"
+
+
 @pytest.mark.parametrize(
     "content",
     ["", "{", "[]", "{}", '{"message": 3}', '{"message": {}}', '{"message": null}', '"text"'],

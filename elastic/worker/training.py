@@ -330,8 +330,11 @@ class Training:
 
     # ---- the end
 
-    def finish(self) -> None:
-        """The script has ended: wait until every member's has, and the result is saved."""
+    def finish(self, where: str = "") -> None:
+        """The script has ended: wait until every member's has, and the result is saved.
+
+        where: file and line of its sys.exit(), if that has ended it.
+        """
         self.require_left_well()
         if self._data is None:
             raise ConfigurationError(
@@ -344,7 +347,7 @@ class Training:
                 f"but the script has only {self.part.loop + 1}; use the script that the checkpoint "
                 "was saved by, or another checkpoint directory"
             )
-        self.call(ScriptCall(what="ends the script", where="", function=self._save_and_wait))
+        self.call(ScriptCall(what="ends the script", where=where, function=self._save_and_wait))
         self.clock.ends()
         self._close_dealer()
         self.control.finish()

@@ -116,10 +116,17 @@ def test_other_exit_codes_are_failures(place: Place, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "script", [pytest.param("never_joins.py", marks=pytest.mark.long), "classic.py"]
+    ("script", "end"),
+    [
+        pytest.param("never_joins.py", "nothing", marks=pytest.mark.long),
+        pytest.param("classic.py", "nothing", marks=pytest.mark.long),
+        ("classic.py", "closes_its_output"),
+    ],
 )
-def test_a_script_that_ends_at_once_is_done(place: Place, tmp_path: Path, script: str) -> None:
-    job = place.start(script, "nothing", tmp_path, options=ALL)
+def test_a_script_that_ends_at_once_is_done(
+    place: Place, tmp_path: Path, script: str, end: str
+) -> None:
+    job = place.start(script, end, tmp_path, options=[*ALL, "--max-restarts", "2"])
     assert job.wait() == 0, job.story()
     assert not job.named("worker_failed")
     assert sum("hello" in line for line in job.output) == 2

@@ -26,7 +26,7 @@ class Described(Protocol):
     what: str
     """The same on every member that makes the same call."""
     where: str
-    """File and line of the script."""
+    """File and line of the script; empty at its end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +67,7 @@ def meet(group: Group, committed: int, number: int, call: Described) -> None:
         if what != call.what:
             raise StepMisused(
                 f"the workers call different things after step {committed}: rank {group.rank} "
-                f"{call.what} at {call.where}, rank {rank} {what} at {where}. Every worker must "
+                f"{_at(call.what, call.where)}, rank {rank} {_at(what, where)}. Every worker must "
                 "make the same calls in the same order; what the decision to call depends on must "
                 "be the same everywhere, as step.ends_epoch and session.state are"
             )
@@ -92,8 +92,12 @@ def _raise_if_elsewhere(
         if store.check([key]):
             doing = store.get(key).decode()
             raise StepMisused(
-                f"rank {group.rank} {call.what} at {call.where}, but rank {rank} does not: it is "
+                f"rank {group.rank} {_at(call.what, call.where)}, but rank {rank} does not: it is "
                 f"{doing}. Every worker must make the same calls at the same place of the script; "
                 "what the decision to call depends on must be the same everywhere, also in a "
                 "worker that has just joined, as step.ends_epoch and session.state are"
             )
+
+
+def _at(what: str, where: str) -> str:
+    return f"{what} at {where}" if where else what

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import pkgutil
+import runpy
 import sys
 import traceback
 from pathlib import Path
+from types import ModuleType
 
 from elastic.errors import ExitCode
 
@@ -14,6 +17,26 @@ def look_beside(script: str) -> None:
     """Import first what lies beside the script, unless PYTHONSAFEPATH keeps Python from that."""
     if not getattr(sys.flags, "safe_path", False):  # new in 3.11
         sys.path.insert(0, str(Path(script).resolve().parent))
+
+
+def run_as_main(script: str) -> None:
+    """Run it as `__main__`, which it stays to the process's end: threads and exit handlers that
+    outlive its last line may still pickle what is defined in it."""
+    if script.endswith(".pyc") or pkgutil.get_importer(script) is not None:
+        runpy.run_path(script, run_name="__main__")  # compiled, a directory, a zip file
+        return
+    code = compile(Path(script).read_bytes(), script, "exec", dont_inherit=True)
+    main = ModuleType("__main__")
+    main.__file__ = script
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)
+
+
+def flush_output() -> None:
+    """What is left of it; the script may have closed it, or put anything in its place."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
 
 
 def exit_code_of(ending: SystemExit) -> int:
@@ -38,11 +61,13 @@ def tell_ending(ending: SystemExit) -> None:
 
 def in_words(error: BaseException) -> str:
     """Type and text of an exception, and what it was noted with, as its traceback ends."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error}"  # with its place, which stands before it there
     told = traceback.TracebackException.from_exception(error, limit=0)
     lines = list(told.format_exception_only())
     told.__notes__ = None  # new in 3.11
     without_notes = list(told.format_exception_only())
-    return "".join(lines[len(without_notes) - 1 :]).strip()  # a SyntaxError begins with its place
+    return "".join(lines[len(without_notes) - 1 :]).strip()
 
 
 def tell_uncaught(error: BaseException) -> None:

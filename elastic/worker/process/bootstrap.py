@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import runpy
 import sys
 import traceback
 from pathlib import Path
@@ -18,6 +17,7 @@ from elastic.worker.process.as_python import (
     exit_code_of,
     in_words,
     look_beside,
+    run_as_main,
     tell_ending,
     tell_uncaught,
 )
@@ -52,7 +52,7 @@ def run_script(link: Link, argv: list[str]) -> int:
     sys.argv = list(argv)
     look_beside(argv[0])
     try:
-        runpy.run_path(argv[0], run_name="__main__")
+        run_as_main(argv[0])
         if os.getpid() == worker:
             _finish(argv[0])
     except SystemExit as ending:
@@ -67,15 +67,20 @@ def run_script(link: Link, argv: list[str]) -> int:
     return ExitCode.OK
 
 
-def _finish(script: str) -> None:
+def _finish(script: str, where: str = "") -> None:
     training = sessions.current_training()
+    if training is None and {"-h", "--help"} & set(sys.argv[1:]):
+        raise ConfigurationError(
+            f"{script} has shown its help and ended, without calling elastic.init(): there is "
+            f"nothing to train. What it takes is shown by: python {script} --help"
+        )
     if training is None:
         raise ConfigurationError(
             f"{script} ended without calling elastic.init(); call it once, before the model is "
             "built, and train in `for step in session.steps(...)`; or give --launch torchrun, if "
             "the script was written for torchrun"
         )
-    training.finish()
+    training.finish(where)
 
 
 def _exited(link: Link, ending: SystemExit, script: str) -> int:
@@ -83,17 +88,16 @@ def _exited(link: Link, ending: SystemExit, script: str) -> int:
     code = code_of(ending)
     if code == ExitCode.OK:
         try:
-            _finish(script)
+            _finish(script, _place(ending))
         except BaseException as error:  # noqa: BLE001 - as above
             return _raised(link, error)
         return ExitCode.OK
-    given = _shown(ending.code)
     failure = Failure(
         worker=link.worker,
         kind=FailureKind.EXIT_CODE,
         code=code,
-        signature=f"sys.exit({given})",
-        message=f"the script called sys.exit({given})",
+        signature=_signature(ending),
+        message=f"the script called sys.exit({_shown(ending.code)})",
     )
     _report(link, failure)
     tell_ending(ending)
@@ -137,9 +141,13 @@ def _report(link: Link, failure: Failure) -> None:
 
 
 def _signature(error: BaseException) -> str:
-    """The same for the same fault: the type, and the innermost line of the script's own code."""
+    """The same for the same fault, whatever its text names: the type, and the place."""
+    return f"{type(error).__name__} at {_place(error)}"
+
+
+def _place(error: BaseException) -> str:
+    """The innermost line of the script's own code."""
     frames = traceback.extract_tb(error.__traceback__)
     package = str(Path(__file__).parents[1])
     own = [f for f in frames if not f.filename.startswith((package, "<frozen"))]
-    place = f"{own[-1].filename}:{own[-1].lineno}" if own else "?"
-    return f"{type(error).__name__} at {place}"
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else "?"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import runpy
 import signal
 import sys
 import time
@@ -17,7 +16,13 @@ from typing import Any
 from elastic.core.membership import Failure, FailureKind, signal_name
 from elastic.errors import ElasticError, ExitCode
 from elastic.worker import session as sessions
-from elastic.worker.process.as_python import exit_code_of, in_words, look_beside, tell_uncaught
+from elastic.worker.process.as_python import (
+    exit_code_of,
+    in_words,
+    look_beside,
+    run_as_main,
+    tell_uncaught,
+)
 
 _NO_SESSION = (
     "elastic.init() was called in a script that was started as torchrun starts scripts, since "
@@ -69,7 +74,7 @@ def run_when_told(pipe: int, argv: Sequence[str]) -> int:
     error_file = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
     process = os.getpid()
     try:
-        runpy.run_path(argv[0], run_name="__main__")
+        run_as_main(argv[0])
     except SystemExit as ending:
         return exit_code_of(ending)
     except BaseException as error:  # noqa: BLE001 - whatever the script raised ends the process

@@ -42,6 +42,7 @@ from elastic.runtime.orphans import adopt_orphans, children, end_children, signa
 from elastic.runtime.process_title import set_title
 from elastic.runtime.run_directory import remove_if_left
 from elastic.v1 import local_pb2 as pb
+from elastic.worker.process.as_python import flush_output
 from elastic.worker.process.forked import become_worker
 
 _HEARD = {signal.SIGCHLD, KEEPER_GONE, *STRAY_SIGNALS}
@@ -349,8 +350,7 @@ def _end_process(code: int) -> NoReturn:
     not taken apart, which takes seconds for the modules that came with the zygote."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     os._exit(code)
 
 

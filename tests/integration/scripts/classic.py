@@ -23,6 +23,12 @@ def nothing():
     print("hello", flush=True)
 
 
+def closes_its_output():
+    nothing()
+    sys.stdout.close()
+    sys.stderr = None
+
+
 def raises():
     print(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", flush=True)
     if rank == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from elastic.core.membership import FailureKind
+from elastic.errors import ExitCode
 from elastic.rpc.codec import failure_from_pb
 from elastic.worker.link import Link
 from elastic.worker.process.bootstrap import run_script
@@ -36,6 +38,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tupl
     """Runs the lines of a script; the exit code and what was sent."""
     monkeypatch.setattr("sys.path", [*sys.path])
     monkeypatch.setattr("sys.argv", [])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
 
     def run(script: str) -> tuple[int, Sent]:
         path, link = tmp_path / "train.py", Sent()
@@ -125,11 +128,20 @@ def test_whatever_a_script_ends_with_is_told(
     assert failure.code == code
 
 
+def test_the_same_end_with_another_text_is_the_same_failure(
+    run: Callable[[str], tuple[int, Sent]],
+) -> None:
+    signatures = {
+        run(f"import sys\nsys.exit('no file in {d}')")[1].failures[0].signature for d in "ab"
+    }
+    assert len(signatures) == 1
+
+
 @pytest.mark.parametrize(
     ("script", "words"),
     [
         ("raise ValueError('first\\nsecond')", "ValueError: first\nsecond"),
-        ("def f(:", "SyntaxError: invalid syntax"),
+        ("def f(:", "SyntaxError: invalid syntax (train.py, line 1)"),
         ("raise KeyboardInterrupt", "KeyboardInterrupt"),
         pytest.param(
             "e = ValueError('no such corpus')\ne.add_note('in shard 3')\nraise e",
@@ -147,6 +159,32 @@ def test_an_exception_is_told_in_its_own_words(
 
 
 # The second is what breakpoint() comes to at the end of its input; pytest has replaced it.
+def test_what_a_script_defines_can_be_pickled_after_its_end(
+    run: Callable[[str], tuple[int, Sent]],
+) -> None:
+    """By a thread that still writes a checkpoint, say."""
+    run("class Options:\n    pass\nsys.exit(0)")
+    options = sys.modules["__main__"].Options
+    assert type(pickle.loads(pickle.dumps(options()))) is options
+
+
+@pytest.mark.usefixtures("run")  # puts back what a script changes
+def test_a_script_may_be_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "__main__.py").write_text("raise ValueError(__name__)")
+    link = Sent()
+    run_script(cast(Link, link), [str(tmp_path)])
+    assert link.failures[0].message == "ValueError: __main__"
+
+
+@pytest.mark.usefixtures("run")
+def test_a_script_that_shows_its_help_is_told_how_to_see_it(tmp_path: Path) -> None:
+    path, link = tmp_path / "train.py", Sent()
+    path.write_text("import argparse\nargparse.ArgumentParser().parse_args()")
+    assert run_script(cast(Link, link), [str(path), "--help"]) == ExitCode.CONFIGURATION
+    (failure,) = link.failures
+    assert f"python {path} --help" in failure.message
+
+
 @pytest.mark.parametrize("asks", ["input('go on? ')", "import bdb\nraise bdb.BdbQuit"])
 def test_a_script_that_asks_somebody_is_told_that_nobody_is_there(
     asks: str, run: Callable[[str], tuple[int, Sent]], monkeypatch: pytest.MonkeyPatch

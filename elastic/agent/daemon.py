@@ -724,6 +724,10 @@ class AgentDaemon:
         self._driver.set_timer(effect.at)
 
     def _exit_agent(self, effect: fx.ExitAgent) -> None:
+        if self._pids and not self.ended.done():
+            left = ", ".join(self._pids)
+            why = f"their end was not told ({left}): the zygote does not answer, and is killed"
+            self._journal.record("warning", source="agent", message=why)
         unheard = self._leave_timed_out and not self._link.connected
         if unheard and self._options.checkpoint_dir:
             self._tasks.start(self._end_unsaved(effect.exit_code), "last-words")

@@ -166,7 +166,8 @@ class ZygoteProcess:
                 await self._writer.drain()
         if not self.was_ready:  # it has no worker yet, and does not listen
             self._kill_group()
-        await self._reap()
+        if not await self._reap():
+            await asyncio.to_thread(self._end_left)
         if self._writer is not None:
             self._writer.close()
         self._forget_keeper()
@@ -248,15 +249,17 @@ class ZygoteProcess:
                 self._on_event(pb.ZygoteEvent(spawned=spawned))
         self._writer.writelines([*self._spawning.values(), *self._killing.values()])
 
-    async def _reap(self) -> None:
-        """Return when the zygote and its keeper are gone; killed, they get as long once more."""
-        for _ in range(2):
+    async def _reap(self) -> bool:
+        """Return when the zygote and its keeper are gone; killed, they get as long once more.
+        False if they had to be killed, and so may have left something."""
+        for kindly in (True, False):
             with contextlib.suppress(asyncio.TimeoutError):
                 async with timeout(_EXIT_GRACE_S):
                     await self._ended()
-                return
+                return kindly
             self._kill_group()
         _log.warning("the keeper of the zygote does not end, though it was killed")
+        return False
 
     async def _ended(self) -> None:
         while self._keeper is not None and self._keeper.poll() is None:

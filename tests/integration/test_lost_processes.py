@@ -221,6 +221,19 @@ def test_a_job_that_is_stopped_as_a_whole_goes_on_with_the_same_workers(place: P
     assert steps_of(job) == sorted(steps_of(job))
 
 
+@pytest.mark.long
+def test_a_job_ends_although_its_zygote_is_stopped(place: Place) -> None:
+    job = place.start("steady.py", "--epochs", 100_000, "--pace-s", 0.05)
+    wait_for_step(job, 5)
+    os.kill(zygote_of(job), signal.SIGSTOP)
+    job.kill_worker(job.members()[1])
+    job.wait_for_event("recovered")  # with the spare; another one is asked for, and never forked
+    job.process.terminate()
+    assert job.wait() == 143, job.story()
+    (warning,) = job.named("warning")
+    assert "the zygote does not answer" in warning["message"]
+
+
 def test_a_worker_that_blocks_in_a_step_is_replaced_with_its_stacks_in_its_log(
     place: Place, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ _ADOPTION_S = 2.0  # in which a worker that has called elastic.init() reports to
 # long in all.
 _ANNOUNCEMENT_S = 0.1
 _SURVIVORS_FIRST_S = 0.25
+_GONE_WITHIN_S = 15.0  # of the order to kill them: GPUs take their time, disks that hang do not end
 
 
 class AgentPhase(enum.Enum):
@@ -92,6 +93,7 @@ class Agent:
         self._dismissed = False
         self._exit_code: int | None = None
         self._kill_at: float | None = None
+        self._gone_by: float | None = None
         self._leave_by: float | None = None
         self._drained_by: float | None = None
         self._reported: tuple[WorkerStatus, ...] | None = ()
@@ -422,7 +424,8 @@ class Agent:
             yield from self._replace(process.status.worker, FailureKind.START_TIMEOUT, message, now)
 
     def _wind_up(self, now: float) -> list[fx.Effect]:
-        if not self._processes:
+        overdue = self._gone_by is not None and now >= self._gone_by
+        if not self._processes or overdue:
             return [fx.SetTimer(at=None), fx.ExitAgent(exit_code=self._exit_code or 0)]
         if self._kill_at is None or now >= self._kill_at:
             effects: list[fx.Effect] = [
@@ -432,7 +435,9 @@ class Agent:
             ]
             for name, process in self._processes.items():
                 process.ending = process.ending or Failure(worker=name, kind=FailureKind.SIGNAL)
-            return [*effects, fx.SetTimer(at=None)]
+            if self._gone_by is None:
+                self._gone_by = now + _GONE_WITHIN_S
+            return [*effects, fx.SetTimer(at=self._gone_by)]
         return [fx.SetTimer(at=self._kill_at)]
 
     def _next_instant(self, now: float) -> float | None:

@@ -56,7 +56,7 @@ AGENT = (
         "a node that is cut off for good does not end all of its workers",
     ),
     (
-        "        if not self._processes:\n            return [fx.SetTimer(at=None), fx.ExitAgent",
+        "        if not self._processes or overdue:\n            return [fx.SetTimer(at=None), fx.ExitAgent",
         "        if True:\n            return [fx.SetTimer(at=None), fx.ExitAgent",
         "an agent exits before its workers are gone",
     ),

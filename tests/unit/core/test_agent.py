@@ -287,6 +287,16 @@ def test_a_complete_job_lets_finished_scripts_exit_and_kills_the_rest_after_the_
     assert of(fx.ExitAgent, agent.handle(killed("a-3"), 10.0)) == [fx.ExitAgent(exit_code=0)]
 
 
+def test_an_agent_ends_although_nobody_tells_of_the_end_of_its_workers() -> None:
+    """A zygote that is stopped, or whose disk hangs, neither forks nor tells."""
+    agent = full()
+    (timer,) = of(fx.SetTimer, agent.handle(ev.StopRequested(exit_code=130), 4.0))
+    assert timer.at is not None
+    assert not of(fx.ExitAgent, agent.handle(ev.TimerFired(), timer.at - 0.1))
+    effects = agent.handle(ev.TimerFired(), timer.at)
+    assert of(fx.ExitAgent, effects) == [fx.ExitAgent(exit_code=130)]
+
+
 def test_the_first_signal_asks_and_the_second_one_ends() -> None:
     agent = full()
     leave = ev.LeaveRequested(exit_code=143, reason="SIGTERM")

@@ -299,8 +299,11 @@ class Coordinator:
         ):
             refused = self._newcomer_failed(worker, event, now)
         elif not self._policy.restart_all or self._past.breaks_another(event.failure):
+            failure = event.failure
+            if failure.state_lost and self._is_held_elsewhere(worker):
+                failure = replace(failure, retryable=True)  # the next group takes it along
             verdict = self._restarts.judge(
-                event.failure,
+                failure,
                 now=now,
                 committed=self.committed,
                 running=frozenset(workers),
@@ -485,6 +488,20 @@ class Coordinator:
             if w.silent_since is None and not self._newcomers.is_new(name)
         ]
         return len(others) >= max(1, self._policy.min_workers)
+
+    def _is_held_elsewhere(self, worker: Sighting | None) -> bool:
+        """The group of a worker has found the state lost; but one that is not in that group has
+        come back with it."""
+        group = self._past.get(worker.status.generation) if worker is not None else None
+        group = group or self._current
+        return any(
+            w.status.phase is WorkerPhase.READY
+            and w.status.took_part
+            and w.status.committed > 0
+            and w.silent_since is None
+            for name, w in self._nodes.workers().items()
+            if group is None or name not in group.worker_ids
+        )
 
     def _newcomer_failed(
         self, worker: Sighting, event: ev.WorkerFailed, now: float

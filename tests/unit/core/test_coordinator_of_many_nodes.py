@@ -726,6 +726,22 @@ def test_a_newcomer_that_finds_the_state_lost_ends_the_job() -> None:
     assert [e.exit_code for e in job.told(fx.EndJob)] == [78]  # type: ignore[attr-defined]
 
 
+def test_a_state_that_has_come_back_since_is_not_lost() -> None:
+    """b0 was given up, and those that were left could not go on: a1 finds nothing to begin with."""
+    job = running("a0", "b0", agent_grace_s=0.0)
+    job.tell(ev.NodeLost(node="b"))
+    job.report(status("a0", READY, 1, heard=2, committed=4, took_part=False))
+    assert job.tell(killed("a0")) == []
+    assert job.report(status("a1", READY)) == ["a1"]
+    job.report(status("a1", JOINING, 4, took_part=False))
+    job.report(status("b0", READY, 1, heard=4, committed=4))
+    lost = Failure(
+        worker="a1", kind=FailureKind.EXCEPTION, signature="x", retryable=False, state_lost=True
+    )
+    assert job.tell(ev.WorkerFailed(node="a", failure=lost)) == ["b0"]
+    assert job.told(fx.EndJob) == []
+
+
 def test_a_member_that_holds_up_a_planned_change_is_not_waited_for_long() -> None:
     """Those that leave join no other group, so nobody's arrival starts the clock."""
     job = running("a0", "b0", busy_timeout_s=20.0)

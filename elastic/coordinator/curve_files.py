@@ -135,12 +135,12 @@ class _TextFile:
         self._file: io.FileIO | None = None
 
     def open(self) -> None:
-        if self._path.exists() and not self._path.is_file():
-            raise ConfigurationError(
-                f"cannot write the curve {self._path}: it is no regular file, from which lines can "
-                "be taken back; choose another with --curve"
-            )
         try:
+            if self._path.exists() and not self._path.is_file():
+                raise ConfigurationError(
+                    f"cannot write the curve {self._path}: it is no regular file, from which lines "
+                    "can be taken back; choose another with --curve"
+                )
             self._opened()
             with self._path.open("rb") as lines:
                 first = lines.readline(_LONGEST_LINE)

@@ -130,6 +130,8 @@ def test_another_file_is_not_written_to(tmp_path: Path, name: str) -> None:
 def test_a_file_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot write the curve .*--curve"):
         opened(tmp_path / "nowhere" / "curve.jsonl")
+    with pytest.raises(ConfigurationError, match=r"cannot write the curve .*--curve"):
+        opened(tmp_path / ("x" * 300))  # that it exists cannot be asked either
 
 
 @pytest.mark.timeout(20)

@@ -45,6 +45,7 @@ from elastic.runtime.off_loop import off_loop
 from elastic.runtime.output import Output, Stream
 from elastic.runtime.process_metrics import Document, ProcessParts, Watched
 from elastic.runtime.process_title import set_title
+from elastic.runtime.reexec import unblock_signals
 from elastic.runtime.service_notice import Condition, ServiceNotice
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.coordinator import CoordinatorSettings
@@ -230,6 +231,7 @@ async def _until_signalled(
     for number in _SIGNALS:
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup(1)
             loop.add_signal_handler(number, leave, number)
+    unblock_signals()
     try:
         return await working
     except asyncio.CancelledError:

@@ -50,7 +50,7 @@ from elastic.runtime.metrics import Found
 from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.process_metrics import ProcessParts, Watched
 from elastic.runtime.process_title import set_title
-from elastic.runtime.reexec import has_terminal
+from elastic.runtime.reexec import has_terminal, unblock_signals
 from elastic.runtime.run_directory import RunDirectory
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.runtime.warnings_to_journal import warnings_to
@@ -270,6 +270,7 @@ def _handle_signals(agent: AgentDaemon) -> None:
         loop.add_signal_handler(number, handle, number)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         loop.add_signal_handler(signal.SIGHUP, hang_up)
+    unblock_signals()  # whatever has started this process
 
 
 def _ignore_signals() -> None:

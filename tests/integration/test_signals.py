@@ -91,6 +91,21 @@ def blocked_job(place: Place, tmp_path: Path, *options: str) -> JobProcess:
     return job
 
 
+def test_signals_that_whoever_started_the_job_has_blocked(place: Place) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals) - {signal.SIGKILL})
+    try:
+        job = place.start("steady.py", "--epochs", 100_000, "--pace-s", 0.02)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    wait_for_step(job, 3)
+    killed = job.members()[1]
+    job.kill_worker(killed)
+    failed = job.wait_for_event("worker_failed", worker=killed)
+    assert "SIGKILL" in failed["message"]  # the zygote has heard of it
+    job.process.terminate()
+    assert job.wait() == TERMINATED, job.story()
+
+
 def test_a_signal_while_warming_up(place: Place) -> None:
     job = place.start("steady.py")
     job.wait_for_event("node_connected")

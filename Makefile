@@ -12,7 +12,7 @@ IMAGE ?= elastic:$(shell sed -n "s/^version = \"\(.*\)\"/\1/p" pyproject.toml)
 VARIANT ?= cuda
 BUILD_ARGS ?=
 
-.PHONY: install browser prometheus demo check test test-long test-versions packages image sim-long faults styles-long soak lint proto sim mutants bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic bench-output clean
+.PHONY: install browser prometheus demo check test test-fast test-long test-versions packages image sim-long faults styles-long soak lint proto sim mutants profile bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic bench-output clean
 
 install: $(VENV)/.installed
 
@@ -52,6 +52,11 @@ test: install browser prometheus
 	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder \
 	    -m "not long and not alone"
 	$(BIN)/python -m pytest -m "alone and not long"
+
+# The inner loop: no processes, no sockets to speak of.
+test-fast: install
+	$(BIN)/python -m pytest -n 2 tests/scenarios tests/unit/core tests/unit/settings tests/unit/store \
+	    tests/unit/checkpoint tests/unit/coordinator
 
 test-long: install browser prometheus
 	$(BIN)/python -m pytest -m long
@@ -97,6 +102,9 @@ soak: install
 
 mutants: install
 	$(BIN)/python -m tests.sim --mutants
+
+profile: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.profile
 
 bench-recovery: install
 	$(BIN)/python -m benchmarks.recovery

@@ -82,7 +82,7 @@ class GPT(nn.Module):
         return self.to_logits(self.norm(self.blocks(x)))
 
 
-class Windows(Dataset):
+class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """The text cut into windows: (bytes, the byte that follows each of them)."""
 
     def __init__(self, text: torch.Tensor, context: int) -> None:
@@ -106,8 +106,9 @@ def load(megabytes: float) -> tuple[torch.Tensor, torch.Tensor]:
     return tensor[:split], tensor[split:]
 
 
-def loss_of(logits: torch.Tensor, following: torch.Tensor, **options: str) -> torch.Tensor:
-    return nn.functional.cross_entropy(logits.flatten(0, 1), following.flatten(), **options)
+def loss_of(logits: torch.Tensor, following: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
+    flat = logits.flatten(0, 1)
+    return nn.functional.cross_entropy(flat, following.flatten(), reduction=reduction)
 
 
 @torch.no_grad()
@@ -164,9 +165,9 @@ def main() -> None:
             optimizer.zero_grad(set_to_none=True)
             step.report(loss=loss)
 
-    loss = session.run(validation_loss, session, net, validation)
+    validated = session.run(validation_loss, session, net, validation)
     if session.rank == 0:
-        print(f"validation loss {loss:.4f}, {loss / math.log(2):.3f} bits per byte")
+        print(f"validation loss {validated:.4f}, {validated / math.log(2):.3f} bits per byte")
         sample = write(net, options.sample, session.device)
         print(f"after {session.committed} steps it writes:\n{sample}")
 

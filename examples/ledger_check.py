@@ -17,6 +17,7 @@ Needs Python and nothing else.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
 from collections import defaultdict
@@ -171,7 +172,8 @@ def main() -> int:
     parser.add_argument("--samples", type=int, required=True, help="length of the dataset")
     parser.add_argument("--epochs", type=int, help="epochs that must be complete")
     options = parser.parse_args()
-    sys.stdout.reconfigure(errors="backslashreplace")  # a damaged ledger may name what is no text
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a damaged ledger may name what is no text
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with open(options.ledger, encoding="utf-8", errors="replace") as lines:
             result = audit(lines, samples=options.samples, epochs=options.epochs)

@@ -79,11 +79,12 @@ def _held_in_vain(journal: Journal) -> Iterator[str]:
 
 def _lost_out_of_contact(journal: Journal, at: float, number: int) -> bool:
     """All whom the change takes along are gone with their nodes. For all that is known they are out
-    of contact, and may train on by themselves: no other group is formed meanwhile."""
+    of contact, and may train on by themselves: no other group is formed until the store is certain,
+    whatever the agents' grace."""
     lost_at = {then for then, action, _ in journal.struck if action == "KILL_NODE" and then <= at}
     takes_along = next(g.worker_ids for g in journal.generations if g.number == number)
     all_lost = all(journal.gone_at.get(name) in lost_at for name in takes_along)
-    return journal.agent_grace_s > 0.0 and bool(takes_along) and all_lost
+    return bool(takes_along) and all_lost
 
 
 def _first_agreed(journal: Journal) -> dict[int, float]:

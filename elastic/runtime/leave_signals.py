@@ -15,10 +15,12 @@ LEAVE_SIGNALS: Mapping[signal.Signals, tuple[ExitCode, str]] = {
     signal.SIGINT: (ExitCode.INTERRUPTED, "Ctrl-C"),
     signal.SIGTERM: (ExitCode.TERMINATED, "SIGTERM"),
     # By default these would end a command that saves nothing: a terminal sends SIGQUIT at Ctrl-\,
-    # a batch system gives notice of the end with one of the user's signals.
+    # a batch system gives notice of the end with one of the user's signals, or with the one for
+    # processor time that is used up.
     signal.SIGQUIT: (ExitCode.TERMINATED, "SIGQUIT"),
     signal.SIGUSR1: (ExitCode.TERMINATED, "SIGUSR1"),
     signal.SIGUSR2: (ExitCode.TERMINATED, "SIGUSR2"),
+    signal.SIGXCPU: (ExitCode.TERMINATED, "SIGXCPU"),
 }
 """The exit code and the reason of each. SIGHUP means different things to different commands."""
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from elastic.core.whereabouts import Frame
 
+# None of the signals that scripts and batch systems use among themselves, as SIGUSR1 and SIGUSR2.
 STACK_SIGNAL = signal.SIGRTMIN + 11
-"""The main thread writes its stack and goes on. None of the signals that scripts and batch systems
-use among themselves, as SIGUSR1 and SIGUSR2."""
-ALL_STACKS_SIGNAL = signal.SIGUSR2
+"""The main thread writes its stack and goes on."""
+ALL_STACKS_SIGNAL = signal.SIGRTMIN + 12
 """All threads are written, while they may run: for a process that is about to be killed."""
 
 _NAME = "elastic-stacks"

@@ -100,7 +100,7 @@ def test_a_signal_that_comes_twice_saves_and_leaves() -> None:
     assert signalled(signal.SIGTERM, signal.SIGTERM) == [("leave", 143, "SIGTERM")]
 
 
-@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU])
 def test_a_signal_that_would_end_it_saves_and_leaves(number: signal.Signals) -> None:
     assert signalled(number) == [("leave", 143, number.name)]
 

@@ -26,6 +26,7 @@ PATIENCE_S = 20.0
 FAMILY = """
     import os, subprocess, sys, threading, time, ctypes
     from elastic.runtime.stack_file import write_stacks_on_signal
+    from elastic.worker.process.stray_signals import StraySignals
 
     def load():
         os.write(write, b".")
@@ -40,6 +41,7 @@ FAMILY = """
             keep()
 
     write_stacks_on_signal()
+    StraySignals().take_over()  # which leaves these two alone
     read, write = os.pipe()
     if os.fork() == 0:
         load()

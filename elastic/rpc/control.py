@@ -14,7 +14,7 @@ import grpc.aio
 from elastic.errors import ConfigurationError, TransientError
 from elastic.rpc.admission import Admission, MessageRefused
 from elastic.rpc.control_client import ControlClient, CoordinatorLost
-from elastic.rpc.control_options import OPTIONS
+from elastic.rpc.control_options import LET_IN, OPTIONS
 from elastic.rpc.security import (
     PLAINTEXT,
     Report,
@@ -169,7 +169,7 @@ class _Servicer(pb_grpc.ControlServicer):
     ) -> None:
         reading = asyncio.ensure_future(self._read(stream, messages))
         try:
-            await context.send_initial_metadata(())  # by which the agent knows that it is let in
+            await context.send_initial_metadata(((LET_IN, "1"),))
             async for message in stream.outgoing():
                 await context.write(message)
             if reading.done() and (refusal := reading.result()) is not None:

@@ -13,7 +13,7 @@ import grpc.aio
 from elastic.errors import ConfigurationError, ElasticError, TransientError
 from elastic.rpc.admission import MOST_BYTES
 from elastic.rpc.channels import Channels
-from elastic.rpc.control_options import OPTIONS
+from elastic.rpc.control_options import LET_IN, OPTIONS
 from elastic.rpc.handshake_probe import explain
 from elastic.rpc.security import PLAINTEXT, Report, Security, log_report
 from elastic.v1 import control_pb2 as pb
@@ -55,8 +55,9 @@ class ControlClient:
         async with self._channels.channel() as channel:
             call = _stub(channel).Attend(_Sendable(outgoing, self._report))
             try:
-                await call.initial_metadata()
-                if not call.done():
+                # A refusal ends the call, which may come to be known later than its metadata, that
+                # are empty then.
+                if any(key == LET_IN for key, _ in await call.initial_metadata()):
                     self._let_in = True
                 async for message in call:
                     yield message

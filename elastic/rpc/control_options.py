@@ -23,3 +23,6 @@ OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a shared port
     ("grpc.server_handshake_timeout_ms", 10_000),  # for whoever connects and says nothing
 ]
+
+LET_IN = "elastic-let-in"
+"""In the initial metadata of the coordinator's answer to an agent that may attend."""

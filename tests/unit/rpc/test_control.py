@@ -52,6 +52,34 @@ def test_a_stream_from_hello_to_its_end(tmp_path: Path) -> None:
     with_server(tmp_path, check)
 
 
+class RefusesLate(pb_grpc.ControlServicer):
+    """Its refusal comes to be known after the begin of its answer."""
+
+    async def Attend(  # noqa: N802 - named by the protocol
+        self, request_iterator: object, context: grpc.aio.ServicerContext[object, object]
+    ) -> None:
+        await context.send_initial_metadata(())
+        await asyncio.sleep(0.1)
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not for you")
+
+
+def test_a_refusal_that_is_known_late_is_a_refusal() -> None:
+    async def main() -> None:
+        server = grpc.aio.server()
+        pb_grpc.add_ControlServicer_to_server(RefusesLate(), server)  # type: ignore[no-untyped-call]
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        client = ControlClient(address)
+        try:
+            with pytest.raises(ConfigurationError, match="not for you"):
+                await Conversation(client, HELLO).ended
+        finally:
+            await client.close()
+            await server.stop(0)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
 def test_a_broken_stream_is_a_lost_agent(tmp_path: Path) -> None:
     async def check(recorder: Recorder, client: ControlClient, _: ControlServer) -> None:
         agent = Conversation(client, HELLO)

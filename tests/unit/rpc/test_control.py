@@ -58,6 +58,7 @@ class RefusesLate(pb_grpc.ControlServicer):
     async def Attend(  # noqa: N802 - named by the protocol
         self, request_iterator: object, context: grpc.aio.ServicerContext[object, object]
     ) -> None:
+        del request_iterator
         await context.send_initial_metadata(())
         await asyncio.sleep(0.1)
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not for you")

@@ -102,8 +102,9 @@ def worker_environment(workers: int, host: str, *, classic: bool) -> dict[str, s
     secrets = {option.variable for option in options_of(NodeSettings) if option.secret}
     withheld = {*secrets, *NOTICE_VARIABLES}
     environment = {name: value for name, value in os.environ.items() if name not in withheld}
-    if environment.get("GRPC_VERBOSITY") == "NONE":  # our own wish, see main.py
-        del environment["GRPC_VERBOSITY"]
+    for name, wish in {"GRPC_VERBOSITY": "NONE", "GRPC_DNS_RESOLVER": "native"}.items():
+        if environment.get(name) == wish:  # our own, see main.py
+            del environment[name]
     # Several workers must not each take every core. torchrun gives each one, if there are several.
     threads = 1 if classic else max(1, (os.cpu_count() or 1) // workers)
     if not classic or workers > 1:

@@ -75,6 +75,12 @@ _Config = Annotated[
         show_default="ELASTIC_CONFIG",
     ),
 ]
+_OperatorConfig = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        help="TOML file with the tables \\[operator] and \\[job].", show_default="ELASTIC_CONFIG"
+    ),
+]
 
 
 _Script = Annotated[
@@ -166,7 +172,7 @@ def status(
     *,
     address: _Address = None,
     output: _Output = "table",
-    config: _Config = None,
+    config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
     """Show a running job: its group, its workers, its progress and its recoveries."""
@@ -182,7 +188,7 @@ def report(
     *,
     address: _Address = None,
     output: _Output = "table",
-    config: _Config = None,
+    config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
     """Show where the time of a job's slots went: what was productive, what was lost, and to what.
@@ -205,7 +211,7 @@ def nodes(
     ] = None,
     address: _Address = None,
     output: _Output = "table",
-    config: _Config = None,
+    config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
     """Show the nodes of a job: who takes part, who leaves, who is kept out, and why."""
@@ -229,7 +235,7 @@ def stacks(
     *,
     address: _Address = None,
     output: _Output = "table",
-    config: _Config = None,
+    config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
     """Show where each rank of a job is: in which part of a step, and its Python stacks.
@@ -249,7 +255,7 @@ def incidents(
     *,
     address: _Address = None,
     output: _Output = "table",
-    config: _Config = None,
+    config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
     """Show what has struck a job: losses, hangs and failed saves, with what each has cost."""
@@ -269,7 +275,7 @@ def explain(
     *,
     address: _Address = None,
     output: _Output = "table",
-    config: _Config = None,
+    config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
     """Show all that is known of an incident: what struck, who noticed, what it took and cost.
@@ -293,7 +299,7 @@ def trace(
         int, typer.Option(help="Newest steps of each worker, at most.", min=1, max=1000)
     ] = 1000,
     address: _Address = None,
-    config: _Config = None,
+    config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
     """Write what each slot of a job did in the last minutes as a trace, to be opened at
@@ -320,7 +326,7 @@ def drain(
         bool, typer.Option("--future", help="Also a node that nobody knows of yet.")
     ] = False,
     address: _Address = None,
-    config: _Config = None,
+    config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
     """Have a node leave a job at a step boundary, and keep it out until it is cleared."""
@@ -337,7 +343,7 @@ def stop(
     *,
     reason: Annotated[str, typer.Option(help="Why, for the journal.")] = "stopped by an operator",
     address: _Address = None,
-    config: _Config = None,
+    config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
     """Have a job saved at a step boundary and ended, with exit code 82."""
@@ -354,7 +360,7 @@ def events(
     follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes.")] = False,
     address: _Address = None,
     output: _Output = "table",
-    config: _Config = None,
+    config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
     """Show what happened to a job: failures, changes of the group, checkpoints."""
@@ -370,7 +376,7 @@ def events(
 def jobs(
     *,
     output: _Output = "table",
-    config: _Config = None,
+    config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
     """Show the runs of --job, or of all jobs in etcd: who leads them, or how they ended."""
@@ -387,7 +393,7 @@ def jobs(
 def forget(
     run_id: Annotated[str, typer.Argument(metavar="RUN", help="The run's --run-id.")] = "default",
     *,
-    config: _Config = None,
+    config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
     """Remove all that etcd knows of a run of --job, so that it can be trained again.
@@ -524,6 +530,8 @@ def main() -> None:
     """Entry point of the console script."""
     # Read by gRPC when it is imported: it would write of every failed handshake between our lines.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # Its own resolver asks name servers also for what /etc/hosts has: 13 s where they are silent.
+    os.environ.setdefault("GRPC_DNS_RESOLVER", "native")
     app(prog_name="elastic")
 
 

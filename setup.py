@@ -9,7 +9,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
-CARRIED = ("deploy", "docs", "helm", "protos")
+CARRIED = ("CHANGELOG.md", "README.md", "deploy", "docs", "helm", "protos")
 """Copied into elastic/carried, where `elastic files` finds them."""
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", "packages")
 
@@ -24,6 +24,10 @@ class BuildWithFiles(build_py):
             return
         for name in CARRIED:
             target = Path(self.build_lib) / "elastic" / "carried" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if (ROOT / name).is_file():
+                self.copy_file(str(ROOT / name), str(target))
+                continue
             shutil.rmtree(target, ignore_errors=True)
             shutil.copytree(ROOT / name, target, ignore=LEFT_OUT)
 

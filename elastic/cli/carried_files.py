@@ -12,6 +12,7 @@ from elastic.cli.formats import print_json, print_table, require_format
 from elastic.errors import ConfigurationError, refusal_of
 
 _FOLDERS = ("deploy", "docs", "helm", "protos")
+_DOCUMENTS = ("CHANGELOG.md", "README.md")
 _IGNORED = {"__pycache__", "packages"}
 _EXECUTABLE = b"#!"
 
@@ -45,6 +46,7 @@ def _root() -> Path:
 
 def _carried(root: Path) -> Iterator[Path]:
     """Relative to the root, by name."""
+    yield from (Path(name) for name in _DOCUMENTS if (root / name).is_file())
     for folder in _FOLDERS:
         for path in sorted((root / folder).rglob("*")):
             relative = path.relative_to(root)

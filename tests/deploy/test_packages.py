@@ -79,7 +79,8 @@ def test_what_is_installed_works_where_there_is_no_repository(
 
     assert at_work("--version").startswith("elastic ")
     at_work("files", "--to", tmp_path / "out")
-    tracked = run("git", "ls-files", "deploy", "docs", "helm", "protos", cwd=ROOT).splitlines()
+    carried = ("CHANGELOG.md", "README.md", "deploy", "docs", "helm", "protos")
+    tracked = run("git", "ls-files", *carried, cwd=ROOT).splitlines()
     expected = {name for name in tracked if not name.startswith("deploy/packages")}
     copies = {path for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert {str(path.relative_to(tmp_path / "out")) for path in copies} == expected

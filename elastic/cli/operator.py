@@ -195,6 +195,9 @@ def stacks(target: Target, of: str, *, output: str) -> None:
     as_json = require_format(output)
     try:
         reply = _run(target, lambda client, timeout_s: client.stacks(of, timeout_s))
+        if not reply.ranks:
+            waits = "`elastic status` and `elastic nodes` tell what the job waits for"
+            print(f"elastic: no worker is in a group; {waits}", file=sys.stderr)
     except AlreadyEnded as ended:
         print(f"elastic: no worker runs: {ended}", file=sys.stderr)
         reply = stacks_pb2.JobStacks()

@@ -124,9 +124,10 @@ def asked_for(of: str, generation: Generation | None, workers: Sequence[str]) ->
         return members[int(of)].worker
     if of and of not in workers:
         ranks = f"ranks 0 to {len(members) - 1}" if members else "no ranks"
-        known = ", ".join(sorted(workers)[:_MOST_SHOWN]) or "none at all"
+        names = sorted(workers)[:_MOST_SHOWN]
+        known = f"and the workers {', '.join(names)}" if names else "and no workers"
         raise ConfigurationError(
-            f"there is no rank or worker {of[:80]!r}; there are {ranks}, and the workers {known}"
+            f"there is no rank or worker {of[:80]!r}; there are {ranks}, {known}"
         )
     return of
 

@@ -440,6 +440,16 @@ def test_stacks_for_people(place: Place, capsys: Printed) -> None:
     assert place.leader.asked == [("stacks", "", "")]
 
 
+def test_stacks_where_no_worker_is_in_a_group(
+    place: Place, capsys: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.STACKS", stacks_pb2.JobStacks())
+    operator.stacks(place.target, "", output="table")
+    out, err = capsys.readouterr()
+    assert not out
+    assert "no worker is in a group; `elastic status`" in err
+
+
 def test_stacks_for_programs(place: Place, capsys: Printed) -> None:
     operator.stacks(place.target, "1", output="json")
     found = document(capsys)

@@ -202,7 +202,7 @@ def test_a_rank_or_a_worker_can_be_asked_for() -> None:
     assert [asked_for(of, GROUP, names) for of in ("", "1", "spare")] == ["", "b-1", "spare"]
     with pytest.raises(ConfigurationError, match=r"no rank or worker '3'; there are ranks 0 to 2"):
         asked_for("3", GROUP, names)
-    with pytest.raises(ConfigurationError, match="there are no ranks, and the workers none at all"):
+    with pytest.raises(ConfigurationError, match="there are no ranks, and no workers"):
         asked_for("x", None, [])
 
 

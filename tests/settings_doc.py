@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
+from elastic.cli.main import app
 from elastic.settings.commands import COMMANDS, Command, options_by_name
 from elastic.settings.fields import Option
+from elastic.settings.operator import OperatorSettings
 
 TARGET = Path(__file__).parent.parent / "docs" / "SETTINGS.md"
 _HEAD = """\
@@ -51,9 +54,6 @@ Each of the two counts by itself: a script on the command line without arguments
 environment.
 """
 _COLUMNS = "| option | variable | default | |\n|---|---|---|---|\n"
-_OPERATOR = "operator commands"
-_THEM = ("elastic status", "report", "nodes", "stacks", "drain", "events", "stop")
-_TITLES = {"operator": f"{_OPERATOR}: {', '.join(f'`{name}`' for name in _THEM)}"}
 
 
 def text() -> str:
@@ -63,13 +63,22 @@ def text() -> str:
 
 def _command(command: Command) -> str:
     options = options_by_name(command).values()
-    title = _TITLES.get(command.table, command.title)
+    title = _operators() if command.settings is OperatorSettings else command.title
     groups = dict.fromkeys(option.group for option in options if option.group)
     links = " and ".join(f"[{group}](#{group.lower()})" for group in groups)
     more = f"\nBesides these, those of {links}.\n" if links else ""
     table = f"Table `[{command.table}]`.\n{more}"
     own = _rows(option for option in options if not option.group)
     return f"\n## {title[0].upper() + title[1:]}\n\n{table}\n{_COLUMNS}{own}"
+
+
+def _operators() -> str:
+    names = [
+        one.name or one.callback.__name__
+        for one in app.registered_commands
+        if one.callback and {"timeout_s", "etcd"} <= {*inspect.signature(one.callback).parameters}
+    ]
+    return f"operator commands: `elastic {'`, `'.join(names)}`"
 
 
 def _groups() -> Iterator[str]:

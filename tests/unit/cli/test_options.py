@@ -174,3 +174,14 @@ def test_an_option_of_the_command_without_its_value_is_no_other_commands(command
     result = CliRunner().invoke(app, [command, flag])
     assert result.exit_code == 2
     assert "requires an argument" in result.output
+
+
+@pytest.mark.parametrize(
+    ("name", "tables"),
+    [("status", "[operator] and [job]"), ("jobs", "[operator] and [job]"), ("agent", "[job]")],
+)
+def test_the_tables_that_a_command_reads_are_in_its_help(name: str, tables: str) -> None:
+    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "300"}, color=False).output
+    (line,) = (line for line in shown.splitlines() if "--config " in line)
+    assert tables in line
+    assert ("this command's name" in line) == (name == "agent")

@@ -71,11 +71,21 @@ def _end(journal: Journal) -> Iterator[str]:
     since = max(
         [*journal.finished_at.values(), *(at + journal.return_s for at in journal.elected_at)]
     )
+    if _are_lost_with_nodes(journal, trained):
+        since = max([since, *(at for at in journal.certain_at if at <= journal.ended_at)])
     # A node may be killed before it has told of the end: its agent could have come back.
     patience_s = journal.return_patience_s if journal.elected_at else journal.agent_grace_s
     grace_s = patience_s if "KILL_NODE" in actions else 0.0
     if since + grace_s + _OVER_S + 3 * journal.news_s < journal.ended_at < math.inf:
         yield f"all have finished at {since:.2f}, the job ended at {journal.ended_at:.2f}"
+
+
+def _are_lost_with_nodes(journal: Journal, workers: set[str]) -> bool:
+    """All of them are. Of some the end may not have been told: for all that is known these train
+    on, and nobody who has finished is in contact to tell that nodes were lost, not the coordinator
+    cut off. The job ends when the store is certain, whatever the agents' grace."""
+    lost_at = {at for at, action, _ in journal.struck if action == "KILL_NODE"}
+    return all(journal.gone_at.get(name) in lost_at for name in workers)
 
 
 def _stop(journal: Journal) -> Iterator[str]:

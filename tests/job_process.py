@@ -27,11 +27,15 @@ class CommandProcess:
     """Any command; JSON objects on stderr are its events. Collects what it writes as it comes."""
 
     def __init__(
-        self, command: Sequence[str], *, environment: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        cwd: Path = ROOT,
     ) -> None:
         self.process = subprocess.Popen(
             [*DIE_WITH_PARENT, *command],
-            cwd=ROOT,
+            cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -161,10 +165,11 @@ class JobProcess(CommandProcess):
         nproc: int = 3,
         log_dir: Path,
         environment: dict[str, str] | None = None,
+        cwd: Path = ROOT,
     ) -> None:
         command = [sys.executable, "-m", "elastic.cli", "run", "--output", "json"]
         command += ["--nproc-per-node", str(nproc), "--log-dir", str(log_dir)]
-        super().__init__([*command, *map(str, arguments)], environment=environment)
+        super().__init__([*command, *map(str, arguments)], environment=environment, cwd=cwd)
 
     def members(self) -> list[str]:
         """The workers of the newest generation, by rank."""

@@ -51,7 +51,7 @@ The script and its arguments follow the options on the command line, and are set
 others: where the command line has none, `ELASTIC_SCRIPT` and `ELASTIC_ARGS` count, or `script` and
 `args` of the file. The variable is quoted as for a shell: `ELASTIC_ARGS="--lr 0.1 --name 'a b'"`.
 Each of the two counts by itself: a script on the command line without arguments has those of the
-environment.
+environment. With `--module` (`-m`) the script is a module's name, wherever the name is given.
 """
 _COLUMNS = "| option | variable | default | |\n|---|---|---|---|\n"
 
@@ -97,6 +97,8 @@ def _rows(options: Iterator[Option]) -> str:
 
 def _row(option: Option) -> str:
     flag = "" if option.secret else f"`{option.flag}`"
+    if option.short:
+        flag = f"`{option.short}`, {flag}"
     if option.required:
         default = "required"
     else:

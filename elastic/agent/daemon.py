@@ -81,6 +81,8 @@ class NodeOptions:
     environment: Mapping[str, str]
     hello: control_pb2.AgentHello
     """How it introduces itself to the coordinator."""
+    module: bool = False
+    """The script is a module's name."""
     ports: tuple[int, int] = (0, 0)
     """The first and the last at which workers may listen; 0: any."""
     job: str = "job"
@@ -642,6 +644,7 @@ class AgentDaemon:
                 socket_path=str(self._run_directory / AGENT_SOCKET),
                 log_path=str(log),
                 argv=options.argv,
+                module=options.module,
                 classic=options.machine.classic,
             )
         )

@@ -105,7 +105,7 @@ class NodeCommand:
     @property
     def classic(self) -> bool:
         """The script was written for torchrun."""
-        return is_classic(Path(self.argv[0]), self.settings.launch)
+        return is_classic(self.argv[0], self.settings.launch, module=self.settings.module)
 
     @property
     def text(self) -> str:
@@ -116,6 +116,7 @@ class NodeCommand:
             parts += ["--checkpoint-dir", masked_url(s.checkpoint_dir)]
             parts += ["--checkpoint-every", str(s.checkpoint_every)]
         parts += ["--record-samples"] if s.record_samples else []
+        parts += ["-m"] if s.module else []
         return " ".join((*parts, *masked_arguments(self.argv)))
 
     @property
@@ -123,6 +124,7 @@ class NodeCommand:
         """Equal on all nodes of a job."""
         s = self.settings
         same = [*self.argv, s.checkpoint_dir, s.checkpoint_every, s.record_samples, self.classic]
+        same += ["module"] if s.module else []  # a script's digest is that of older versions
         return hashlib.blake2b(json.dumps(same).encode(), digest_size=16).hexdigest()
 
 
@@ -142,8 +144,8 @@ def attend(command: NodeCommand) -> Attended:
     """
     kept = inherited()
     notice = ServiceNotice.of_environment(os.environ)
-    require_command(command.argv)
     settings = command.settings
+    require_command(command.argv, module=settings.module)
     unsure = "" if kept else _require_reachable(settings.node_host)  # else its trial has asked
     if settings.worker_port_range is not None:
         _require_right_to(settings.worker_port_range.first)
@@ -583,6 +585,7 @@ def _options(
         ),
         host=host,
         argv=command.argv,
+        module=settings.module,
         run_directory=directory.path,
         log_directory=logs,
         environment=environment,

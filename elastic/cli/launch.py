@@ -6,7 +6,9 @@ import ast
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from elastic.cli.module_file import looks_here, module_file
 from elastic.core.legible import is_text
 from elastic.errors import ConfigurationError, refusal_of
 from elastic.runtime.log_retention import make_directory
@@ -19,13 +21,57 @@ from elastic.settings.shared import Launch
 _PACKAGE = "elastic"
 
 
-def is_classic(script: Path, launch: Launch) -> bool:
+def is_classic(script: str | Path, launch: Launch, *, module: bool = False) -> bool:
     """Was it written for torchrun? Unless told, it was if neither it nor any module beside it that
-    it imports, in turn, imports elastic. One that is no Python is left to say so itself, once."""
+    it imports, in turn, imports elastic. One that is no Python is left to say so itself, once.
+
+    module: it is the name of one, and those beside it are those of its package and of the working
+    directory. Raises ConfigurationError if there is none of this name.
+    """
     if launch is not Launch.AUTO:
         return launch is Launch.TORCHRUN
-    directory = script.resolve().parent
-    waiting, seen = [script], set[Path]()
+    return _imports_none(_Examined.module(str(script)) if module else _Examined.script(script))
+
+
+class _Examined(NamedTuple):
+    """What is run, and where Python finds what it imports."""
+
+    path: Path
+    directory: Path | None
+    """In which Python looks first."""
+    package: str = ""
+    """To which a module belongs; it is found in `root`, with all that is in it."""
+    root: Path = Path()
+
+    @classmethod
+    def script(cls, path: str | Path) -> _Examined:
+        return cls(Path(path), Path(path).resolve().parent)
+
+    @classmethod
+    def module(cls, name: str) -> _Examined:
+        found = module_file(name)
+        directory = Path.cwd() if looks_here() else None
+        return cls(found.path, directory, found.package, found.root)
+
+    def first(self) -> Iterator[Path]:
+        """What Python runs in any case: packages come before what is in them."""
+        yield self.path
+        if self.package:
+            within = self.path.relative_to(self.root).with_suffix("")
+            yield from _beside(self.root, ".".join(within.parts))
+
+    def imported(self, name: str) -> Iterator[Path]:
+        """Files of an absolute import. Of what lies beside an installed package, which is all that
+        is installed, only the package is its own."""
+        if self.directory is not None:
+            yield from _beside(self.directory, name)
+        if self.package and name.partition(".")[0] == self.package:
+            yield from _beside(self.root, name)
+
+
+def _imports_none(examined: _Examined) -> bool:
+    script = examined.path
+    waiting, seen = [*examined.first()], set[Path]()
     while waiting:
         path = waiting.pop()
         if path in seen:
@@ -34,25 +80,43 @@ def is_classic(script: Path, launch: Launch) -> bool:
         try:
             tree = ast.parse(path.read_bytes())
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-            if path is script:
+            if path == script:
                 return False
             continue
         for level, name in _imported(tree):
             if level == 0 and name.partition(".")[0] == _PACKAGE:
                 return False
-            waiting += _beside(path.parents[level - 1] if level else directory, name)
+            if level == 0:
+                waiting += examined.imported(name)
+            for directory in path.parents[level - 1 : level] if level else ():
+                waiting += _beside(directory, name)
     return True
 
 
-def require_command(argv: Sequence[str]) -> None:
-    """Raises ConfigurationError unless it is a file and arguments that workers can be told of."""
+def require_command(argv: Sequence[str], *, module: bool = False) -> None:
+    """Raises ConfigurationError unless it is a file and arguments that workers can be told of.
+
+    module: not a file, but the name of a module.
+    """
     try:
         os.getcwd()
     except OSError as error:  # in which torch cannot be imported
         raise ConfigurationError(
             f"the current directory is gone ({error.strerror}); change to another one"
         ) from error
-    script = Path(argv[0])
+    if module:
+        module_file(argv[0])
+    else:
+        _require_file(Path(argv[0]))
+    for argument in argv:
+        if not is_text(argument):
+            raise ConfigurationError(
+                f"the argument {argument!r} is not UTF-8, and the workers are told of it in UTF-8; "
+                "rename the file, or give the script what it needs in a file"
+            )
+
+
+def _require_file(script: Path) -> None:
     try:
         found = script.is_file()
         what = "is a directory" if script.is_dir() else "does not exist"
@@ -63,12 +127,6 @@ def require_command(argv: Sequence[str]) -> None:
             f"the script {str(script)!r} {what}; give the path of a Python file: "
             "elastic run [options] SCRIPT [arguments]"
         )
-    for argument in argv:
-        if not is_text(argument):
-            raise ConfigurationError(
-                f"the argument {argument!r} is not UTF-8, and the workers are told of it in UTF-8; "
-                "rename the file, or give the script what it needs in a file"
-            )
 
 
 def log_directory(job: str, parent: Path | None) -> Path:

@@ -85,7 +85,9 @@ _OperatorConfig = Annotated[
 
 _Script = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Argument(help="The training script.", show_default="ELASTIC_SCRIPT, or script"),
+    typer.Argument(
+        help="The training script; with -m a module.", show_default="ELASTIC_SCRIPT, or script"
+    ),
 ]
 _Arguments = Annotated[
     Optional[list[str]],  # noqa: UP045
@@ -113,6 +115,7 @@ def run(
     with never_blocking(), _errors():
         given = options | _to_run(script, arguments)
         settings = load_run_settings(given, os.environ, config, _device_counts)
+        _require_name("run", settings.script, options)
         raise typer.Exit(run_job(Command(settings=settings, argv=script_of(settings))))
 
 
@@ -150,6 +153,7 @@ def agent(
     with never_blocking(), _errors():
         given = options | _to_run(script, arguments)
         settings = load_settings(NodeSettings, given, os.environ, config, _device_counts)
+        _require_name("agent", settings.script, options)
         attended = attend(NodeCommand(settings=settings, argv=script_of(settings)))
     if attended.begins_anew is None:
         raise typer.Exit(attended.exit_code)
@@ -609,6 +613,17 @@ def _refused_by_the_system(error: Exception) -> str | None:
 def _to_run(script: str | None, arguments: list[str] | None) -> dict[str, Any]:
     """As settings; without arguments here those of the environment or the file count."""
     return {"script": script, "args": arguments or None}
+
+
+def _require_name(command: str, script: Path | None, options: dict[str, Any]) -> None:
+    """Who gives -m here and no name anywhere uses the command wrongly."""
+    if script is None and options["module"]:
+        print(
+            "elastic: -m needs the name of a module: "
+            f"elastic {command} [options] -m MODULE [arguments]",
+            file=sys.stderr,
+        )
+        raise typer.Exit(int(ExitCode.USAGE))
 
 
 def _target(address: str | None, config: Path | None, options: dict[str, Any]) -> Any:

@@ -89,6 +89,8 @@ def _parameter(option: Option) -> inspect.Parameter:
         names = [f"{option.flag}/{option.flag.replace('--', '--no-')}"]
     else:
         names = [option.flag]
+    if option.short:
+        names.insert(0, option.short)
     declared = typer.Option(
         *names,
         help=option.help,

@@ -80,13 +80,13 @@ class Command:
     @property
     def classic(self) -> bool:
         """The script was written for torchrun."""
-        return is_classic(Path(self.argv[0]), self.settings.launch)
+        return is_classic(self.argv[0], self.settings.launch, module=self.settings.module)
 
 
 def run(command: Command) -> int:
     """Run the job to its end; return the exit code. Raises ConfigurationError."""
     settings = command.settings
-    require_command(command.argv)
+    require_command(command.argv, module=settings.module)
     _require_one_machine(settings)
     checkpoints = _checkpoints(settings)
     logs = log_directory(settings.job, settings.log_dir)
@@ -364,6 +364,7 @@ def _node_options(command: Command, run_directory: Path, logs: Path) -> NodeOpti
         host=_LOOPBACK,
         hello=AgentHello(node=_NODE, host=_LOOPBACK, slots=slots, classic=classic),
         argv=command.argv,
+        module=settings.module,
         run_directory=run_directory,
         log_directory=logs,
         keep_logs=settings.keep_logs,

@@ -41,6 +41,8 @@ class Option(NamedTuple):
     """What it belongs to in several commands, as a title; empty: to the command."""
     positional: str = ""
     """What it is called in the usage of the command, where it is no option but follows them."""
+    short: str = ""
+    """A letter for the command line, with its dash, where people know it from elsewhere."""
 
     @property
     def flag(self) -> str:
@@ -91,10 +93,11 @@ def flag_of(name: str) -> str:
 
 
 def about(
-    help_text: str, limits: Limits, *, secret: bool = False, positional: str = ""
+    help_text: str, limits: Limits, *, secret: bool = False, positional: str = "", short: str = ""
 ) -> dict[str, Any]:
     """The metadata that makes a dataclass field one that users can set."""
-    return {"help": help_text, "limits": limits, "secret": secret, "positional": positional}
+    spelling = {"positional": positional, "short": short}
+    return {"help": help_text, "limits": limits, "secret": secret, **spelling}
 
 
 def group(title: str) -> dict[str, Any]:
@@ -157,6 +160,7 @@ def _option(one: dataclasses.Field[Any], hint: Any) -> Option:
         required=required,
         secret=one.metadata["secret"],
         positional=one.metadata["positional"],
+        short=one.metadata["short"],
     )
 
 

@@ -58,6 +58,7 @@ class NodeSettings:
 
     script: Path | None = field(default=None, metadata=shared.SCRIPT)
     args: tuple[str, ...] = field(default=(), metadata=shared.ARGS)
+    module: bool = field(default=False, metadata=shared.MODULE)
     job: str = field(default="job", metadata=shared.JOB)
     run_id: str = field(default="default", metadata=shared.RUN_ID)
     node_name: str | None = field(default=None, metadata=shared.NODE_NAME)

@@ -59,6 +59,7 @@ class RunSettings:
 
     script: Path | None = field(default=None, metadata=shared.SCRIPT)
     args: tuple[str, ...] = field(default=(), metadata=shared.ARGS)
+    module: bool = field(default=False, metadata=shared.MODULE)
     nproc_per_node: int = field(default=1, metadata=shared.NPROC_PER_NODE)
     nnodes: NodeRange = field(
         default=NodeRange(1, 1), metadata=about("Nodes as N or MIN:MAX.", NODES)

@@ -73,6 +73,9 @@ ARGS = about(
     ARGUMENTS,
     positional="ARGUMENTS",
 )
+MODULE = about(
+    "SCRIPT is a module's name, to be run as by python -m.", limits.YES_OR_NO, short="-m"
+)
 NODE_NAME = about("Name of this node, its own in the job; unset: the host name.", limits.NODE_NAME)
 NODE_HOST = about(
     "Name or address at which other nodes reach the workers of this one; unset: the address from "

@@ -178,7 +178,7 @@ class WorkerCommand(_message.Message):
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointCommitted, _Mapping]] = ..., ledger_stored: _Optional[_Union[LedgerStored, _Mapping]] = ..., dismiss: _Optional[_Union[Dismiss, _Mapping]] = ..., report_again: _Optional[_Union[ReportAgain, _Mapping]] = ..., probe: _Optional[_Union[ProbeProgress, _Mapping]] = ..., terminate: _Optional[_Union[Terminate, _Mapping]] = ..., keep_curve: _Optional[_Union[KeepCurve, _Mapping]] = ..., curve_stored: _Optional[_Union[LedgerStored, _Mapping]] = ..., node_leaves: _Optional[_Union[NodeLeaves, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.StacksRequest, _Mapping]] = ...) -> None: ...
 
 class SpawnRequest(_message.Message):
-    __slots__ = ("worker", "socket_path", "log_path", "argv", "environment", "classic")
+    __slots__ = ("worker", "socket_path", "log_path", "argv", "environment", "classic", "module")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -192,13 +192,15 @@ class SpawnRequest(_message.Message):
     ARGV_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     CLASSIC_FIELD_NUMBER: _ClassVar[int]
+    MODULE_FIELD_NUMBER: _ClassVar[int]
     worker: str
     socket_path: str
     log_path: str
     argv: _containers.RepeatedScalarFieldContainer[str]
     environment: _containers.ScalarMap[str, str]
     classic: bool
-    def __init__(self, worker: _Optional[str] = ..., socket_path: _Optional[str] = ..., log_path: _Optional[str] = ..., argv: _Optional[_Iterable[str]] = ..., environment: _Optional[_Mapping[str, str]] = ..., classic: bool = ...) -> None: ...
+    module: bool
+    def __init__(self, worker: _Optional[str] = ..., socket_path: _Optional[str] = ..., log_path: _Optional[str] = ..., argv: _Optional[_Iterable[str]] = ..., environment: _Optional[_Mapping[str, str]] = ..., classic: bool = ..., module: bool = ...) -> None: ...
 
 class KillRequest(_message.Message):
     __slots__ = ("worker", "signal")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -31,6 +30,7 @@ from elastic.worker.group.membership import Membership
 from elastic.worker.group.process_group import Backend, Group, StoreHost
 from elastic.worker.group.stuck import STUCK_S
 from elastic.worker.link import Link
+from elastic.worker.process.as_python import name_of_program
 from elastic.worker.process.children import keep_from_children
 from elastic.worker.process.stray_signals import StraySignals
 from elastic.worker.pulse import Pulse
@@ -225,7 +225,7 @@ class AgentControl:
         group = self.membership.join(self._host, self.backend)
         if group.rank != self._titled:
             self._titled = group.rank
-            set_worker_title(self._link.worker, sys.argv[0], group.rank)
+            set_worker_title(self._link.worker, name_of_program(), group.rank)
         return group
 
     def entered(self, group: Group, outcome: Outcome) -> None:

@@ -322,6 +322,7 @@ def test_what_makes_a_new_run_and_what_a_new_job() -> None:
         {"checkpoint": {"every": 51}},
         {"checkpoint": {"dir": "/elsewhere"}},
         {"agents": {"settings": {"record_samples": True}}},
+        {"agents": {"settings": {"module": True}}},
         {"run": 2},
     ):
         other_run, other_job = identity(change)

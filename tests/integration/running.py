@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.job_process import DEADLINE_S, JobProcess, is_alive
+from tests.job_process import DEADLINE_S, ROOT, JobProcess, is_alive
 
 SCRIPTS = Path(__file__).parent / "scripts"
 FAILED, USAGE, CONFIGURATION = 1, 2, 78
@@ -42,9 +42,25 @@ class Place:
     ) -> JobProcess:
         """`elastic run` of one of the scripts."""
         command = [*options, SCRIPTS / script, *map(str, arguments)]
-        logs = self.files / "logs"
-        environment |= self.environment
-        job = JobProcess(*command, nproc=nproc, log_dir=logs, environment=environment)
+        return self._start(command, ROOT, nproc, environment)
+
+    def start_module(
+        self,
+        name: str,
+        *arguments: str | Path | int,
+        options: Sequence[str | Path] = (),
+        nproc: int = 2,
+        **environment: str,
+    ) -> JobProcess:
+        """`elastic run -m` in this place."""
+        command = [*options, "-m", name, *map(str, arguments)]
+        return self._start(command, self.files, nproc, environment)
+
+    def _start(
+        self, command: Sequence[str | Path], cwd: Path, nproc: int, environment: dict[str, str]
+    ) -> JobProcess:
+        logs, environment = self.files / "logs", {**environment, **self.environment}
+        job = JobProcess(*command, nproc=nproc, log_dir=logs, environment=environment, cwd=cwd)
         self._jobs.append(job)
         return job
 

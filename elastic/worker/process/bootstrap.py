@@ -16,8 +16,7 @@ from elastic.worker.process.as_python import (
     code_of,
     exit_code_of,
     in_words,
-    look_beside,
-    run_as_main,
+    run_program,
     tell_ending,
     tell_uncaught,
 )
@@ -41,24 +40,24 @@ _ADVICE = {
 }
 
 
-def run_script(link: Link, argv: list[str]) -> int:
-    """Run `argv[0]` as `__main__`, as `python` would; return the exit code.
+def run_script(link: Link, argv: list[str], *, module: bool = False) -> int:
+    """Run `argv[0]`, a script or the name of a module, as `__main__`, as `python` would; return the
+    exit code.
 
     Returns in every process that the script has forked and that comes to the script's end: that is
     no worker, and ends as plain Python would.
     """
     worker = os.getpid()
     link.hello()
-    sys.argv = list(argv)
-    look_beside(argv[0])
+    program = f"-m {argv[0]}" if module else argv[0]
     try:
-        run_as_main(argv[0])
+        run_program(argv, module=module)
         if os.getpid() == worker:
-            _finish(argv[0])
+            _finish(program)
     except SystemExit as ending:
         if os.getpid() != worker:
             return exit_code_of(ending)
-        return _exited(link, ending, argv[0])
+        return _exited(link, ending, program)
     except BaseException as error:  # noqa: BLE001 - whatever the script raised ends the process
         if os.getpid() != worker:
             tell_uncaught(error)

@@ -42,7 +42,7 @@ def become_worker(request: pb.SpawnRequest, parent: int) -> int:
     link = Link(request.worker, request.socket_path)
     lost.append(lambda reason: link.notice("output_lost", {"reason": reason}))
     session.use_link(link)
-    return run_script(link, list(request.argv))
+    return run_script(link, list(request.argv), module=request.module)
 
 
 def _redirect_output(path: str) -> None:

@@ -40,7 +40,7 @@ def run_classic(request: pb.SpawnRequest) -> int:
     if child == 0:
         os.close(write)
         die_with_parent(this)
-        return run_when_told(read, list(request.argv))
+        return run_when_told(read, list(request.argv), module=request.module)
     os.close(read)
     script = ClassicScript(child, write)
     for number in STRAY_SIGNALS:

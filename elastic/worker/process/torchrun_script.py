@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -19,8 +18,7 @@ from elastic.worker import session as sessions
 from elastic.worker.process.as_python import (
     exit_code_of,
     in_words,
-    look_beside,
-    run_as_main,
+    run_program,
     tell_uncaught,
 )
 
@@ -61,7 +59,7 @@ class ClassicScript:
                 return self._status
 
 
-def run_when_told(pipe: int, argv: Sequence[str]) -> int:
+def run_when_told(pipe: int, argv: Sequence[str], *, module: bool = False) -> int:
     """In the child: wait for the environment, run the script, return its exit code."""
     with open(pipe, "rb") as told:
         data = told.read()
@@ -69,12 +67,10 @@ def run_when_told(pipe: int, argv: Sequence[str]) -> int:
         return ExitCode.OK  # the parent has ended, and the kernel ends this process
     os.environ.update(json.loads(data))
     sessions.refuse(_NO_SESSION)
-    sys.argv = list(argv)
-    look_beside(argv[0])
     error_file = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
     process = os.getpid()
     try:
-        run_as_main(argv[0])
+        run_program(argv, module=module)
     except SystemExit as ending:
         return exit_code_of(ending)
     except BaseException as error:  # noqa: BLE001 - whatever the script raised ends the process

@@ -55,6 +55,7 @@ helm.sh/chart: elastic-{{ (index . 0).Chart.Version }}
 {{- define "elastic.runId" -}}
 {{- $settings := .Values.agents.settings -}}
 {{- $same := list .Values.script.path .Values.script.inline .Values.script.args .Values.checkpoint.dir (int64 .Values.checkpoint.every) (get $settings "record_samples") (get $settings "launch") -}}
+{{- with get $settings "module" }}{{ $same = append $same . }}{{ end -}}
 {{ include "elastic.text" .Values.run }}-{{ $same | toJson | sha256sum | trunc 8 }}
 {{- end }}
 

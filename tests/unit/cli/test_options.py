@@ -78,7 +78,7 @@ def help_lines() -> list[str]:
 @pytest.mark.parametrize("option", RUN, ids=lambda o: o.name)
 def test_every_setting_of_a_run_has_an_option(parameters: dict[str, Any], option: Option) -> None:
     found = parameters[option.name]
-    assert found.opts == [option.flag]
+    assert found.opts == [name for name in (option.short, option.flag) if name]
     assert found.help == option.help
     assert found.default is None, "other sources could not fill it in"
 

@@ -167,6 +167,7 @@ def test_the_sets_of_options_are_frozen() -> None:
     assert only(NodeSettings) == [
         "script",
         "args",
+        "module",
         "job",
         "run_id",
         "node_name",

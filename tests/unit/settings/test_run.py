@@ -18,6 +18,7 @@ def test_the_set_of_options_is_frozen() -> None:
     assert [option.name for option in options_of(RunSettings)] == [
         "script",
         "args",
+        "module",
         "nproc_per_node",
         "nnodes",
         "min_workers",

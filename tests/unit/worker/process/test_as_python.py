@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from elastic.worker.process import as_python
+
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.mark.parametrize(
@@ -20,3 +27,102 @@ def test_what_lies_beside_the_script_is_imported_unless_that_is_not_wanted(
     monkeypatch.setattr(as_python, "sys", SimpleNamespace(path=found, flags=flags))
     as_python.look_beside("/scripts/train.py")
     assert found == path
+
+
+# What a module finds as under `python -m`
+
+TELLS = """\
+import json, os, pickle, sys, warnings
+from .beside import BESIDE
+class Own: pass
+main = sys.modules["__main__"]
+spec = main.__spec__
+print(json.dumps({
+    "name": __name__, "file": __file__, "package": __package__, "cached": __cached__,
+    "doc": __doc__, "loader": type(__loader__).__name__,
+    "spec": [spec.name, spec.origin, spec.parent, spec.cached], "argv": sys.argv,
+    "path": sys.path[0], "beside": BESIDE, "is_main": main.__dict__ is globals(),
+    "pickled": type(pickle.loads(pickle.dumps(Own()))).__name__,
+}))
+"""
+BESIDE = "import sys\nBESIDE = [__name__, list(sys.argv)]\n"
+AS_WORKERS_DO = """\
+import sys
+from elastic.worker.process.as_python import run_program
+sys.path.remove('')
+run_program(sys.argv[1:], module=True)
+"""
+PACKAGES = {
+    "pkg.train": ["pkg/__init__.py", "pkg/train.py", "pkg/beside.py"],
+    "pkg.deep": ["pkg/__init__.py", "pkg/deep/__init__.py", "pkg/deep/__main__.py"],
+    "spaces.train": ["spaces/train.py"],
+    "again.train": ["again/__init__.py", "again/train.py"],
+    "missing.train": [],
+}
+
+
+def told(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {name: v for name, v in os.environ.items() if name != "PYTHONSAFEPATH"}
+    environment["PYTHONPATH"] = str(ROOT)
+    return subprocess.run(
+        [sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_module_finds_what_it_does_under_plain_python(tmp_path: Path, name: str) -> None:
+    for file in PACKAGES[name]:
+        path = tmp_path / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(TELLS if path.name in ("train.py", "__main__.py") else "")
+        (path.parent / "beside.py").write_text(BESIDE)
+    if name == "again.train":
+        (tmp_path / "again/__init__.py").write_text("from . import train")
+        (tmp_path / "again/train.py").write_text("import json\nprint(json.dumps(__name__))")
+    plain = told("-m", name, "a", "--b", cwd=tmp_path)
+    ours = told("-c", AS_WORKERS_DO, name, "a", "--b", cwd=tmp_path)
+    assert ours.stdout == plain.stdout
+    assert ours.returncode == plain.returncode
+    assert ("RuntimeWarning" in ours.stderr) == ("RuntimeWarning" in plain.stderr)
+    if name.startswith("missing"):
+        assert "No module named 'missing'" in ours.stderr
+    elif name != "again.train":
+        found = json.loads(ours.stdout.splitlines()[-1])
+        assert found["name"] == "__main__"
+        assert found["argv"][0] == found["file"]
+        assert Path(found["file"]).is_absolute()
+
+
+def test_a_module_is_not_taken_for_one_that_the_zygote_has_imported(tmp_path: Path) -> None:
+    """Plain Python has not imported as much when it looks for the module."""
+    (tmp_path / "trace.py").write_text("print('this one')")
+    imports = AS_WORKERS_DO.replace("run_program(", "import trace\nrun_program(")
+    ours = told("-c", imports, "trace", cwd=tmp_path)
+    assert ours.stdout == "this one\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("pkg/train.py", "pkg.train"), ("pkg/__main__.py", "pkg")]
+)
+def test_a_module_is_called_by_its_name(tmp_path: Path, file: str, name: str) -> None:
+    (tmp_path / "pkg").mkdir()
+    says = "from elastic.worker.process.as_python import name_of_program as n\nprint(n())"
+    (tmp_path / file).write_text(says)
+    assert told("-c", AS_WORKERS_DO, name, cwd=tmp_path).stdout == f"{name}\n"
+    path = str(tmp_path / file)
+    assert told(path, cwd=tmp_path).stdout == f"{path}\n"
+
+
+def test_processes_that_are_spawned_find_what_the_module_defines(tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg/twice.py").write_text("def twice(n): return 2 * n")
+    (tmp_path / "pkg/train.py").write_text(
+        "import multiprocessing\n"
+        "from .twice import twice\n"
+        "def work(n): return twice(n)\n"
+        "if __name__ == '__main__':\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        print(pool.map(work, [1, 2]))\n"
+    )
+    ran = told("-c", AS_WORKERS_DO, "pkg.train", cwd=tmp_path)
+    assert ran.stdout == "[2, 4]\n", ran.stderr

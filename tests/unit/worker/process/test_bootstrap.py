@@ -185,6 +185,16 @@ def test_a_script_that_shows_its_help_is_told_how_to_see_it(tmp_path: Path) -> N
     assert f"python {path} --help" in failure.message
 
 
+@pytest.mark.usefixtures("run")
+def test_a_module_is_told_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path, link = tmp_path / "shows_help.py", Sent()
+    path.write_text("import argparse\nargparse.ArgumentParser().parse_args()")
+    argv = ["shows_help", "--help"]
+    assert run_script(cast(Link, link), argv, module=True) == ExitCode.CONFIGURATION
+    assert "python -m shows_help --help" in link.failures[0].message
+
+
 @pytest.mark.parametrize("asks", ["input('go on? ')", "import bdb\nraise bdb.BdbQuit"])
 def test_a_script_that_asks_somebody_is_told_that_nobody_is_there(
     asks: str, run: Callable[[str], tuple[int, Sent]], monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,27 @@
+"""By what agents are known to run the same command."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from elastic.cli.agent import NodeCommand
+from elastic.settings.node import NodeSettings
+from elastic.settings.shared import Launch
+from elastic.settings.store import StoreSettings
+
+SETTINGS = NodeSettings(launch=Launch.ELASTIC, store=StoreSettings(etcd=("127.0.0.1:2379",)))
+ARGV = ["train", "--lr", "0.1"]
+
+
+def test_a_module_is_another_command_than_a_script_of_the_same_name() -> None:
+    script = NodeCommand(settings=SETTINGS, argv=ARGV)
+    module = NodeCommand(settings=dataclasses.replace(SETTINGS, module=True), argv=ARGV)
+    assert script.digest != module.digest
+    assert (script.text, module.text) == ("train --lr 0.1", "-m train --lr 0.1")
+    argument = NodeCommand(settings=SETTINGS, argv=["-m", *ARGV])
+    assert argument.digest != module.digest
+
+
+def test_the_digest_of_a_script_is_that_of_older_versions() -> None:
+    """They meet while a job is upgraded."""
+    assert NodeCommand(settings=SETTINGS, argv=ARGV).digest == "830c111061191ab9f57217d5ee8d2954"

@@ -141,6 +141,7 @@ class Job:
         options = ["--output", "json", "--nproc-per-node", SLOTS, "--log-dir", place.logs]
         options += ["--ledger", place.ledger, "--checkpoint-dir", place.checkpoints]
         options += ["--checkpoint-every", 50, "--max-restarts", 1_000_000]
+        options += ["--restart-window-s", 300]  # full in the first half
         command = [sys.executable, "-m", "elastic.cli", "run", *options, SCRIPT, *ARGUMENTS]
         self.process = subprocess.Popen(
             list(map(str, command)),

@@ -19,6 +19,7 @@ from elastic.store.interface import (
 )
 
 _MOST_CHANGES = 100  # that a watch may be behind
+_MOST_BYTES = 1 << 20  # of values that these have
 
 
 @dataclass(slots=True)
@@ -41,6 +42,7 @@ class MemoryStore:
         self._entries: dict[str, Entry] = {}
         self._leases: dict[int, _Lease] = {}
         self._history: list[Change] = []
+        self._history_bytes = 0
         self._compacted = revision + 1
         self._revision = revision
         self._granted = 0
@@ -124,6 +126,7 @@ class MemoryStore:
     def compact(self, revision: int) -> None:
         """Forget changes before `revision`, as an etcd does from time to time."""
         self._history = [*self._since(revision - 1)]
+        self._history_bytes = sum(map(_size, self._history))
         self._compacted = revision
 
     def _unused_name(self) -> int:
@@ -198,7 +201,14 @@ class MemoryStore:
     def _publish(self, change: Change) -> None:
         self._revision = change.revision
         self._history.append(change)
+        self._history_bytes += _size(change)
         if len(self._history) > 2 * _MOST_CHANGES:
             self.compact(self._revision - _MOST_CHANGES + 1)
+        while self._history_bytes > _MOST_BYTES and len(self._history) > 1:
+            self.compact(self._revision - len(self._history) // 2 + 1)
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _size(change: Change) -> int:
+    return len(change.entry.value) if change.entry is not None else 0

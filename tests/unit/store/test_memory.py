@@ -58,3 +58,17 @@ def test_only_the_newest_changes_are_kept_and_a_watch_that_follows_misses_none()
             await anext(store.watch("k", after=0))
 
     asyncio.run(check())
+
+
+def test_what_a_watch_may_be_behind_is_bounded_in_bytes_too() -> None:
+    async def check() -> None:
+        store, value = MemoryStore(), bytes(200 << 10)
+        for _ in range(40):
+            newest = await store.put("k", value)
+            assert sum(len(c.entry.value) for c in store._history if c.entry) <= 1 << 20
+        with pytest.raises(WatchCompacted):
+            await anext(store.watch("k", after=0))
+        last = await anext(store.watch("k", after=newest.modified - 1))
+        assert last.revision == newest.modified
+
+    asyncio.run(check())

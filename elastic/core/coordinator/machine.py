@@ -463,6 +463,8 @@ class Coordinator:
         if not current.members and self._leaving and not is_left(self._leaving, workers):
             return  # it ends, and nobody has come to that yet
         if in_place(current, workers):
+            if self._leaving is not None:
+                self._nodes.arrived(current)
             self._leaving = None
             self._newcomers.arrived(current, workers)
 

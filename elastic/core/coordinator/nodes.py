@@ -209,6 +209,16 @@ class Nodes:
             worker for name in self.silent() for worker in self._leave_behind(name, before)
         )
 
+    def arrived(self, generation: Generation) -> None:
+        """A planned change took effect: nodes that this coordinator has only presumed, of members
+        that had left by then, are left behind, too. They may still be out of contact, or have
+        ended before it was elected, which nobody will tell it."""
+        for name in self.silent():
+            if self._nodes[name].expected and not generation.worker_ids.intersection(
+                self._nodes[name].workers
+            ):
+                self._leave_behind(name, None)
+
     def failed(self, name: NodeId, worker: WorkerId) -> frozenset[WorkerId]:
         """A worker ended, which the node's next view may not know yet."""
         self._changed(name)

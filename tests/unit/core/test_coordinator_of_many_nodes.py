@@ -440,6 +440,16 @@ def test_a_job_is_stopped_when_every_node_leaves_but_one_that_only_may_come_back
     assert job.machine.phase is JobPhase.DRAINING
 
 
+def test_a_node_that_has_left_under_the_coordinator_before_does_not_hold_up_who_leaves() -> None:
+    """It left at a step boundary and ended; the next coordinator only knows it for a member."""
+    job = adopted(generation(6, "a0", "c0", leave_after=9), generation(5, "a0", "b0", "c0"))
+    job.tell(reported(trains("a0", 6, committed=9)), reported(trains("c0", 6, committed=9)))
+    job.tell(ev.NodeLeaving(node="a", reason="SIGTERM"))
+    job.tell(ev.NodeLeaving(node="c", reason="SIGTERM"))
+    assert job.machine.phase is JobPhase.DRAINING
+    assert job.formed[-1].purpose is Purpose.SAVE_AND_LEAVE
+
+
 # ---- a holder of the state that comes while a group without it is being written
 
 

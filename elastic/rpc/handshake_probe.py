@@ -11,7 +11,7 @@ import ssl
 
 from elastic.errors import ConfigurationError
 from elastic.rpc.certificates import Role, load_certificate, verification_problem
-from elastic.rpc.identity import coordinator_identity
+from elastic.rpc.identity import coordinator_identity, job_identity
 from elastic.rpc.security import Security, Tls, is_unix_socket
 from elastic.timeouts import timeout
 
@@ -97,9 +97,13 @@ def _advice(why: str, tls: Tls) -> str:
     if "expired" in why or "not yet valid" in why:
         return "replace it there, or set the clock here"
     if "mismatch" in why:
-        return (
-            f"expected one of {_expected(tls)}: is the address that of another job's coordinator?"
-        )
+        expected = _expected(tls)
+        if expected != job_identity(tls.job):
+            return (
+                f"expected one of {expected}, since {tls.files.certificate} has a role: give the "
+                "coordinator one that was issued with --role coordinator"
+            )
+        return f"expected one of {expected}: is the address that of another job's coordinator?"
     return f"expected one signed by an authority in {tls.files.ca}"
 
 

@@ -168,7 +168,7 @@ def test_a_certificate_is_limited_to_its_roles(
 
 def test_whose_certificate_has_a_role_trusts_no_coordinator_without(made: Certificates) -> None:
     """Else a stolen certificate of a node would do for posing as one."""
-    why = r"certificate is refused: .*expected one of coordinator\.digits\.job\.elastic"
+    why = r"certificate is refused: .*expected one of coordinator\.digits\.job\.elastic, .*--role"
     check_at(tls(made), lambda place: refused(place, limited(made, "agent"), why))
 
 

@@ -242,7 +242,10 @@ def trace(target: Target, file: Path, *, steps: int) -> None:
         incidents = await client.incidents(None, timeout_s)
         return timeline, incidents, [line async for line in client.events(follow=False)]
 
-    timeline, incidents, events = _run(target, ask)
+    try:
+        timeline, incidents, events = _run(target, ask)
+    except AlreadyEnded as ended:
+        raise ConfigurationError(f"there is no trace of what does not run: {ended}") from None
     try:
         made = build_trace(
             timeline, documents_of(incidents), [event_from(line) for line in events], time.time()

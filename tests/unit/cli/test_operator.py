@@ -727,6 +727,12 @@ def test_a_run_that_was_left_is_told_to_go_on(ended: Target, capsys: Printed) ->
     assert "started again, it goes on from its newest checkpoint" in capsys.readouterr().out
 
 
+def test_there_is_no_trace_of_a_run_that_has_ended(ended: Target, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no trace of what does not run: run 'second'"):
+        operator.trace(ended, tmp_path / "trace.json", steps=10)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_no_node_takes_part_in_a_run_that_has_ended(ended: Target, capsys: Printed) -> None:
     operator.nodes(ended, output="json")
     printed = capsys.readouterr()

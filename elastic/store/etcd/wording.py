@@ -38,8 +38,9 @@ _NO_SPACE = (
 
 def unreachable(method: str, total_s: float, said: Mapping[Endpoint, Said]) -> TransientError:
     """No member has answered in time; names each and what it said."""
+    within = f"{round(total_s, 1):g} s"  # what is left of a time has many digits
     return TransientError(
-        f"etcd did not answer {method} within {total_s:g} s ({_each(said) or 'nobody was asked'}); "
+        f"etcd did not answer {method} within {within} ({_each(said) or 'nobody was asked'}); "
         "are most of its members running, reachable from here, and is http or https right?"
     )
 

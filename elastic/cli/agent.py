@@ -59,7 +59,7 @@ from elastic.runtime.tasks import TaskSupervisor
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.limits import require_node_name
 from elastic.settings.masking import masked_arguments, masked_url
-from elastic.settings.node import NodeSettings, OnQuarantine
+from elastic.settings.node import Launch, NodeSettings, OnQuarantine
 from elastic.store.interface import Store
 from elastic.store.job_documents import NodeDocument
 from elastic.store.job_runs import AlreadyEnded, RunEnds
@@ -105,7 +105,7 @@ class NodeCommand:
     @property
     def classic(self) -> bool:
         """The script was written for torchrun."""
-        return is_classic(self.argv[0], self.settings.launch, module=self.settings.module)
+        return _is_classic(self.argv[0], self.settings.launch, self.settings.module)
 
     @property
     def text(self) -> str:
@@ -126,6 +126,12 @@ class NodeCommand:
         same = [*self.argv, s.checkpoint_dir, s.checkpoint_every, s.record_samples, self.classic]
         same += ["module"] if s.module else []  # a script's digest is that of older versions
         return hashlib.blake2b(json.dumps(same).encode(), digest_size=16).hexdigest()
+
+
+@functools.cache
+def _is_classic(program: str, launch: Launch, module: bool) -> bool:
+    """Looked at once: a package may have many files, and all that is told of it must agree."""
+    return is_classic(program, launch, module=module)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -82,6 +82,7 @@ def _specs(name: str, parts: Sequence[str]) -> Iterator[ModuleSpec]:
         # By its last name alone: the full one makes Python look for packages among those imported.
         within = PathFinder.find_spec(part, _locations(spec))
         if within is None:
+            _require_open(name, _locations(spec))
             raise _missing(name, f"the package {outer!r} ({_place(spec)}) has no {part!r}")
         spec = within
         yield spec
@@ -100,7 +101,7 @@ def _outermost(name: str) -> ModuleSpec | None:
 
 
 def _locations(spec: ModuleSpec) -> list[str]:
-    return list(spec.submodule_search_locations or [])
+    return list(dict.fromkeys(spec.submodule_search_locations or []))
 
 
 def _is_compiled(spec: ModuleSpec) -> bool:
@@ -125,6 +126,22 @@ def _require_readable(name: str, spec: ModuleSpec) -> None:
         ) from error
 
 
+def _require_open(name: str, directories: Sequence[str]) -> None:
+    """What lies in a directory that cannot be looked into is no package to Python, and has no
+    modules."""
+    for directory in directories:
+        try:
+            with os.scandir(directory):
+                os.stat(os.path.join(directory, "."))
+        except NotADirectoryError:  # an archive
+            continue
+        except OSError as error:
+            raise ConfigurationError(
+                f"the module {name!r} cannot be looked for: {directory}: {error.strerror}; let "
+                "this user read the directory"
+            ) from error
+
+
 def _missing(name: str, why: str, package: str = "") -> ConfigurationError:
     return ConfigurationError(
         f"the module {name!r} does not exist: {why}; {_advice(name, package)}"
@@ -134,8 +151,8 @@ def _missing(name: str, why: str, package: str = "") -> ConfigurationError:
 def _advice(name: str, package: str) -> str:
     if name.endswith(".py") or os.sep in name or os.path.isfile(name):
         parts = PurePath(name.removesuffix(".py")).parts
-        named = [part for part in parts if part not in (os.sep, "..")]
-        as_module = f", or give the module's name, {'.'.join(named)!r}" if named else ""
+        within = parts and not {os.sep, ".."} & set(parts)
+        as_module = f", or give the module's name, {'.'.join(parts)!r}" if within else ""
         return f"to run a file leave out -m (or give --no-module){as_module}"
     if package and not looks_here():
         return f"PYTHONSAFEPATH is set: give the directory that holds {package!r} in PYTHONPATH"

@@ -74,7 +74,7 @@ def test_an_elastic_module_trains_through_a_killed_worker(place: Place) -> None:
     job.kill_worker(victim)
     assert job.wait() == 0, job.story()
     assert job.named("recovered")
-    assert steps_of(job) == list(range(1, STEPS + 1))
+    assert sorted(set(steps_of(job))) == list(range(1, STEPS + 1)), job.story()
     found = weights(job.output)
     assert found, job.story()
     assert all(one == pytest.approx(expected, abs=1e-5) for one in found), (found, expected)

@@ -170,6 +170,23 @@ def test_a_disk_that_cannot_be_read(
     assert f"{here / which}: Input/output error" in told
 
 
+def test_a_directory_that_cannot_be_looked_into(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "pkg").mkdir()
+
+    def scandir(path: str) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr("os.scandir", scandir)
+    assert f"{here / 'pkg'}: Permission denied" in refused("pkg.train")
+
+
+def test_a_file_elsewhere_is_given_no_name(here: Path) -> None:
+    assert "give the module's name" not in refused("../train.py")
+    assert "give the module's name" not in refused(f"{here}/train.py")
+
+
 # Of which kind it is
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
+import pytest
+
+from elastic.cli import agent
 from elastic.cli.agent import NodeCommand
 from elastic.settings.node import NodeSettings
 from elastic.settings.shared import Launch
@@ -25,3 +29,15 @@ def test_a_module_is_another_command_than_a_script_of_the_same_name() -> None:
 def test_the_digest_of_a_script_is_that_of_older_versions() -> None:
     """They meet while a job is upgraded."""
     assert NodeCommand(settings=SETTINGS, argv=ARGV).digest == "830c111061191ab9f57217d5ee8d2954"
+
+
+def test_the_script_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a package takes seconds, and what is told of it must agree."""
+    looks: list[str] = []
+    monkeypatch.setattr(agent, "is_classic", lambda program, *_, **__: not looks.append(program))
+    program = str(tmp_path / "train.py")
+    command = NodeCommand(settings=SETTINGS, argv=[program])
+    assert command.classic
+    assert command.text.startswith("--launch torchrun")
+    assert command.digest
+    assert looks == [program]

@@ -260,7 +260,8 @@ class Coordinator:
 
     def _node_lost(self, event: ev.NodeLost, now: float) -> list[fx.Effect]:
         groups = (self._current, self._leaving)
-        if self._policy.agent_grace_s > 0.0 and self._nodes.is_needed(event.node, groups):
+        trained = self._past.last_members() if self._trained_in > 0 else ()
+        if self._policy.agent_grace_s > 0.0 and self._nodes.is_needed(event.node, groups, trained):
             self._nodes.fell_silent(event.node, now)
             return []
         if self._policy.agent_grace_s > 0.0 and event.node not in self._departures.told:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from elastic.core.coordinator.view import Sighting, may_hold_state
-from elastic.core.membership import Generation, NodeId, WorkerId, WorkerPhase, WorkerStatus
+from elastic.core.membership import Generation, Member, NodeId, WorkerId, WorkerPhase, WorkerStatus
 
 _OUTAGE_S = 2.0  # in which an outage that concerns all nodes is noticed for each of them
 
@@ -93,12 +93,20 @@ class Nodes:
         """The node of a worker that is alive."""
         return next(n for n, view in self._nodes.items() if worker in view.workers)
 
-    def is_needed(self, name: NodeId, groups: Iterable[Generation | None]) -> bool:
-        """Its workers are members of these, or hold the state that others are to go on from."""
+    def is_needed(
+        self,
+        name: NodeId,
+        groups: Iterable[Generation | None],
+        trained: Iterable[Member] = (),
+    ) -> bool:
+        """Its workers are members of these, or hold the state that others are to go on from; or may
+        have got it since they reported, as members of the group that has `trained` last."""
         existing = [g for g in groups if g is not None]
         if any(m.node == name for g in existing for m in g.members):
             return True
         dissolved = not any(g.members for g in existing)
+        if dissolved and self._may_have_trained(name, trained, existing):
+            return True
         return dissolved and any(s.took_part for s in self.workers_of(name))
 
     def silent(self) -> list[NodeId]:
@@ -239,6 +247,15 @@ class Nodes:
         self._leaving -= {name}
 
     # ---- inside
+
+    def _may_have_trained(
+        self, name: NodeId, trained: Iterable[Member], groups: Iterable[Generation]
+    ) -> bool:
+        """One of the node's workers was in that group, and has not acknowledged that it is gone."""
+        newest = max(groups, key=lambda g: g.number, default=None)
+        names = {m.worker for m in trained if m.node == name}
+        here = [s for s in self.workers_of(name) if s.worker in names]
+        return any(may_hold_state(s, newest) for s in here)
 
     def _came_back(self, now: float) -> None:
         """If it is the first while all are out of contact since about the same time, then it was

@@ -52,7 +52,7 @@ MACHINE = (
     ),
     (
         "        if self._policy.agent_grace_s > 0.0 and"
-        " self._nodes.is_needed(event.node, groups):\n",
+        " self._nodes.is_needed(event.node, groups, trained):\n",
         "        if False:\n",
         "a node is lost as soon as its stream ends",
     ),

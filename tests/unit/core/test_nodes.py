@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from elastic.core.coordinator.departures import Departures
 from elastic.core.coordinator.nodes import Nodes
 from elastic.core.membership import WorkerPhase
@@ -205,6 +207,16 @@ def test_who_holds_the_state_is_needed_without_a_group() -> None:
     assert nodes.is_needed("c", [generation(3, "c0"), nobody])
     assert not nodes.is_needed("c", [nobody])
     assert not nodes.is_needed("a", [generation(4, "b0")])
+
+
+def test_a_member_that_may_have_got_the_state_is_needed_once_its_group_is_dissolved() -> None:
+    nodes = Nodes()
+    nodes.reported("a", 1, [status("a0", READY)])
+    nobody = generation(4)
+    assert nodes.is_needed("a", [nobody], PAIR.members)
+    assert not nodes.is_needed("a", [nobody])
+    nodes.reported("a", 1, [replace(status("a0", READY), heard=4)])
+    assert not nodes.is_needed("a", [nobody], PAIR.members)
 
 
 def test_a_node_out_of_contact_has_not_left() -> None:

@@ -42,6 +42,7 @@ from elastic.runtime.orphans import adopt_orphans, children, end_children, signa
 from elastic.runtime.process_title import set_title
 from elastic.runtime.run_directory import remove_if_left
 from elastic.v1 import local_pb2 as pb
+from elastic.worker.group.peer_names import never_look_up_peers
 from elastic.worker.process.as_python import flush_output
 from elastic.worker.process.forked import become_worker
 
@@ -62,6 +63,7 @@ def main(argv: list[str]) -> int:
     zygote = _Zygote(listener, grace_s=options.grace_s)
     adopt_orphans()
     set_title("zygote")
+    never_look_up_peers()
     gc.collect()
     gc.freeze()  # keeps the pages of what was imported shared after a fork
     gc.enable()

@@ -334,7 +334,8 @@ class _Formed:
 
     def _roll_call_until(self) -> float:
         """Whoever is new in office leaves nobody out before all have had the time to find it."""
-        since = [w.silent_since or 0.0 for w in self._silent if w.expected]
+        gone = [w for w in self._outgoing if w.silent_since is not None]
+        since = [w.silent_since or 0.0 for w in self._silent + gone if w.expected]
         return min(since) + self._policy.roll_call_s if since else self._now
 
     def _state_is_away_until(self) -> float:

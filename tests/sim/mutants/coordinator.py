@@ -122,8 +122,8 @@ MACHINE = (
         "nobody saves when every node leaves",
     ),
     (
-        "        if in_place(current, workers):\n            self._leaving = None\n",
-        "        if in_place(current, workers):\n",
+        "            self._leaving = None\n            self._newcomers.arrived(current, workers)\n",
+        "            self._newcomers.arrived(current, workers)\n",
         "the group before a planned change is taken for training for ever",
     ),
 )

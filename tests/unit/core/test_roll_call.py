@@ -65,3 +65,12 @@ def test_what_is_only_presumed_of_members_does_not_tell_that_the_group_does_not_
     assert isinstance(decide(situation, POLICY, ELECTED + 29.0), Wait)
     known = silent(view(TRIO, A, B, presumed), ELECTED, "c")
     assert short(decide(known, POLICY, ELECTED + 1.1)) == "MEMBER_LOST [a0 b0]"
+
+
+def test_whom_a_planned_change_drops_has_the_time_too() -> None:
+    """It may hold what no other does, until those that stay have taken it over."""
+    planned = generation(4, "a0", "b0", leave_after=7)
+    ready = status("b0", READY, 3, committed=7)
+    situation = replace(unheard(view(planned, ready, C), "c"), leaving=TRIO)
+    assert isinstance(decide(situation, POLICY, ELECTED + 0.1), Wait)
+    assert short(decide(situation, POLICY, ELECTED + 1.1)).startswith("MEMBER_LOST")

@@ -27,6 +27,7 @@ from elastic.rpc.codec import (
 from elastic.runtime.process_title import set_worker_title
 from elastic.v1 import job_pb2, local_pb2
 from elastic.worker.group.membership import Membership
+from elastic.worker.group.peer_names import never_look_up_peers
 from elastic.worker.group.process_group import Backend, Group, StoreHost
 from elastic.worker.group.stuck import STUCK_S
 from elastic.worker.link import Link
@@ -105,6 +106,7 @@ class LocalControl:
     recovers = False
 
     def __init__(self) -> None:
+        never_look_up_peers()
         self.slot = 0
         self.backend = Backend.for_slot(0)
         self.checkpoints = Checkpointing.nowhere()

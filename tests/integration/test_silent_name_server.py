@@ -15,6 +15,7 @@ import pytest
 from tests.hosts.ability import require_hosts
 from tests.job_process import DIE_WITH_PARENT
 
+SCRIPTS = Path(__file__).parent / "scripts"
 NAME = "etcd.cut-off"
 SILENT = "127.77.53.53"
 WITHIN_S = 5.0
@@ -67,6 +68,24 @@ def test_a_name_in_etc_hosts_is_found_at_once(tmp_path: Path) -> None:
         finally:
             asks.kill()
             asks.wait()
+
+
+def test_a_script_that_is_run_alone_asks_nobody_either(tmp_path: Path) -> None:
+    with silent_name_server(tmp_path, "127.0.0.1 localhost\n") as (inside, name_server):
+        script = [sys.executable, str(SCRIPTS / "steady.py"), "--epochs", "1"]
+        told = subprocess.run(
+            [*inside, *script],
+            env={**environment(), "RES_OPTIONS": "timeout:1 attempts:1"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert "step 12" in told.stdout
+        asked = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                asked.append(name_server.recv(512))
+        assert not [question for question in asked if b"in-addr" in question]
 
 
 @pytest.mark.parametrize("asked", [True, False], ids=["torch alone", "in workers"])

@@ -20,13 +20,14 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistNetworkError
 
 _AT_ONCE = datetime.timedelta(milliseconds=10)
+_PATIENCE_S = 1.0
 _RETRY = 1  # index of `retry` in glibc's struct __res_state, whose first members are ints
 _STDERR = 2
 
 
 def never_look_up_peers() -> None:
-    """Have torch's first look-up fail, without asking anybody. In a process without other threads;
-    does nothing where the C library is not glibc."""
+    """Have torch's first look-up fail, without asking anybody. For some milliseconds nothing that
+    is written to stderr is seen. Does nothing where the C library is not glibc."""
     try:
         libc = ctypes.CDLL(None)
         libc.__res_init()
@@ -44,17 +45,18 @@ def never_look_up_peers() -> None:
 
 def _connect_in_vain() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(_PATIENCE_S)  # whatever the script's default is
     port = listener.getsockname()[1]
 
     def hang_up() -> None:
-        listener.accept()[0].close()
-        listener.close()  # torch may try it again
+        with listener, contextlib.suppress(OSError):  # closed: torch may try it again
+            listener.accept()[0].close()
 
     hangs_up = threading.Thread(target=hang_up, daemon=True)
     hangs_up.start()
     with contextlib.suppress(DistNetworkError):
         TCPStore("127.0.0.1", port, is_master=False, timeout=_AT_ONCE)
-    hangs_up.join(1.0)
+    hangs_up.join()
 
 
 @contextlib.contextmanager

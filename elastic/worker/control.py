@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -99,6 +101,18 @@ class Control(Protocol):
         ...
 
 
+_LAST_S = 1.0
+
+
+def _await_own_threads() -> None:
+    """A daemon thread that lets go of a tensor while Python ends aborts the process: Python ends
+    the thread in the middle of torch's code. Workers of an agent end without being taken apart."""
+    ends_at = time.monotonic() + _LAST_S
+    for thread in threading.enumerate():
+        if thread.name.startswith("elastic-") and thread.daemon:
+            thread.join(max(0.0, ends_at - time.monotonic()))
+
+
 class LocalControl:
     """Without an agent: a job of one worker, in a group of one."""
 
@@ -107,6 +121,7 @@ class LocalControl:
 
     def __init__(self) -> None:
         never_look_up_peers()
+        atexit.register(_await_own_threads)
         self.slot = 0
         self.backend = Backend.for_slot(0)
         self.checkpoints = Checkpointing.nowhere()

@@ -141,6 +141,11 @@ class DataLoader:
         with torch.device("cpu"):  # on the script's default device it would refuse our generator
             return iter(loader)
 
+    @property
+    def has_processes(self) -> bool:
+        """Others than this one load."""
+        return bool(self._options.get("num_workers"))
+
     def _is_in_memory(self) -> bool:
         """Batches are rows of tensors: to take them sample by sample and stack them, as torch's
         loader does, would be most of a small step's time."""
@@ -211,7 +216,9 @@ class Dealer:
         """End the loader's processes, without waiting for what they are loading."""
         abandoned = [self._batches]
         self._batches = iter(())
-        threading.Thread(target=abandoned.clear, name="elastic-close-loader", daemon=True).start()
+        if self._loader.has_processes:
+            close = abandoned.clear
+            threading.Thread(target=close, name="elastic-close-loader", daemon=True).start()
 
     def _deals_from(self, position: DataPosition) -> Iterator[Deal]:
         batch_size = self._loader.policy.batch_size

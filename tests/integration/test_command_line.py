@@ -19,6 +19,16 @@ from elastic.v1 import job_pb2, local_pb2
 from tests.integration.running import SCRIPTS, Place, steps_of, wait_for_step
 from tests.job_process import JobProcess
 
+LATE_THREAD = """
+import threading, time, elastic
+elastic.init()
+def late():
+    threading.main_thread().join()
+    time.sleep(0.3)  # of work
+    print("ended", flush=True)
+threading.Thread(target=late, name="elastic-late", daemon=True).start()
+"""
+
 
 @pytest.fixture(scope="module")
 def running_place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
@@ -123,6 +133,14 @@ def test_plain_python_is_a_world_of_one(place: Place) -> None:
     job = place.start("steady.py", "--epochs", 1, nproc=1)
     assert job.wait() == 0, job.story()
     assert job.output[-1] == f"[rank 0] {weights}"
+
+
+def test_threads_of_a_script_that_is_run_alone_end_before_python(place: Place) -> None:
+    """A daemon thread that lets go of a tensor later aborts the process."""
+    script = place.files / "alone.py"
+    script.write_text(LATE_THREAD)
+    result = place.python(script)
+    assert (result.returncode, result.stdout) == (0, "ended\n"), result.stderr
 
 
 def test_a_terminal_is_for_people(place: Place, tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ def weights(output: list[str]) -> set[float]:
 
 @pytest.mark.usefixtures("package")
 def test_an_elastic_module_trains_through_a_killed_worker(place: Place) -> None:
-    alone = place.python("-m", "pkg.train")  # its result; how it ends is no matter of modules
-    assert "weights " in alone.stdout, alone.stderr
+    alone = place.python("-m", "pkg.train")
+    assert alone.returncode == 0, alone.stderr
     (expected,) = weights(alone.stdout.splitlines())
     job = place.start_module("pkg.train", "--pace-s", "0.05", options=ALL)
     wait_for_step(job, 10)
@@ -74,7 +74,7 @@ def test_an_elastic_module_trains_through_a_killed_worker(place: Place) -> None:
     job.kill_worker(victim)
     assert job.wait() == 0, job.story()
     assert job.named("recovered")
-    assert sorted(set(steps_of(job))) == list(range(1, STEPS + 1)), job.story()
+    assert steps_of(job) == list(range(1, STEPS + 1)), job.story()
     found = weights(job.output)
     assert found, job.story()
     assert all(one == pytest.approx(expected, abs=1e-5) for one in found), (found, expected)

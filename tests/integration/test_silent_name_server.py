@@ -53,6 +53,12 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "RES_OPTIONS"}
 
 
+def ran(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """To its end; who asks is patient for a second."""
+    patience = {**environment(), "RES_OPTIONS": "timeout:1 attempts:1"}
+    return subprocess.run(command, env=patience, capture_output=True, text=True, check=True)
+
+
 def test_a_name_in_etc_hosts_is_found_at_once(tmp_path: Path) -> None:
     """gRPC's own resolver asks the name server for the address of the other family all the same."""
     with (
@@ -73,13 +79,7 @@ def test_a_name_in_etc_hosts_is_found_at_once(tmp_path: Path) -> None:
 def test_a_script_that_is_run_alone_asks_nobody_either(tmp_path: Path) -> None:
     with silent_name_server(tmp_path, "127.0.0.1 localhost\n") as (inside, name_server):
         script = [sys.executable, str(SCRIPTS / "steady.py"), "--epochs", "1"]
-        told = subprocess.run(
-            [*inside, *script],
-            env={**environment(), "RES_OPTIONS": "timeout:1 attempts:1"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        told = ran([*inside, *script])
         assert "step 12" in told.stdout
         asked = []
         with contextlib.suppress(BlockingIOError):
@@ -92,13 +92,7 @@ def test_a_script_that_is_run_alone_asks_nobody_either(tmp_path: Path) -> None:
 def test_nobody_is_asked_for_the_names_of_members(tmp_path: Path, asked: bool) -> None:
     with silent_name_server(tmp_path, "127.0.0.1 localhost\n") as (inside, name_server):
         script = [sys.executable, "-c", LOOKS_UP, *([] if asked else ["never"])]
-        told = subprocess.run(
-            [*inside, *script],
-            env={**environment(), "RES_OPTIONS": "timeout:1 attempts:1"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        told = ran([*inside, *script])
         if asked:
             assert b"in-addr" in name_server.recv(512), "torch has changed: this can go"
         else:

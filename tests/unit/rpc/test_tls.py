@@ -127,7 +127,10 @@ async def attends(place: Place, security: Security) -> None:
         try:
             await place.agent(security, node="n2")
         except CoordinatorLost as error:
-            if "Internal error from Core" not in str(error):
+            hidden_by = error.__cause__
+            if not isinstance(hidden_by, grpc.aio.AioRpcError):
+                raise
+            if hidden_by.code() is not grpc.StatusCode.INTERNAL:
                 raise
         else:
             return

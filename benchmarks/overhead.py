@@ -43,7 +43,9 @@ Turns = list[list[float]]  # step times in seconds, by turn
 class Side:
     """One job, of which the benchmark decides when it trains."""
 
-    def __init__(self, name: str, directory: Path, *, size: str, workers: int) -> None:
+    def __init__(
+        self, name: str, directory: Path, *, size: str, one_by_one: bool, workers: int
+    ) -> None:
         self.name = name
         self.turns: Turns = []
         self._workers = workers
@@ -53,6 +55,7 @@ class Side:
         self._limit = directory / "turns"
         allow(self._limit, 0)
         arguments = ["--size", size, "--turns", str(self._limit)]
+        arguments += ["--one-by-one"] if one_by_one else []
         self.job: Job = (
             elastic_job(directory, *arguments, workers=workers, options=_PATIENT)
             if name == "elastic"
@@ -145,6 +148,12 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--workers", nargs="+", type=int, default=[2, 3])
+    parser.add_argument(
+        "--one-by-one",
+        action="store_true",
+        help="load sample by sample on both sides, with torch's loader; else elastic takes the "
+        "rows of a batch at once, which torch's loader does not",
+    )
     parser.add_argument("--turns", type=int, default=20, help="of each of the four jobs (20)")
     parser.add_argument("--turn-s", type=float, default=1.0, help="length of a turn (1 s)")
     parser.add_argument(
@@ -163,7 +172,10 @@ def _compare(size: str, workers: int, options: argparse.Namespace) -> Comparison
         try:
             for number, name in enumerate(names):
                 directory = Path(scratch) / str(number)
-                sides.append(Side(name, directory, size=size, workers=workers))
+                one_by_one = options.one_by_one
+                sides.append(
+                    Side(name, directory, size=size, one_by_one=one_by_one, workers=workers)
+                )
             usual_s = statistics.median(_flat(side.train(_WARM_UP_STEPS) for side in sides))
             steps = max(_LEAST_STEPS, round(options.turn_s / usual_s))
             for turn in range(options.turns):

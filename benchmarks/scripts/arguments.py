@@ -9,10 +9,11 @@ from benchmarks.scripts.mlp import SIZES
 
 
 def parse(description: str | None) -> argparse.Namespace:
-    """log_dir, size, epochs, turns; checkpoint and checkpoint_every for torchrun's side."""
+    """log_dir, size, one_by_one, epochs, turns; checkpoint and checkpoint_every for torchrun's side."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--log-dir", type=Path, required=True, help="one file per worker goes here")
     parser.add_argument("--size", choices=SIZES, default="5m")
+    parser.add_argument("--one-by-one", action="store_true", help="every side uses torch's loader")
     parser.add_argument("--epochs", type=int, default=1_000_000)
     parser.add_argument("--turns", type=Path, help="file with the number of steps allowed so far")
     parser.add_argument("--checkpoint", type=Path, help="saved here and resumed from")

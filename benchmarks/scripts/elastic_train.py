@@ -19,7 +19,8 @@ def main() -> None:
     model = session.distribute(mlp.build(size))
     optimizer = mlp.optimizer(model)
     session.track(model=model, optimizer=optimizer)
-    data = elastic.DataLoader(mlp.dataset(size), batch_size=size.batch_size, drop_last=True)
+    samples = mlp.dataset(size, one_by_one=options.one_by_one)
+    data = elastic.DataLoader(samples, batch_size=size.batch_size, drop_last=True)
     log, turns = StepLog(options.log_dir), Turns(options.turns)
 
     for step in session.steps(data, epochs=options.epochs):

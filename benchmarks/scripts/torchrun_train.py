@@ -46,7 +46,7 @@ def main() -> None:
     optimizer = mlp.optimizer(module)
     steps = load(options.checkpoint, model=module, optimizer=optimizer)
     model = DistributedDataParallel(module)
-    data = mlp.dataset(size)
+    data = mlp.dataset(size, one_by_one=options.one_by_one)
     sampler = DistributedSampler(data, drop_last=True)
     loader = DataLoader(data, batch_size=size.batch_size, sampler=sampler, drop_last=True)
     log, turns = StepLog(options.log_dir), Turns(options.turns)

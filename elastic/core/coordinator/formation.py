@@ -183,6 +183,10 @@ def furthest_ahead(
     return max(ahead, key=lambda w: w.status.committed, default=None)
 
 
+def _most_steps(workers: Iterable[Sighting]) -> int:
+    return max((w.status.committed for w in workers if w.status.took_part), default=0)
+
+
 def _outgoing(view: GroupView, current: Generation) -> list[Sighting]:
     """Whom a planned change drops that is not in place yet, if it may hold what no other does."""
     if view.leaving is None:
@@ -322,7 +326,11 @@ class _Formed:
             and not leaving.worker_ids <= self._view.workers.keys() | self._current.worker_ids
             and (
                 bool(self._broke_before)
-                or not any(self._has_started_to_join(w) for w in self._active)
+                or not any(
+                    self._has_started_to_join(w)  # newcomers do so at once
+                    for w in self._active
+                    if w.status.worker in leaving.worker_ids
+                )
             )
         )
 
@@ -467,17 +475,20 @@ class _Formed:
     def _busy_until(self, since: float) -> float:
         """A member that stalled a step is not evaluating: it gets no more time than a deaf one.
 
-        Nor does anyone while the job stops: the others must save within the grace.
+        Nor does anyone while the job stops and others can save as much: they must do so within the
+        grace. Where no other has as much, the grace is there to wait, but for what saving takes.
         """
-        hurried = (
-            self._current.reason is ChangeReason.STALLED
-            or self._current.purpose is Purpose.SAVE_AND_LEAVE
-        )
         coming = [w for w in self._active if not self._has_arrived(w)]
         since = max([since, *(w.in_contact_since for w in coming)])
-        if hurried:
-            return since + self._policy.join_timeout_s
-        return _busy_until(self._view, self._policy, since)
+        hurried_until = since + self._policy.join_timeout_s
+        if self._current.reason is ChangeReason.STALLED:
+            return hurried_until
+        if self._current.purpose is not Purpose.SAVE_AND_LEAVE:
+            return _busy_until(self._view, self._policy, since)
+        here = [w for w in self._active if self._has_started_to_join(w)]
+        if _most_steps(self._active) <= _most_steps(here):
+            return hurried_until
+        return max(hurried_until, self._view.save_by - self._policy.join_timeout_s)
 
     def _leave_out(self, missing: list[Sighting]) -> Decision:
         names = frozenset(w.status.worker for w in missing)

@@ -65,20 +65,24 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     if active and in_contact and _is_to_be_left(current, view) and not _is_away(active, view):
         is_whole = current.worker_ids.issubset(members) and len(active) == len(members)
         return _leave(current, active, is_whole=is_whole)
-    others = [w for name, w in view.workers.items() if name not in members and _has_state(w)]
+    outside = [w for name, w in view.workers.items() if name not in members]
+    others = [w for w in outside if _has_state(w)]
+    busy = [w for w in outside if _is_busy(w)]
+    ahead = furthest_ahead(busy, others, view)
+    others += [ahead] if ahead is not None else []
     if others and not any(w.status.took_part for w in members.values()):
         return _leave(current, active + others, is_whole=False)  # these have it to save
     # Nobody else is admitted any more, nobody leaves before the others, and any number of survivors
     # can save. Who was left behind out of contact may hold the state when no member does.
     left_behind = {name: w for name, w in view.workers.items() if w.left_behind}
     alike = {name: replace(w, leaving=False) for name, w in (left_behind | members).items()}
-    known = replace(view, workers=alike)
+    known = replace(view, workers=alike, save_by=stop.deadline)
     decision = decide(known, replace(policy, min_workers=1), now)
     if not isinstance(decision, Form):
         return decision
     if _any_has_state(decision.members, view):
         chosen = [view.workers[m.worker] for m in decision.members]
-        ahead = furthest_ahead(others, chosen, view)  # it was cut off, and has come back
+        ahead = furthest_ahead(others + busy, chosen, view)  # it was cut off, and has come back
         with_last_step = (ahead.as_member(),) if ahead is not None else ()
         return replace(decision, members=(*decision.members, *with_last_step))
     # Nobody here is known to hold the state. A group of members that a lost transfer has left with
@@ -112,6 +116,13 @@ def _finished(w: Sighting) -> bool:
 
 def _has_state(w: Sighting) -> bool:
     return w.status.phase is WorkerPhase.READY and w.status.took_part and w.silent_since is None
+
+
+def _is_busy(w: Sighting) -> bool:
+    """It was left behind with the state, and evaluates, or has a long step to end, before it comes
+    out of its group."""
+    in_group = w.status.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING)
+    return in_group and w.status.took_part and w.silent_since is None and is_in_sight(w)
 
 
 def _any_has_state(members: Iterable[Member], view: GroupView) -> bool:

@@ -117,6 +117,8 @@ class GroupView:
     """Newcomers that are not to be let in before these instants, since others have failed."""
     let_go: frozenset[NodeId] = frozenset()
     """Nodes that were told that they are not needed: their workers end."""
+    save_by: float = math.inf
+    """While the job stops: when its grace ends."""
     spent: frozenset[WorkerId] = frozenset()
     """Members of earlier generations, as far back as remembered."""
 

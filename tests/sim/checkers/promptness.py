@@ -88,12 +88,22 @@ def _are_lost_with_nodes(journal: Journal, workers: set[str]) -> bool:
     return all(journal.gone_at.get(name) in lost_at for name in workers)
 
 
+def _waits_for_frozen_holder(journal: Journal) -> bool:
+    """Nobody else has the newest step, and that it stands still for good nobody can know: that is
+    what the grace is for."""
+    commits = [(c.replica.committed, c.worker) for c in journal.commits]
+    newest = max((committed for committed, _ in commits), default=0)
+    gone_at = [journal.gone_at.get(who) for committed, who in commits if committed == newest]
+    frozen_at = {at for at, action, _ in journal.struck if action == "FREEZE_SCRIPT"}
+    return not frozen_at.isdisjoint(gone_at) and None not in gone_at
+
+
 def _stop(journal: Journal) -> Iterator[str]:
     """Once nothing strikes any more it takes a while, not all of its grace."""
     asked = [journal.stopped_at] if journal.stopped_at is not None else []
     if journal.outcome[1] == STOP_EXIT_CODE:
         asked += journal.left_from.values()
-    if not asked or journal.evaluates or journal.compiles:
+    if not asked or journal.evaluates or journal.compiles or _waits_for_frozen_holder(journal):
         return
     over = [at + (0.0 if what in _OVER_AT_ONCE else lasts) for at, what, lasts in journal.struck]
     certain = [at for at in journal.certain_at if at < journal.ended_at]

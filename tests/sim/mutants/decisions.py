@@ -4,6 +4,16 @@ from __future__ import annotations
 
 FORMATION = (
     (
+        "                    if w.status.worker in leaving.worker_ids\n",
+        "",
+        "newcomers that wait in a planned group hide that a member which it drops is lost",
+    ),
+    (
+        "        if _most_steps(self._active) <= _most_steps(here):\n            return hurried_until\n",
+        "        return hurried_until\n",
+        "a stop ends the only holder of the last step where it evaluates",
+    ),
+    (
         "            for w in self._silent + left_behind + outgoing\n",
         "            for w in self._silent + left_behind\n",
         "a new leader does not wait for members that a planned change drops",

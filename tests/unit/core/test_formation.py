@@ -197,6 +197,33 @@ def test_while_stopping(situation: GroupView, now: float, expected: object) -> N
     assert short(decide_stop(situation, POLICY, stop, now)) == expected
 
 
+@pytest.mark.parametrize(
+    ("b_held", "now", "expected"),
+    [
+        (6, 10.0, "JOIN_TIMED_OUT [b0] -a0"),  # the other saves as much
+        (5, 10.0, WaitReason.ASSEMBLING),  # only a0 has the last step, and may be evaluating
+        (5, 20.0, "JOIN_TIMED_OUT [b0] -a0"),  # the rest of the grace is for the save
+    ],
+)
+def test_while_stopping_a_late_member_gets_the_grace_if_only_it_has_the_last_step(
+    b_held: int, now: float, expected: object
+) -> None:
+    late = status("a0", TRAINING, 3, heard=4, committed=6)
+    situation = view(SAVING, late, status("b0", JOINING, 4, committed=b_held), assembling_since=0.0)
+    stop = Stop(exit_code=143, reason="a test", deadline=30.0)
+    assert short(decide_stop(situation, POLICY, stop, now)) == expected
+
+
+def test_while_stopping_who_has_not_left_an_earlier_group_saves_the_step_that_only_it_has() -> None:
+    evaluates = status("d0", TRAINING, 2, committed=6)
+    stop = Stop(exit_code=143, reason="a test", deadline=30.0)
+    alone = view(SAVING, evaluates, status("c0", READY, 1, committed=4), trained_in=2)
+    assert short(decide_stop(alone, POLICY, stop, 0.0)) == "STOPPING [c0 d0]"
+    member = status("b0", JOINING, 4, committed=4)
+    beside_one = view(SAVING, evaluates, member, trained_in=2)
+    assert short(decide_stop(beside_one, POLICY, stop, 0.0)) == "MEMBER_LOST [b0 d0]"
+
+
 def test_the_next_look_is_when_patience_ends() -> None:
     late = status("b0", TRAINING, 2, heard=3)
     decision = decide(view(PAIR, A, late, assembling_since=50.0), POLICY, 100.0)
@@ -355,6 +382,13 @@ def test_a_member_that_a_planned_change_drops_is_lost_before_it_takes_place() ->
     planned, before = generation(4, "a0", "b0", leave_after=9), generation(3, "a0", "b0", "c0")
     situation = view(planned, *waiting, leaving=before)
     assert short(decide(situation, POLICY, 100.0)) == "MEMBER_LOST [a0 b0]"
+
+
+def test_a_dropped_member_is_lost_also_when_newcomers_wait_in_the_planned_group() -> None:
+    waiting = [status("a0", TRAINING, 3), status("d0", JOINING, 4, took_part=False)]
+    planned, before = generation(4, "a0", "d0", leave_after=9), generation(3, "a0", "c0")
+    situation = view(planned, *waiting, leaving=before)
+    assert short(decide(situation, POLICY, 100.0)) == "MEMBER_LOST [a0 d0]"
 
 
 @pytest.mark.parametrize(

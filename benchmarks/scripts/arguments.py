@@ -9,7 +9,7 @@ from benchmarks.scripts.mlp import SIZES
 
 
 def parse(description: str | None) -> argparse.Namespace:
-    """log_dir, size, one_by_one, epochs, turns; checkpoint, checkpoint_every for torchrun's side."""
+    """log_dir, size, one_by_one, epochs, turns; of torchrun's side checkpoint, checkpoint_every."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--log-dir", type=Path, required=True, help="one file per worker goes here")
     parser.add_argument("--size", choices=SIZES, default="5m")

@@ -14,6 +14,8 @@ from tests.sim.plan import KINDS, plan
 from tests.sim.pool import judged
 from tests.sim.world import World
 
+_PROGRESS_S = 30.0
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
@@ -73,9 +75,13 @@ def _seeds(text: str) -> range:
 
 
 def _run_all(seeds: range, jobs: int, stress: str) -> list[int]:
-    failed = []
+    failed: list[int] = []
     again = f" --stress {stress}" if stress else ""
-    for seed, found in judged(seeds, stress, jobs):
+    told_at = time.monotonic()
+    for done, (seed, found) in enumerate(judged(seeds, stress, jobs)):
+        if time.monotonic() - told_at > _PROGRESS_S:
+            told_at = time.monotonic()
+            print(f"{done} of {len(seeds)}, {len(failed)} failed", file=sys.stderr, flush=True)
         if found:
             failed.append(seed)
             print(f"seed {seed}: {found[0]}")

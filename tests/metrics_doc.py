@@ -40,7 +40,7 @@ grpc_health_probe -addr 10.0.0.1:29400 -tls -tls-ca-cert ca.pem -tls-client-cert
 
 ## Who may scrape
 
-On a loopback address it is plain HTTP, for whoever is on the machine. Any other address needs the job's
+On a loopback address it is plain HTTP, for every user of the machine. Any other address needs the job's
 certificates (`--tls-ca`, `--tls-cert`, `--tls-key`), or `--insecure`. With certificates it is HTTPS (TLS 1.2 or
 newer), which shows the daemon's own one; files that were replaced are used for new connections. `/metrics` then wants
 a client certificate that the job's authority has signed and that names `JOB.job.elastic`; one limited to the role

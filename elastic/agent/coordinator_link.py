@@ -1,4 +1,4 @@
-"""The agent's stream to whoever coordinates."""
+"""The agent's stream to the leading coordinator."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class CoordinatorLink:
                     if not self._let_in:
                         self._on_refused(error)
                         return
-                    # Once it was good enough: the group trains on, whoever leads it now. Somebody
+                    # Once it was good enough: the group trains on under any leader. Somebody
                     # may mend that, or another coordinator lead.
                     self._tell_lost(str(error))
                     await asyncio.sleep(_RETRY_REFUSED_S)

@@ -268,7 +268,7 @@ class AgentDaemon:
         return newest.number if newest is not None else 0
 
     def job_ended(self, exit_code: int, message: str) -> None:
-        """The job is over, whoever says so, and why."""
+        """The job is over: which process says so, and why."""
         self.end_of_job = message
         self._driver.post(ev.JobEnded(exit_code=exit_code))
 
@@ -582,7 +582,7 @@ class AgentDaemon:
             self._driver.post(ev.Drained(exit_code=message.drained.exit_code))
 
     def _report_again(self) -> None:
-        """Whoever coordinates now may know nothing of this node, nor of the group."""
+        """The present coordinator may know nothing of this node or of the group."""
         newest, before = self._machine.generation, self._machine.before
         if newest is not None:
             known = job_pb2.Known(newest=generation_to_pb(newest))

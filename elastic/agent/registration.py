@@ -59,7 +59,7 @@ class Registration:
     def renewed_at_s(self) -> float:
         """When the last renewal that was answered was sent, by `clock`.
 
-        Whoever follows the nodes sees the key go no earlier than `ttl_s` after it.
+        Followers of the nodes see the key go no earlier than `ttl_s` after it.
         """
         return self._claim.renewed_at_s
 

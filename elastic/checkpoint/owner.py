@@ -48,7 +48,7 @@ def require(directory: CheckpointDirectory, owner: Owner) -> None:
         raise CheckpointWriteError(
             f"a run of job {now.job} saves in {directory.url} since {since:%F %T} UTC: both "
             "would go on from each other's checkpoints; give each job a checkpoint directory of "
-            "its own, and start the one that is to keep this one again"
+            "its own, and start the one that keeps this one again"
         )
 
 

@@ -1,4 +1,4 @@
-"""Serves a daemon's page, metrics and health beside it: where, to whom, and when not."""
+"""Serves a daemon's page, metrics and health: on which address, and for which clients."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def require_http_protection(address: str | None, security: Security) -> None:
     if not isinstance(security, Tls) and not security.insecure:
         raise ConfigurationError(
             f"--http-address {address} is reached from other machines, and there is no "
-            "certificate: whoever reaches the port could read the job's figures; give --tls-ca, "
+            "certificate: anyone who reaches the port could read the job's figures; give --tls-ca, "
             "--tls-cert and --tls-key, or --insecure on a network where you trust everybody, or "
             "listen on 127.0.0.1"
         )
@@ -120,8 +120,8 @@ async def _server(
         raise
     if not secured and not stays_here(wanted):
         message = (
-            f"{wanted} serves the page and metrics of the job in plain text (--insecure): whoever "
-            "reaches it reads them"
+            f"{wanted} serves the page and metrics of the job in plain text (--insecure): anyone "
+            "who reaches it reads them"
         )
         journal.record("security_warning", message=message)
     at = f"{'https' if secured else 'http'}://{address_of(listener)}"

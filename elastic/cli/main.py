@@ -627,7 +627,7 @@ def _require_name(command: str, script: Path | None, options: dict[str, Any]) ->
 
 
 def _target(address: str | None, config: Path | None, options: dict[str, Any]) -> Any:
-    """Whoever listens at the address; else a job in etcd if etcd is given, or one of this
+    """The coordinator at the address; else a job in etcd if etcd is given, or one of this
     machine."""
     from elastic.cli.operator import Target
 

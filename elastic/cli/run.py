@@ -283,7 +283,7 @@ def _ignore_signals() -> None:
 
 
 def _require_one_machine(settings: RunSettings) -> None:
-    """Raises ConfigurationError for what needs others, whom nothing here lets in."""
+    """Raises ConfigurationError for options that need other nodes: `elastic run` admits none."""
     if settings.nnodes.minimum > 1:
         raise ConfigurationError(
             f"--nnodes {settings.nnodes.minimum}:{settings.nnodes.maximum} needs other nodes, and "

@@ -1,4 +1,4 @@
-"""The nodes whose agents are connected: who is let in, and who is who."""
+"""The nodes whose agents are connected: which are admitted, and which agent speaks for which."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class DepartingNodes:
         self._machines: dict[NodeId, str] = {}  # of nodes of which something may run
 
     async def load(self) -> None:
-        """Learn whom earlier coordinators wanted out; sits out outages."""
+        """Learn which nodes earlier coordinators told to leave; wait while the store is away."""
         await until_answered(self._exclusions.load, "load the excluded nodes")
 
     # ---- what happens to a node

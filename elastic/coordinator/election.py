@@ -1,4 +1,4 @@
-"""Becoming the leader of a job when there is none, and hearing when one is it no longer."""
+"""Wins the leader lease when nobody holds it, and notices when it is lost."""
 
 from __future__ import annotations
 

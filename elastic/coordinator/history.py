@@ -61,7 +61,7 @@ class Departed:
 
 
 class JobHistory:
-    """Listens to the journal of whoever leads, and takes samples. It begins with this process:
+    """Listens to the leader's journal, and takes samples. It begins with this process:
     the leaders before have kept nothing of it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -37,7 +37,7 @@ def summary(document: Mapping[str, Any]) -> str:
 
 
 def noticed_by(document: Mapping[str, Any]) -> str:
-    """Who was the first to notice, and by what; empty if that is not known."""
+    """The process that noticed first, and by what; empty if that is not known."""
     if not document["noticed"]:
         return ""
     first = document["noticed"][0]

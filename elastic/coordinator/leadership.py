@@ -37,7 +37,7 @@ UNKNOWN_COMMAND = Command()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopOrder:
-    """The run is to be saved and left, whoever leads."""
+    """The run will be saved and left, under any leader."""
 
     reason: str
     exit_code: int

@@ -192,7 +192,7 @@ class Office:
             return None
 
     async def _conclude(self, leadership: Leadership, daemon: CoordinatorDaemon) -> int:
-        """The run has ended: tell whoever is not connected, and whoever comes to it again."""
+        """The run has ended: tell agents that are not connected, and those that come back to it."""
         end = daemon.ended.result()
         self._concluding, self._last = True, daemon
         with contextlib.suppress(GuardFailed, TransientError):

@@ -1,4 +1,4 @@
-"""What is counted of a job from its begin on, whoever leads: it is kept with the records."""
+"""What is counted of a job from its beginning, across leaders: it is kept with the records."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _COUNTED = {  # entries of the journal, and the field by which they are told apa
 
 
 class Totals:
-    """Listens to the journal of whoever leads, and to rank 0's progress.
+    """Listens to the leader's journal and to rank 0's progress.
 
     Counts are of this run. Those of the leaders before are taken over by `adopt`; what was counted
     after they were last kept is lost, but for steps, which are counted from their numbers.

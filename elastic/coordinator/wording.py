@@ -28,7 +28,7 @@ def ending(effect: EndJob, max_restarts: int, window_s: float) -> str:
         )
     return (
         f"more than {max_restarts} workers failed within {window_s:g} s, the last one: {what}."
-        f"{log} Raise --max-restarts if that is to be expected"
+        f"{log} Raise --max-restarts if such failures are expected"
     )
 
 

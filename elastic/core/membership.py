@@ -86,7 +86,7 @@ class Purpose(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """One decision about who trains together. One without members: everybody waits."""
+    """One decision about which workers train together. Without members: all of them wait."""
 
     number: int
     incarnation: str

@@ -1,4 +1,4 @@
-"""Who gives its state to whom once a new group stands: pure, from what each member declares.
+"""Which member gives its state to which once a new group stands: pure, from their declarations.
 
 A member's state has two marks. The *commit mark* is the state right after the block of the last
 committed step. The *begin mark* is the state with which the next block begins: a script may change
@@ -101,7 +101,7 @@ def plan_recovery(declarations: Sequence[Declaration]) -> RecoveryPlan:
     """The most advanced intact members are right; everyone else receives from one of them.
 
     A step that only one survivor committed is therefore kept: the others had all contributed to
-    it. Where members of the same step differ, the majority is right, and on a tie whoever agrees
+    it. Where members of the same step differ, the majority is right, and on a tie those that agree
     with the lowest rank. Receivers are spread over the sources.
     """
     intact = [rank for rank, d in enumerate(declarations) if d.intact]

@@ -39,7 +39,7 @@ class TrialProcess:
         )
 
     async def say(self, meeting: Mapping[str, Any] | None) -> None:
-        """With whom to all-reduce; None: with nobody."""
+        """The peers to all-reduce with; None: there are none."""
         assert self._process is not None
         assert self._process.stdin is not None
         with contextlib.suppress(ConnectionError):

@@ -200,7 +200,7 @@ class _Servicer(pb_grpc.ControlServicer):
     def _lost(self, stream: AgentStream) -> None:
         try:
             self._handler.agent_lost(stream)
-        except Exception as error:  # noqa: BLE001 - nobody is left to whom gRPC could tell it
+        except Exception as error:  # noqa: BLE001 - no caller is left for gRPC to tell
             self._refused(stream.node, error)
 
     def _refused(self, source: str, error: Exception) -> None:
@@ -271,7 +271,7 @@ class _Servicer(pb_grpc.ControlServicer):
             return await answer
         except TransientError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        except ConfigurationError as error:  # of whoever asks
+        except ConfigurationError as error:  # the caller's
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except Exception as error:  # noqa: BLE001 - as in _guarded
             self._refused(source, error)
@@ -287,7 +287,7 @@ class _Servicer(pb_grpc.ControlServicer):
         except TransientError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             raise AssertionError("abort raises") from error
-        except ConfigurationError as error:  # of whoever asks
+        except ConfigurationError as error:  # the caller's
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise AssertionError("abort raises") from error
         except Exception as error:

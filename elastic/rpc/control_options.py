@@ -21,7 +21,7 @@ OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),  # https_proxy is for the world outside, not among a job's nodes
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a shared port
-    ("grpc.server_handshake_timeout_ms", 10_000),  # for whoever connects and says nothing
+    ("grpc.server_handshake_timeout_ms", 10_000),  # for a client that connects and says nothing
 ]
 
 LET_IN = "elastic-let-in"

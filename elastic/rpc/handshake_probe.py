@@ -40,7 +40,7 @@ async def _explain_tls(address: str, tls: Tls) -> str:
             error.verify_message, tls
         )
     except ssl.SSLError as error:
-        return f"whoever listens there speaks no TLS that fits ({error.reason}); " + (
+        return f"the server there speaks no matching TLS ({error.reason}); " + (
             "is it the coordinator, and was it started with --tls-ca, --tls-cert and --tls-key?"
         )
     except (OSError, asyncio.TimeoutError):

@@ -64,14 +64,14 @@ def require_protection(address: str, security: Security, report: Report) -> None
         return
     if not security.insecure:
         raise ConfigurationError(
-            f"{address} is reached from other machines, and there is no certificate: whoever "
+            f"{address} is reached from other machines, and there is no certificate: anyone who "
             "reaches the port would control the job; give --tls-ca, --tls-cert and --tls-key, or "
             "--insecure on a network where you trust everybody"
         )
     report(
         "security_warning",
-        message=f"{address} is used in plain text (--insecure): whoever reaches it controls the "
-        "job, and whoever listens reads what is said",
+        message=f"{address} is used in plain text (--insecure): anyone who reaches it controls "
+        "the job, and anyone on the network path reads what is said",
     )
 
 
@@ -99,13 +99,13 @@ def _warn_of_key(tls: Tls, report: Report) -> None:
     try:
         exposed = readable_by_others(key)
     except OSError:
-        return  # whoever needs the file will say so
+        return  # the code that needs the file reports the error
     if exposed:
         report("security_warning", message=f"others can read the key {key}; do: chmod 600 {key}")
 
 
 def log_report(name: str, /, **fields: Any) -> None:
-    """For whoever has no journal."""
+    """For callers without a journal."""
     text = ", ".join(f"{key}={value}" for key, value in fields.items())
     logging.getLogger("elastic").warning("%s: %s", name, text)
 

@@ -1,4 +1,4 @@
-"""The pages for whoever watches a daemon: /metrics, /healthz, /readyz.
+"""The pages that monitoring asks a daemon for: /metrics, /healthz, /readyz.
 
 They run on the server's thread. The daemon's own event loop is only asked for a snapshot, twice a
 second at most and never waited for by anything but the asker; the rest is done here.

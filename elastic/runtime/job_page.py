@@ -217,7 +217,7 @@ class Feed:
                 self._error = None
             except asyncio.TimeoutError:
                 self._silent = True
-            except Exception as error:  # noqa: BLE001 - whoever watches raises it
+            except Exception as error:  # noqa: BLE001 - raised where the result is read
                 self._error = error
                 self._tell()
             took_s = time.monotonic() - began_at

@@ -1,4 +1,4 @@
-"""The journal: what happened to the job, one event at a time, to whoever listens."""
+"""The journal: what happened to the job, one event at a time, for all listeners."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class Journal:
 
 
 class RecentEntries:
-    """Remembers the newest entries but progress, and hands new ones to whoever follows."""
+    """Remembers the newest entries except progress, and hands new ones to followers."""
 
     def __init__(self, most: int = 1000) -> None:
         self._recent: deque[str] = deque(maxlen=most)
@@ -155,7 +155,7 @@ class RecentEntries:
         for follower in self._followers:
             if (
                 follower.qsize() < _MOST_BEHIND
-            ):  # whoever does not read loses entries, not we memory
+            ):  # a follower that does not read loses entries; memory stays bounded
                 follower.put_nowait(line)
 
     async def remembered(self) -> AsyncIterator[str]:

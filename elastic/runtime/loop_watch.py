@@ -3,7 +3,7 @@
 While the loop stands still nobody is heard: no failure, no signal, no question. Before each round
 of its callbacks the loop sets a timer, and takes it back when it waits again. A thread waits for
 that timer and looks at the stack of the loop's thread. So nobody is woken as long as no round lasts
-long: a daemon shares its cores with workers, to whom every wake-up is a delay.
+long: a daemon shares its cores with workers, and every wake-up delays them.
 """
 
 from __future__ import annotations

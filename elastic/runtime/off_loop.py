@@ -40,7 +40,7 @@ class _Threads:
     def _run(self) -> None:
         while True:
             tell = self._work.get()()
-            with self._lock:  # first: who is told may have more work at once
+            with self._lock:  # first: the caller that is told may submit more work at once
                 self._idle += 1
             tell()
 

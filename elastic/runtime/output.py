@@ -201,7 +201,7 @@ def _tell_lost(count: int) -> str:
 
 @contextlib.contextmanager
 def never_blocking() -> Iterator[None]:
-    """Within, `sys.stdout` and `sys.stderr` are such streams, whoever writes to them.
+    """Within, `sys.stdout` and `sys.stderr` are such streams for every writer.
 
     Both are one where they lead to the same file, so that the order of their lines is kept. If one
     was closed when the process began, what is written to it is lost: its descriptor must not be

@@ -17,9 +17,9 @@ _AGAIN_S = 0.5
 async def until_gone(address: str) -> None:
     """Return when a process that has listened at `address` (host:port) does so no more.
 
-    The kernel closes what a dead process had open, and refuses who comes again. A host that is
-    silent, or cannot be reached, tells nothing: then this waits on. So it does where nobody was
-    ever to be reached from here.
+    The kernel closes what a dead process had open, and refuses new connections to it. A host that
+    is silent, or cannot be reached, tells nothing: then this waits on, and also where nobody could
+    ever be reached from here.
     """
     was_there = False
     while True:

@@ -151,7 +151,7 @@ class Watched:
 
 async def _look_at(certificate: NewestCertificate) -> None:
     """Its files may have been replaced."""
-    with contextlib.suppress(ConfigurationError):  # whoever needs it says so
+    with contextlib.suppress(ConfigurationError):  # the code that needs it reports the error
         await off_loop(certificate.get)
 
 

@@ -99,7 +99,7 @@ class NodeSettings:
     drain_timeout_s: float = field(
         default=15.0,
         metadata=about(
-            "Seconds for the workers of a node that is to leave to do so at a step boundary.",
+            "Seconds a draining node's workers get to reach a step boundary.",
             DURATION_OR_ZERO,
         ),
     )

@@ -41,7 +41,7 @@ class SecuritySettings:
     insecure: bool = field(
         default=False,
         metadata=about(
-            "Allow plain text beyond this machine: whoever reaches the port controls the job.",
+            "Allow plain text beyond this machine: anyone who reaches the port controls the job.",
             YES_OR_NO,
         ),
     )

@@ -93,8 +93,8 @@ STATE_DIR = about(
 )
 JOB = about("Name of the job.", JOB_NAME)
 RUN_ID = about(
-    "Which run of the job this is. One that has ended is not trained again: whoever comes to it "
-    "ends with its exit code.",
+    "Which run of the job this is. One that has ended is not trained again: a process that comes "
+    "to it ends with its exit code.",
     RUN_NAME,
 )
 LAUNCH = about(

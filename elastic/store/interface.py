@@ -1,4 +1,4 @@
-"""What a store must do, whoever keeps it; tests/contract holds every adapter to it.
+"""What every store must do; tests/contract holds every adapter to it.
 
 The semantics are etcd's: one revision counter for all keys, a lease that takes its keys with it,
 writes guarded by the identity of another key.
@@ -14,7 +14,7 @@ from elastic.errors import TransientError
 
 
 class GuardFailed(TransientError):
-    """The guarding key is gone or is another one: whoever holds it now decides."""
+    """The guarding key is gone or is another one: its present holder decides."""
 
 
 class LeaseLost(TransientError):

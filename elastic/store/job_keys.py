@@ -75,7 +75,7 @@ class JobKeys:
         return self._below("drain/")
 
     def end(self, run_id: str) -> str:
-        """How a run ended, for whoever comes to it again."""
+        """How a run ended, for processes that come to it again."""
         return self.ends + run_id
 
     def incidents_of(self, run_id: str) -> str:

@@ -1,7 +1,7 @@
 """The runs of a job: one at a time, each with an end that stays until it is forgotten.
 
 A run is one training from its first step to its end, through any number of restarts of agents and
-coordinators. Whoever comes to a run that has ended ends as it did.
+coordinators. A process that comes to a run that has ended ends as it did.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class RunEnd:
     """Steps."""
     ended_unix_s: float = 0.0
     left: bool = False
-    """Every node has left it: who comes to it again goes on, from its newest checkpoint."""
+    """Every node has left it: nodes that come to it again go on, from its newest checkpoint."""
 
     def told(self, job: str) -> str:
-        """For whoever comes to the run again."""
+        """For a process that comes to the run again."""
         instant = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.ended_unix_s))
         why = f": {self.message}" if self.message else ""
         return (
@@ -52,7 +52,7 @@ class RunEnd:
         )
 
     def how_to_go_on(self, job: str) -> str:
-        """For whoever wants it trained further."""
+        """For a person who wants it trained further."""
         if self.left:
             return "started again, it goes on from its newest checkpoint"
         forget = f"`elastic forget {self.run_id} --job {job}`"
@@ -218,7 +218,7 @@ def _run_id(entry: Entry) -> str:
 
 
 async def _remove_all_but_ends(store: Store, keys: JobKeys, guard: Guard, *kept: str) -> None:
-    """The election key and the nodes' registrations go with who holds them."""
+    """The election key and the nodes' registrations go with their holders."""
     for entry in await store.list(keys.folder):
         if not entry.key.startswith((keys.leader, keys.nodes, keys.ends, *kept)):
             await store.delete(entry.key, guard=guard)

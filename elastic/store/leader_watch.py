@@ -18,7 +18,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leader:
-    """Who was elected. A later leader has a greater `term`, at the same address too."""
+    """The elected leader. A later one has a greater `term`, also at the same address."""
 
     address: str
     """host:port"""
@@ -72,7 +72,7 @@ async def find_leader(store: Store, *, job: str) -> Leader | None:
 
 
 def leader_from(entry: Entry | None) -> Leader | None:
-    """Who holds the election key; None if nobody does, or nobody that can be read."""
+    """The holder of the election key; None if there is none, or none that can be read."""
     if entry is None:
         return None
     try:

@@ -7,7 +7,7 @@ import os
 
 
 class CoreWait:
-    """Of the main thread, whoever asks; 0 where the kernel does not tell (schedstat)."""
+    """Of the main thread, from any thread; 0 where the kernel does not tell (schedstat)."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = None

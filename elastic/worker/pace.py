@@ -1,7 +1,7 @@
 """What each part of a step takes on this rank, as sums that all ranks take at the same steps.
 
 The script's thread adds a difference of clock readings here and there, about two microseconds a
-step with the hook of `Arrival`. Whoever compares ranks needs sums over the same steps, so they are
+step with the hook of `Arrival`. A comparison of ranks needs sums over the same steps, so they are
 put down after every so many committed steps, for the reporting thread to send.
 """
 

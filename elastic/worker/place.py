@@ -1,4 +1,4 @@
-"""What part of the training the script's thread is in, for whoever asks from another thread."""
+"""What part of the training the script's thread is in, for readers on other threads."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Pulse:
     def entered(self, group: Group, outcome: Outcome) -> None:
         """The group is ready to train."""
         durations = self._membership.durations
-        self.report_again()  # whoever reports in a new group may be another member
+        self.report_again()  # another member may report in a new group
         self._reformed = pb.Reformed(
             worker=self._link.worker,
             generation=group.generation.number,
@@ -206,7 +206,7 @@ class Pulse:
         self._link.send(stacks=stacks)
 
     def report_again(self) -> None:
-        """Whoever is to store ledger and curve may be new: send all that is not stored."""
+        """The coordinator that stores ledger and curve may be new: send all that is not stored."""
         self._send_whole_ledger = self._send_whole_curve = True
 
     # ---- on its own thread

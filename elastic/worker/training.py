@@ -705,7 +705,7 @@ class Training:
             model.passes.together = together
 
     def _answer_calls(self) -> None:
-        """On the reporting thread: whoever waits for this member in a call learns where it is."""
+        """On the reporting thread: members that wait for this one in a call learn where it is."""
         group, since = self._membership.group, self._compares_since
         where = ""
         if self._in_block and self.clock.in_step_s() >= _ELSEWHERE_S:

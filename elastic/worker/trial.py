@@ -1,6 +1,6 @@
 """A process that tries torch on this node for `elastic doctor`: `python -m elastic.worker.trial`.
 
-It writes one JSON line of what torch finds here, then reads one JSON line that says with whom to
+It writes one JSON line of what torch finds here, then reads one JSON line that names the peers to
 all-reduce, and writes one of how that went. End of file instead: it ends.
 """
 

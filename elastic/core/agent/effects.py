@@ -85,7 +85,7 @@ class AskToLeave:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TellLeaveTimedOut:
-    """Tell the coordinator, and whoever reads: this node was to leave at a step boundary, and is
+    """Tell the coordinator, and the reader: this node was to leave at a step boundary, and is
     ended now without one."""
 
     waited_s: float

@@ -68,7 +68,7 @@ class WorkerExited:
     exit_code: int
     signal: int = 0
     unseen: bool = False
-    """The kernel says that it has ended; how, only its parent is told, who has not said it."""
+    """The kernel says that it has ended; how is known to its parent, which has not said it."""
     out_of_memory: bool = False
     """The kernel has just killed a process of the node's for want of memory."""
 

@@ -58,7 +58,7 @@ class AgentSettings:
     """Workers that were dismissed get this long to end by themselves."""
     classic: bool = False
     """The script was written for torchrun: it runs from its start in a group, and cannot change
-    that. Whoever has run when the group changes is ended."""
+    that. Workers that have run when the group changes are ended."""
     end_grace_s: float = 30.0
     """A classic script that is asked to end gets this long."""
     leave_timeout_s: float | None = None
@@ -487,7 +487,7 @@ class Agent:
         self._spawn_not_before = max(self._spawn_not_before, now + delay_s)
 
     def _retire_spent(self, now: float) -> list[fx.Effect]:
-        """End who has run in a group that is no more, and whom the asking has not moved."""
+        """End workers that ran in a group that is gone and have not ended when asked."""
         newest = self._generation
         if not self._settings.classic or newest is None:
             return []
@@ -564,7 +564,7 @@ class Agent:
         return self._dismissals(now)
 
     def _dismissals(self, now: float) -> list[fx.Effect]:
-        """Finished scripts end by themselves; whoever never took part has nothing to end."""
+        """Finished scripts end by themselves; workers that never took part have nothing to end."""
         asked: list[fx.Effect] = []
         if self._settings.classic and any(p.runs for p in self._processes.values()):
             asked = self._retire([p for p in self._processes.values() if p.runs], now)
@@ -578,7 +578,7 @@ class Agent:
         ]
 
     def _survivors(self) -> list[WorkerId]:
-        """Who has trained here, and is not being ended."""
+        """Workers that have trained here and are not being ended."""
         found = self._processes.items()
         return [name for name, process in found if process.trained and process.ending is None]
 

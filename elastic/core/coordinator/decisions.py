@@ -58,7 +58,7 @@ class End:
     """End the job, which stops, now."""
 
     in_time: bool
-    """Nobody is left who holds a state that is not saved."""
+    """No worker is left that holds an unsaved state."""
 
 
 Decision = Wait | Form | Complete | GiveUp

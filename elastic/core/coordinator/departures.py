@@ -1,4 +1,4 @@
-"""When a node that is to take no part any more is no longer needed."""
+"""When a node that leaves the job is no longer needed."""
 
 from __future__ import annotations
 

@@ -55,11 +55,11 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
     """
     if view.adopted_at is not None:
         until = view.adopted_at + return_patience_s(policy)
-        if now < until:  # whoever holds the state may not have come back yet
+        if now < until:  # holders of the state may not have come back yet
             return Wait(reason=WaitReason.ASSEMBLING, until=until)
     silent = worth_waiting_for(view.workers)
     until = max((w.silent_since or 0.0 for w in silent), default=now) + policy.agent_grace_s
-    if silent and now < until:  # the same for whoever has lost its agent
+    if silent and now < until:  # the same for workers that have lost their agent
         return Wait(reason=WaitReason.ASSEMBLING, until=until)
     if any(w.silent_since is not None for w in view.workers.values()):
         view = replace(view, workers=_in_contact(view.workers))
@@ -112,7 +112,7 @@ def _in_contact(workers: Mapping[WorkerId, Sighting]) -> dict[WorkerId, Sighting
 
 
 def _nothing_left_to_do(finished: list[Sighting], others: list[Sighting]) -> bool:
-    """Members have taken the job to its end, and whoever is left would repeat more of it than the
+    """Members have taken the job to its end, and the others would repeat more of it than the
     last step, which it may have lost when it lost them."""
     ends = [w.status.committed for w in finished if w.status.took_part]
     if not ends:
@@ -131,7 +131,7 @@ def _await_return(
     """Members of a dissolved group hold the state: nobody trains without them while they may come.
 
     Without any generation known, by a new leader, they are training: a second group must not.
-    Whoever comes back has not heard of the end of its group meanwhile.
+    A worker that comes back has not heard of the end of its group meanwhile.
     """
     if view.current is None:
         return Wait(reason=WaitReason.STEADY)
@@ -188,7 +188,7 @@ def _most_steps(workers: Iterable[Sighting]) -> int:
 
 
 def _outgoing(view: GroupView, current: Generation) -> list[Sighting]:
-    """Whom a planned change drops that is not in place yet, if it may hold what no other does."""
+    """Workers that a planned change drops, not in place yet, that may hold what no other does."""
     if view.leaving is None:
         return []
     dropped = sorted(view.leaving.worker_ids - current.worker_ids)
@@ -251,7 +251,7 @@ class _Formed:
         members = self._current.worker_ids
         outside = [w for name, w in view.workers.items() if name not in members]
         self._done = self._finished + [w for w in outside if w.status.phase is WorkerPhase.FINISHED]
-        """Also who has come back to a group of others, that knows nothing of what was done."""
+        """Also those that have come back to a group whose members know nothing of what was done."""
         self._newcomers = [
             w
             for w in outside
@@ -265,13 +265,13 @@ class _Formed:
             and w.silent_since is None
             and _takes_part(w, self._newcomers)
         ]
-        """Who leaves, and has the state that no newcomer has."""
+        """Workers that leave, with the state that no newcomer has."""
         self._returned = [
             w
             for w in outside
             if w.status.phase in _IN_GROUP and w.status.took_part and w.silent_since is None
         ]
-        """Who holds a state and was left out while out of contact: has not heard of it yet."""
+        """Holders that were left out while out of contact, and have not heard of it yet."""
         self._admissible = [w for w in self._newcomers if now >= self._held_back_until(w)]
 
     def _held_back_until(self, w: Sighting) -> float:
@@ -303,7 +303,7 @@ class _Formed:
         return self._admit()
 
     def _state_has_come(self) -> bool:
-        """The group is to begin without the state, and who holds it has come back while that was
+        """The new group has no state, and a holder of it has come back while the group was
         being written. Once members were told they may have begun: then they do not go back."""
         if not self._view.untold or self._current.leave_after is not None:
             return False
@@ -341,7 +341,7 @@ class _Formed:
         )
 
     def _roll_call_until(self) -> float:
-        """Whoever is new in office leaves nobody out before all have had the time to find it."""
+        """A new leader leaves no worker out before all have had the time to find it."""
         gone = [w for w in self._outgoing if w.silent_since is not None]
         since = [w.silent_since or 0.0 for w in self._silent + gone if w.expected]
         return min(since) + self._policy.roll_call_s if since else self._now
@@ -448,7 +448,7 @@ class _Formed:
         A member that does not even acknowledge the announcement is frozen or cut off. One that
         does may be evaluating between two steps, which is its right for much longer. Before a
         planned change takes effect its members train on, so only the first arrival starts that
-        clock. Whoever comes back has not heard of anything meanwhile.
+        clock. A worker that comes back has not heard of anything meanwhile.
         """
         unheard = [w for w in self._active if w.status.heard < self._current.number]
         if any(map(self._has_arrived, self._active)):

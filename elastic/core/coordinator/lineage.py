@@ -67,7 +67,7 @@ class Lineage:
     def missing(
         self, members: Collection[WorkerId], workers: Mapping[WorkerId, Sighting]
     ) -> list[Sighting]:
-        """Whom to take along so that `members` may form a group: one that is ready of each group
+        """Workers to take along so that `members` may form a group: a ready one of each group
         that may train. None if there is no such one of any of them."""
         found: list[Sighting] = []
         for group in self._groups:

@@ -165,7 +165,7 @@ class Nodes:
         """A node's whole view, which replaces the one before."""
         node = self._nodes.setdefault(name, _Node(silent_since=now, left_behind=True))
         self._changed(name)
-        if node.silent_since is not None:  # also who was needed for nothing when it fell silent
+        if node.silent_since is not None:  # also one that nothing needed when it fell silent
             self._came_back(now)
             node.in_contact_since = now
         seen = {s.worker: s for s in workers}

@@ -11,7 +11,7 @@ from elastic.core.membership import WorkerId
 class Replacements:
     """They are as good as gone for each decision, although reports of them still come.
 
-    A request can be lost with the stream of an agent. Whoever is still there when the patience is
+    A request can be lost with the stream of an agent. A worker still there when the patience is
     over counts again, and is asked for again if need be.
     """
 
@@ -28,7 +28,7 @@ class Replacements:
         return min(self._until.values(), default=None)
 
     def ask(self, workers: Iterable[WorkerId], now: float) -> list[WorkerId]:
-        """These are to be ended; returns those of whom it has not been asked yet."""
+        """End these workers; returns those that no request has named yet."""
         news = sorted(set(workers) - self._until.keys())
         self._until.update(dict.fromkeys(news, now + self._patience_s))
         return news

@@ -1,4 +1,4 @@
-"""One decision while the job stops: who saves, and from when on there is nobody to wait for."""
+"""One decision while the job stops: which workers save, and when nobody is left to wait for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Stop:
     exit_code: int
     reason: str
     deadline: float
-    """Whoever has not saved by then is not waited for."""
+    """Workers that have not saved by then are not waited for."""
     inherited: bool = False
     """Begun by an earlier coordinator; who asked for it may ask again."""
 
@@ -73,7 +73,7 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     if others and not any(w.status.took_part for w in members.values()):
         return _leave(current, active + others, is_whole=False)  # these have it to save
     # Nobody else is admitted any more, nobody leaves before the others, and any number of survivors
-    # can save. Who was left behind out of contact may hold the state when no member does.
+    # can save. A worker left behind out of contact may hold the state when no member does.
     left_behind = {name: w for name, w in view.workers.items() if w.left_behind}
     alike = {name: replace(w, leaving=False) for name, w in (left_behind | members).items()}
     known = replace(view, workers=alike, save_by=stop.deadline)
@@ -180,7 +180,7 @@ def _may_have_steps(w: Sighting, current: Generation | None) -> bool:
 
 def _patient_until(view: GroupView, policy: FormationPolicy, holders: list[Sighting]) -> float:
     """Members of the last group are on their way out of it; agents may come back, or come to
-    whoever is new in office."""
+    a new leader."""
     instants = [view.formed_at + policy.join_timeout_s] if holders else []
     since = [w.silent_since for w in holders if w.silent_since is not None]
     if since:

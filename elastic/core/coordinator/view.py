@@ -37,7 +37,7 @@ class FormationPolicy:
     may come back. 0: it is lost at once."""
     roll_call_s: float = 1.0
     """A new coordinator waits this long for nodes that it has not heard of, even if their group
-    does not train. The store tells them of it at once, so who comes later is cut off."""
+    does not train. The store tells them of it at once, so nodes that come later are cut off."""
     probe_interval_s: float = 0.2
     """How often members are asked meanwhile whether the group still works."""
     join_debounce_s: float = 0.1

@@ -1,7 +1,7 @@
 """The decision for scripts that cannot change their group: all workers are ended, others start.
 
 As torchrun restarts them. The group is dissolved first, by a generation without members; the agents
-end whoever has run, and only when nobody is left that has do fresh workers form the next one.
+end the workers that have run, and only when none of them is left do fresh ones form the next.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def decide_whole(view: GroupView, policy: FormationPolicy, now: float) -> Decisi
 def stop_whole(view: GroupView, deadline: float, now: float) -> Decision | End:
     """What should happen now that the job stops: there is no state to save here.
 
-    deadline: whoever has not ended by then is not waited for.
+    deadline: workers that have not ended by then are not waited for.
     """
     current = view.current
     if current is not None and current.members:

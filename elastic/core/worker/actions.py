@@ -188,7 +188,7 @@ class AwaitSettlement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AwaitSuccessor:
-    """Wait until a generation is announced that is to follow this group's, or `timeout_s` is
+    """Wait until a generation that follows this group's is announced, or `timeout_s` is
     over."""
 
     timeout_s: float | None = None

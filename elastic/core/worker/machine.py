@@ -34,7 +34,7 @@ TRANSITIONS: Mapping[WorkerPhase, frozenset[WorkerPhase]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AbortGroup:
-    """Free whoever is blocked in a collective of this generation's group."""
+    """Free every thread that is blocked in a collective of this generation's group."""
 
     generation: int
 
@@ -86,7 +86,7 @@ class Worker:
             return None
         if generation.number <= self._status.generation:
             return None
-        # Whoever a planned change drops may have got further in the group that broke: it takes
+        # A member that a planned change drops may have got further in the broken group: it takes
         # effect where it says, or an unplanned one follows.
         at_boundary = self._is_behind(generation) or generation.is_due(self._committed)
         if self._status.broken and (generation.provisional or not at_boundary):

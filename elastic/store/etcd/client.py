@@ -1,4 +1,4 @@
-"""Calls to a cluster: whoever of its members answers, whatever token it wants."""
+"""Calls to a cluster: any member that answers, with the token that it wants."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class EtcdClient:
         error = wording.refusal(name, refused)
         answered = self._failover.answered
         if refused.said.kind is Refusal.CERTIFICATE and name not in READS:
-            answered = self._let_write  # whoever may only look has been answered, too
+            answered = self._let_write  # a user with read access alone is answered, too
         return wording.later(error) if answered else error
 
 

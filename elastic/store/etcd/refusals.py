@@ -37,7 +37,7 @@ class Refusal(enum.Enum):
 ANOTHER_MAY_ANSWER = frozenset({Refusal.UNREACHABLE, Refusal.HANDSHAKE})
 
 ONE_ENDPOINT = "it is in one coordinator's memory"
-"""What a store says, among other words, to whoever would ask others in its place."""
+"""Words in a store's refusal that mean: ask another member."""
 
 # etcd: api/v3rpc/rpctypes/error.go. One text comes with several codes, by version and by method.
 _BY_TEXT = (

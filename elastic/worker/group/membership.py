@@ -76,7 +76,7 @@ class Membership:
             self._changed.notify_all()
 
     def report_again(self) -> None:
-        """Send the status to whoever may not know it."""
+        """Send the status again: an agent or a coordinator may not know it."""
         with self._changed:
             self._report(self.machine.status)
 
@@ -126,7 +126,7 @@ class Membership:
             return self._changed.wait_for(lambda: not self.machine.holds(committed), timeout_s)
 
     def await_successor(self, timeout_s: float | None) -> None:
-        """Wait until a generation is announced that is to follow this group's, at most so long."""
+        """Wait until a generation that follows this group's is announced, at most so long."""
         with self._changed:
             self._changed.wait_for(lambda: self.machine.following is not None, timeout_s)
 
@@ -199,7 +199,7 @@ class Membership:
                 self._report(effect.status)
 
     def _watch(self, group: Group) -> None:
-        """Whoever is blocked may not come out of it."""
+        """A blocked thread may not come out of it."""
         threading.Thread(
             target=watch_script,
             args=(lambda: self._group is not group, self._give_up, STUCK_S),

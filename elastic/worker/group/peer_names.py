@@ -1,6 +1,6 @@
 """Keeps torch from asking the name server for the names of its peers.
 
-torch looks up the name of whoever connects to a store, at both ends and while everybody waits
+torch looks up the name of each peer that connects to a store, at both ends and while all wait
 (c10d::detail::formatSockAddr), only to have it in messages. Each recovery would depend on the name
 server: one answer lost costs a second or more of it, a name server that is down all of them much
 more. After a look-up has failed torch makes no other in the process and in what is forked from it.

@@ -83,7 +83,7 @@ class Backend:
 
         `init_process_group(enable_reconfigure=True)`, then `_get_reconfigure_handle()` and
         `_reconfigure(uuid, handles)` of the group: a fresh uuid for each try, handles in the order
-        of ranks, no collective before the first. Who is blocked still has to be freed.
+        of ranks, no collective before the first. A blocked member still has to be freed.
         """
         known = inspect.signature(dist.init_process_group).parameters
         return "enable_reconfigure" in known and self.name in ("gloo", "nccl2")
@@ -285,7 +285,7 @@ class Group:
             return self._uncounted
 
     def abort(self) -> None:
-        """From any thread: whoever is blocked in this group's collectives is freed now.
+        """From any thread: frees every thread that is blocked in this group's collectives.
 
         Touches nothing but this group, however late it comes; a second thread waits for the first.
         """

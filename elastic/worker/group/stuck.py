@@ -1,6 +1,6 @@
 """Gives up a process whose script's thread does not come out of a group that was aborted.
 
-gloo never wakes whoever waits for an operation of which a part was done when its connection went,
+gloo never wakes a thread that waits for an operation partly done when its connection went,
 or that its event loop was about to begin (`signalException` in its tcp/pair.cc knows neither), and
 offers no other way to. So transfers of state do not
 wait for such ones, a group that was aborted is destroyed on a thread of its own, and for an

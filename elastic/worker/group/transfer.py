@@ -113,7 +113,7 @@ def _fits(spec: TensorSpec, device: torch.device, live: torch.Tensor) -> bool:
 def _send(group: Group, tensor: torch.Tensor, rank: int) -> None:
     """Return when it may be overwritten: with gloo, when `rank` has received it.
 
-    gloo never wakes whoever waits for an operation of which a part was done when the connection
+    gloo never wakes a thread that waits for an operation partly done when the connection
     broke or was shut down: `signalException` of its tcp/pair.cc knows only of those not yet begun.
     So both sides first wait for a byte that follows it, and only then for the tensor itself.
     """

@@ -48,7 +48,7 @@ from elastic.worker.process.forked import become_worker
 
 _HEARD = {signal.SIGCHLD, KEEPER_GONE, *STRAY_SIGNALS}
 _EXIT_GRACE_S = 5.0  # for processes that a finished worker left behind
-_MOST_CALLERS = 16  # at once; whoever is not an agent has no business here
+_MOST_CALLERS = 16  # at once; nothing but an agent should connect here
 _REFUSED_S = 0.05
 _BACK_S = 60.0  # for an agent that lives to connect again: it may be starting anew
 _AGENT_LOOK_S = 0.02

@@ -165,7 +165,7 @@ class Saver:
                 share,
                 structure if index == 0 else None,
             )
-        except Exception as error:  # noqa: BLE001 - whoever waits for this part must hear of it
+        except Exception as error:  # noqa: BLE001 - those that wait for this part must hear of it
             failed = pb.SaveFailed(
                 worker=self._worker,
                 step=step,

@@ -188,7 +188,7 @@ def unchanged(value: Any, kept: Any) -> bool:
 
 
 def fill(live: Any, content: Any, filled: set[int]) -> Any:
-    """Give `live` this content, so that whoever else holds it, or an object inside of it, sees
+    """Give `live` this content, so that other holders of it, or of an object inside of it, see
     that. Returns what has the content: `live`, or a copy where another type or shape is needed.
 
     filled: what has been filled already, by id, or for a tensor by its memory: two places that

@@ -238,7 +238,7 @@ def test_plain_text_where_tls_is_expected(made: Certificates) -> None:
 
 
 def test_tls_where_plain_text_is_spoken(made: Certificates) -> None:
-    check_at(PLAINTEXT, lambda place: refused(place, tls(made), "speaks no TLS that fits"))
+    check_at(PLAINTEXT, lambda place: refused(place, tls(made), "speaks no matching TLS"))
 
 
 def test_a_coordinator_whose_certificate_has_expired(made: Certificates) -> None:

@@ -183,7 +183,8 @@ def furthest_ahead(
     return max(ahead, key=lambda w: w.status.committed, default=None)
 
 
-def _most_steps(workers: Iterable[Sighting]) -> int:
+def most_steps(workers: Iterable[Sighting]) -> int:
+    """Committed steps of the furthest of those that hold a state."""
     return max((w.status.committed for w in workers if w.status.took_part), default=0)
 
 
@@ -486,7 +487,7 @@ class _Formed:
         if self._current.purpose is not Purpose.SAVE_AND_LEAVE:
             return _busy_until(self._view, self._policy, since)
         here = [w for w in self._active if self._has_started_to_join(w)]
-        if _most_steps(self._active) <= _most_steps(here):
+        if most_steps(self._active) <= most_steps(here):
             return hurried_until
         return max(hurried_until, self._view.save_by - self._policy.join_timeout_s)
 

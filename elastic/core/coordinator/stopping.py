@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from elastic.core.coordinator.decisions import Decision, End, Form, Wait, WaitReason
-from elastic.core.coordinator.formation import decide, furthest_ahead
+from elastic.core.coordinator.formation import decide, furthest_ahead, most_steps
 from elastic.core.coordinator.view import (
     FormationPolicy,
     GroupView,
@@ -76,7 +76,9 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     # can save. A worker left behind out of contact may hold the state when no member does.
     left_behind = {name: w for name, w in view.workers.items() if w.left_behind}
     alike = {name: replace(w, leaving=False) for name, w in (left_behind | members).items()}
-    known = replace(view, workers=alike, save_by=stop.deadline)
+    only_members = most_steps(members.values()) > most_steps(w for w in others if _has_state(w))
+    save_by = stop.deadline if only_members else -math.inf
+    known = replace(view, workers=alike, save_by=save_by)
     decision = decide(known, replace(policy, min_workers=1), now)
     if not isinstance(decision, Form):
         return decision

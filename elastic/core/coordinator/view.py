@@ -118,7 +118,7 @@ class GroupView:
     let_go: frozenset[NodeId] = frozenset()
     """Nodes that were told that they are not needed: their workers end."""
     save_by: float = math.inf
-    """While the job stops: when its grace ends."""
+    """While the job stops: when its grace ends, if only members have the last step."""
     spent: frozenset[WorkerId] = frozenset()
     """Members of earlier generations, as far back as remembered."""
 

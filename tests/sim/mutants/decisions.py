@@ -9,7 +9,7 @@ FORMATION = (
         "newcomers that wait in a planned group hide that a member which it drops is lost",
     ),
     (
-        "        if _most_steps(self._active) <= _most_steps(here):\n            return hurried_until\n",
+        "        if most_steps(self._active) <= most_steps(here):\n            return hurried_until\n",
         "        return hurried_until\n",
         "a stop ends the only holder of the last step where it evaluates",
     ),

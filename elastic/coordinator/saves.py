@@ -117,6 +117,7 @@ class Saves:
             stall_s=round(done.stall_s, 6),
             save_s=round(done.save_s, 6),
         )
+        self._post(ev.CheckpointCommitted(generation=effect.generation, step=effect.step))
         self._settle(local_pb2.CheckpointCommitted(step=effect.step))
         try:
             await asyncio.to_thread(self._commits.prune)

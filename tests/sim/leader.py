@@ -153,6 +153,7 @@ class Leader:
             return
         self.world.storage.commit(generation, step)
         self._committed.add(step)
+        self.tell(ev.CheckpointCommitted(generation=generation, step=step))
         self._settle_checkpoint(step, generation, abandoned=False)
 
     def _settle_checkpoint(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from elastic.core.coordinator import effects as fx
-from elastic.core.membership import Generation, WorkerId
+from elastic.core.membership import Generation, WorkerId, WorkerStatus
 
 
 @dataclass(slots=True)
@@ -32,6 +32,8 @@ class CheckpointTracker:
     _told: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=16))
     abandoned: bool = False
     """A save was given up since the last commit: another should follow soon."""
+    newest: tuple[Generation, int] | None = None
+    """The group that has saved the newest one that can be loaded, and its step; as far as known."""
     told: bool = True
     """Members are to hear of saves that wait for a lost member. While the job stops they would
     leave without a checkpoint: there the next group saves the same step, or the lost member comes
@@ -52,6 +54,26 @@ class CheckpointTracker:
         self._whole.append(key)
         self.abandoned = False
         return True
+
+    def committed(self, generation: Generation, step: int) -> None:
+        """It can be loaded."""
+        if self.newest is None or (self.newest[0].number, self.newest[1]) < (
+            generation.number,
+            step,
+        ):
+            self.newest = generation, step
+
+    def is_beyond(self, holder: WorkerStatus) -> bool:
+        """The newest checkpoint is of a later step than the worker holds, and of a group that has
+        gone on without it."""
+        if self.newest is None:
+            return False
+        generation, step = self.newest
+        return (
+            holder.generation < generation.number
+            and holder.committed < step
+            and holder.worker not in generation.worker_ids
+        )
 
     def is_given_up(self, step: int, generation: int) -> bool:
         """It was, and not long ago."""

@@ -107,6 +107,14 @@ class ShardReported:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointCommitted:
+    """The checkpoint of `step` that the group of `generation` has saved can be loaded."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SaveReportedFailed:
     """A member could not write its part of the checkpoint of `step`."""
 
@@ -173,6 +181,7 @@ Event = (
     | ClassicScriptReported
     | ProgressReported
     | ShardReported
+    | CheckpointCommitted
     | SaveReportedFailed
     | GenerationPersisted
     | PersistRefused

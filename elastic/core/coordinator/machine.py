@@ -45,6 +45,7 @@ from elastic.core.restarts import RestartPolicy, Verdict
 
 _KILLS = (signal.SIGKILL, signal.SIGTERM)
 _TOLD_BEFORE = "others were told before that it was given up"
+_BEHIND = "holds an earlier state than the newest checkpoint, from which a fresh worker goes on"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,6 +224,8 @@ class Coordinator:
                 return self._straggler_found(event, now)
             case ev.ShardReported():
                 return self._shard_reported(event)
+            case ev.CheckpointCommitted():
+                return self._checkpoint_committed(event)
             case ev.SaveReportedFailed():
                 return self._save_reported_failed(event)
             case ev.GenerationPersisted():
@@ -380,6 +383,12 @@ class Coordinator:
         dead = [name for name in writers if name not in alive or alive[name].left_behind]
         return self._checkpoints.abandon([*dead, *self._told_before()])
 
+    def _checkpoint_committed(self, event: ev.CheckpointCommitted) -> list[fx.Effect]:
+        group = self._past.get(event.generation)
+        if group is not None:
+            self._checkpoints.committed(group, event.step)
+        return []
+
     def _save_reported_failed(self, event: ev.SaveReportedFailed) -> list[fx.Effect]:
         if self._checkpoints.refused(event.step, event.generation):
             return [_abandoned(event, event.message)]
@@ -442,7 +451,26 @@ class Coordinator:
                 in_the_way = self._lineage.in_the_way(chosen, self._nodes.workers())
                 effects += self._replace(decision.left_out | in_the_way, now)
                 decision = Wait(reason=WaitReason.ANOTHER_GROUP_MAY_TRAIN)
+            elif behind := self._behind_checkpoint(decision, now):
+                effects += self._replace(behind, now, _BEHIND)
+                decision = Wait(reason=WaitReason.ASSEMBLING)
         return [*effects, *self._follow(decision, now)]
+
+    def _behind_checkpoint(self, decision: Form, now: float) -> frozenset[WorkerId]:
+        """The holders of a state in the group to be formed, if a group that went on without all of
+        them has saved a later one and is lost: fresh workers begin from that checkpoint.
+
+        What a member of an older group has committed is known well enough: it can be one step more
+        than it has reported, and the step that was saved is no earlier than that one.
+        """
+        if self._stop is not None or self._policy.restart_all:
+            return frozenset()
+        known = self._deciding(now)
+        holders = [known[m.worker].status for m in decision.members]
+        holders = [s for s in holders if s.took_part]
+        if not holders or not all(map(self._checkpoints.is_beyond, holders)):
+            return frozenset()
+        return frozenset(s.worker for s in holders)
 
     def _with_room_for_others(self, decision: Form, now: float) -> Form:
         """Groups that may train are followed by one with a member of theirs. If none was chosen
@@ -645,9 +673,10 @@ class Coordinator:
         holders = frozenset(w for w, s in workers.items() if s.status.took_part)
         return assign_ranks([m.worker for m in last], decision.members, holders)
 
-    def _replace(self, workers: Iterable[WorkerId], now: float) -> list[fx.Effect]:
+    def _replace(self, workers: Iterable[WorkerId], now: float, why: str = "") -> list[fx.Effect]:
         number = self._current.number if self._current else 0
-        late, known = f"did not arrive in generation {number} in time", self._nodes.workers()
+        late = why or f"did not arrive in generation {number} in time"
+        known = self._nodes.workers()
         effects: list[fx.Effect] = []
         for worker in self._replacements.ask(workers, now):
             hung, place = self._hang.of(known[worker].status, now)

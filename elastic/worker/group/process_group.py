@@ -10,6 +10,7 @@ import re
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -33,6 +34,9 @@ from elastic.worker.group.sockets import (
 T = TypeVar("T")
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
 _BACKLOG = 2048  # as torch has it: all members connect at once
+_CALLBACKS_S = 60.0  # callbacks of a group that was cut end at once, if nothing holds them up
+_LOOK_S = 0.01
+_ONLY_OURS = 2  # the list's, and the argument of getrefcount
 _MEETING_TIMEOUT = datetime.timedelta(days=1)  # the coordinator's patience ends long before
 
 # What torch raises when a peer or a connection is gone; a plain RuntimeError with gloo. With
@@ -119,6 +123,7 @@ def _nccl_or_gloo(slot: int) -> Backend:
 
 _choose: Callable[[int], Backend] = _nccl_or_gloo
 
+_undead: list[list[dist.ProcessGroup | None]] = []
 _groups = dist.distributed_c10d._world.pg_map
 """torch's own record of this process's groups."""
 
@@ -431,13 +436,32 @@ class Group:
         last, self._torch = [self._torch], None
         if self.aborted or self.backend.aborts:
             # It ends with its last reference, when its threads do: see worker/group/stuck.py.
-            threading.Thread(target=last.clear, name="elastic-discard", daemon=True).start()
+            threading.Thread(
+                target=_drop_last_reference, args=(last,), name="elastic-discard", daemon=True
+            ).start()
 
     def _unhook(self) -> None:
         """torch chains a hook for uncaught exceptions to the one before with every group: after a
         thousand groups an exception would end in a RecursionError."""
         if self._hook is not None and sys.excepthook is self._hook:
             sys.excepthook = self._hook_before
+
+
+def _drop_last_reference(last: list[dist.ProcessGroup | None]) -> None:
+    """Empty the list once nothing else in Python refers to the group in it.
+
+    A callback of a communication hook (PowerSGD's) runs on one of the group's own threads. If it
+    outlived this reference, that thread would destroy the group, and wait there for itself to end:
+    torch ends the process ("Resource deadlock avoided"). Of a group that is still referred to when
+    the patience is over, as by a variable of the script, the reference stays for good.
+    """
+    until = time.monotonic() + _CALLBACKS_S
+    while sys.getrefcount(last[0]) > _ONLY_OURS:
+        if time.monotonic() > until:
+            _undead.append(last)
+            return
+        time.sleep(_LOOK_S)
+    last.clear()
 
 
 @contextlib.contextmanager

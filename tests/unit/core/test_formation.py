@@ -215,7 +215,10 @@ def test_while_stopping_a_late_member_gets_the_grace_if_only_it_has_the_last_ste
 
 
 def test_while_stopping_a_late_member_is_hurried_if_one_that_is_back_has_as_many_steps() -> None:
-    late, back = status("a0", TRAINING, 3, heard=4, committed=6), status("c0", READY, 3, committed=6)
+    late, back = (
+        status("a0", TRAINING, 3, heard=4, committed=6),
+        status("c0", READY, 3, committed=6),
+    )
     situation = view(generation(4, "a0", purpose=Purpose.SAVE_AND_LEAVE), late, back)
     stop = Stop(exit_code=143, reason="a test", deadline=30.0)
     decision = decide_stop(replace(situation, assembling_since=0.0), POLICY, stop, 10.0)

@@ -172,6 +172,47 @@ def test_whoever_closes_frees_the_others_and_a_new_group_follows() -> None:
     run_together(break_it, be_freed, be_freed)
 
 
+def test_a_callback_that_outlives_its_group_does_not_end_the_process() -> None:
+    """As that of a communication hook does, which refers to the group on a thread of the group."""
+
+    def lose(seat: Seat) -> None:
+        group = seat.join()
+        meet()
+        entered, leave = threading.Event(), threading.Event()
+
+        def hook(torch_group: Any) -> Any:
+            def callback(_: Any) -> int:
+                entered.set()
+                leave.wait()
+                return int(torch_group.rank())
+
+            return callback
+
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        assert work is not None
+        seat.exchange("reduces")
+        work.get_future().then(hook(dist.group.WORLD))
+        del work
+        seat.exchange("the other may")
+        assert entered.wait(JOIN_TIMEOUT_S)
+        group.abort()
+        group.close()
+        (discards,) = [t for t in threading.enumerate() if t.name == "elastic-discard"]
+        leave.set()
+        discards.join()
+        assert len(seat.exchange("lives")) == 2
+
+    def reduce_later(seat: Seat) -> None:
+        seat.join()
+        meet()
+        seat.exchange("not yet")
+        seat.exchange("now")
+        dist.all_reduce(torch.ones(1))
+        assert len(seat.exchange("lives")) == 2
+
+    run_together(lose, reduce_later)
+
+
 def test_a_blocked_thread_is_freed_by_another() -> None:
     def block(seat: Seat) -> None:
         group = seat.join()

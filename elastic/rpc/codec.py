@@ -78,6 +78,7 @@ def status_to_pb(status: WorkerStatus) -> pb.WorkerStatus:
         endpoint=status.endpoint,
         pid=status.pid,
         took_part=status.took_part,
+        trained_in=status.trained_in,
         in_run=status.in_run,
         compiling=status.compiling,
     )
@@ -97,6 +98,7 @@ def status_from_pb(message: pb.WorkerStatus) -> WorkerStatus:
         endpoint=message.endpoint,
         pid=message.pid,
         took_part=message.took_part,
+        trained_in=message.trained_in,
         in_run=message.in_run,
         compiling=message.compiling if message.HasField("compiling") else None,
     )

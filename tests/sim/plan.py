@@ -407,6 +407,7 @@ _CHAINS = (
     "laggard",
     "outsider",
     "unhurried",
+    "outlived",
 )
 KINDS = ("", *sorted({*STRESS, *_ALONE, *_CHAINS}))
 
@@ -975,6 +976,17 @@ def _chain(rng: random.Random, kind: str) -> Iterator[Fault]:
                 point=rng.choice(("join", "agree")),
                 since_s=lost_at_s,
             )
+        case (
+            "outlived"
+        ):  # those that went on without a member, and saved, are lost before it is back
+            yield Fault(action=Action.CUT_OFF_NODE, at_s=at_s, worker="a-1", returns_after_s=3.5)
+            for worker in ("b-1", "c-1"):
+                yield Fault(
+                    action=rng.choice((Action.KILL_NODE, Action.LOSE_NODE_SILENTLY)),
+                    at_s=at_s + rng.uniform(1.5, 3.0),
+                    worker=worker,
+                    returns_after_s=rng.uniform(2.0, 6.0),
+                )
         case "unhurried":  # the step before a planned change lasts longer than members may be late
             yield Fault(action=Action.DRAIN_NODE, at_s=at_s + rng.uniform(5.0, 15.0), worker="b-1")
         case "numb":  # one after the other freezes before the first step is done
@@ -1040,6 +1052,11 @@ def _chained(whole: Plan, kind: str) -> Plan:
         case "outsider":
             nodes = [(1, 0), (1, 1), (1, 1)]
             job = job._replace(epochs=3 * job.epochs, saves=False)
+            policy = replace(policy, min_workers=1, max_workers=3, agent_grace_s=0.0)
+            isolation_s = 12.0
+        case "outlived":
+            nodes = [(1, few), (1, 0), (1, 0)]
+            job = job._replace(epochs=3 * job.epochs, saves=True, save_every=rng.randint(2, 5))
             policy = replace(policy, min_workers=1, max_workers=3, agent_grace_s=0.0)
             isolation_s = 12.0
         case "unhurried":

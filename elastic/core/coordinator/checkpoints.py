@@ -69,11 +69,7 @@ class CheckpointTracker:
         if self.newest is None:
             return False
         generation, step = self.newest
-        return (
-            holder.generation < generation.number
-            and holder.committed < step
-            and holder.worker not in generation.worker_ids
-        )
+        return 0 < holder.trained_in < generation.number and holder.committed < step
 
     def is_given_up(self, step: int, generation: int) -> bool:
         """It was, and not long ago."""

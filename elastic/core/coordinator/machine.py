@@ -458,11 +458,7 @@ class Coordinator:
 
     def _behind_checkpoint(self, decision: Form, now: float) -> frozenset[WorkerId]:
         """The holders of a state in the group to be formed, if a group that went on without all of
-        them has saved a later one and is lost: fresh workers begin from that checkpoint.
-
-        What a member of an older group has committed is known well enough: it can be one step more
-        than it has reported, and the step that was saved is no earlier than that one.
-        """
+        them has saved a later one and is lost: fresh workers begin from that checkpoint."""
         if self._stop is not None or self._policy.restart_all:
             return frozenset()
         known = self._deciding(now)

@@ -159,8 +159,9 @@ class Worker:
 
     def joined(self, generation: Generation, committed: int) -> list[Effect]:
         """The group stands and has agreed on the last committed step."""
-        del generation
-        return self._become(WorkerPhase.TRAINING, committed, took_part=True)
+        return self._become(
+            WorkerPhase.TRAINING, committed, took_part=True, trained_in=generation.number
+        )
 
     def superseded(self) -> bool:
         """A newer generation is to be joined at once instead of the present one."""

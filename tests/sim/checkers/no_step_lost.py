@@ -56,7 +56,10 @@ def no_step_lost(journal: Journal) -> Iterator[str]:
             and _is_ahead(passed_over, agreed.replica, restored=restored)
         ):
             yield f"generation {agreed.generation} goes on without {passed_over}, in contact"
-        if best is None and agreed.checkpoint.origin > agreed.replica.origin:
+        # A new leader does not know of what was saved under the one before.
+        knows_checkpoint = best is None or not journal.elected_at
+        trains = _purpose(journal, agreed) is Purpose.TRAIN
+        if knows_checkpoint and trains and agreed.checkpoint.origin > agreed.replica.origin:
             yield f"generation {agreed.generation} starts before {agreed.checkpoint}"
 
 

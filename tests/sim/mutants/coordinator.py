@@ -209,6 +209,16 @@ DEPARTURES = (
 
 CHECKPOINTS = (
     (
+        "return 0 < holder.trained_in < generation.number and holder.committed < step",
+        "return False",
+        "survivors with less go on in place of the newest checkpoint",
+    ),
+    (
+        "return 0 < holder.trained_in < generation.number and holder.committed < step",
+        "return holder.committed < step",
+        "members that went back further on purpose are ended for a checkpoint that is given up",
+    ),
+    (
         "        if len(save.written) < count:\n",
         "        if len(save.written) < count - 1:\n",
         "a checkpoint is committed with a part missing",

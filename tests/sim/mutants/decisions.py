@@ -19,12 +19,12 @@ FORMATION = (
         "a new leader does not wait for members that a planned change drops",
     ),
     (
-        "if now < until:  # whoever holds the state may not have come back yet",
+        "if now < until:  # holders of the state may not have come back yet",
         "if False:",
         "without a group a new leader does not wait for those that hold the state",
     ),
     (
-        "if silent and now < until:  # the same for whoever has lost its agent",
+        "if silent and now < until:  # the same for workers that have lost their agent",
         "if False:",
         "without a group nodes out of contact are not waited for",
     ),

@@ -159,8 +159,8 @@ WORKER = (
         "a member reports the break of the last group for the new one",
     ),
     (
-        "return self._become(WorkerPhase.TRAINING, committed, took_part=True)",
-        "return self._become(WorkerPhase.TRAINING, committed)",
+        "WorkerPhase.TRAINING, committed, took_part=True, trained_in=generation.number",
+        "WorkerPhase.TRAINING, committed, trained_in=generation.number",
         "a member does not say that it holds the state",
     ),
     (

@@ -203,6 +203,7 @@ class CoordinatorDaemon:
             post=self._views.post,
             broadcast=self._nodes.broadcast,
             current=lambda: self._machine.current,
+            may_train=self._machine.members_that_may_train,
             generation=self._machine.generation,
             on_failure=self._departing.worker_failed,
             on_leave=self._departing.wants_to_leave,
@@ -347,7 +348,7 @@ class CoordinatorDaemon:
             return
         current = self._machine.current
         if current is not None and any(m.node == node.node for m in current.members):
-            self._recoveries.sign(time.monotonic())
+            self._recoveries.sign(time.monotonic(), silent=node.node)
         if not self.ended.done():
             self._journal.record("node_lost", node=stream.node)
         if self.registry is not None:

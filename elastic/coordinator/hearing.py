@@ -11,7 +11,7 @@ from elastic.coordinator.recoveries import Recoveries
 from elastic.coordinator.saves import Saves
 from elastic.coordinator.step_recorder import StepRecorder
 from elastic.core.coordinator import events as ev
-from elastic.core.membership import Failure, Generation
+from elastic.core.membership import Failure, Generation, Member, WorkerId
 from elastic.rpc.codec import failure_from_pb, generation_from_pb, statuses_from_pb
 from elastic.runtime.journal import Journal
 from elastic.v1 import control_pb2 as pb
@@ -26,8 +26,8 @@ _NOTICES = {
 class Hearing:
     """Understands every kind of AgentMessage but the hello.
 
-    ledger, curve: None for a job without. current: the newest generation; generation: one that is
-    not long past.
+    ledger, curve: None for a job without. current: the newest generation; may_train: the members of
+    every group that is not known to have stopped; generation: one that is not long past.
     on_failure: told of each worker that failed, on_leave of a node that asks to leave, on_late of
     one that has not come to a step boundary in its time, on_known of the generations that an agent
     has heard of, on_progress of what rank 0 reports unasked, on_recovered of each recovery,
@@ -46,6 +46,7 @@ class Hearing:
         post: Callable[[ev.Event], None],
         broadcast: Callable[..., None],
         current: Callable[[], Generation | None],
+        may_train: Callable[[], list[Member]],
         generation: Callable[[int], Generation | None],
         on_failure: Callable[[AttendingNode, Failure], None],
         on_leave: Callable[[AttendingNode, str], None],
@@ -67,6 +68,7 @@ class Hearing:
         self._post = post
         self._broadcast = broadcast
         self._current = current
+        self._may_train = may_train
         self._generation = generation
         self._on_failure = on_failure
         self._on_known = on_known
@@ -108,15 +110,16 @@ class Hearing:
         node.statuses = statuses_from_pb(view.workers)
         node.longest_pause_s = view.longest_pause_s
         current = self._current()
-        if current is not None and any(
-            s.broken and s.generation == current.number for s in node.statuses
-        ):
-            self._recoveries.sign(time.monotonic())
+        if current is not None:
+            if any(s.broken and s.generation == current.number for s in node.statuses):
+                self._recoveries.sign(time.monotonic())
+            self._recoveries.reported(node.node, (s.worker for s in node.statuses), current)
         self._post(ev.NodeReported(node=node.node, slots=node.stream.slots, workers=node.statuses))
 
     def _failure(self, node: AttendingNode, message: job_pb2.Failure) -> None:
         failure = failure_from_pb(message)
-        self._recoveries.sign(time.monotonic())
+        if self._is_member(failure.worker):  # nobody waits for a spare
+            self._recoveries.sign(time.monotonic())
         self._journal.record(
             "worker_failed",
             worker=failure.worker,
@@ -130,6 +133,12 @@ class Hearing:
         )
         self._post(ev.WorkerFailed(node=node.node, failure=failure))
         self._on_failure(node, failure)
+
+    def _is_member(self, worker: WorkerId) -> bool:
+        """Of the newest group, or of one that trains until a planned change takes effect."""
+        current = self._current()
+        members = (*(current.members if current is not None else ()), *self._may_train())
+        return any(m.worker == worker for m in members)
 
     def _progressed(self, node: AttendingNode, progress: job_pb2.Progress) -> None:
         del node

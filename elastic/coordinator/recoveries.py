@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic.core.coordinator.effects import Lost
-from elastic.core.membership import Generation
+from elastic.core.membership import Generation, NodeId, WorkerId
 from elastic.v1 import job_pb2 as pb
 
 _KEPT = 20
@@ -37,7 +37,8 @@ class Recoveries:
 
     def __init__(self, finished: Iterable[Mapping[str, Any]] = ()) -> None:
         """finished: those of leaders before, newest last."""
-        self._sign_at: float | None = None
+        self._signs: dict[NodeId, float] = {}
+        """By the node that is out of contact; those of other kinds under no name."""
         self._under_way: _Recovery | None = None
         self.finished: deque[Mapping[str, Any]] = deque(finished, maxlen=_KEPT)
 
@@ -46,10 +47,15 @@ class Recoveries:
         """The first sign of the loss that is being recovered from; None: of none."""
         return self._under_way.sign_at if self._under_way is not None else None
 
-    def sign(self, now: float) -> None:
-        """A first hint: a broken collective, a dead worker, a broken stream."""
-        if self._sign_at is None:
-            self._sign_at = now
+    def sign(self, now: float, *, silent: NodeId = "") -> None:
+        """A first hint: a broken collective, a dead member, the broken stream of a node."""
+        self._signs.setdefault(silent, now)
+
+    def reported(self, node: NodeId, workers: Iterable[WorkerId], current: Generation) -> None:
+        """These live on a node: if it was silent and has all of its members still, that was no sign
+        of a loss."""
+        if node in self._signs and current.workers_on(node).issubset(workers):
+            del self._signs[node]
 
     def left_late(self, since: float, now: float, current: Generation | None) -> None:
         """A member ends that was to leave at a step boundary: no step was committed since then.
@@ -66,18 +72,18 @@ class Recoveries:
     def lost(self, effect: Lost) -> None:
         """The coordinator has decided to go on without these workers."""
         earlier = self._under_way
-        sign_at = self._sign_at if self._sign_at is not None else effect.at
+        sign_at = min(self._signs.values(), default=effect.at)
         if effect.standing_since is not None:
             sign_at = min(sign_at, effect.standing_since)
         if earlier is not None:  # struck again before the first step: one recovery
             sign_at = min(sign_at, earlier.sign_at)
         lost = (*(earlier.lost if earlier else ()), *effect.workers)
         self._under_way = _Recovery(sign_at, effect.at, effect.reason.name.lower(), lost)
-        self._sign_at = None
+        self._signs.clear()
 
     def announced(self, generation: Generation, now: float) -> None:
         """A generation exists."""
-        self._sign_at = None
+        self._signs.clear()
         if self._under_way is not None and generation.leave_after is None:
             self._under_way.generation = generation.number
             self._under_way.persisted_at = now

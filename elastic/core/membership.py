@@ -113,6 +113,10 @@ class Generation:
     def __post_init__(self) -> None:
         object.__setattr__(self, "worker_ids", frozenset(m.worker for m in self.members))
 
+    def workers_on(self, node: NodeId) -> frozenset[WorkerId]:
+        """The members' ids on one node."""
+        return frozenset(m.worker for m in self.members if m.node == node)
+
     def is_news_after(self, known: Generation | None) -> bool:
         """A later decision than the newest `known`, or a later form of it."""
         if known is None or self.number > known.number:

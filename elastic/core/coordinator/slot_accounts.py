@@ -195,7 +195,8 @@ class SlotAccounts:
         """There was another group since this leader began."""
         self._phase = JobPhase.GATHERING
         self._classic = False
-        self._sign_at: float | None = None
+        self._signs: dict[NodeId, float] = {}
+        """By the node that is out of contact; those of other kinds under no name."""
         self._under_way: Incident | None = None
         self._causes: dict[int, Incident] = {}
         self._committed = 0
@@ -351,19 +352,28 @@ class SlotAccounts:
             worker = event.failure.worker
             slot, group = self._slot_of.get(worker), self._group
             if slot is not None and group is not None and worker in group.worker_ids:
-                self._sign(now)
+                self._signs.setdefault("", now)
                 self._struck(now, event.failure.kind.name.lower(), [slot.node], [worker])
         elif isinstance(event, ev.NodeLost) and self._group is not None:
             if any(m.node == event.node for m in self._group.members):
-                self._sign(now)
+                self._signs.setdefault(event.node, now)
+        elif isinstance(event, ev.NodeReported):
+            self._is_back(event)
+        elif isinstance(event, ev.NodesReported):
+            for report in event.reports:
+                self._is_back(report)
         elif isinstance(event, ev.ClassicScriptReported):
             self._classic = True
         elif isinstance(event, ev.ProgressReported) and not event.probed:
             self._progressed(event)
 
-    def _sign(self, now: float) -> None:
-        if self._sign_at is None:
-            self._sign_at = now
+    def _is_back(self, report: ev.NodeReported) -> None:
+        """With all of its members: that the node was silent was no sign of a loss."""
+        group, workers = self._group, (s.worker for s in report.workers)
+        if report.node not in self._signs or group is None:
+            return
+        if group.workers_on(report.node).issubset(workers):
+            del self._signs[report.node]
 
     def _progressed(self, event: ev.ProgressReported) -> None:
         if event.step_s > 0.0:
@@ -379,7 +389,7 @@ class SlotAccounts:
         workers = tuple(workers)
         incident = self._under_way
         if incident is None:
-            at = self._sign_at if self._sign_at is not None else now
+            at = min(self._signs.values(), default=now)
             incident = self._under_way = self._books.open_incident(at, reason)
         incident.concerns(nodes, workers)
         for worker in workers:
@@ -402,9 +412,11 @@ class SlotAccounts:
             if effect.reason is ChangeReason.STALLED or not incident.is_hang:
                 incident.reason = effect.reason.name.lower()
             incident.is_hang |= effect.reason is ChangeReason.STALLED
-            began = [incident.at, effect.at]
-            began += [at for at in (self._sign_at, effect.standing_since) if at is not None]
-            incident.at, self._sign_at = min(began), None
+            began = [incident.at, effect.at, *self._signs.values()]
+            if effect.standing_since is not None:
+                began.append(effect.standing_since)
+            incident.at = min(began)
+            self._signs.clear()
             stood_s = now - machine.last_commit_at(now)  # a group may train on without an agent
             incident.detection_s = max(0.0, min(effect.at - incident.at, stood_s))
         elif isinstance(effect, fx.AnnounceGeneration):
@@ -413,7 +425,8 @@ class SlotAccounts:
     def _formed(self, generation: Generation, now: float) -> None:
         if not generation.members:
             return  # all wait: what struck is not over
-        incident, self._sign_at = self._under_way, None
+        incident = self._under_way
+        self._signs.clear()
         if incident is not None:
             incident.generation = generation.number
         elif self._group is not None and self._group.members:

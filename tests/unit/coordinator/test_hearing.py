@@ -51,6 +51,7 @@ class Place:
         self.stopped: list[tuple[str, int]] = []
         self.known: list[tuple[str, Generation, Generation | None]] = []
         self.current: Generation | None = CURRENT
+        self.may_train: list[Member] = []
         self.generations = {3: CURRENT}
         self.diary, self.recoveries = Diary(), Recoveries()
         journal = self.diary.journal
@@ -69,6 +70,7 @@ class Place:
             post=self.events.append,
             broadcast=self._broadcast,
             current=lambda: self.current,
+            may_train=lambda: self.may_train,
             generation=lambda number: self.generations.get(number),
             on_failure=lambda node, failure: self.failed.append((node.node, failure.worker)),
             on_leave=lambda node, reason: self.left.append((node.node, reason)),
@@ -104,11 +106,36 @@ def test_a_broken_group_is_the_first_sign_of_a_loss(generation: int, signs: bool
     place = Place()
     broken = worker("w", WorkerPhase.READY, generation, broken=True)
     place.hearing.hear(place.node, view(broken))
+    assert has_signs(place) is signs
+
+
+def has_signs(place: Place) -> bool:
+    """Of a loss, before it is decided."""
     at = 1e12
     place.recoveries.lost(fx.Lost(workers=("v",), reason=ChangeReason.MEMBER_LOST, at=at))
     under_way = place.recoveries._under_way
     assert under_way is not None
-    assert (under_way.sign_at < at) is signs
+    return under_way.sign_at < at
+
+
+def test_a_silent_node_that_comes_back_with_its_members_is_no_sign() -> None:
+    place = Place()
+    place.recoveries.sign(1.0, silent=place.node.node)
+    place.hearing.hear(place.node, view(worker("w", WorkerPhase.TRAINING, 3)))
+    assert not has_signs(place)
+
+
+@pytest.mark.parametrize(
+    ("name", "may_train", "signs"),
+    [("w", [], True), ("spare", [], False), ("leaves", [replace(MEMBER, worker="leaves")], True)],
+)
+def test_the_end_of_a_member_is_a_sign_and_that_of_a_spare_is_none(
+    name: str, may_train: list[Member], signs: bool
+) -> None:
+    place = Place()
+    place.may_train = may_train
+    place.hear(failure=failure_to_pb(replace(KILLED, worker=name)))
+    assert has_signs(place) is signs
 
 
 def test_a_failure_is_recorded_judged_and_counted_against_the_node() -> None:

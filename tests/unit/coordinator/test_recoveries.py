@@ -8,7 +8,7 @@ import pytest
 
 from elastic.coordinator.recoveries import Recoveries
 from elastic.core.coordinator.effects import Lost
-from elastic.core.membership import ChangeReason, Generation
+from elastic.core.membership import ChangeReason, Generation, Member
 from elastic.v1 import job_pb2 as pb
 
 
@@ -16,11 +16,11 @@ def lost(at: float, *workers: str) -> Lost:
     return Lost(workers=workers, reason=ChangeReason.MEMBER_LOST, at=at)
 
 
-def generation(number: int, leave_after: int | None = None) -> Generation:
+def generation(number: int, leave_after: int | None = None, *members: Member) -> Generation:
     return Generation(
         number=number,
         incarnation="i",
-        members=(),
+        members=members,
         reason=ChangeReason.MEMBER_LOST,
         leave_after=leave_after,
     )
@@ -123,6 +123,23 @@ def test_an_old_sign_does_not_count_for_a_later_loss() -> None:
     record = recoveries.reformed(reformed(3), 103.0)
     assert record is not None
     assert record["total_s"] == 3.0
+
+
+@pytest.mark.parametrize(("workers", "detect_s"), [(["b", "c"], 0.0), (["c"], 90.0)])
+def test_a_node_that_was_silent_and_lost_no_member_is_no_sign_of_a_later_loss(
+    workers: list[str], detect_s: float
+) -> None:
+    """As one whose agent begins anew."""
+    recoveries = Recoveries()
+    current = generation(1, None, Member(worker="b", node="n@1", slot=0, endpoint="b:1"))
+    recoveries.sign(10.0, silent="n@1")
+    recoveries.reported("m@1", ["a"], current)
+    recoveries.reported("n@1", workers, current)
+    recoveries.lost(lost(100.0, "b"))
+    recoveries.announced(generation(2), 100.0)
+    record = recoveries.reformed(reformed(2), 103.0)
+    assert record is not None
+    assert record["detect_s"] == detect_s
 
 
 def test_only_the_newest_are_kept() -> None:

@@ -250,6 +250,20 @@ def test_a_group_that_trains_on_without_an_agent_does_not_wait_for_the_decision(
     assert incident["seconds"]["detection"] == 0.5
 
 
+def test_an_agent_that_comes_back_is_no_sign_of_what_strikes_later() -> None:
+    job = two_train()
+    job.tell(ev.NodeLost(node="b"))
+    job.passes(1.0)
+    job.report("b")
+    job.passes(30.0)
+    job.machine.committed_at = job.now - 0.5
+    job.dies("a", 0)
+    job.loses("w1", reason=ChangeReason.MEMBER_LOST)
+    job.forms(2, ChangeReason.MEMBER_LOST, "w2")
+    (incident,) = job.incidents()
+    assert (incident["unix_s"], incident["detection_s"]) == (job.now, 0.0)
+
+
 def test_below_the_minimum_nobody_trains() -> None:
     job = two_train()
     job.dies("b", 0)

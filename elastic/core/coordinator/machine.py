@@ -337,6 +337,7 @@ class Coordinator:
         else:
             self._newcomers.committed(event.generation, event.committed)
             self._trained_in = max(self._trained_in, event.generation)
+            under_way = self._progress.under_way
             slow_s = self._progress.observe(
                 event.committed,
                 now,
@@ -346,8 +347,8 @@ class Coordinator:
                 waiting_s=event.waiting_s,
             )
             if slow_s > 0.0:
-                step, usual_s = event.committed - 1, event.step_s
-                return [fx.StepWasSlow(step=step, lasted_s=slow_s, usual_s=usual_s)]
+                usual_s = event.step_s
+                return [fx.StepWasSlow(step=under_way, lasted_s=slow_s, usual_s=usual_s)]
             return self._explain_slow_step(event.committed, now)
         return []
 

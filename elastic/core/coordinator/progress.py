@@ -85,14 +85,15 @@ class ProgressWatch:
         first one of the group. waiting_s: how long it has waited for others to come to a call.
 
         Returns how long the step has lasted that was under way before, if that was suspiciously
-        long and it is over now; else 0.
+        long and it is over now; else 0. While an agent or its stream is away no reports come: other
+        steps that are over as well are taken for usual ones, and tell nothing of one among many.
         """
         if in_step_s > 0.0 or waiting_s > 0.0:
             self._idle_since = None
         elif self._idle_since is None or committed != self._under_way:
             self._idle_since = now
         self._waiting_s = waiting_s
-        slow_s = self._slow_step_s(committed, now - in_step_s)
+        slow_s = self._slow_step_s(committed, now - in_step_s, step_s or self._step_s)
         self._in_step_s, self._under_way, self._first_step = in_step_s, committed, first_step
         self._observed_at = now
         self._note_usual(step_s)
@@ -192,6 +193,11 @@ class ProgressWatch:
         return since if now - since > self._usual_patience_s() else None
 
     @property
+    def under_way(self) -> int:
+        """The step that rank 0 was in, or came to next, when it last reported."""
+        return self._under_way
+
+    @property
     def usual_s(self) -> float:
         """The usual duration of a step; 0 while unknown."""
         return self._step_s
@@ -203,12 +209,14 @@ class ProgressWatch:
             at = min(at, self._observed_at - self._in_step_s)
         return at
 
-    def _slow_step_s(self, committed: int, over_at: float) -> float:
+    def _slow_step_s(self, committed: int, over_at: float, usual_s: float) -> float:
         excused = self._first_step or self._under_way <= self._compiles_in
         if committed <= self._under_way or self._in_step_s == 0.0 or excused:
             return 0.0
-        lasted_s = self._in_step_s + over_at - self._observed_at
-        is_slow = lasted_s > max(_SLOW_FLOOR_S, self._policy.factor * self._step_s) > 0.0
+        others_s = (committed - self._under_way - 1) * usual_s
+        lasted_s = self._in_step_s + over_at - self._observed_at - others_s
+        least_s = max(_SLOW_FLOOR_S, self._policy.factor * self._step_s, others_s)
+        is_slow = lasted_s > least_s
         return lasted_s if is_slow else 0.0
 
     def _usual_patience_s(self) -> float:

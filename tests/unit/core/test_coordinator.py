@@ -168,6 +168,16 @@ def test_a_step_that_lasts_too_long_gets_a_new_group_also_before_a_planned_chang
     assert persisted(machine.handle(long, 9.0)).generation.reason.name == "STALLED"
 
 
+def test_a_slow_step_is_named_also_where_others_were_committed_before_the_next_report() -> None:
+    machine = running()
+    began = ev.ProgressReported(generation=1, committed=4, step_s=0.1, in_step_s=0.1)
+    machine.handle(began, 9.0)
+    effects = machine.handle(replace(began, committed=7), 13.0)
+    (slow,) = of(fx.StepWasSlow, effects)
+    assert (slow.step, slow.usual_s) == (4, 0.1)
+    assert slow.lasted_s == pytest.approx(3.8)
+
+
 def test_a_pause_that_lasts_too_long_gets_a_new_group_also_before_a_planned_change() -> None:
     """Rank 0 stands between two steps, and those who wait for it are in the old group still."""
     machine = running(replace(SETTINGS, stall=StallPolicy(floor_s=5.0, pause_s=2.0)))

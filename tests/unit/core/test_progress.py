@@ -278,6 +278,22 @@ def test_a_step_that_heals_is_told_with_its_duration() -> None:
     assert first.observe(8, 11.0, step_s=0.1) == 0.0, "the first of its group"
 
 
+@pytest.mark.parametrize(
+    ("committed", "lasted_s"),
+    [
+        (8, 10.2),
+        (10, 10.0),  # two more have been as long as usual
+        (80, 0.0),  # of a rank whose agent was away: most have been longer than usual
+        (107, 0.0),
+    ],
+)
+def test_steps_of_which_no_report_came_are_no_slow_step(committed: int, lasted_s: float) -> None:
+    progress = watch()
+    progress.observe(7, 10.0, step_s=0.1, in_step_s=0.2)
+    assert progress.under_way == 7
+    assert progress.observe(committed, 20.0, step_s=0.1) == pytest.approx(lasted_s)
+
+
 def test_the_last_commit_is_the_begin_of_the_step_under_way_or_the_report_of_it() -> None:
     progress = ProgressWatch(StallPolicy())
     assert progress.last_commit_at(3.0) == 3.0, "nothing is known"

@@ -120,8 +120,8 @@ class DepartingNodes:
     async def drain(self, name: str, reason: str) -> str:
         """Have the machine of a node, or of this name, left and kept out; say what follows.
 
-        Raises TransientError, and ConfigurationError if no node can have the name, or more would
-        leave than was asked for.
+        Raises TransientError, with nothing changed here, where the store does not take it, and
+        ConfigurationError if no node can have the name, or more would leave than was asked for.
         """
         require_node_name(name)
         key, is_machine = self._meant(name)
@@ -131,7 +131,9 @@ class DepartingNodes:
             return f"{name} is drained already; `elastic nodes --clear {key}` lets it come back"
         reason = reason or "drained by an operator"
         node = name if name != key else nodes[0].stream.node if nodes else ""
-        await self._exclude(key, DRAINED, reason, node=node, is_machine=is_machine)
+        await self._exclusions.add(key, DRAINED, reason, node=node, is_machine=is_machine)
+        self._tell_of(key)
+        nodes = self._nodes_of(key)  # now
         for one in nodes:
             one.stream.send(drain=pb.Drain())
         if not nodes:
@@ -292,22 +294,28 @@ class DepartingNodes:
             return
         count = self._failures.failures(key, time.monotonic())
         reason = f"{count} failures within {self._failures.window_s:g} s"
-        excluding = self._exclude(
+        self._exclusions.presume(
             key, QUARANTINED, reason, node=name_of(node), is_machine=node in self._machines
         )
-        self._start(excluding, "quarantine")
+        self._tell_of(key)
+        self._start(self._keep(key), "quarantine")
 
-    async def _exclude(
-        self, key: str, state: str, reason: str, *, node: str, is_machine: bool
-    ) -> None:
-        machine = key if is_machine else ""
-        self._journal.record(f"node_{state}", node=node or key, machine=machine, reason=reason)
-        for one in self._nodes_of(key):
-            self._leave(one, reason)
+    async def _keep(self, key: str) -> None:
         try:
-            await self._exclusions.add(key, state, reason, node=node, is_machine=is_machine)
+            await until_answered(lambda: self._exclusions.keep(key), f"keep {key} out")
         except GuardFailed:
             return  # the next leader does not know it: the operator sees the node come back
+
+    def _tell_of(self, key: str) -> None:
+        excluded = self._exclusions.get(key)
+        if excluded is None:  # cleared meanwhile
+            return
+        state, reason = excluded.state, excluded.reason
+        self._journal.record(
+            f"node_{state}", node=excluded.node or key, machine=excluded.machine, reason=reason
+        )
+        for one in self._nodes_of(key):
+            self._leave(one, reason)
 
     def _leave(self, node: AttendingNode, reason: str) -> None:
         self._leaving[node.node] = reason

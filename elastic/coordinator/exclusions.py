@@ -68,24 +68,22 @@ class Exclusions:
     async def add(
         self, name: str, state: str, reason: str, *, node: str = "", is_machine: bool = False
     ) -> None:
-        """It is to take no part until cleared. `node`: the name that the machine's node has."""
-        exclusion = Exclusion(
-            state=state,
-            reason=reason,
-            since_unix_s=time.time(),
-            machine=name if is_machine else "",
-            node=node,
-        )
+        """It is to take no part until cleared, once the store has it. `node`: the name that the
+        machine's node has."""
+        exclusion = _new(name, state, reason, node, is_machine=is_machine)
+        await self._put(name, exclusion)
         self._excluded[name] = exclusion
-        document = {
-            "reason": reason,
-            "since_unix_s": exclusion.since_unix_s,
-            "machine": exclusion.machine,
-            "node": node,
-        }
-        await self._store.put(
-            self._key(name, state), json.dumps(document).encode(), guard=self._guard
-        )
+
+    def presume(
+        self, name: str, state: str, reason: str, *, node: str = "", is_machine: bool = False
+    ) -> None:
+        """The same at once; `keep` has it stored."""
+        self._excluded[name] = _new(name, state, reason, node, is_machine=is_machine)
+
+    async def keep(self, name: str) -> None:
+        """Store why it takes no part; nothing if it has been cleared."""
+        if (exclusion := self._excluded.get(name)) is not None:
+            await self._put(name, exclusion)
 
     async def clear(self, name: str) -> Exclusion | None:
         """One of `names` may take part again; what it was out for."""
@@ -95,8 +93,28 @@ class Exclusions:
             await self._store.delete(self._key(name, state), guard=self._guard)
         return self._excluded.pop(name, None)
 
+    async def _put(self, name: str, exclusion: Exclusion) -> None:
+        document = {
+            "reason": exclusion.reason,
+            "since_unix_s": exclusion.since_unix_s,
+            "machine": exclusion.machine,
+            "node": exclusion.node,
+        }
+        key = self._key(name, exclusion.state)
+        await self._store.put(key, json.dumps(document).encode(), guard=self._guard)
+
     def _key(self, name: str, state: str) -> str:
         return self._keys.drain(name) if state == DRAINED else self._keys.quarantine(name)
+
+
+def _new(name: str, state: str, reason: str, node: str, *, is_machine: bool) -> Exclusion:
+    return Exclusion(
+        state=state,
+        reason=reason,
+        since_unix_s=time.time(),
+        machine=name if is_machine else "",
+        node=node,
+    )
 
 
 def _exclusion(state: str, entry: Entry) -> Exclusion:

@@ -15,10 +15,12 @@ from elastic.coordinator.leadership import lead
 from elastic.core.coordinator import events as ev
 from elastic.core.membership import Failure, FailureKind
 from elastic.core.quarantine import NodeFailures
-from elastic.errors import ConfigurationError
+from elastic.errors import ConfigurationError, TransientError
+from elastic.store.job_keys import JobKeys
 from elastic.store.memory import MemoryStore
 from tests.contract.conftest import within_deadline
 from tests.unit.coordinator.agents import Diary, agent, kinds, sent
+from tests.unit.store.failing_store import Clock, FailingStore
 
 TOKEN = "0123456789abcdef"
 KILLED = Failure(worker="n1-1", kind=FailureKind.SIGNAL)
@@ -71,9 +73,10 @@ class Place:
         self._tasks.append(asyncio.create_task(work, name=name))
 
 
-def check(test: Callable[[Place], Awaitable[None]]) -> None:
+def check(test: Callable[[Place], Awaitable[None]], store: MemoryStore | None = None) -> None:
     async def run() -> None:
-        store = MemoryStore()
+        nonlocal store
+        store = store or MemoryStore()
         leadership = await lead(store, job="job", candidate="c")
         await test(Place(store, Exclusions(store, job="job", guard=leadership.guard)))
 
@@ -161,6 +164,58 @@ def test_failures_of_workers_put_a_node_into_quarantine_where_it_waits() -> None
         assert kinds(node.stream) == []
 
     check(test)
+
+
+@pytest.mark.parametrize("way", ["refuses", "loses"])
+def test_a_quarantine_waits_for_the_store_and_ends_no_coordinator(way: str) -> None:
+    store = FailingStore(Clock())
+
+    async def test(place: Place) -> None:
+        getattr(store, way)["put"] = 3
+        for _ in range(2):
+            place.departing.worker_failed(place.node("n1"), KILLED)
+        assert kinds(place.node("n1").stream) == []
+        assert place.diary.names() == ["node_quarantined"]
+        assert (await place.states())["n1"] == "quarantined"
+        assert place.diary.names() == ["node_quarantined"]
+        assert [entry.key for entry in await store.list(JobKeys("job").quarantined)] == [
+            JobKeys("job").quarantine("n1")
+        ]
+
+    check(test, store)
+
+
+def test_one_that_is_cleared_while_the_store_does_not_answer_is_not_kept_after_all() -> None:
+    store = FailingStore(Clock())
+
+    async def test(place: Place) -> None:
+        store.refuses["put"] = 1
+        for _ in range(2):
+            place.departing.worker_failed(place.node("n1"), KILLED)
+        await asyncio.sleep(0)
+        assert await place.departing.clear("n1") == "n1 may take part again"
+        assert (await place.states())["n1"] == "ready"
+        assert list(await store.list(JobKeys("job").quarantined)) == []
+
+    check(test, store)
+
+
+def test_a_drain_that_the_store_does_not_take_changes_nothing_and_is_told_once() -> None:
+    store = FailingStore(Clock())
+
+    async def test(place: Place) -> None:
+        store.refuses["put"] = 2
+        for _ in range(2):
+            with pytest.raises(TransientError):
+                await place.departing.drain("n1", "")
+        assert (await place.states())["n1"] == "ready"
+        assert (place.posted, place.diary.names()) == ([], [])
+        assert kinds(place.node("n1").stream) == []
+        await place.departing.drain("n1", "")
+        assert (await place.states())["n1"] == "drained"
+        assert place.diary.names() == ["node_drained"]
+
+    check(test, store)
 
 
 def test_a_node_that_is_lost_again_and_again_is_kept_out() -> None:

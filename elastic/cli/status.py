@@ -70,8 +70,11 @@ def print_status(reply: pb.JobStatus) -> None:
     least = f" (at least {reply.min_workers})" if reply.min_workers > 1 else ""
     count = f"{len(generation.members)} of {reply.wanted_workers} workers{least}"
     print(printable(f"job {reply.job}: {reply.phase}, {count}"))
-    print(printable(f"step {progress.committed}, epoch {progress.epoch}{figures}"))
-    print(f"{progress.samples_per_s:.0f} samples/s, {progress.step_s * 1000:.1f} ms a step")
+    if progress.generation:  # else rank 0 has not reported to this leader
+        print(printable(f"step {progress.committed}, epoch {progress.epoch}{figures}"))
+        print(f"{progress.samples_per_s:.0f} samples/s, {progress.step_s * 1000:.1f} ms a step")
+    else:
+        print(f"step {progress.committed}")
     if progress.in_step_s > max(_LONG_S, _LONG_FACTOR * progress.step_s):
         print(f"the step under way lasts for {progress.in_step_s:.1f} s so far")
     print(f"generation {generation.number}, restarts {reply.restarts} of {reply.max_restarts}")

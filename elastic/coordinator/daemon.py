@@ -440,8 +440,11 @@ class CoordinatorDaemon:
         current = self._machine.current
         if current is None:
             return Term()
-        step = self._hearing.progress.committed
-        return Term(generation=current.number, world_size=len(current.members), step=step)
+        return Term(
+            generation=current.number,
+            world_size=len(current.members),
+            step=self._machine.committed,
+        )
 
     def status(self) -> pb.JobStatus:
         """The job as it is now."""
@@ -449,6 +452,9 @@ class CoordinatorDaemon:
         self._note_steps(nodes)
         policy = self._options.formation
         room = sum(node.slots for node in nodes if node.state == "ready")
+        progress = job_pb2.Progress()
+        progress.CopyFrom(self._hearing.progress)
+        progress.committed = self._machine.committed  # as any member has reported it
         return pb.JobStatus(
             job=self._options.job,
             phase=self._machine.phase.value,
@@ -456,7 +462,7 @@ class CoordinatorDaemon:
             nodes=nodes,
             min_workers=policy.min_workers,
             wanted_workers=min(policy.max_workers, room),
-            progress=self._hearing.progress,
+            progress=progress,
             started_unix_s=self._leadership.records.started_unix_s,
             restarts=self._machine.restarts_spent(time.monotonic()),
             max_restarts=self._options.max_restarts,

@@ -35,6 +35,19 @@ def test_any_line_is_an_event_or_is_refused(line: bytes) -> None:
         assert name is not None
 
 
+def test_a_leader_that_has_heard_no_progress_tells_the_step_alone() -> None:
+    """As while workers wait for others after a change of leader."""
+    shown = io.StringIO()
+    reply = pb.JobStatus(
+        progress=job_pb2.Progress(committed=30), accounts_json=json.dumps(ACCOUNTS)
+    )
+    with contextlib.redirect_stdout(shown):
+        print_status(reply)
+    lines = shown.getvalue().splitlines()
+    assert "step 30" in lines
+    assert not [line for line in lines if "epoch" in line or "samples/s" in line]
+
+
 @given(
     reply=messages(pb.JobStatus),
     recovery=documents(RECOVERY),

@@ -230,6 +230,7 @@ def test_one_that_is_asked_to_go_hands_over_at_once_and_the_group_trains_on() ->
         await until(lambda: "generation" in kinds(again))
         status = contest.two.office.status()
         assert (status.phase, status.generation.number) == ("running", number)
+        assert status.progress.committed == 9, "as a member says: rank 0 has not reported yet"
         assert "generation_formed" not in contest.two.diary.names()
 
     run(check)

@@ -17,6 +17,7 @@ from torch import nn
 from elastic.errors import ConfigurationError
 from elastic.worker.state.tree import (
     UNCHANGING,
+    Copies,
     copy_tree,
     keep,
     refill,
@@ -376,11 +377,11 @@ class Object:
 
     def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
         del reuse, on_host
-        return copy_tree(self._tracked.state_dict())
+        return copy_tree(self._tracked.state_dict(), Copies())
 
     def put_back(self, copy: Copy) -> None:
         if self.differs(copy):
-            self._tracked.load_state_dict(copy_tree(copy))
+            self._tracked.load_state_dict(copy_tree(copy, Copies()))
 
     def differs(self, copy: Copy) -> bool:
         return not trees_equal(self._tracked.state_dict(), copy)

@@ -25,7 +25,7 @@ from elastic.worker.state.digest import digest_of
 from elastic.worker.state.ledger import LedgerBacklog, LedgerRecord
 from elastic.worker.state.references import kept_in_place
 from elastic.worker.state.tensor_specs import TensorSpec, describe, first_differences, signature
-from elastic.worker.state.tree import FlatState, copy_tree, fill, flatten, unflatten
+from elastic.worker.state.tree import Filling, FlatState, copy_tree, fill, flatten, unflatten
 
 _MOST_GROUPS = 20  # of an optimizer, whose learning rates are told
 
@@ -56,8 +56,8 @@ class Values(dict[str, Any]):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Replace the values."""
-        filled: set[int] = set()
-        values = {key: fill(self.get(key), item, filled) for key, item in state_dict.items()}
+        filling = Filling()
+        values = {key: fill(self.get(key), item, filling) for key, item in state_dict.items()}
         self.clear()
         self.update(values)
 
@@ -252,7 +252,7 @@ class JobState:
 
     def capture(self) -> FlatState:
         """The tracked objects' state; tensors share memory with the live ones."""
-        return flatten(self._states())
+        return self._flatten(self._states())
 
     def receivable(self) -> dict[str, torch.Tensor]:
         """Those of `capture` that may be overwritten before they are restored: of modules and
@@ -308,7 +308,12 @@ class JobState:
 
     def _replicated(self) -> FlatState:
         left_out = {*self._rank_local, "session.gradients", "session.means", "session.results"}
-        return flatten({n: state for n, state in self._states().items() if n not in left_out})
+        return self._flatten({n: s for n, s in self._states().items() if n not in left_out})
+
+    def _flatten(self, states: Mapping[str, Any]) -> FlatState:
+        """What modules share, as tied weights, they share on every member; of other objects only
+        the names of their tensors are certain to be the same everywhere."""
+        return flatten(states, apart=frozenset(states.keys() - self.modules().keys()))
 
     def _states(self) -> dict[str, Any]:
         """By name, in an order that does not depend on when the script makes its generators."""

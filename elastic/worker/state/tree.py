@@ -19,7 +19,7 @@ import copy
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -58,6 +58,7 @@ _MAPPINGS: dict[type, str] = {
     collections.defaultdict: "defaultdict",
 }
 _TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_STRIDED = torch.strided
 _OF_WIDTH = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _NUMPY_KINDS = "biuf"  # bool, signed, unsigned, float
 
@@ -70,14 +71,19 @@ class FlatState:
     tensors: Mapping[str, torch.Tensor]
 
 
-def flatten(state: object) -> FlatState:
+def flatten(state: object, apart: frozenset[str] = frozenset()) -> FlatState:
     """Take a tree apart; the tensors share memory with those in it.
 
     Names are the dotted path ("optimizer.state.0.momentum_buffer"). A tensor that occurs twice
     (tied weights) is kept once. Raises ConfigurationError naming path and type of what is not
     supported.
+
+    apart: names at the root below which a tensor that occurs twice has two names all the same, of
+    which the skeleton knows the first. So which names there are does not depend on what shares
+    memory: an object may make copies when it loads a state, and then differs in that between
+    members, whose shares of a checkpoint have to fit.
     """
-    flattening = _Flattening()
+    flattening = _Flattening(apart)
     skeleton = flattening.encode(state, ())
     return FlatState(skeleton=skeleton, tensors=flattening.tensors)
 
@@ -167,7 +173,7 @@ def refill(kept: Any) -> Any:
         inside = tuple(map(refill, content))
         return live if all(map(operator.is_, inside, live)) else inside
     else:
-        return fill(live, content, set())
+        return fill(live, content, Filling())
     return live
 
 
@@ -187,38 +193,81 @@ def unchanged(value: Any, kept: Any) -> bool:
     return trees_equal(value, kept.content)
 
 
-def fill(live: Any, content: Any, filled: set[int]) -> Any:
-    """Give `live` this content, so that other holders of it, or of an object inside of it, see
-    that. Returns what has the content: `live`, or a copy where another type or shape is needed.
+class Copies:
+    """Copies tensors, as `of_tensor` of `copy_tree`: what shares memory does so in the copy."""
 
-    filled: what has been filled already, by id, or for a tensor by its memory: two places that
-    share an object here may have different content there.
-    """
-    kind = type(live)
+    __slots__ = ("_copies",)
+
+    def __init__(self) -> None:
+        self._copies: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        """By the memory's address. Tensors are held, or others could come to be in their memory."""
+
+    def __call__(self, tensor: torch.Tensor) -> Any:
+        """The copy."""
+        if tensor.layout is not _STRIDED:  # it is made of several tensors
+            return _cloned(tensor)
+        at_address = self._copies.get(tensor.data_ptr())
+        if at_address is None:
+            copy_ = _cloned(tensor)
+            self._copies[tensor.data_ptr()] = [(tensor, copy_)]
+            return copy_
+        known = self.known(tensor)
+        return self.keep(tensor, _cloned(tensor)) if known is None else known
+
+    def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The copy of a tensor that is the same elements in the same memory."""
+        if tensor.layout is not _STRIDED or not tensor.numel():
+            return None
+        at_address = self._copies.get(tensor.data_ptr(), ())
+        return next((c for t, c in at_address if _memory(t) == _memory(tensor)), None)
+
+    def keep(self, tensor: torch.Tensor, copy_: torch.Tensor) -> torch.Tensor:
+        """This is it."""
+        if tensor.layout is _STRIDED:
+            self._copies.setdefault(tensor.data_ptr(), []).append((tensor, copy_))
+        return copy_
+
+
+@dataclass(slots=True)
+class Filling:
+    """What one walk through a tree and its content has come by."""
+
+    filled: set[int] = field(default_factory=set)
+    """By id, or for a tensor by its memory: two places that share an object here may have different
+    content there."""
+    copies: Copies = field(default_factory=Copies)
+    """What has the content of each tensor: two places that share one there do so here."""
+
+
+def fill(live: Any, content: Any, filling: Filling) -> Any:
+    """Give `live` this content, so that other holders of it, or of an object inside of it, see
+    that. Returns what has the content: `live`, or a copy where another type or shape is needed."""
+    kind, filled = type(live), filling.filled
     place = live.untyped_storage().data_ptr() if kind is torch.Tensor else id(live)
     if kind is not type(content) or place in filled:
-        return copy_tree(content)
+        return copy_tree(content, filling.copies)
     if kind is torch.Tensor:
-        if not _can_hold(live, content):
-            return copy_tree(content)
+        if not _can_hold(live, content) or filling.copies.known(content) is not None:
+            return filling.copies(content)
         with torch.inference_mode() if live.is_inference() else torch.no_grad():
             live.copy_(content)
+        filling.copies.keep(content, live)
     elif kind in _MAPPINGS:
         filled.add(place)
-        items = {key: fill(live.get(key), item, filled) for key, item in content.items()}
+        items = {key: fill(live.get(key), item, filling) for key, item in content.items()}
         live.clear()
         live.update(items)
     elif kind is list:
         filled.add(place)
         before = [*live[: len(content)], *[None] * (len(content) - len(live))]
-        live[:] = [fill(old, item, filled) for old, item in zip(before, content, strict=True)]
+        live[:] = [fill(old, item, filling) for old, item in zip(before, content, strict=True)]
     elif kind is set:
         live.clear()
         live.update(content)
     elif kind is np.ndarray and live.flags.writeable and _alike(live, content):
         live[...] = content
     else:
-        return copy_tree(content)
+        return copy_tree(content, filling.copies)
     filled.add(place)
     return live
 
@@ -288,8 +337,9 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 class _Flattening:
     """The tensors met so far on one walk through a tree."""
 
-    def __init__(self) -> None:
+    def __init__(self, apart: frozenset[str] = frozenset()) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
+        self._apart = apart
         self._name_of: dict[tuple[object, ...], str] = {}
 
     def encode(self, value: object, path: tuple[str, ...]) -> Json:
@@ -335,20 +385,16 @@ class _Flattening:
 
     def _tensor(self, tensor: torch.Tensor, path: tuple[str, ...]) -> str:
         _require_plain(tensor, path)
-        identity = (
-            tensor.device,
-            tensor.data_ptr(),
-            tensor.dtype,
-            tensor.shape,
-            tensor.stride(),
-            tensor.is_conj(),
-            tensor.is_neg(),
-        )
-        if tensor.numel() and identity in self._name_of:
-            return self._name_of[identity]
+        apart = bool(path) and path[0] in self._apart
+        identity = (path[0] if apart else None, *_memory(tensor))
+        known = self._name_of.get(identity) if tensor.numel() else None
+        if known is not None and not apart:
+            return known
         name = self._unused_name(".".join(path))
-        self._name_of[identity] = name
         self.tensors[name] = tensor.detach()
+        if known is not None:
+            return known
+        self._name_of[identity] = name
         return name
 
     def _unused_name(self, name: str) -> str:
@@ -359,6 +405,19 @@ class _Flattening:
             attempt += 1
             candidate = f"{name}~{attempt}"
         return candidate
+
+
+def _memory(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Equal for two tensors that are the same elements in the same memory."""
+    return (
+        tensor.device,
+        tensor.data_ptr(),
+        tensor.dtype,
+        tensor.shape,
+        tensor.stride(),
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
 
 
 def _require_plain(tensor: torch.Tensor, path: tuple[str, ...]) -> None:

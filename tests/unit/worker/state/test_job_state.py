@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -495,6 +496,80 @@ def test_results_of_calls_may_differ_between_the_members_that_save() -> None:
             elements[piece.name] += piece.stop - piece.start
     tensors = make(1).capture().tensors
     assert {n: elements[n] for n in tensors} == {n: t.numel() for n, t in tensors.items()}
+
+
+class Tied(nn.Module):
+    """Reads and writes with the same weights, as language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = nn.Embedding(5, 3)
+        self.write = nn.Linear(3, 5, bias=False)
+        self.write.weight = self.read.weight
+
+
+class Shadow:
+    """Keeps tensors by name: what it is given, or copies of it."""
+
+    def __init__(self, *, copies: bool) -> None:
+        self.copies = copies
+        self.tensors: dict[str, torch.Tensor] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tensors": self.tensors}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        tensors = state_dict["tensors"]
+        self.tensors = {n: t.clone() for n, t in tensors.items()} if self.copies else tensors
+
+
+def sharing(seed: int) -> JobState:
+    """One whose tensors share memory in many ways, if it is the one of seed 1."""
+    torch.manual_seed(seed)
+    model = Tied()
+    shadows = {"shadow": Shadow(copies=False), "copies": Shadow(copies=True)}
+    state = JobState()
+    state.track({"model": model, **shadows})
+    if seed == 1:
+        for shadow in shadows.values():
+            shadow.tensors = copy.deepcopy(dict(model.state_dict()))
+        state.values["best"] = copy.deepcopy(model.state_dict())
+        state.values["now"] = model.read.weight.detach()
+        state.values["loss"] = state.values["lowest"] = torch.ones(())
+    return state
+
+
+@pytest.mark.parametrize("held_before", [False, True])
+def test_the_shares_of_members_fit_whatever_shares_memory_in_one_of_them(
+    held_before: bool,
+) -> None:
+    source, target = sharing(1), sharing(2)
+    if held_before:
+        target.values["loss"], target.values["lowest"] = torch.zeros(()), torch.zeros(())
+        target.values["best"] = {"read.weight": torch.zeros(5, 3)}
+    restore(target, source)
+    assert describe(target.capture().tensors) == describe(source.capture().tensors)
+    names = [n for n in source.capture().tensors if n.startswith("model.")]
+    assert names == ["model.read.weight"]
+    assert same(target.values.state_dict(), source.values.state_dict())
+    assert target.values["loss"] is target.values["lowest"]
+    for tied in (target.values["best"], target.tracked["shadow"].state_dict()["tensors"]):
+        tied["read.weight"].fill_(7.0)
+        assert bool((tied["write.weight"] == 7.0).all())
+
+
+def test_what_shares_memory_with_a_model_that_is_tracked_later_takes_no_name_of_it() -> None:
+    states = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        model, engine = Tied(), Shadow(copies=True)
+        engine.tensors = dict(model.state_dict())
+        state = JobState()
+        state.track({"engine": engine, "model": model})
+        states.append(state)
+    source, target = states
+    restore(target, source)
+    assert same(target.capture().tensors, source.capture().tensors)
 
 
 def test_parameters_are_compared_by_name_without_optimizers_and_buffers() -> None:

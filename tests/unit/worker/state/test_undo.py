@@ -903,6 +903,29 @@ def test_two_places_that_shared_an_object_here_may_differ_there() -> None:
     assert same(state.values.state_dict(), content)
 
 
+class Shadow:
+    """Keeps what it is given."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tensors": self.tensors}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.tensors = state_dict["tensors"]
+
+
+@pytest.mark.parametrize("width", [2, WIDE], ids=["small", "large"])
+def test_tensors_that_share_memory_still_do_when_they_are_put_back(width: int) -> None:
+    tied = torch.zeros(width, width)
+    shadow = Shadow({"read": tied, "write": tied.detach()})
+    script = Script(shadow=shadow)
+    assert script.lost(lambda: tied.add_(1))
+    shadow.tensors["read"].fill_(7.0)
+    assert bool((shadow.tensors["write"] == 7.0).all())
+
+
 class Nested:
     """Keeps its tensor in an object of its own."""
 

@@ -83,6 +83,8 @@ class Participation:
         self.holds_back = False
         """A state of a later loop waits until the script has come to it."""
         self.runs_done = 0
+        self._runs_at_begin = 0
+        """As the step was handed out."""
         self._batches: Batches | None = None
         self._last_call: Call = None
         self._in_run = False
@@ -164,6 +166,7 @@ class Participation:
         ):
             return False
         self._at_begin = True
+        self._runs_at_begin = self.runs_done
         return True
 
     def boundary(self) -> Steps:
@@ -181,6 +184,7 @@ class Participation:
             except GroupLost as error:
                 yield from self.lose(error)
                 continue
+            self._runs_at_begin = self.runs_done
             return
 
     def end_loop(self, meet: Call) -> Steps:
@@ -269,6 +273,7 @@ class Participation:
                         yield from self._leave_job_if_told()
                     committed = self.progress.committed
                     yield act.MeetForCall(committed=committed, number=self.runs_done, call=call)
+                    self._last_call = None  # all have completed it, and this one changes the state
                     result = yield act.Perform(call=call)
                 except GroupLost as error:
                     if isinstance(error, StateTorn) and self.intact:
@@ -296,6 +301,8 @@ class Participation:
             yield act.DropState()
         self.intact = self.intact and whole
         self._at_begin = True
+        if self.runs_done != self._runs_at_begin:  # calls above the block: they are made again
+            self.runs_done, self._last_call = self._runs_at_begin, None
 
     # ---- at a boundary
 

@@ -597,6 +597,41 @@ def test_a_member_that_completed_a_call_makes_it_again_for_one_that_did_not() ->
     assert driver.part.runs_done == 1
 
 
+def test_a_call_above_a_block_that_does_not_count_is_still_to_be_made() -> None:
+    """It is undone with the block; whoever was still inside of it waits there."""
+    driver = trained(3)
+    driver.call("below")
+    driver.boundary()
+    driver.call("above")
+    driver.part.begin_block()
+    driver.announce(2, "a", "b")
+    driver.peers(ME, veteran(3, in_run=True, runs_done=1))
+    driver.taken()
+    assert driver.give_up() is False
+    assert not any(line.startswith(("Meet", "Perform")) for line in driver.taken())
+    assert driver.part.runs_done == 1
+    driver.boundary()
+    assert driver.call("above") == "above"
+    assert "MeetForCall committed=3 number=1 call=above" in driver.taken()
+
+
+def test_a_call_is_made_again_for_others_only_until_the_next_one_begins() -> None:
+    """What the state was like when it began is kept no longer."""
+    driver = trained(3)
+    driver.call("first")
+
+    driver.lose_at(act.Perform, 2, "a")
+    declared: list[Declaration] = []
+
+    def declare(mine: Declaration) -> tuple[Declaration, ...]:
+        declared.append(mine)
+        return (mine,)
+
+    driver.answer(act.Declare, declare)
+    driver.call("second")
+    assert [(mine.runs_done, mine.repeats) for mine in declared] == [(1, False)]
+
+
 def test_a_member_behind_a_call_that_all_others_completed_waits_for_no_one() -> None:
     """Both are at the same call: nothing is repeated."""
     driver = trained(2)

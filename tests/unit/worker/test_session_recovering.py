@@ -154,6 +154,54 @@ def test_a_call_below_a_void_block_gives_its_last_result_without_a_call() -> Non
     run_together(go, go)
 
 
+# ---- calls above a block
+
+
+@pytest.mark.parametrize("calls_below", [0, 1])
+def test_a_call_above_a_block_is_made_again_with_a_member_that_was_still_in_it(
+    calls_below: int,
+) -> None:
+    """Which waits there until the other one, whose block does not count, comes to it again."""
+
+    def go(seat: Seat) -> None:
+        peer = Peer(seat)
+        peer.announce(1)
+        calls: list[int] = []
+        lost = False
+
+        def lose() -> None:
+            nonlocal lost
+            if not lost:
+                lost = True
+                seat.exchange("one is in the block, the other one in the call")
+                peer.announce(2)
+
+        def evaluate(index: int) -> float:
+            calls.append(index)
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            peer.session.state["calls"] = peer.session.state.get("calls", 0) + 1
+            if index == 2 and seat.rank == 1:
+                lose()
+            return total.item()
+
+        for step in peer.session.steps(numbers(8, batch_size=1), epochs=1):
+            assert peer.session.run(evaluate, step.index) == 2.0
+            with step:
+                if step.index == 2 and seat.rank == 0:
+                    lose()
+                backward(peer, step)
+            if step.committed:
+                for _ in range(calls_below):
+                    peer.session.run(lambda: dist.all_reduce(torch.ones(1)))
+        assert calls == [0, 1, 2, 2, 3]
+        mine = [peer.weight, peer.session.state["calls"], peer.session.committed]
+        assert mine[1:] == [4, 4]
+        assert seat.exchange(mine) == [mine, mine]
+
+    run_together(go, go)
+
+
 # ---- optimizers outside of a block
 
 

@@ -236,7 +236,7 @@ class Undo:
         if call is None:
             return True
         whole = self._changed_since(call) <= call.large.keys()
-        self._restore_beside_commit(call, call.marks)
+        self._restore_beside_others(call, call.marks)
         return whole
 
     @contextlib.contextmanager
@@ -251,21 +251,23 @@ class Undo:
         try:
             yield
         finally:
-            self._restore_beside_commit(now, marks)
+            self._restore_beside_others(now, marks)
 
     def forget_call(self) -> None:
         """Nobody will have to make it again."""
         self._call = None
 
-    def _restore_beside_commit(self, mark: _Mark, signs: list[object]) -> None:
-        """Putting back moves the signs: of what had not changed since the commit, too."""
+    def _restore_beside_others(self, mark: _Mark, signs: list[object]) -> None:
+        """Putting back moves the signs: of what had not changed since the commit, or since the
+        begin of a block that the call stands above, too."""
         self._restore(mark)
-        commit = self._commit
-        if commit is not None and len(commit.marks) == len(signs) == len(self._mark_large):
-            commit.marks = [
-                look() if before == then else before
-                for look, before, then in zip(self._mark_large, commit.marks, signs, strict=True)
-            ]
+        looks = self._mark_large
+        for other in (self._commit, self._begin):
+            if other is not None and len(other.marks) == len(signs) == len(looks):
+                other.marks = [
+                    look() if before == then else before
+                    for look, before, then in zip(looks, other.marks, signs, strict=True)
+                ]
 
     # ---- the commit mark
 

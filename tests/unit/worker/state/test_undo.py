@@ -1510,6 +1510,27 @@ def test_a_change_that_was_not_expected_of_a_frequent_call_is_not_passed_over() 
     assert not calls.call(calls.swap_in, lost=True)
 
 
+@pytest.mark.parametrize("again", ["lost", "for others"])
+def test_a_call_above_a_block_that_is_made_again_is_no_change_in_the_block(again: str) -> None:
+    net = layer()
+    script = Script(net=net)
+    script.learn()
+    script.undo.begin()
+    script.undo.begin_call("here")
+    if again == "lost":
+        add(net)()
+        assert script.undo.put_back_call()
+        script.undo.begin_call("here")
+    script.undo.end_call("here")
+    if again == "for others":
+        with script.undo.as_of_call():
+            pass
+    script.reduce()
+    assert script.undo.put_back()
+    script.block()
+    assert not script.told
+
+
 def test_a_call_that_is_made_once_more_for_others_leaves_no_trace() -> None:
     calls = Calls()
     first = calls.job.everything()

@@ -84,6 +84,9 @@ class Undo:
         self._ahead: dict[int, Copy] | None = None
         self._retry_gradients: Copy = []
         self._call: _Mark | None = None
+        self._call_signs: list[object] = []
+        self._newer: Undo | None = None
+        """That of a call for which more is tracked than as the block began, whose marks stay."""
         self._calls: dict[str, _Calls] = {}
         """By the place of the script."""
         self._gradients: Copy = []
@@ -158,7 +161,7 @@ class Undo:
 
     def received(self, *, at_commit: bool) -> None:
         """Another member's state, or a checkpoint, was put in place."""
-        self._commit = self._ahead = self._call = None
+        self._commit = self._ahead = self._call = self._newer = None
         if at_commit:
             self._mark_commit()
 
@@ -212,13 +215,23 @@ class Undo:
         Everything is copied at the first one from a place of the script, and where they come so
         seldom that it costs little; else what earlier ones from there had changed.
         """
+        self._call, self._newer = None, None
+        self._call_signs = [mark() for mark in self._mark_large]
         if self._version != self._state.version:
-            self._enumerate()
+            self._newer = Undo(
+                self._state,
+                device=self._device,
+                wait_for_device=self._wait_for_device,
+                on_costly=self._on_costly,
+            )
+            self._newer._enumerate()
+            self._newer.begin_call(place)
+            return
         known = self._calls.setdefault(place, _Calls())
         began_s = time.perf_counter()
         seldom = began_s - known.at_s >= _SELDOM * known.copy_s
         wanted = set(range(len(self._large))) if seldom else known.changes
-        self._call = self._copy(wanted, marks=[mark() for mark in self._mark_large])
+        self._call = self._copy(wanted, marks=self._call_signs)
         known.at_s = time.perf_counter()
         if seldom:
             known.copy_s = known.at_s - began_s
@@ -232,11 +245,16 @@ class Undo:
     def put_back_call(self) -> bool:
         """Undo what the call has changed before the group was lost. Returns whether that was
         possible."""
+        if self._newer is not None:
+            undone = self._newer.put_back_call()
+            self._sign_others_anew(self._call_signs)
+            return undone
         call = self._call
         if call is None:
             return True
         whole = self._changed_since(call) <= call.large.keys()
-        self._restore_beside_others(call, call.marks)
+        self._restore(call)
+        self._sign_others_anew(call.marks)
         return whole
 
     @contextlib.contextmanager
@@ -245,22 +263,29 @@ class Undo:
         call that is made once more only for members that have not completed it."""
         call = self._call
         marks = [mark() for mark in self._mark_large]
+        if self._newer is not None:
+            try:
+                with self._newer.as_of_call():
+                    yield
+            finally:
+                self._sign_others_anew(marks)
+            return
         now = self._copy(set(range(len(self._large))), marks=marks)
         if call is not None:
             self._restore(call)
         try:
             yield
         finally:
-            self._restore_beside_others(now, marks)
+            self._restore(now)
+            self._sign_others_anew(marks)
 
     def forget_call(self) -> None:
         """Nobody will have to make it again."""
-        self._call = None
+        self._call = self._newer = None
 
-    def _restore_beside_others(self, mark: _Mark, signs: list[object]) -> None:
-        """Putting back moves the signs: of what had not changed since the commit, or since the
-        begin of a block that the call stands above, too."""
-        self._restore(mark)
+    def _sign_others_anew(self, signs: list[object]) -> None:
+        """Putting back has moved the signs: of what had not changed since the commit, or since the
+        begin of a block that the call stands above, too. signs: those as of what is back."""
         looks = self._mark_large
         for other in (self._commit, self._begin):
             if other is not None and len(other.marks) == len(signs) == len(looks):

@@ -1531,6 +1531,57 @@ def test_a_call_above_a_block_that_is_made_again_is_no_change_in_the_block(again
     assert not script.told
 
 
+class Generators:
+    """Tracks its generator at the first use, as `session.generator` does."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.generator = torch.Generator().manual_seed(0)
+
+    def track(self) -> None:
+        self.script.state.track_own("session.generator.new", TorchGenerator(self.generator))
+
+    def draw(self) -> int:
+        return int(torch.randint(10**6, (), generator=self.generator))
+
+
+@pytest.mark.parametrize("again", ["", "lost", "for others"])
+@pytest.mark.parametrize("place", ["above", "below"])
+def test_what_comes_to_be_tracked_for_a_call_disturbs_no_block(place: str, again: str) -> None:
+    net = layer()
+    script = Script(net=net)
+    new = Generators(script)
+    if place == "above":
+        script.undo.begin()
+        before = script.everything()[0]["net"]
+    else:
+        script.learn(nothing, add(net))
+        assert script.lost()
+        script.undo.keep_for_retry()
+        before = script.everything()[0]["net"]
+        add(net)()
+    new.track()
+    script.undo.begin_call("here")
+    first = new.draw()
+    if again == "lost":
+        assert script.undo.put_back_call()
+        script.undo.begin_call("here")
+        assert new.draw() == first
+    script.undo.end_call("here")
+    if again == "for others":
+        with script.undo.as_of_call():
+            assert new.draw() == first
+    if place == "above":
+        script.reduce()
+        add(net)()
+        assert script.undo.put_back()
+    else:
+        script.undo.put_back_for_retry()
+    assert same(script.everything()[0]["net"], before)
+    assert new.draw() == first
+    script.learn()
+
+
 def test_a_call_that_is_made_once_more_for_others_leaves_no_trace() -> None:
     calls = Calls()
     first = calls.job.everything()

@@ -667,6 +667,7 @@ class Training:
     def _perform_call(self, perform: act.Perform) -> Any:
         """A call of the script's may change what is tracked for a while, as one that evaluates with
         averaged weights does: where the group is lost in it, that is undone."""
+        self._reads.wait()  # the call may change what is being read
         call: ScriptCall = perform.call
         if not call.where or not self.control.recovers or self._bequeathed is not None:
             return self._call_function(call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -72,6 +73,8 @@ class Step:
         self._passed = 0  # of the fetched micro-batches, up to the last whose loss was passed
         self._reduced = False
         self._entered = False
+        self._outside: BaseException | None = None
+        """What the script is handling around the block."""
         self._means = Means()
         self._sums: dict[str, torch.Tensor] = {}
         self._summed: list[tuple[list[str], torch.Tensor]] = []
@@ -196,6 +199,7 @@ class Step:
         if (fresh := self._training.current_deal(self._dealer)) is not None:
             self._take(*fresh)
         self._entered = True
+        self._outside = sys.exc_info()[1]
         self._training.begin_block(self.reduce_means)
         return self
 
@@ -216,9 +220,10 @@ class Step:
                 error = self._end()
             if error is None:
                 return False
-            if not isinstance(error, Exception) or not self._training.is_loss(error):
+            loss = self._training.loss_behind(error, self._outside)
+            if loss is None:
                 return False
-            self.committed = self._training.give_up_block(error)
+            self.committed = self._training.give_up_block(loss)
             means: Mapping[str, float] = {}
             self.ends_epoch = False  # of a step that does not count
             if self.committed:

@@ -44,6 +44,7 @@ from elastic.worker.steps_clock import StepsClock
 _ELSEWHERE_S = 0.5
 """A member that has waited for so long where others do not come says where it is."""
 
+_DEEPEST_CAUSE = 20  # errors that were raised one for the other
 _UNKNOWN = -1  # collectives: the script is in a block, or has left it by an exception
 
 
@@ -295,6 +296,21 @@ class Training:
             and self.control.recovers
             and is_group_loss(error, self._membership.group)
         )
+
+    def loss_behind(self, error: BaseException, outside: BaseException | None) -> Exception | None:
+        """What tells that the group is lost: an error that has left the script, or the one that it
+        was raised for, as `raise MetricError(...) from error` does.
+
+        outside: what was being handled already as the script was entered, which is of old.
+        """
+        behind: BaseException | None = error if isinstance(error, Exception) else None
+        for _ in range(_DEEPEST_CAUSE):
+            if behind is None or behind is outside:
+                return None
+            if isinstance(behind, Exception) and self.is_loss(behind):
+                return behind
+            behind = behind.__cause__ or behind.__context__
+        return None
 
     def note_failure(self, error: Exception) -> None:
         """A forward or backward pass has raised. The script may catch it, to skip a batch that
@@ -692,8 +708,14 @@ class Training:
         self._call_together(True)
         began = time.monotonic()
         self.place.now = Place.RUN, time.monotonic()
+        outside = sys.exc_info()[1]
         try:
             result = call.function()
+        except Exception as error:
+            loss = self.loss_behind(error, outside)
+            if loss is None or loss is error:
+                raise
+            raise GroupLost(str(loss)) from error
         finally:
             self._call_together(False)
             self.clock.called(began)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -152,6 +153,87 @@ def test_a_call_below_a_void_block_gives_its_last_result_without_a_call() -> Non
         assert calls == [0, 1, 2, 3]
         assert found == [(True, 0), (True, 1), (False, 1), (True, 2), (True, 3)]
         seat.exchange("done")
+
+    run_together(go, go)
+
+
+# ---- errors that a script makes of a lost connection
+
+
+class MetricError(Exception):
+    """The script's own."""
+
+
+def told_from(error: Exception) -> None:
+    raise MetricError from error
+
+
+def told_while(_: Exception) -> None:
+    raise MetricError
+
+
+def told_alone(_: Exception) -> None:
+    raise MetricError from None
+
+
+@pytest.mark.parametrize("tell", [told_from, told_while, told_alone])
+@pytest.mark.parametrize("place", ["block", "call"])
+def test_an_error_that_was_raised_for_a_lost_connection_is_a_loss(
+    place: str, tell: Callable[[Exception], None]
+) -> None:
+    def go(seat: Seat) -> None:
+        peer = Peer(seat)
+        peer.announce(1)
+        lost = False
+
+        def lose() -> None:
+            nonlocal lost
+            if lost:
+                return
+            lost = True
+            threading.Timer(0.3, peer.announce, [2]).start()
+            try:
+                raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+            except RuntimeError as error:
+                tell(error)
+
+        for step in peer.session.steps(numbers(8, batch_size=1), epochs=1):
+            with step:
+                backward(peer, step)
+                if place == "block":
+                    lose()
+            if place == "call":
+                peer.session.run(lose)
+        assert peer.session.committed == 4
+        assert peer.session.generation == 2
+
+    run_together(go, go)
+
+
+@pytest.mark.parametrize("place", ["block", "call"])
+def test_an_error_in_a_script_that_handles_a_lost_connection_is_its_own(place: str) -> None:
+    """Of old: the script began after that."""
+
+    def go(seat: Seat) -> None:
+        peer = Peer(seat)
+        peer.announce(1)
+
+        def fail() -> None:
+            raise MetricError
+
+        def train() -> None:
+            for step in peer.session.steps(numbers(8, batch_size=1), epochs=1):
+                with step:
+                    backward(peer, step)
+                    if place == "block":
+                        fail()
+                peer.session.run(fail)
+
+        try:
+            raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+        except RuntimeError:
+            with pytest.raises(MetricError):
+                train()
 
     run_together(go, go)
 

@@ -18,6 +18,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from elastic.checkpoint import documents
 from elastic.core.data_order import SampleRange
 from elastic.core.recovery import Declaration, Mark
 from elastic.core.whereabouts import Place
@@ -34,6 +35,7 @@ from elastic.worker.group.process_group import Group, is_group_loss
 from elastic.worker.group.transfer import receive_json, receive_tensors, send_json, send_tensors
 from elastic.worker.learning_rate import ScaledOptimizer
 from elastic.worker.optimizers import Optimizers
+from elastic.worker.state.digest import digest_of
 from elastic.worker.state.job_state import JobState, progress_of
 from elastic.worker.state.ledger import LedgerRecord
 from elastic.worker.state.tensor_specs import describe, from_table, to_table
@@ -627,23 +629,39 @@ class Training:
         group = self._joining()
         if group.world_size == 1:
             return
+        committed, every = self.part.progress.committed, self.control.checkpoints.every
         self._compares_since = time.monotonic()
         try:
             odd = agreement.differing_parameters(
                 group, self.state.parameters_digest(), self.state.parameter_digests
             )
+            if not odd and every and committed % every == 0:
+                self._require_shares_that_fit(group)
         finally:
             self._compares_since = None
         if odd:
-            names = odd.get(group.rank) or []
-            which = f" ({', '.join(names[:3])})" if names else ""
             raise StepMisused(
-                f"the parameters of rank {', '.join(map(str, odd))} are not those of rank 0 after "
-                f"step {self.part.progress.committed}{which}, although nothing was lost. Either "
+                f"the parameters of {_shown(odd, group)} are not those of rank 0 after "
+                f"step {committed}, although nothing was lost. Either "
                 "something trains them that is not averaged: call the model that "
                 "session.distribute() returned, change parameters in the same way on every rank, "
                 "and seed what is random. Or a worker that joined lacks what the step uses: give "
                 "schedulers, averages and the like to session.track()"
+            )
+
+    def _require_shares_that_fit(self, group: Group) -> None:
+        """A save follows, to which each member adds a part: if they do not fit, nobody could read
+        the checkpoint."""
+        shapes = self.state.saved_shapes()
+        digest = digest_of([], documents.encode({"shapes": shapes}))
+        odd = agreement.differing_parameters(group, digest, lambda: shapes)
+        if odd:
+            raise StepMisused(
+                f"{_shown(odd, group)} would save other tensors than rank 0 after step "
+                f"{self.part.progress.committed}, and a checkpoint has a part of each. What is "
+                "tracked must be the same on every rank, session.state too: decide what to "
+                "keep there by what is the same everywhere, as step.mean() gives it; what is a "
+                "rank's own is for session.track_local()"
             )
 
     def _save(self, save: act.Save) -> None:
@@ -899,6 +917,13 @@ def _as_loss(error: Exception) -> GroupLost:
     lost = GroupLost(str(error))
     lost.__cause__ = error
     return lost
+
+
+def _shown(odd: Mapping[int, list[str]], group: Group) -> str:
+    """The ranks that differ; and in what, on one of these."""
+    names = odd.get(group.rank) or []
+    which = f" ({', '.join(names[:3])})" if names else ""
+    return f"rank {', '.join(map(str, odd))}{which}"
 
 
 def _no() -> bool:

@@ -229,6 +229,14 @@ class JobState:
             for path, parameter in module.named_parameters()
         }
 
+    def saved_shapes(self) -> dict[str, int]:
+        """The types and shapes of the tensors of which each member saves a part, as numbers: they
+        must be the same everywhere, or the parts do not fit."""
+        flat = self.capture()
+        own = self.declared_local(flat)
+        specs = describe({n: t for n, t in flat.tensors.items() if n not in own})
+        return {spec.name: signature([spec]) & (2**63 - 1) for spec in specs}
+
     def local_names(self, flat: FlatState) -> frozenset[str]:
         """The tensors of `flat` that are rank-local: buffers, such as the statistics of BatchNorm
         between two broadcasts, and what the script has declared so.
@@ -245,7 +253,10 @@ class JobState:
     def declared_local(self, flat: FlatState) -> frozenset[str]:
         """Those that each member may have others of: what the script has declared rank-local, and
         what its calls of `session.run` have returned."""
-        prefixes = ("session.results.", *(f"{name}." for name in self._rank_local))
+        owners = (
+            f"{at}{n}." for n in self._rank_local for at in ("", "session.gradients.gradients.")
+        )
+        prefixes = ("session.results.", *owners)
         return frozenset(name for name in flat.tensors if name.startswith(prefixes))
 
     # ---- taking out and putting in

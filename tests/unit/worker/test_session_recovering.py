@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from elastic.errors import StepMisused
+from elastic.worker.state.checkpointing import Checkpointing
 from elastic.worker.state.undo import Undo
 from elastic.worker.step import Step
 from tests.unit.worker.together import Seat, run_together
@@ -491,3 +492,34 @@ def test_a_newcomer_skips_the_loops_that_are_done_with_the_results_of_calls_betw
         assert all(other == everybody[0] for other in everybody)
 
     run_together(veteran, veteran, newcomer)
+
+
+# ---- before a save
+
+
+@pytest.mark.parametrize("kept", ["on every rank", "by each rank"])
+def test_members_whose_shares_of_a_checkpoint_would_not_fit_are_told(
+    kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Checkpointing, "every", 3)
+
+    def go(seat: Seat) -> None:
+        peer = Peer(seat)
+        peer.announce(1)
+
+        def train() -> None:
+            for step in peer.session.steps(numbers(8, batch_size=1), epochs=1):
+                with step:
+                    backward(peer, step)
+                if kept == "on every rank" or peer.session.rank == 1:
+                    peer.session.state["best"] = {"weight": torch.zeros(3)}
+
+        if kept == "on every rank":
+            train()
+            return
+        named = r" \(session\.state\.best\.weight\)" if seat.rank == 1 else ""
+        with pytest.raises(StepMisused, match=f"rank 1{named} would save other tensors"):
+            train()
+        assert peer.session.committed == 3
+
+    run_together(go, go)

@@ -498,6 +498,21 @@ def test_results_of_calls_may_differ_between_the_members_that_save() -> None:
     assert {n: elements[n] for n in tensors} == {n: t.numel() for n, t in tensors.items()}
 
 
+def test_gradients_of_what_is_rank_local_may_be_there_on_one_member_alone() -> None:
+    states = []
+    for has_gradient in (True, False):
+        own = nn.Linear(1, 1)
+        if has_gradient:
+            own.weight.grad = torch.ones(1, 1)
+        state = make(1)
+        state.track({"own": own}, rank_local=True)
+        states.append(state)
+    left, right = (state.saved_shapes() for state in states)
+    assert left == right
+    assert "session.gradients.gradients.model.0.weight" in left
+    assert not any("own" in name for name in left)
+
+
 class Tied(nn.Module):
     """Reads and writes with the same weights, as language models do."""
 

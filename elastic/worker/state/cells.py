@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain, compress
 from typing import Any, Protocol
 
@@ -35,7 +35,8 @@ _VERSION = operator.attrgetter("_version")
 _PLACE = torch.Tensor.data_ptr
 _TRAINED = operator.attrgetter("requires_grad")
 _DEEPEST_SIGN = 3
-_LONGEST_SIGN = 16
+_LONGEST_SIGN = 256
+_MOST_TENSORS_SIGNED = 4096  # of a list of nothing else: half a millisecond
 _SOME_ELEMENTS = 32
 _ALIGNED_TO = 64  # bytes, as torch's own memory
 
@@ -313,8 +314,10 @@ class OptimizerState:
         first: object = next(iter(state.values()), None)
         if type(first) is dict:
             first = [
-                (id(t), t._version, t.data_ptr()) if type(t) is torch.Tensor else _sign(t)
-                for t in first.values()
+                (id(v), v._version, v.data_ptr())
+                if type(v) is torch.Tensor
+                else _sign(v, _NO_MODULES)
+                for v in first.values()
             ]
         return steps_of(self._optimizer), len(state), first
 
@@ -366,11 +369,15 @@ class Scheduler:
 
 
 class Object:
-    """Any other tracked object, by its state_dict()."""
+    """Any other tracked object, by its state_dict().
 
-    def __init__(self, name: str, tracked: Any) -> None:
+    elsewhere: ids of tensors that other cells look after.
+    """
+
+    def __init__(self, name: str, tracked: Any, elsewhere: Collection[int] = ()) -> None:
         self.name = name
         self._tracked = tracked
+        self._inside = _ModulesInside(elsewhere)
 
     def size_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in tensors_of(self._tracked.state_dict()))
@@ -387,12 +394,41 @@ class Object:
         return not trees_equal(self._tracked.state_dict(), copy)
 
     def mark(self) -> object:
-        """Of its attributes and those of the objects it is made of: numbers by value, tensors by
-        version; of a long container, the first and the last."""
-        return _sign(self._tracked)
+        """Of its attributes and those of the objects it is made of: numbers by value, tensors and
+        what modules are made of by version; of a very long container, the first and the last."""
+        return _sign(self._tracked, self._inside)
 
     def moved(self, mark: Any) -> bool:
         return bool(self.mark() != mark)
+
+
+class _ModulesInside:
+    """Signs of modules that a tracked object keeps, such as an average's or a target network.
+
+    Their tensors are looked up once: going through a deep module takes a millisecond.
+    """
+
+    def __init__(self, elsewhere: Collection[int]) -> None:
+        self._elsewhere = elsewhere
+        self._known: dict[int, tuple[nn.Module, list[Any]]] = {}
+
+    def sign(self, module: nn.Module) -> object:
+        known = self._known.get(id(module))
+        if known is None:
+            known = self._known[id(module)] = module, self._held_by(module)
+        tensors = [t for t in chain.from_iterable(known[1]) if t is not None]
+        return id(module), _signs(tensors)
+
+    def _held_by(self, module: nn.Module) -> list[Any]:
+        """Views of its parameters and buffers, always of the present; none if it is tracked."""
+        first = next(chain(module.parameters(), module.buffers()), None)
+        if first is None or id(first) in self._elsewhere:
+            return []
+        owners = [d for m in module.modules() for d in (m._parameters, m._buffers) if d]
+        return [owner.values() for owner in owners]
+
+
+_NO_MODULES = _ModulesInside(())  # an optimizer keeps none in its state
 
 
 class ScriptValues(Object):
@@ -668,6 +704,8 @@ def cells_of(tracked: Mapping[str, Any], device: torch.device) -> tuple[list[Cel
     """(large, small) cells of the tracked objects; what two of them share belongs to the first."""
     cells: list[Cell] = [DefaultGenerators(device)]
     seen: set[int] = set()
+    modules = [item for item in tracked.values() if isinstance(item, nn.Module)]
+    in_modules = {id(t) for m in modules for t in chain(m.parameters(), m.buffers())}
     for name, item in tracked.items():
         if isinstance(item, nn.Module):
             cells += _of_module(name, item, seen)
@@ -680,7 +718,7 @@ def cells_of(tracked: Mapping[str, Any], device: torch.device) -> tuple[list[Cel
         elif name == "session.state":
             cells.append(ScriptValues(name, item))
         elif not isinstance(item, Gradients):
-            cells.append(Object(name, item))
+            cells.append(Object(name, item, in_modules))
     large = [c for c in cells if isinstance(c, OptimizerState) or is_large(c)]
     return large, [c for c in cells if c not in large]
 
@@ -697,7 +735,7 @@ def _of_module(name: str, module: nn.Module, seen: set[int]) -> Iterator[Cell]:
     for path, inner in module.named_modules(prefix=name):
         if type(inner).get_extra_state is not nn.Module.get_extra_state and id(inner) not in seen:
             seen.add(id(inner))
-            yield Object(f"{path}'s extra state", ExtraState(inner))
+            yield Object(f"{path}'s extra state", ExtraState(inner), seen)
 
 
 def _slots(
@@ -820,7 +858,15 @@ def _slots_of(kind: type) -> Iterator[str]:
         yield from [slots] if isinstance(slots, str) else slots
 
 
-def _sign(value: Any, depth: int = 0) -> object:
+def _signs(tensors: list[torch.Tensor]) -> object:
+    try:
+        versions = list(map(_VERSION, tensors))
+    except RuntimeError:  # one was made in torch.inference_mode(): it counts no versions
+        versions = [0 if t.is_inference() else t._version for t in tensors]
+    return versions, list(map(_PLACE, tensors)), list(map(id, tensors))
+
+
+def _sign(value: Any, modules: _ModulesInside, depth: int = 0) -> object:
     if isinstance(value, torch.Tensor):
         return id(value), 0 if value.is_inference() else value._version, value.data_ptr()
     if type(value) in UNCHANGING or isinstance(value, (bool, int, float, str)):
@@ -837,13 +883,19 @@ def _sign(value: Any, depth: int = 0) -> object:
         inner = list(value.values())
     elif isinstance(value, (list, tuple, deque)):
         inner = list(value)
-    elif isinstance(value, (type, nn.Module)) or callable(value):
+    elif isinstance(value, nn.Module):
+        return modules.sign(value)
+    elif isinstance(value, type) or callable(value):
         return None
     else:
         inner = [getattr(value, name, None) for name in _slots_of(type(value))]
     attributes = getattr(value, "__dict__", None)
     if attributes:
         inner += attributes.values()
-    if len(inner) > _LONGEST_SIGN and not UNCHANGING.issuperset(map(type, inner)):
-        return len(inner), _sign(inner[0], depth + 1), _sign(inner[-1], depth + 1)
-    return [_sign(item, depth + 1) for item in inner]
+    kinds = set(map(type, inner))
+    if kinds <= {torch.Tensor, nn.Parameter} and len(inner) <= _MOST_TENSORS_SIGNED:
+        return _signs(inner)
+    if len(inner) > _LONGEST_SIGN and not UNCHANGING.issuperset(kinds):
+        ends = inner[0], inner[-1]
+        return len(inner), *(_sign(item, modules, depth + 1) for item in ends)
+    return [_sign(item, modules, depth + 1) for item in inner]

@@ -1011,7 +1011,66 @@ def test_a_first_change_of_any_kind_is_said_not_to_be_undone(name: str) -> None:
     assert not script.lost(lambda: changes[name](item))
 
 
-@pytest.mark.parametrize("kind", [Nested, SecondOfTwo])
+class Target(Nested):
+    """Keeps a module, as a target network or an average written by hand does."""
+
+    def __init__(self) -> None:
+        self.module = layer()
+
+    def change(self) -> None:
+        add(self.module)()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.module.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.module.load_state_dict(state_dict)
+
+
+class OneOfMany(SecondOfTwo):
+    """Changes one tensor in the middle of a longer dictionary: of each class its prototype."""
+
+    def __init__(self) -> None:
+        self.tensors = {str(number): torch.zeros(WIDE, WIDE) for number in range(40)}
+
+    def change(self) -> None:
+        self.tensors["7"].add_(1)
+
+
+class OneOfManyPairs(OneOfMany):
+    """The same with a count beside each tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs = [(tensor, 0) for tensor in self.tensors.values()]
+        self.state_dict = self.tensors.copy  # type: ignore[method-assign]
+        del self.tensors
+
+    def change(self) -> None:
+        self.pairs[7][0].add_(1)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for (tensor, _), saved in zip(self.pairs, state_dict.values(), strict=True):
+            tensor.copy_(saved)
+
+
+def test_an_object_that_refers_to_a_tracked_model_does_not_change_with_it() -> None:
+    class Average(Nested):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+    net = layer()
+    script = Script(average=Average(net), model=net)
+    script.learn()
+    script.block(add(net))
+    script.undo.begin()
+    assert [c.name for i, c in enumerate(script.undo._large) if i in script.undo._begin.large] == [
+        "model"
+    ]
+
+
+@pytest.mark.parametrize("kind", [Nested, SecondOfTwo, Target, OneOfMany, OneOfManyPairs])
 def test_a_first_change_deep_inside_of_an_object_is_said_not_to_be_undone(
     kind: type[Nested],
 ) -> None:

@@ -261,6 +261,9 @@ def fill(live: Any, content: Any, filling: Filling) -> Any:
         filled.add(place)
         before = [*live[: len(content)], *[None] * (len(content) - len(live))]
         live[:] = [fill(old, item, filling) for old, item in zip(before, content, strict=True)]
+    elif kind is tuple and len(live) == len(content):
+        inside = tuple(fill(old, item, filling) for old, item in zip(live, content, strict=True))
+        return live if all(map(operator.is_, inside, live)) else inside
     elif kind is set:
         live.clear()
         live.update(content)

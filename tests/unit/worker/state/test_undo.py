@@ -926,6 +926,20 @@ def test_tensors_that_share_memory_still_do_when_they_are_put_back(width: int) -
     assert bool((shadow.tensors["write"] == 7.0).all())
 
 
+def test_what_is_inside_of_a_tuple_of_the_scripts_values_stays_the_object_that_it_is() -> None:
+    state = JobState()
+    losses, center = [1.0], torch.zeros(2)
+    state.values["both"] = pair = (losses, center, "name")
+    state.values.load_state_dict({"both": ([1.0, 2.0], torch.ones(2), "name")})
+    assert state.values["both"] is pair
+    assert losses == [1.0, 2.0]
+    assert center.tolist() == [1.0, 1.0]
+    state.values.load_state_dict({"both": ([3.0], torch.ones(2), "another")})
+    assert state.values["both"][0] is losses
+    assert losses == [3.0]
+    assert state.values["both"][2] == "another"
+
+
 class Nested:
     """Keeps its tensor in an object of its own."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 from weakref import WeakKeyDictionary
@@ -118,14 +118,17 @@ class Session:
         """Replicate these objects to joining workers, put them back with a step that is lost, save
         and restore them with checkpoints.
 
-        Anything with state_dict() and load_state_dict(). Raises ConfigurationError.
+        Anything with state_dict() and load_state_dict(), above the loop over `session.steps`.
+        Raises ConfigurationError.
         """
+        self._require_known_in_loop(objects)
         self._training.state.track(objects)
 
     def track_local(self, **objects: Stateful) -> None:
         """The same for objects whose state belongs to one worker, such as a rank's own statistics:
         they are not compared between workers. A worker that joins begins with rank 0's, which are
         those that checkpoints hold."""
+        self._require_known_in_loop(objects)
         self._training.state.track(objects, rank_local=True)
 
     def scale_lr(self, optimizer: torch.optim.Optimizer, rule: ScalingRule) -> None:
@@ -291,6 +294,18 @@ class Session:
                     f"step {step.index} was left by an exception that the script then caught: its "
                     "samples would be lost; catch it inside of `with step:`, or not at all"
                 )
+
+    def _require_known_in_loop(self, objects: Mapping[str, Stateful]) -> None:
+        """Raise StepMisused for what is tracked for the first time inside of a loop."""
+        known = self._training.state.tracked
+        new = [name for name in objects if name not in known]
+        if new and self._in_loop:
+            raise StepMisused(
+                f"session.track({new[0]}=...) was called inside of the loop over session.steps(): "
+                "a worker that joins later takes over the others' state before it comes to that "
+                "line, and has nothing to put it in; make and track it above the loop, also where "
+                "it is used only later"
+            )
 
     def _group(self, what: str) -> Group:
         group = self._training.group

@@ -76,6 +76,21 @@ def first_step(session: Session) -> Step:
     return next(session.steps(loader(), epochs=1))
 
 
+def test_what_is_tracked_first_inside_of_the_loop_is_refused(session: Session) -> None:
+    """A worker that joins could not take over its state."""
+    late = Net()
+    for step in session.steps(loader(), epochs=1):
+        train(step)
+        with pytest.raises(StepMisused, match=r"session\.track\(late=.*above the loop"):
+            session.track(late=late)
+        with pytest.raises(StepMisused, match="above the loop"):
+            session.track_local(late=late)
+    session.track(late=late)
+    for step in session.steps(loader(), epochs=1):
+        session.track(late=late)  # nothing new
+        train(step)
+
+
 # ---- the steps
 
 

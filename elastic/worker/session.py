@@ -39,8 +39,12 @@ class Session:
     def __init__(self, training: Training) -> None:
         self._training = training
         self._generators: dict[str, tuple[str, Any]] = {}
-        self._in_loop = False
+        self._open_loop: object | None = None
+        """Stands for the loop that the script is in. One that it has left by `break` counts as
+        well, as long as a variable holds its iterator."""
         self._calls_between = 0
+        self._calls_in_step: dict[str, tuple[str, int]] = {}
+        """By place: calls since a step was handed out last, and how many."""
         self._results_between: dict[str, Any] = {}
         self._finished_loops: WeakKeyDictionary[DataLoader, int] = WeakKeyDictionary()
         self._last_results: dict[str, Any] = {}
@@ -221,16 +225,19 @@ class Session:
                 "in `for epoch in range(4): for step in session.steps(data, epochs=epoch + 1)`"
             )
         training = self._training
+        if self._open_loop is not None:
+            self._keep_calls_of_open_loop()
         self._keep_results()
         self._calls_between = 0
         training.begin_loop(data, epochs)
         if not training.skips:
-            self._in_loop = True
+            self._open_loop = this = object()
             try:
                 yield from self._handed_out()
                 training.end_loop()
             finally:
-                self._in_loop = False
+                if self._open_loop is this:
+                    self._open_loop = None
         self._finished_loops[data] = epochs
 
     def run(self, function: Callable[..., T], *args: Any, **named: Any) -> T:
@@ -254,12 +261,12 @@ class Session:
         name = getattr(function, "__qualname__", type(function).__qualname__)
         where = _calling_place()
         key = ""
-        if not self._in_loop:
+        if self._open_loop is None:
             training.require_left_well()
             key = f"{training.part.loop}/{self._calls_between}"
             self._calls_between += 1
         if key and training.part.holds_back:
-            held: T = copy_tree(training.held_result(key))
+            held: T = copy_tree(training.held_result(key, self._key_of_place(where)))
             return held
         if training.part.void and where in self._last_results:
             last: T = _copied(self._last_results[where])
@@ -274,6 +281,8 @@ class Session:
         self._last_results[where] = _copied(result)  # the script may change what it gets
         if key:
             self._results_between[key] = _for_newcomers(name, result)
+        else:
+            self._calls_in_step[where] = name, self._calls_in_step.get(where, ("", 0))[1] + 1
         return result
 
     # ---- inside
@@ -283,6 +292,7 @@ class Session:
         while (found := training.next_deal()) is not None:
             dealer, deal = found
             step = Step(training, dealer, deal)
+            self._calls_in_step.clear()
             yield step
             if not step.was_entered:
                 raise StepMisused(
@@ -299,7 +309,7 @@ class Session:
         """Raise StepMisused for what is tracked for the first time inside of a loop."""
         known = self._training.state.tracked
         new = [name for name in objects if name not in known]
-        if new and self._in_loop:
+        if new and self._open_loop is not None:
             raise StepMisused(
                 f"session.track({new[0]}=...) was called inside of the loop over session.steps(): "
                 "a worker that joins later takes over the others' state before it comes to that "
@@ -316,6 +326,25 @@ class Session:
                 f"{what} inside the loop, or session.local_rank outside"
             )
         return group
+
+    def _key_of_place(self, where: str) -> str:
+        return f"{self._training.part.loop}/{where}"
+
+    def _keep_calls_of_open_loop(self) -> None:
+        """Another loop begins, and the one before was left by `break` while a variable holds its
+        iterator: calls since its last step came in it or after it. A worker that joins makes those
+        after it, and knows them by their places."""
+        for where, (name, count) in self._calls_in_step.items():
+            if count > 1:
+                raise StepMisused(
+                    f"session.run({name}) at {where} was called {count} times after the last step "
+                    "of a loop over session.steps() that was left by `break` while a variable "
+                    "holds its iterator: which of them came after the loop cannot be told; write "
+                    "`for step in session.steps(...):`, or close() the iterator below the loop"
+                )
+            key = self._key_of_place(where)
+            self._results_between[key] = _for_newcomers(name, self._last_results[where])
+        self._calls_in_step.clear()
 
     def _keep_results(self) -> None:
         """A loop begins: workers that join in it skip the calls before it, and get their results.

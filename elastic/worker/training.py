@@ -326,14 +326,16 @@ class Training:
         """Make a call together with the other workers."""
         return self._drive(self.part.run(call))
 
-    def held_result(self, key: str) -> Any:
-        """What a call of `session.run` between two loops had returned to the others."""
+    def held_result(self, *keys: str) -> Any:
+        """What a call of `session.run` between two loops had returned to the others, under the
+        first of these that they have."""
         held = self._held
         assert held is not None, "no state waits"
         results = unflatten(held.skeleton, held.tensors)["session.results"]
-        if key not in results:
+        key = next((k for k in keys if k in results), None)
+        if key is None:
             raise ConfigurationError(
-                f"the script calls session.run() between loops {key.partition('/')[0]} and the "
+                f"the script calls session.run() between loops {keys[0].partition('/')[0]} and the "
                 "next where the worker whose state this one took over had not; use the script that "
                 "the checkpoint was saved by, or another checkpoint directory"
             )

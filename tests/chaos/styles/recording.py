@@ -22,14 +22,26 @@ class Recorder:
         self.tracked: dict[str, Any] = {}
         self._file = (out / f"steps-{os.getpid()}.jsonl").open("w", buffering=1)
         self._lr_factor = 1.0
+        self._open: tuple[elastic.Session, elastic.Step] | None = None
         self._progress = os.open(out / f"progress-{os.getpid()}", os.O_CREAT | os.O_WRONLY)
 
     def attempt(self, session: elastic.Session, step: elastic.Step) -> None:
         self._write(kind="attempt", step=step.index, generation=session.generation)
+        self._open = session, step
 
     def entered(self, session: elastic.Session) -> None:
         """The factor in force is that of the block; afterwards it is the next step's."""
         self._lr_factor = session.lr_factor()
+
+    def settle(self) -> None:
+        """The loop's body has ended, or another loop begins and the script holds the iterator of
+        one that it has broken off."""
+        if self._open is None:
+            return
+        (session, step), self._open = self._open, None
+        # One that was brought to a later step has not seen the state after this one.
+        if step.committed and session.committed == step.index + 1:
+            self.commit(session, step)
 
     def commit(self, session: elastic.Session, step: elastic.Step) -> None:
         """With the state at the end of the loop's body, when nothing follows any more."""
@@ -65,14 +77,13 @@ def install(recorder: Recorder) -> None:
         self: elastic.Session, *arguments: Any, **named: Any
     ) -> Iterator[elastic.Step]:
         sessions[:] = [self]
+        recorder.settle()
         for step in steps(self, *arguments, **named):
             recorder.attempt(self, step)
             try:
                 yield step
             finally:  # also when the script breaks off
-                # One that was brought to a later step has not seen the state after this one.
-                if step.committed and self.committed == step.index + 1:
-                    recorder.commit(self, step)
+                recorder.settle()
 
     def recorded_enter(self: elastic.Step) -> elastic.Step:
         entered = enter(self)

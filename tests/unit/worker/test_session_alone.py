@@ -429,6 +429,40 @@ def test_a_loop_after_a_call_whose_result_cannot_be_given_is_refused(
         next(session.steps(data, epochs=2))
 
 
+def test_calls_after_a_loop_whose_iterator_is_held_are_known_by_their_place(
+    session: Session,
+) -> None:
+    """They cannot be told from those in the loop, which a worker that joins passes over."""
+    data = loader()
+    steps = session.steps(data, epochs=1)
+    train(next(steps))
+    session.run(lambda: "of a step before")
+    train(next(steps))
+    session.run(lambda: 0.25)
+    session.run(lambda: 0.5)
+    more = session.steps(loader(), epochs=1)
+    train(next(more))
+    results = session._training.state.results
+    assert list(results.values()) == [0.25, 0.5]
+    assert all(key.startswith("0/test_session_alone.py:") for key in results)
+    steps.close()  # has nothing to say any more
+    session.run(lambda: object())  # in the second loop
+    list(map(train, more))
+    assert list(results.values()) == [0.25, 0.5]
+
+
+def test_several_calls_at_one_place_after_a_loop_whose_iterator_is_held_are_refused(
+    session: Session,
+) -> None:
+    data = loader()
+    steps = session.steps(data, epochs=1)
+    train(next(steps))
+    for number in range(2):
+        session.run(lambda number=number: number)
+    with pytest.raises(StepMisused, match=r"2 times .*close\(\)"):
+        next(session.steps(data, epochs=2))
+
+
 class Score(dict[str, float]):
     """A result of the script's own kind, which cannot be copied."""
 

@@ -141,7 +141,8 @@ class Step:
         self._training.place.now = Place.BACKWARD, began
         try:
             sums = self._begin_sums() if last else None
-            (loss if weight == 1.0 else loss * weight).backward(**options)  # type: ignore[no-untyped-call]
+            with self._training.backward_pass(averages=last, again=self._reduced):
+                (loss if weight == 1.0 else loss * weight).backward(**options)  # type: ignore[no-untyped-call]
             if last:
                 if sums is not None:
                     sums.wait()

@@ -30,7 +30,7 @@ from elastic.worker.compilation import COMPILATIONS
 from elastic.worker.control import Control
 from elastic.worker.data_loader import DataLoader, Deal, Dealer
 from elastic.worker.group import agreement, calls
-from elastic.worker.group.distributed_model import DistributedModel, Passes
+from elastic.worker.group.distributed_model import DistributedModel, Passes, Signs
 from elastic.worker.group.process_group import Group, is_group_loss
 from elastic.worker.group.transfer import receive_json, receive_tensors, send_json, send_tensors
 from elastic.worker.learning_rate import ScaledOptimizer
@@ -47,6 +47,7 @@ _ELSEWHERE_S = 0.5
 """A member that has waited for so long where others do not come says where it is."""
 
 _DEEPEST_CAUSE = 20  # errors that were raised one for the other
+_WATCHED_PASSES = 64  # what a script does in its backward passes shows in its first steps
 _UNKNOWN = -1  # collectives: the script is in a block, or has left it by an exception
 
 
@@ -114,6 +115,7 @@ class Training:
         self._reads = _Reads()
         self._in_block = False
         self._driving = False
+        self._passes_watched = 0
         self._bequeathed: list[Passes] | None = None
         self._compares_since: float | None = None
         self.loss_in_block: Exception | None = None
@@ -221,6 +223,24 @@ class Training:
         """The block's first backward pass comes."""
         if self.control.recovers:
             self._undo.before_backward()
+
+    @contextlib.contextmanager
+    def backward_pass(self, *, averages: bool, again: bool) -> Iterator[None]:
+        """Within, the script's backward pass runs. averages: that of the last micro-batch. again:
+        the block has had such a one before.
+
+        Raises StepMisused if it has brought a distributed model gradients, and averaged none.
+        """
+        begun = -1
+        before: list[tuple[DistributedModel, Signs]] = []
+        if averages and self._passes_watched < _WATCHED_PASSES:
+            self._passes_watched += 1
+            before = [(m, m.gradients()) for m in self.models if again or not m.passes.forwarded]
+            begun = self._joining().collectives() if before else -1
+        yield
+        if before and self._joining().collectives() == begun:
+            for model, gradients in before:
+                model.require_same_gradients(gradients)
 
     def reduce_gradients(self, reduce: bool) -> None:
         """Whether the next backward all-reduces."""

@@ -34,6 +34,8 @@ _HAS_INIT_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init
 _FIRST_SYNC = ("_verify_param_shape_across_processes", "_sync_module_states")
 
 Flags = tuple[bool, ...]
+Signs = dict[nn.Parameter, tuple[int, int] | None]
+"""Of gradients: equal while they are the same, and not written to."""
 _TRAINED = operator.attrgetter("requires_grad")
 
 
@@ -59,7 +61,7 @@ class Passes:
     """The forward pass has run in this block, through DDP."""
     together: bool = False
     """All members call the model now: in a step's block, or in `session.run`."""
-    left_over: dict[nn.Parameter, tuple[int, int] | None] | None = None
+    left_over: Signs | None = None
     """Signs of the gradients at the block's begin."""
 
 
@@ -150,7 +152,7 @@ class DistributedModel(nn.Module):
         passes = self.passes
         passes.left_over = None
         if not passes.forwarded:  # else its gradients are averaged as usual, no need to watch them
-            passes.left_over = {p: _sign(p.grad) for p in passes.parameters}
+            passes.left_over = self.gradients()
         passes.begun = passes.forwarded = False
 
     def reduce_gradients(self, reduce: bool) -> None:
@@ -171,12 +173,33 @@ class DistributedModel(nn.Module):
 
     def require_reduced(self) -> None:
         """Raise StepMisused if gradients came to be in this block without a pass through DDP."""
-        if self.passes.forwarded or self._backend is None or not self._has_fresh_gradients():
+        passes = self.passes
+        if passes.left_over is not None and not passes.forwarded and self._backend is not None:
+            self.require_same_gradients(passes.left_over)
+
+    def gradients(self) -> Signs:
+        """Signs of those that there are."""
+        return {p: _sign(p.grad) for p in self.passes.parameters}
+
+    def require_same_gradients(self, before: Signs) -> None:
+        """Raise StepMisused if there are other gradients, which nothing has averaged."""
+        if not any(
+            p.grad is not None and _sign(p.grad) != before.get(p) and bool(p.grad.any())
+            for p in self.passes.parameters  # all zero: only zeroed in place
+        ):
             return
+        why = (
+            "the script calls the module itself, or the model outside of `with step:`; call the "
+            "model that session.distribute() has returned, inside of the block"
+        )
+        if self.passes.forwarded:
+            why = (
+                "a second backward pass follows one forward pass, and only the first is averaged; "
+                "add the losses up and call step.backward() once, or call the model again between"
+            )
         raise StepMisused(
             f"gradients of {type(self.module).__name__} were computed in a step without being "
-            "averaged: the script calls the module itself, or the model outside of `with step:`; "
-            "call the model that session.distribute() has returned, inside of the block"
+            f"averaged: {why}"
         )
 
     def require_same_layers(self) -> None:
@@ -243,13 +266,6 @@ class DistributedModel(nn.Module):
                 raise ConfigurationError(
                     f"model.register_comm_hook(..., {name}): {error}; choose another hook, or none"
                 ) from error
-
-    def _has_fresh_gradients(self) -> bool:
-        before = self.passes.left_over
-        return before is not None and any(
-            p.grad is not None and _sign(p.grad) != before.get(p) and bool(p.grad.any())
-            for p in self.passes.parameters  # all zero: only zeroed in place
-        )
 
     # ---- the module's own face
 

@@ -76,6 +76,32 @@ def first_step(session: Session) -> Step:
     return next(session.steps(loader(), epochs=1))
 
 
+def test_a_second_backward_pass_through_one_forward_pass_is_refused(session: Session) -> None:
+    model = session._training.models[0]
+    for step in session.steps(loader(), epochs=1):
+        with step:
+            for (inputs,) in step.batches():
+                step.backward(model(inputs).mean())
+                step.backward(model(inputs).square().mean())  # after one of its own
+                outputs = model(inputs)
+                step.backward(outputs.mean(), retain_graph=True)
+                with pytest.raises(StepMisused, match=r"second backward pass.*add the losses up"):
+                    step.backward(outputs.square().mean())
+
+
+def test_gradients_of_a_module_that_is_called_itself_are_refused_in_the_backward_pass(
+    session: Session,
+) -> None:
+    """Below it `zero_grad()` may hide them."""
+    model = session._training.models[0]
+    step = first_step(session)
+    with step:
+        for (inputs,) in step.batches():
+            with pytest.raises(StepMisused, match=r"Net .*the module itself"):
+                step.backward(model.module(inputs).mean())
+            step.backward(model(inputs).mean())
+
+
 def test_what_is_tracked_first_inside_of_the_loop_is_refused(session: Session) -> None:
     """A worker that joins could not take over its state."""
     late = Net()

@@ -115,6 +115,7 @@ class Training:
         self._reads = _Reads()
         self._in_block = False
         self._driving = False
+        self._in_backward = False
         self._passes_watched = 0
         self._bequeathed: list[Passes] | None = None
         self._compares_since: float | None = None
@@ -237,7 +238,11 @@ class Training:
             self._passes_watched += 1
             before = [(m, m.gradients()) for m in self.models if again or not m.passes.forwarded]
             begun = self._joining().collectives() if before else -1
-        yield
+        self._in_backward = True
+        try:
+            yield
+        finally:
+            self._in_backward = False
         if before and self._joining().collectives() == begun:
             for model, gradients in before:
                 model.require_same_gradients(gradients)
@@ -826,6 +831,12 @@ class Training:
         )
 
     def _optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._in_backward:
+            raise StepMisused(
+                f"{type(optimizer).__name__}.step() was called in the course of step.backward(), "
+                "as by register_post_accumulate_grad_hook(): its gradients are not averaged yet; "
+                "call it below step.backward()"
+            )
         if not self._in_block:
             self.optimizers.steps_below(optimizer)
         elif self._reduce_means():

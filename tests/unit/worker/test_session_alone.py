@@ -102,6 +102,20 @@ def test_gradients_of_a_module_that_is_called_itself_are_refused_in_the_backward
             step.backward(model(inputs).mean())
 
 
+def test_an_optimizer_that_steps_in_the_backward_pass_is_refused(session: Session) -> None:
+    model = session._training.models[0]
+    (optimizer,) = session._training.state.optimizers()
+    hook = model.module.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    step = first_step(session)
+    with step:
+        for (inputs,) in step.batches():
+            with pytest.raises(StepMisused, match=r"SGD\.step\(\).*not averaged yet"):
+                step.backward(model(inputs).mean())
+            hook.remove()
+            step.backward(model(inputs).mean())
+            optimizer.step()
+
+
 def test_what_is_tracked_first_inside_of_the_loop_is_refused(session: Session) -> None:
     """A worker that joins could not take over its state."""
     late = Net()

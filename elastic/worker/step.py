@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -75,6 +77,7 @@ class Step:
         self._entered = False
         self._outside: BaseException | None = None
         """What the script is handling around the block."""
+        self._generator = 0
         self._means = Means()
         self._sums: dict[str, torch.Tensor] = {}
         self._summed: list[tuple[list[str], torch.Tensor]] = []
@@ -133,6 +136,7 @@ class Step:
                 "step.backward() was called before a batch was taken from step.batches()"
             )
         if not self._reduced:
+            self._require_block_around(sys._getframe(1))
             self._training.before_backward()
         weight = self._weights[self._fetched - 1]
         last = self._fetched == len(self._micro_batches)
@@ -201,6 +205,7 @@ class Step:
             self._take(*fresh)
         self._entered = True
         self._outside = sys.exc_info()[1]
+        self._generator = _generator_of(sys._getframe(1))
         self._training.begin_block(self.reduce_means)
         return self
 
@@ -295,6 +300,21 @@ class Step:
         self.epoch = self._training.state.position.epoch
         self.ends_epoch = self._training.at_epoch_end()
 
+    def _require_block_around(self, frame: FrameType | None) -> None:
+        """Raise StepMisused if the block is that of a generator which waits for its caller."""
+        if not self._generator:
+            return
+        while frame is not None:
+            if id(frame) == self._generator:
+                return
+            frame = frame.f_back
+        raise StepMisused(
+            "step.backward() was called while the generator that has `with step:` waits in its "
+            "`yield`: if the group is lost, the block does not hear of it, and the error ends the "
+            "script; let the generator do the backward pass, or make of it a function with "
+            "@contextlib.contextmanager that yields once"
+        )
+
     def _begin_sums(self) -> Any:
         """All-reduce what was given to `mean` since the last time; the work to wait for."""
         if not self._sums:
@@ -312,3 +332,12 @@ class Step:
                 before = totals.get(name, [0.0, 0.0])
                 totals[name] = [before[0] + total, before[1] + count]
         return {n: total / count if count else math.nan for n, (total, count) in totals.items()}
+
+
+def _generator_of(frame: FrameType) -> int:
+    """The id of this frame, if it is a generator's into which its caller raises no exceptions; else
+    0. A frame itself must not be kept: it holds all of the script's variables."""
+    back = frame.f_back
+    if not frame.f_code.co_flags & inspect.CO_GENERATOR or back is None:
+        return 0
+    return 0 if back.f_code.co_filename == contextlib.__file__ else id(frame)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import weakref
@@ -114,6 +115,40 @@ def test_an_optimizer_that_steps_in_the_backward_pass_is_refused(session: Sessio
             hook.remove()
             step.backward(model(inputs).mean())
             optimizer.step()
+
+
+def test_a_block_in_a_generator_that_waits_does_not_hear_of_a_lost_group(session: Session) -> None:
+    model = session._training.models[0]
+
+    def batches() -> Iterator[tuple[Step, torch.Tensor]]:
+        for step in session.steps(loader(), epochs=1):
+            with step:
+                for (inputs,) in step.batches():
+                    yield step, inputs
+
+    for step, inputs in batches():
+        with pytest.raises(StepMisused, match="waits in its `yield`"):
+            step.backward(model(inputs).mean())
+        break
+
+
+def test_generators_that_hear_of_a_lost_group_are_ordinary(session: Session) -> None:
+    @contextlib.contextmanager
+    def committed(step: Step) -> Iterator[Step]:
+        with step:
+            yield step
+
+    def losses() -> Iterator[float]:
+        for step in session.steps(loader(), epochs=1):
+            with step:
+                backward(step)
+                yield 0.5
+
+    data = loader()
+    for step in session.steps(data, epochs=1):
+        with committed(step):
+            backward(step)
+    assert list(losses()) == [0.5] * len(IN_ORDER)
 
 
 def test_what_is_tracked_first_inside_of_the_loop_is_refused(session: Session) -> None:

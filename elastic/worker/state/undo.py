@@ -34,11 +34,13 @@ from elastic.worker.state.cells import (
     ModuleTensors,
     OptimizerState,
     cells_of,
+    is_large,
     seems_to_differ,
 )
 from elastic.worker.state.job_state import JobState
 
 _RELEARN_EVERY = 512  # blocks
+_SIZES_EVERY = 16  # blocks: what was small, as `session.state`, may come to hold weights
 _LEARNT_AT_ONCE = 3  # blocks
 _SELDOM = 50.0  # times as long between two calls as a copy of everything takes
 _COSTLY_BYTES = 2**20
@@ -153,6 +155,8 @@ class Undo:
         if collectives_since_reduction:
             self._note_block()  # some of them came later, after changes that nothing told apart
         self._blocks += 1
+        if self._blocks % _SIZES_EVERY == 0 and any(map(is_large, self._small)):
+            self._blocks = 0  # learn about what has grown
         if self._blocks % _RELEARN_EVERY == 0:
             self._enumerate()
         self._mark_commit()

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.nn.utils import prune
 
 from elastic.errors import ConfigurationError
@@ -901,6 +902,39 @@ def test_two_places_that_shared_an_object_here_may_differ_there() -> None:
     content = {"a": [2], "b": [3], "whole": torch.ones(2, 2), "row": torch.full((2,), 5.0)}
     state.values.load_state_dict(copy.deepcopy(content))
     assert same(state.values.state_dict(), content)
+
+
+class LargeCopies(TorchDispatchMode):
+    """Counts the large tensors that are copied within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        del types
+        if func is torch.ops.aten.clone.default and args[0].numel() >= WIDE * WIDE:
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_weights_that_come_into_the_scripts_values_late_are_soon_copied_no_more() -> None:
+    script = Script(net=layer(2))
+    script.learn()
+    best = torch.zeros(WIDE, WIDE)
+    script.state.values["best"] = best
+    script.learn()
+    script.learn()
+    with LargeCopies() as copies:
+        for _ in range(3):
+            script.block()
+    assert copies.count == 0
+    script.block(after=lambda: best.add_(1))
+    assert not script.lost(lambda: best.add_(1))  # a first change before the last collective
+    script.learn(lambda: best.add_(1))
+    assert script.lost(lambda: best.add_(1))
 
 
 class Shadow:

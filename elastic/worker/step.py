@@ -145,8 +145,13 @@ class Step:
         self._training.place.now = Place.BACKWARD, began
         try:
             sums = self._begin_sums() if last else None
-            with self._training.backward_pass(averages=last, again=self._reduced):
+            watched = self._training.begin_backward(averages=last, again=self._reduced)
+            try:
                 (loss if weight == 1.0 else loss * weight).backward(**options)  # type: ignore[no-untyped-call]
+            finally:
+                self._training.in_backward = False
+            if watched is not None:
+                self._training.require_averaged(watched)
             if last:
                 if sums is not None:
                     sums.wait()

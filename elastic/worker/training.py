@@ -51,6 +51,10 @@ _WATCHED_PASSES = 64  # what a script does in its backward passes shows in its f
 _UNKNOWN = -1  # collectives: the script is in a block, or has left it by an exception
 
 
+Watched = tuple[int, list[tuple[DistributedModel, Signs]]]
+"""Collectives before a backward pass, and the gradients that there were."""
+
+
 class JobStopping(SystemExit):
     """Raised at a step boundary when the job is to be left; unwinds the script."""
 
@@ -115,7 +119,8 @@ class Training:
         self._reads = _Reads()
         self._in_block = False
         self._driving = False
-        self._in_backward = False
+        self.in_backward = False
+        """The script is inside of `step.backward`."""
         self._passes_watched = 0
         self._bequeathed: list[Passes] | None = None
         self._compares_since: float | None = None
@@ -225,25 +230,22 @@ class Training:
         if self.control.recovers:
             self._undo.before_backward()
 
-    @contextlib.contextmanager
-    def backward_pass(self, *, averages: bool, again: bool) -> Iterator[None]:
-        """Within, the script's backward pass runs. averages: that of the last micro-batch. again:
-        the block has had such a one before.
+    def begin_backward(self, *, averages: bool, again: bool) -> Watched | None:
+        """The script's backward pass begins. averages: that of the last micro-batch. again: the
+        block has had such a one before. Returns what `require_averaged` needs, if it is to be
+        called."""
+        self.in_backward = True
+        if not averages or self._passes_watched >= _WATCHED_PASSES:
+            return None
+        self._passes_watched += 1
+        before = [(m, m.gradients()) for m in self.models if again or not m.passes.forwarded]
+        return (self._joining().collectives(), before) if before else None
 
-        Raises StepMisused if it has brought a distributed model gradients, and averaged none.
-        """
-        begun = -1
-        before: list[tuple[DistributedModel, Signs]] = []
-        if averages and self._passes_watched < _WATCHED_PASSES:
-            self._passes_watched += 1
-            before = [(m, m.gradients()) for m in self.models if again or not m.passes.forwarded]
-            begun = self._joining().collectives() if before else -1
-        self._in_backward = True
-        try:
-            yield
-        finally:
-            self._in_backward = False
-        if before and self._joining().collectives() == begun:
+    def require_averaged(self, watched: Watched) -> None:
+        """Raise StepMisused if the backward pass has brought a distributed model gradients, and
+        averaged none."""
+        begun, before = watched
+        if self._joining().collectives() == begun:
             for model, gradients in before:
                 model.require_same_gradients(gradients)
 
@@ -831,7 +833,7 @@ class Training:
         )
 
     def _optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._in_backward:
+        if self.in_backward:
             raise StepMisused(
                 f"{type(optimizer).__name__}.step() was called in the course of step.backward(), "
                 "as by register_post_accumulate_grad_hook(): its gradients are not averaged yet; "

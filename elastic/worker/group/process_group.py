@@ -123,6 +123,10 @@ def _nccl_or_gloo(slot: int) -> Backend:
 
 _choose: Callable[[int], Backend] = _nccl_or_gloo
 
+_set_timeout: Callable[[datetime.timedelta], None] = getattr(
+    dist, "set_timeout", dist.distributed_c10d._set_pg_timeout
+)
+"""Of the default group; torch has a public name for it from 2.14 on."""
 _undead: list[list[dist.ProcessGroup | None]] = []
 _groups = dist.distributed_c10d._world.pg_map
 """torch's own record of this process's groups."""
@@ -387,7 +391,7 @@ class Group:
         ports = self._ports(store)
         with self._lock:
             self._built = frozenset(c for c in self._new() if _has_one_of(c, ports))
-        dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
+        _set_timeout(COLLECTIVE_TIMEOUT)
 
     def _connect_queue(self) -> None:
         """NCCL connects at the first collective: make it now, while the clock of joining runs."""

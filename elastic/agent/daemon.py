@@ -141,12 +141,15 @@ class AgentDaemon:
         self._kernel_words: dict[str, str] = {}  # on workers that it has ended
         self._orphans = OrphanReaper()
         self._run_directory = options.run_directory
+        self._known = asyncio.Event()
+        """It is known which workers there are."""
         self._server = WorkerServer(
             options.run_directory / AGENT_SOCKET,
             expected=lambda worker: worker in self._log_files,
             on_message=self._worker_said,
             report=journal.record,
             on_error=self.crashed,
+            known=self._known,
             listener=options.listener,
         )
         self._stacks = StackCollector(
@@ -190,6 +193,7 @@ class AgentDaemon:
         await self._server.start()
         self.adopts = await self._zygote.open()
         if not self.adopts:
+            self._known.set()
             self._attend()
         self._tasks.start(self._zygote.run(), "zygote")
         self._tasks.start(self._logs.run(), "logs")
@@ -301,6 +305,7 @@ class AgentDaemon:
             for adopted in found:
                 self._adopt(adopted)
             self._driver.post(ev.Started(workers=tuple((w.worker, w.pid) for w in found)))
+            self._known.set()
         elif kind == "spawned":
             spawned = event.spawned
             self._pids[spawned.worker] = spawned.pid

@@ -26,6 +26,8 @@ class WorkerServer:
     expected: is this a worker that was spawned here? Others are turned away.
     report: takes what the journal should know, as `Journal.record` does.
     on_error: takes what `on_message` raises, except for ValueError: that is said of the message.
+    known: set once it is known which workers an earlier agent has left: who says its name before
+    waits for that, if it is not expected.
     listener: a descriptor that listens at `path` already, from before the agent began anew.
     """
 
@@ -37,6 +39,7 @@ class WorkerServer:
         on_message: Callable[[str, pb.WorkerMessage], None],
         report: Report = log_report,
         on_error: Callable[[Exception], None] | None = None,
+        known: asyncio.Event | None = None,
         listener: int | None = None,
     ) -> None:
         self._path = path
@@ -44,6 +47,7 @@ class WorkerServer:
         self._on_message = on_message
         self._report = report
         self._on_error = on_error
+        self._known = known
         self._kept = listener
         self._listener: socket.socket | None = None
         self._writers: dict[str, asyncio.StreamWriter] = {}
@@ -135,6 +139,10 @@ class WorkerServer:
         if first is None:
             raise BadFrame("left without having said its name")
         worker = first.hello.worker
+        if not self._expected(worker) and self._known is not None:
+            with contextlib.suppress(asyncio.TimeoutError):
+                async with timeout(_HELLO_TIMEOUT_S):
+                    await self._known.wait()
         if not self._expected(worker):
             raise BadFrame(f"says that it is {worker!r}, which was not started here")
         return worker

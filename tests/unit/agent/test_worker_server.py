@@ -29,12 +29,16 @@ class Place:
         self.reports: asyncio.Queue[str] = asyncio.Queue()
         self.errors: asyncio.Queue[Exception] = asyncio.Queue()
         self.raises: Exception | None = None
+        self.workers = {"a", "b"}
+        self.known = asyncio.Event()
+        self.known.set()
         self.server = WorkerServer(
             path,
-            expected=lambda worker: worker in ("a", "b"),
+            expected=lambda worker: worker in self.workers,
             on_message=self._hear,
             report=self._report,
             on_error=self.errors.put_nowait,
+            known=self.known,
             listener=listener,
         )
 
@@ -153,6 +157,38 @@ def test_others_are_turned_away_and_nobody_minds(tmp_path: Path, frame: bytes, w
         reason = await place.reports.get()
         assert reason.startswith("somebody: ")
         assert why in reason
+
+    with_place(tmp_path, check)
+
+
+def test_who_comes_before_it_is_known_who_is_here_waits_for_that(tmp_path: Path) -> None:
+    """As a worker does whose agent begins anew: the zygote has not told of it yet."""
+
+    async def check(place: Place) -> None:
+        place.known.clear()
+        peer, stranger = await place.connect(hello="c"), await place.connect(hello="stranger")
+        peer.send(status=STATUS)
+        await asyncio.sleep(0.05)
+        assert place.reports.empty()
+        place.workers.add("c")
+        place.known.set()
+        assert await place.heard.get() == ("c", "status")
+        assert "says that it is 'stranger'" in await place.reports.get()
+        assert await stranger.receive() is None
+
+    with_place(tmp_path, check)
+
+
+def test_who_is_not_known_in_time_is_turned_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_server, "_HELLO_TIMEOUT_S", 0.05)
+
+    async def check(place: Place) -> None:
+        place.known.clear()
+        stranger = await place.connect(hello="stranger")
+        assert "says that it is 'stranger'" in await place.reports.get()
+        assert await stranger.receive() is None
 
     with_place(tmp_path, check)
 

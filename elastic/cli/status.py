@@ -18,6 +18,7 @@ from elastic.store.job_runs import RunEnd
 from elastic.v1 import control_pb2 as pb
 
 _LONG_S, _LONG_FACTOR = 1.0, 5.0  # of a step that is worth a line
+_NO_STEP = "step not known: no member has reported to this coordinator yet"
 
 
 def to_document(reply: pb.JobStatus) -> dict[str, Any]:
@@ -70,11 +71,11 @@ def print_status(reply: pb.JobStatus) -> None:
     least = f" (at least {reply.min_workers})" if reply.min_workers > 1 else ""
     count = f"{len(generation.members)} of {reply.wanted_workers} workers{least}"
     print(printable(f"job {reply.job}: {reply.phase}, {count}"))
-    if progress.generation:  # else rank 0 has not reported to this leader
+    if progress.generation or not generation.number:
         print(printable(f"step {progress.committed}, epoch {progress.epoch}{figures}"))
         print(f"{progress.samples_per_s:.0f} samples/s, {progress.step_s * 1000:.1f} ms a step")
-    else:
-        print(f"step {progress.committed}")
+    else:  # rank 0 has not reported to this leader
+        print(f"step {progress.committed}" if progress.committed else _NO_STEP)
     if progress.in_step_s > max(_LONG_S, _LONG_FACTOR * progress.step_s):
         print(f"the step under way lasts for {progress.in_step_s:.1f} s so far")
     print(f"generation {generation.number}, restarts {reply.restarts} of {reply.max_restarts}")

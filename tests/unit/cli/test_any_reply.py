@@ -14,7 +14,7 @@ from elastic.cli import operator
 from elastic.cli.incidents import documents_of, print_explained, print_incidents
 from elastic.cli.operator import event_from
 from elastic.cli.report import print_report
-from elastic.cli.status import print_status, to_document
+from elastic.cli.status import _NO_STEP, print_status, to_document
 from elastic.errors import ConfigurationError
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2
@@ -35,17 +35,25 @@ def test_any_line_is_an_event_or_is_refused(line: bytes) -> None:
         assert name is not None
 
 
-def test_a_leader_that_has_heard_no_progress_tells_the_step_alone() -> None:
+@pytest.mark.parametrize(
+    ("generation", "committed", "line"),
+    [(2, 30, "step 30"), (2, 0, _NO_STEP), (0, 0, "step 0, epoch 0")],
+)
+def test_a_leader_that_has_heard_no_progress_tells_what_it_knows(
+    generation: int, committed: int, line: str
+) -> None:
     """As while workers wait for others after a change of leader."""
-    shown = io.StringIO()
     reply = pb.JobStatus(
-        progress=job_pb2.Progress(committed=30), accounts_json=json.dumps(ACCOUNTS)
+        generation=job_pb2.Generation(number=generation),
+        progress=job_pb2.Progress(committed=committed),
+        accounts_json=json.dumps(ACCOUNTS),
     )
+    shown = io.StringIO()
     with contextlib.redirect_stdout(shown):
         print_status(reply)
     lines = shown.getvalue().splitlines()
-    assert "step 30" in lines
-    assert not [line for line in lines if "epoch" in line or "samples/s" in line]
+    assert line in lines
+    assert any("samples/s" in line for line in lines) is (generation == 0)
 
 
 @given(

@@ -146,9 +146,13 @@ class DepartingNodes:
     async def clear(self, name: str) -> str:
         """Let a machine, or that of a node, take part again; say what follows.
 
-        Raises TransientError, and ConfigurationError if it is not clear which one is meant.
+        Raises TransientError, and ConfigurationError if it is not clear which one is meant, or
+        nothing can have the name.
         """
-        keys = self._exclusions.named(name) or [self._meant(name)[0]]
+        keys = self._exclusions.named(name)
+        if not keys:
+            require_node_name(name)
+            keys = [self._meant(name)[0]]
         if len(keys) > 1:
             raise ConfigurationError(
                 f"several machines that had the node {name} are kept out ({', '.join(keys)}); "

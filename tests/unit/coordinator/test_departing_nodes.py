@@ -105,6 +105,8 @@ def test_what_no_node_can_be_called_is_not_kept(name: str) -> None:
     async def test(place: Place) -> None:
         with pytest.raises(ConfigurationError, match=r"is no name of a node; expected .*letters"):
             await place.departing.drain(name, "")
+        with pytest.raises(ConfigurationError, match=r"is no name of a node; expected .*letters"):
+            await place.departing.clear(name)
         assert place.diary.names() == []
 
     check(test)

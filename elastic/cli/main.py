@@ -408,7 +408,7 @@ def forget(
 
     with _errors():
         settings = load_settings(OperatorSettings, options, os.environ, config)
-        raise typer.Exit(operator.forget(settings, run_id))
+        operator.forget(settings, run_id)
 
 
 @app.command(cls=SettingsCommand)

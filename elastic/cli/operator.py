@@ -317,16 +317,15 @@ def jobs(settings: OperatorSettings, *, only: str | None, output: str) -> None:
         print_table(columns, [_run_row(run) for run in runs])
 
 
-def forget(settings: OperatorSettings, run_id: str) -> int:
-    """Remove what the store knows of a run that nobody works on; the exit code."""
+def forget(settings: OperatorSettings, run_id: str) -> None:
+    """Remove what the store knows of a run that nobody works on. Raises ConfigurationError if it
+    knows of none."""
     job = settings.job
-    found = _ask_store(settings, lambda store: forget_run(store, job=job, run_id=run_id))
-    print(
-        f"run {run_id!r} of job {job!r} is forgotten"
-        if found
-        else f"the store knows of no run {run_id!r} of job {job!r}; `elastic jobs` lists them"
-    )
-    return ExitCode.OK if found else ExitCode.CONFIGURATION
+    if not _ask_store(settings, lambda store: forget_run(store, job=job, run_id=run_id)):
+        raise ConfigurationError(
+            f"the store knows of no run {run_id!r} of job {job!r}; `elastic jobs` lists them"
+        )
+    print(f"run {run_id!r} of job {job!r} is forgotten")
 
 
 def events(target: Target, *, follow: bool, output: str) -> int:

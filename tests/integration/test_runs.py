@@ -112,7 +112,10 @@ def test_a_finished_job_is_not_trained_again(finished: Runs, times: int) -> None
     assert finished.ended(finished.start_all("--run-id", "again")) == 0
     assert finished.runs() == [("default", "ended", 0), ("again", "ended", 0)]
     assert finished.ask("forget", "again").process.returncode == 0
-    assert finished.ask("forget", "again").process.returncode == CONFIGURATION
+    unknown = finished.ask("forget", "again")
+    assert unknown.process.returncode == CONFIGURATION
+    assert unknown.output == []
+    assert "knows of no run 'again'" in unknown.messages[-1]
 
 
 @pytest.fixture

@@ -64,12 +64,12 @@ class CheckpointTracker:
             self.newest = generation, step
 
     def is_beyond(self, holder: WorkerStatus) -> bool:
-        """The newest checkpoint is of a later step than the worker holds, and of a group that has
-        gone on without it."""
+        """The newest checkpoint is of a group that has gone on without the worker, and of no
+        earlier step than it holds."""
         if self.newest is None:
             return False
         generation, step = self.newest
-        return 0 < holder.trained_in < generation.number and holder.committed < step
+        return 0 < holder.trained_in < generation.number and holder.committed <= step
 
     def is_given_up(self, step: int, generation: int) -> bool:
         """It was, and not long ago."""

@@ -91,9 +91,9 @@ def _are_lost_with_nodes(journal: Journal, workers: set[str]) -> bool:
 def _waits_for_frozen_holder(journal: Journal) -> bool:
     """Nobody else has the newest step, and that it stands still for good nobody can know: that is
     what the grace is for."""
-    commits = [(c.replica.committed, c.worker) for c in journal.commits]
-    newest = max((committed for committed, _ in commits), default=0)
-    gone_at = [journal.gone_at.get(who) for committed, who in commits if committed == newest]
+    held = [(h.replica.committed, h.worker) for h in (*journal.commits, *journal.agreed)]
+    newest = max((committed for committed, _ in held), default=0)
+    gone_at = [journal.gone_at.get(who) for committed, who in held if committed == newest]
     frozen_at = {at for at, action, _ in journal.struck if action == "FREEZE_SCRIPT"}
     return not frozen_at.isdisjoint(gone_at) and None not in gone_at
 

@@ -209,13 +209,13 @@ DEPARTURES = (
 
 CHECKPOINTS = (
     (
-        "return 0 < holder.trained_in < generation.number and holder.committed < step",
+        "return 0 < holder.trained_in < generation.number and holder.committed <= step",
         "return False",
         "survivors with less go on in place of the newest checkpoint",
     ),
     (
-        "return 0 < holder.trained_in < generation.number and holder.committed < step",
-        "return holder.committed < step",
+        "return 0 < holder.trained_in < generation.number and holder.committed <= step",
+        "return holder.committed <= step",
         "members that went back further on purpose are ended for a checkpoint that is given up",
     ),
     (

@@ -27,11 +27,14 @@ def replaced(job: Job) -> list[str]:
     return [e.worker for e in job.told(fx.ReplaceWorker)]  # type: ignore[attr-defined]
 
 
-def test_a_fresh_worker_goes_on_from_a_checkpoint_that_is_newer_than_what_is_held() -> None:
+@pytest.mark.parametrize("held", [4, SAVED_AT])  # as many steps may be others
+def test_a_fresh_worker_goes_on_from_a_checkpoint_that_is_newer_than_what_is_held(
+    held: int,
+) -> None:
     job = lost_after_it_saved()
     job.tell(ev.CheckpointCommitted(generation=2, step=SAVED_AT))
     job.tell(killed("b0"), ev.NodeGone(node="b"))
-    assert job.report(status("a0", READY, 1, heard=3, committed=4, trained_in=1)) is None
+    assert job.report(status("a0", READY, 1, heard=3, committed=held, trained_in=1)) is None
     assert replaced(job) == ["a0"]
     job.tell(killed("a0"))
     assert job.report(status("a1", READY, heard=3)) == ["a1"]
@@ -40,8 +43,8 @@ def test_a_fresh_worker_goes_on_from_a_checkpoint_that_is_newer_than_what_is_hel
 @pytest.mark.parametrize(
     "holder",
     [
-        # It has as much as was saved: perhaps the last step of the group that it was cut off from.
-        status("a0", READY, 1, heard=3, committed=SAVED_AT, trained_in=1),
+        # It has more: the last step of the group that it was cut off from.
+        status("a0", READY, 1, heard=3, committed=SAVED_AT + 1, trained_in=1),
         # Its group went back further on purpose, as from a damaged checkpoint.
         status("a0", READY, 3, heard=3, committed=4, trained_in=3),
         # It tried to join a later group, and has more.

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from elastic.core.membership import Generation
 from elastic.errors import ConfigurationError, GroupLost, TransientError
-from elastic.worker.group import watchdog
+from elastic.worker.group import flight_record, watchdog
 from elastic.worker.group.sockets import (
     Connection,
     Listener,
@@ -71,6 +71,8 @@ class Backend:
         backend = _choose(slot)
         if backend.aborts:
             watchdog.turn_off(os.environ)
+        else:
+            flight_record.turn_off(os.environ)
         return backend
 
     @staticmethod

@@ -32,7 +32,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
 def test_any_slot_without_gpus_gets_gloo(slot: int) -> None:
     before = dict(os.environ)
     assert Backend.for_slot(slot) == GLOO
-    assert dict(os.environ) == before
+    assert dict(os.environ) == {"TORCH_FR_BUFFER_SIZE": "0", **before}
 
 
 def test_each_slot_gets_a_gpu_of_its_own(two_gpus: list[torch.device]) -> None:

@@ -1,0 +1,69 @@
+"""torch records no collectives of gloo for nobody, and forgets the groups that are gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from torch._C import _distributed_c10d
+
+from elastic.worker.group import flight_record
+
+# In a process of its own: torch reads the setting once.
+_GROUPS = """
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, _dump_fr_trace_json
+
+from elastic.worker.group.process_group import Backend
+
+backend = Backend.for_slot(0)
+for _ in range(3):
+    dist.init_process_group(backend.name, store=HashStore(), rank=0, world_size=1)
+    dist.all_reduce(torch.zeros(1))
+    dist.destroy_process_group()
+print(_dump_fr_trace_json().decode())
+"""
+
+
+def recorded(environment: dict[str, str]) -> dict[str, Any]:
+    """What torch has recorded of three groups."""
+    known = {k: v for k, v in os.environ.items() if k != "TORCH_FR_BUFFER_SIZE"}
+    found = subprocess.run(
+        [sys.executable, "-c", _GROUPS],
+        env={**known, "CUDA_VISIBLE_DEVICES": "", **environment},
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    record: dict[str, Any] = json.loads(found.stdout)
+    return record
+
+
+@pytest.mark.skipif(
+    not hasattr(_distributed_c10d, "_dump_fr_trace_json"), reason="needs a newer torch"
+)
+@pytest.mark.parametrize(("environment", "groups"), [({}, 0), ({"TORCH_FR_BUFFER_SIZE": "9"}, 3)])
+def test_groups_are_recorded_only_for_whoever_asks(
+    environment: dict[str, str], groups: int
+) -> None:
+    record = recorded(environment)
+    assert len(record["pg_status"]) == groups  # one that is never forgotten for each
+    assert len(record.get("entries", ())) == groups
+
+
+@pytest.mark.parametrize("name", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
+def test_what_is_set_is_kept(name: str) -> None:
+    environment = {name: "200"}
+    flight_record.turn_off(environment)
+    assert environment == {name: "200"}
+
+
+def test_what_is_not_set_is_set() -> None:
+    environment = {"PATH": "/bin"}
+    flight_record.turn_off(environment)
+    assert environment == {"PATH": "/bin", "TORCH_FR_BUFFER_SIZE": "0"}

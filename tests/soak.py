@@ -7,8 +7,8 @@
 killed one after the other, as fast as the group is complete again. One worker is spared: in it
 shows what groups leave behind. In the first half of the time caches and histories fill. In the
 second nothing may grow: the table gives each figure's first and last value, its slope an hour
-(Theil-Sen), and what counts as noise. The exit code is 1 if something grows. Less than 6 minutes
-are too few: histories fill for 3.
+(Theil-Sen), and what counts as noise. The exit code is 1 if something grows. Less than an hour is
+too little to judge the agent by: the history of slots fills for half of it, up to a megabyte.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ DEADLINE_S = 120.0
 Series = list[tuple[float, float]]
 """(seconds since the begin, value)"""
 
+TORCH_KEEPS_MIB = 300 / 2**20
+"""That torch keeps in a worker of each group that it has been in, for good: see "Who runs where" in
+docs/ARCHITECTURE.md."""
 LEAST = {"descriptors": 1.0, "threads": 1.0, "MiB": 0.5, "files": 2.0, "KiB": 64.0}
 """By unit: what a figure must have risen by in the second half to have grown at all."""
 
@@ -305,14 +308,17 @@ class Soak:
                 self.series[what, unit].append((now, value))
 
 
-def report(series: dict[tuple[str, str], Series]) -> bool:
-    """Print the table; returns whether something grows."""
+def report(series: dict[tuple[str, str], Series], groups: int) -> bool:
+    """Print the table; returns whether something grows. groups: as many as there have been."""
     head = f"{'what':24}{'unit':12}{'first':>10}{'last':>10}{'an hour':>10}{'noise':>9}"
     print(head, "", sep="\n")
     growing = False
     for (what, unit), values in series.items():
         t = trend(values)
-        grows = t.grows(LEAST[unit])
+        least = LEAST[unit]
+        if (what, unit) == ("worker", "MiB"):
+            least += TORCH_KEEPS_MIB * groups / 2  # of the second half
+        grows = t.grows(least)
         growing |= grows
         print(
             f"{what:24}{unit:12}{t.first:10.1f}{t.last:10.1f}{t.per_hour:+10.1f}{t.noise:9.2f}"
@@ -339,7 +345,7 @@ def main() -> int:
         for warning in soak.warnings:
             print(warning)
         print(", ".join(f"{name} {count}" for name, count in counts.items()), end="\n\n")
-    growing = report(soak.series)
+    growing = report(soak.series, counts["generation_formed"])
     left = list(place.runtime.glob("*/*"))
     shutil.rmtree(place.root)
     if left:

@@ -171,14 +171,17 @@ def furthest_ahead(
     others: Iterable[Sighting], members: Iterable[Sighting], view: GroupView
 ) -> Sighting | None:
     """The one of `others` with more steps than any of the members has, unless a group went on
-    without it. None: there is no such one, or no member is known to have the state."""
-    held = [w.status.committed for w in members if w.status.took_part]
+    without it: one that trained later than the members did. None: there is no such one, or no
+    member is known to have the state."""
+    holders = [w.status for w in members if w.status.took_part]
+    held = [s.committed for s in holders]
+    trained_in = max((s.trained_in for s in holders), default=0)
     ahead = [
         w
         for w in others
         if w.status.took_part
         and w.status.committed > max(held, default=w.status.committed)
-        and w.status.generation >= view.trained_in
+        and (w.status.generation >= view.trained_in or w.status.trained_in >= trained_in > 0)
     ]
     return max(ahead, key=lambda w: w.status.committed, default=None)
 

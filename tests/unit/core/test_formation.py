@@ -478,6 +478,23 @@ def test_who_came_back_with_the_last_step_is_taken_along(trained_in: int, expect
     assert short(decide(situation, policy, 100.0)) == expected
 
 
+@pytest.mark.parametrize(
+    ("members_trained_in", "expected"),
+    [
+        (1, "MEMBER_LOST [a0 c0]"),  # a later group of others trained too, and all of it is lost
+        (3, "MEMBER_LOST [a0]"),  # the members' group went on without it
+        (0, "MEMBER_LOST [a0]"),  # not known: an earlier version of elastic
+    ],
+)
+def test_who_came_back_with_more_steps_is_judged_by_where_the_members_have_trained(
+    members_trained_in: int, expected: str
+) -> None:
+    member = status("a0", JOINING, 5, committed=6, trained_in=members_trained_in)
+    back = status("c0", READY, 2, heard=5, committed=9, trained_in=2)
+    situation = view(generation(5, "a0", "b0"), member, back, trained_in=3)
+    assert short(decide(situation, replace(POLICY, min_workers=1), 100.0)) == expected
+
+
 def test_members_out_of_contact_are_not_waited_for_for_ever_where_others_have_finished() -> None:
     """Who has finished is in contact, so it is not the coordinator that is cut off."""
     gone = silent(view(PAIR, A_DONE, B), since=90.0, nodes="b")

@@ -33,11 +33,11 @@ class Compilations:
                 handler.register_end_callback(self._ended)
                 handler.register_start_callback(self._began)
 
-    def _began(self, _: object) -> None:
+    def _began(self, *_: object) -> None:  # before torch 2.7 with nothing
         self.under_way = True
         self.count += 1
 
-    def _ended(self, _: object) -> None:
+    def _ended(self, *_: object) -> None:
         self.under_way = False
         self.count += 1
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.torch_version import TorchVersion
 
 from elastic.core.membership import Generation
 from elastic.errors import ConfigurationError, GroupLost, TransientError
@@ -125,6 +126,8 @@ def _nccl_or_gloo(slot: int) -> Backend:
 
 _choose: Callable[[int], Backend] = _nccl_or_gloo
 
+_LIBUV_LISTENS = TorchVersion(torch.__version__) >= "2.13"
+"""torch 2.6 refuses a listener with this kind of store. Between the two nobody has tried."""
 _set_timeout: Callable[[datetime.timedelta], None] = getattr(
     dist, "set_timeout", dist.distributed_c10d._set_pg_timeout
 )
@@ -155,6 +158,7 @@ class StoreHost:
                 multi_tenant=False,
                 # It belongs to torch from here on.
                 master_listen_fd=listener.detach() if listener is not None else None,
+                use_libuv=listener is None or _LIBUV_LISTENS,
             )
         except dist.DistError as error:  # torch does not say why the system refused it
             raise TransientError(

@@ -46,7 +46,8 @@ def use() -> None:
 
 def register() -> None:
     """Make it known to torch.distributed."""
-    dist.Backend.register_backend(NAME, MannersGroup, devices=["cpu"])
+    if NAME not in dist.Backend.backend_list:  # torch 2.6 refuses to do it twice
+        dist.Backend.register_backend(NAME, MannersGroup, devices=["cpu"])
 
 
 class Operation(Work):

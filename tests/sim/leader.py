@@ -107,6 +107,7 @@ class Leader:
             case fx.SetTimer(at=at):
                 self._timer.set(at)
             case fx.PersistGeneration(generation=generation, may_train=may_train):
+                self.world.decided(generation)
                 self._store.send(self._persisted, generation, may_train)
             case (
                 fx.AnnounceGeneration(generation=generation)

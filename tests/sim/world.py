@@ -97,7 +97,7 @@ class World:
         self._pids = 0
         self._trained: set[str] = set()
         self._formed_at: dict[int, float] = {}
-        self._newest_when_formed: dict[int, Replica] = {}
+        self._newest_when_decided: dict[int, Replica] = {}
         self._best_declared: dict[int, Replica] = {}
         for settings in plan.nodes:
             self.clock.after(self.clock.between(0.0, 0.5), self.add_node, settings)
@@ -171,6 +171,10 @@ class World:
         if self.journal.stopped_at is not None:  # kept in the store, or asked for again
             self.faults.stop_again()
 
+    def decided(self, generation: Generation) -> None:
+        """A leader has decided on it; it does not exist yet."""
+        self._newest_when_decided[generation.number] = self.storage.newest
+
     def persist(
         self, leader: Leader, generation: Generation, may_train: tuple[Generation, ...]
     ) -> bool:
@@ -211,7 +215,6 @@ class World:
         details = (generation.number, generation.reason, generation.leave_after, members)
         self.journal.note(self.clock.now, "coordinator", "generation", *details)
         self.journal.generations.append(generation)
-        self._newest_when_formed[generation.number] = self.storage.newest
         self._formed_at[generation.number] = self.clock.now
         self.journal.formed_at[generation.number] = self.clock.now
         self._note_contact(generation)
@@ -479,7 +482,7 @@ class World:
                     self.best_survivor(known_at=self._formed_at[generation.number]),
                     self._best_declared.get(generation.number),
                 ),
-                checkpoint=self._newest_when_formed[generation.number],
+                checkpoint=self._newest_when_decided[generation.number],
             )
         )
         process.note("agrees", generation.number, replica.committed)

@@ -70,7 +70,8 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     busy = [w for w in outside if _is_busy(w)]
     ahead = furthest_ahead(busy, others, view)
     others += [ahead] if ahead is not None else []
-    if others and not any(w.status.took_part for w in members.values()):
+    # Members out of contact, as all are to a new leader, may have more than these.
+    if others and in_contact and not any(w.status.took_part for w in members.values()):
         return _leave(current, active + others, is_whole=False)  # these have it to save
     # Nobody else is admitted any more, nobody leaves before the others, and any number of survivors
     # can save. A worker left behind out of contact may hold the state when no member does.

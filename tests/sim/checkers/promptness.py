@@ -91,11 +91,16 @@ def _are_lost_with_nodes(journal: Journal, workers: set[str]) -> bool:
 def _waits_for_frozen_holder(journal: Journal) -> bool:
     """Nobody else has the newest step, and that it stands still for good nobody can know: that is
     what the grace is for."""
-    held = [(h.replica.committed, h.worker) for h in (*journal.commits, *journal.agreed)]
-    newest = max((committed for committed, _ in held), default=0)
-    gone_at = [journal.gone_at.get(who) for committed, who in held if committed == newest]
     frozen_at = {at for at, action, _ in journal.struck if action == "FREEZE_SCRIPT"}
-    return not frozen_at.isdisjoint(gone_at) and None not in gone_at
+    held: dict[str, int] = {}
+    for holder in (*journal.commits, *journal.agreed):
+        gone_at = journal.gone_at.get(holder.worker, math.inf)
+        if gone_at in frozen_at or gone_at >= journal.ended_at:
+            held[holder.worker] = max(holder.replica.committed, held.get(holder.worker, 0))
+    newest = max(held.values(), default=0)
+    return newest > 0 and all(
+        journal.gone_at.get(worker) in frozen_at for worker, n in held.items() if n == newest
+    )
 
 
 def _stop(journal: Journal) -> Iterator[str]:

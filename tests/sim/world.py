@@ -457,7 +457,7 @@ class World:
             back_s = self.clock.now - node.connected_at
             heard_s = _DECIDED_S + 3 * self.news_s
             hurried = back_s < self._settings.formation.join_timeout_s - heard_s
-            behind = process.replica.age < self.storage.newest.age  # it makes room for a fresh one
+            behind = process.replica.age <= self.storage.newest.age  # it makes room for a fresh one
             if hurried and not behind and not self._calls_lately(process):
                 self.journal.hurried.append(f"{name}, {back_s:.2f} s after its node came")
 

@@ -276,6 +276,12 @@ class _Formed:
             if w.status.phase in _IN_GROUP and w.status.took_part and w.silent_since is None
         ]
         """Holders that were left out while out of contact, and have not heard of it yet."""
+        self._coming_out = [
+            w
+            for w in outside
+            if w.status.phase in _IN_GROUP and not w.status.took_part and w.silent_since is None
+        ]
+        """Were on their way into an earlier group, and may have got the state there."""
         self._admissible = [w for w in self._newcomers if now >= self._held_back_until(w)]
 
     def _held_back_until(self, w: Sighting) -> float:
@@ -368,7 +374,10 @@ class _Formed:
             for w in self._silent + left_behind + outgoing
             if may_hold_state(w.status, self._current) and (w.status.took_part or there_is_one)
         ]
-        return max(map(self._place_kept_until, away), default=self._now)
+        until = [self._place_kept_until(w) for w in away]
+        if here and there_is_one:
+            until += [self._deaf_from(w) for w in self._coming_out]
+        return max(until, default=self._now)
 
     def _place_kept_until(self, w: Sighting) -> float:
         patience_s = return_patience_s(self._policy) if w.expected else self._policy.agent_grace_s

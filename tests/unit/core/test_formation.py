@@ -478,6 +478,19 @@ def test_who_came_back_with_the_last_step_is_taken_along(trained_in: int, expect
     assert short(decide(situation, policy, 100.0)) == expected
 
 
+def test_nobody_begins_anew_while_one_comes_out_of_a_group_where_it_may_have_got_the_state() -> (
+    None
+):
+    comes_out = status("b0", JOINING, 3, heard=4, took_part=False)
+    newcomer = status("d0", READY, took_part=False)
+    situation = view(generation(4, "c0"), comes_out, newcomer, trained_in=2, formed_at=100.0)
+    policy = replace(POLICY, min_workers=1)
+    assert short(decide(situation, policy, 109.0)) == WaitReason.OUT_OF_CONTACT
+    assert short(decide(situation, policy, 110.0)) == "MEMBER_LOST [d0]"  # it is stuck there
+    first = replace(situation, trained_in=0)  # there is no state yet
+    assert short(decide(first, policy, 109.0)) == "MEMBER_LOST [d0]"
+
+
 @pytest.mark.parametrize(
     ("members_trained_in", "expected"),
     [

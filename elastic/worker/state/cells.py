@@ -377,7 +377,8 @@ class Object:
     def __init__(self, name: str, tracked: Any, elsewhere: Collection[int] = ()) -> None:
         self.name = name
         self._tracked = tracked
-        self._inside = _ModulesInside(elsewhere)
+        self._elsewhere = elsewhere
+        self._inside: _ModulesInside | None = None
 
     def size_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in tensors_of(self._tracked.state_dict()))
@@ -396,7 +397,9 @@ class Object:
     def mark(self) -> object:
         """Of its attributes and those of the objects it is made of: numbers by value, tensors and
         what modules are made of by version; of a very long container, the first and the last."""
-        return _sign(self._tracked, self._inside)
+        inside = _ModulesInside(self._elsewhere, known=self._inside)
+        sign, self._inside = _sign(self._tracked, inside), inside
+        return sign
 
     def moved(self, mark: Any) -> bool:
         return bool(self.mark() != mark)
@@ -406,26 +409,31 @@ class _ModulesInside:
     """Signs of modules that a tracked object keeps, such as an average's or a target network.
 
     Their tensors are looked up once: going through a deep module takes a millisecond.
+
+    known: those met on the walk before. Of others nothing is kept, as of targets that were replaced
+    by copies.
     """
 
-    def __init__(self, elsewhere: Collection[int]) -> None:
+    def __init__(self, elsewhere: Collection[int], known: _ModulesInside | None = None) -> None:
         self._elsewhere = elsewhere
-        self._known: dict[int, tuple[nn.Module, list[Any]]] = {}
+        self._before = known._met if known is not None else {}
+        self._met: dict[int, tuple[nn.Module, list[Any]]] = {}
 
     def sign(self, module: nn.Module) -> object:
-        known = self._known.get(id(module))
-        if known is None:
-            known = self._known[id(module)] = module, self._held_by(module)
+        key = id(module)
+        known = self._met.get(key) or self._before.get(key) or (module, self._held_by(module))
+        self._met[key] = known
         tensors = [t for t in chain.from_iterable(known[1]) if t is not None]
-        return id(module), _signs(tensors)
+        return key, _signs(tensors)
 
     def _held_by(self, module: nn.Module) -> list[Any]:
-        """Views of its parameters and buffers, always of the present; none if it is tracked."""
-        first = next(chain(module.parameters(), module.buffers()), None)
-        if first is None or id(first) in self._elsewhere:
-            return []
+        """Views of its parameters and buffers, always of the present, but for what is tracked as a
+        module of its own."""
         owners = [d for m in module.modules() for d in (m._parameters, m._buffers) if d]
-        return [owner.values() for owner in owners]
+        return [owner.values() for owner in owners if not self._are_elsewhere(owner.values())]
+
+    def _are_elsewhere(self, tensors: Iterable[torch.Tensor | None]) -> bool:
+        return all(t is None or id(t) in self._elsewhere for t in tensors)
 
 
 _NO_MODULES = _ModulesInside(())  # an optimizer keeps none in its state
@@ -863,12 +871,23 @@ def _signs(tensors: list[torch.Tensor]) -> object:
         versions = list(map(_VERSION, tensors))
     except RuntimeError:  # one was made in torch.inference_mode(): it counts no versions
         versions = [0 if t.is_inference() else t._version for t in tensors]
-    return versions, list(map(_PLACE, tensors)), list(map(id, tensors))
+    try:
+        places = list(map(_PLACE, tensors))
+    except (RuntimeError, ValueError):
+        places = list(map(_place_of, tensors))
+    return versions, places, list(map(id, tensors))
+
+
+def _place_of(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.data_ptr()
+    except (RuntimeError, ValueError):  # sparse, or a parameter of a lazy module
+        return 0
 
 
 def _sign(value: Any, modules: _ModulesInside, depth: int = 0) -> object:
     if isinstance(value, torch.Tensor):
-        return id(value), 0 if value.is_inference() else value._version, value.data_ptr()
+        return id(value), 0 if value.is_inference() else value._version, _place_of(value)
     if type(value) in UNCHANGING or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, np.ndarray):  # it counts no versions

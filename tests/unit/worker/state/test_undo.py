@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
+import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
@@ -1114,6 +1116,36 @@ def test_an_object_that_refers_to_a_tracked_model_does_not_change_with_it() -> N
     assert [c.name for i, c in enumerate(script.undo._large) if i in script.undo._begin.large] == [
         "model"
     ]
+
+
+def test_a_module_that_a_tracked_object_has_replaced_is_not_kept() -> None:
+    target = Target()
+    script = Script(target=target)
+    script.learn()
+    replaced = []
+    for _ in range(6):
+        replaced.append(weakref.ref(target.module))
+        target.module = copy.deepcopy(target.module)
+        script.block()
+    gc.collect()
+    assert sum(module() is not None for module in replaced) <= 2
+
+
+def test_a_module_in_a_tracked_object_may_have_a_sparse_buffer_and_a_lazy_parameter() -> None:
+    target = Target()
+    target.module.register_buffer("graph", torch.eye(2).to_sparse(), persistent=False)
+    target.lazy = nn.LazyLinear(2)  # type: ignore[attr-defined]
+    script = Script(target=target)
+    script.learn()
+    assert not script.lost(target.change)
+
+
+def test_a_first_change_beside_a_tracked_module_in_an_object_is_said_not_to_be_undone() -> None:
+    target, shared, head = Target(), layer(), layer()
+    target.module = nn.Sequential(shared, head)  # type: ignore[assignment]
+    script = Script(target=target, model=shared)
+    script.learn()
+    assert not script.lost(add(head))
 
 
 @pytest.mark.parametrize("kind", [Nested, SecondOfTwo, Target, OneOfMany, OneOfManyPairs])

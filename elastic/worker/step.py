@@ -342,7 +342,9 @@ class Step:
 def _generator_of(frame: FrameType) -> int:
     """The id of this frame, if it is a generator's into which its caller raises no exceptions; else
     0. A frame itself must not be kept: it holds all of the script's variables."""
-    back = frame.f_back
-    if not frame.f_code.co_flags & inspect.CO_GENERATOR or back is None:
+    back: FrameType | None = frame
+    while back is not None and back.f_code.co_flags & inspect.CO_GENERATOR:
+        back = back.f_back  # by `yield from` it hears what is raised into this one
+    if back is frame or back is None:
         return 0
     return 0 if back.f_code.co_filename == contextlib.__file__ else id(frame)

@@ -235,7 +235,11 @@ class Training:
         block has had such a one before. Returns what `require_averaged` needs, if it is to be
         called."""
         self.in_backward = True
-        if not averages or self._passes_watched >= _WATCHED_PASSES:
+        if not averages:
+            return None
+        for model in self.models:
+            model.passes.begun = False  # the script may freeze or thaw parameters below it
+        if self._passes_watched >= _WATCHED_PASSES:
             return None
         self._passes_watched += 1
         before = [(m, m.gradients()) for m in self.models if again or not m.passes.forwarded]

@@ -90,6 +90,23 @@ def test_a_second_backward_pass_through_one_forward_pass_is_refused(session: Ses
                     step.backward(outputs.square().mean())
 
 
+def test_parameters_thawed_between_two_backward_passes_of_a_block_are_averaged(
+    bare: Session,
+) -> None:
+    """As those of a CycleGAN's discriminators, which are frozen while the generators train."""
+    generator, discriminator = bare.distribute(Net()), bare.distribute(Net())
+    bare.track(generator=generator, discriminator=discriminator)
+    for step in bare.steps(loader(), epochs=1):
+        with step:
+            for (inputs,) in step.batches():
+                discriminator.requires_grad_(False)
+                fake = generator(inputs)
+                step.backward(discriminator(fake).mean())
+                discriminator.requires_grad_(True)
+                step.backward(discriminator(fake.detach()).mean())
+    assert bare.committed == len(IN_ORDER)
+
+
 def test_gradients_of_a_module_that_is_called_itself_are_refused_in_the_backward_pass(
     session: Session,
 ) -> None:

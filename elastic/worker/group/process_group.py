@@ -444,7 +444,7 @@ class Group:
                 dist.destroy_process_group()
             self._unhook()
         last, self._torch = [self._torch], None
-        if self.aborted or self.backend.aborts:
+        if last[0] is not None and (self.aborted or self.backend.aborts):
             # It ends with its last reference, when its threads do: see worker/group/stuck.py.
             threading.Thread(
                 target=_drop_last_reference, args=(last,), name="elastic-discard", daemon=True
@@ -463,8 +463,12 @@ def _drop_last_reference(last: list[dist.ProcessGroup | None]) -> None:
     A callback of a communication hook (PowerSGD's) runs on one of the group's own threads. If it
     outlived this reference, that thread would destroy the group, and wait there for itself to end:
     torch ends the process ("Resource deadlock avoided"). Of a group that is still referred to when
-    the patience is over, as by a variable of the script, the reference stays for good.
+    the patience is over, as by a variable of the script or by garbage that is not collected yet,
+    the reference stays until another group is thrown away.
     """
+    held = [_undead.pop() for _ in range(len(_undead))]
+    _undead.extend(other for other in held if sys.getrefcount(other[0]) > _ONLY_OURS)
+    held.clear()
     until = time.monotonic() + _CALLBACKS_S
     while sys.getrefcount(last[0]) > _ONLY_OURS:
         if time.monotonic() > until:

@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -212,6 +213,32 @@ def test_a_callback_that_outlives_its_group_does_not_end_the_process() -> None:
         assert len(seat.exchange("lives")) == 2
 
     run_together(lose, reduce_later)
+
+
+def test_a_group_that_was_never_built_is_not_waited_for() -> None:
+    group = Group(ALONE, 0, GLOO)
+    group.abort()
+    group.close()
+    assert not [t for t in threading.enumerate() if t.name == "elastic-discard"]
+
+
+def test_a_group_that_is_referred_to_no_more_goes_with_a_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Referred:
+        """Stands for torch's group."""
+
+    monkeypatch.setattr(process_group, "_CALLBACKS_S", 0.0)
+    monkeypatch.setattr(process_group, "_undead", [])
+    variable: Any = Referred()
+    gone = weakref.ref(variable)
+    first: Any = [variable]
+    process_group._drop_last_reference(first)
+    del variable, first
+    assert gone() is not None
+    another: Any = [Referred()]
+    process_group._drop_last_reference(another)
+    assert gone() is None
 
 
 def test_a_blocked_thread_is_freed_by_another() -> None:

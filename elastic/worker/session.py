@@ -314,7 +314,8 @@ class Session:
                 f"session.track({new[0]}=...) was called inside of the loop over session.steps(): "
                 "a worker that joins later takes over the others' state before it comes to that "
                 "line, and has nothing to put it in; make and track it above the loop, also where "
-                "it is used only later"
+                "it is used only later. Below a loop that was left by `break`, close() its "
+                "iterator first if a variable holds it"
             )
 
     def _group(self, what: str) -> Group:

@@ -145,8 +145,8 @@ class Step:
         self._training.place.now = Place.BACKWARD, began
         try:
             sums = self._begin_sums() if last else None
-            watched = self._training.begin_backward(averages=last, again=self._reduced)
             try:
+                watched = self._training.begin_backward(averages=last, again=self._reduced)
                 (loss if weight == 1.0 else loss * weight).backward(**options)  # type: ignore[no-untyped-call]
             finally:
                 self._training.in_backward = False

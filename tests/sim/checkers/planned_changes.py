@@ -73,6 +73,9 @@ def _held_in_vain(journal: Journal) -> Iterator[str]:
     """What all have heard of is settled, or another change follows soon."""
     for at, worker, number in journal.held_in_vain:
         struck = {action for then, action, _ in journal.struck if then <= at}
+        follows = (g.number for g in journal.generations if g.number > number)
+        if any(journal.formed_at[following] <= at for following in follows):
+            continue  # the news of it is on its way
         if struck.issubset(_HEARD) and not _lost_out_of_contact(journal, at, number):
             yield f"{worker} waits in vain for {number} until {at:.2f}"
 

@@ -217,6 +217,7 @@ class Pulse:
             leads = group is None or group.rank == 0
             self._wake.wait(INTERVAL_S if leads else _SIGN_OF_LIFE_S)
             self._wake.clear()
+            self._clock.alive()
             self._send()
             self._guarded(self._answer_calls)
 

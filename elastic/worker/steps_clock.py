@@ -11,6 +11,7 @@ from elastic.worker.place import CurrentPlace
 from elastic.worker.time_spent import TimeSpent
 
 _SMOOTHING = 0.1  # weight of the newest step in the usual duration
+_STANDSTILL_S = 1.5  # without a beat, of which there is one in 0.6 s at least
 _MOST = 10.0  # times the usual duration is the most that one step counts for
 
 
@@ -33,6 +34,8 @@ class StepsClock:
         self._last_commit: float | None = None
         self._sets_up_since: float | None = None
         self._waits_since: float | None = None
+        self._alive_at: float | None = None
+        self._stood = (0.0, 0.0)
         self.in_call = False
         """The script is inside a call that it makes together with the others."""
         self.step_s = 0.0
@@ -119,10 +122,16 @@ class StepsClock:
         """No step follows."""
         self.spent.settle(time.monotonic())
 
+    def alive(self) -> None:
+        """A beat of the reporting thread: of a process that was stopped there is none."""
+        now, before = time.monotonic(), self._alive_at
+        if before is not None and now - before > _STANDSTILL_S:
+            self._stood = before, now
+        self._alive_at = now
+
     def waiting_s(self) -> float:
         """How long it has waited for them; 0 if it does not."""
-        since = self._waits_since
-        return time.monotonic() - since if since is not None else 0.0
+        return self._lasts_s(self._waits_since)
 
     def interrupt(self) -> None:
         """The group was lost or changes: the time until the next commit is no usual step."""
@@ -136,18 +145,28 @@ class StepsClock:
 
     def in_step_s(self) -> float:
         """How long the step under way has lasted; 0 between steps."""
-        began = self._began
-        return time.monotonic() - began if began is not None else 0.0
+        return self._lasts_s(self._began)
 
     def under_way_s(self) -> float:
         """The same, and before the first step of a group how long setting it up has lasted."""
         since = self._sets_up_since
-        return time.monotonic() - since if since is not None else self.in_step_s()
+        return self._lasts_s(since) if since is not None else self.in_step_s()
 
     @property
     def first_step(self) -> bool:
         """This process has committed no step in its present group."""
         return self._last_commit is None
+
+    def _lasts_s(self, since: float | None) -> float:
+        """The time since then in which the process was not stopped, as by a paused container: that
+        is no hang."""
+        if since is None:
+            return 0.0
+        now, alive_at, (began, ended) = time.monotonic(), self._alive_at, self._stood
+        lasts_s = now - since - max(0.0, ended - max(began, since))
+        if alive_at is not None and now - alive_at > _STANDSTILL_S:  # and has not beaten yet
+            lasts_s -= now - max(alive_at, since)
+        return max(lasts_s, 0.0)
 
     def _note(self, duration_s: float, samples: int) -> None:
         rate = samples / max(duration_s, 1e-9)

@@ -134,3 +134,39 @@ def test_every_duration_and_sample_is_counted_but_that_of_a_first_step(time: Tim
     assert sum(clock.durations.counts) == 4
     assert clock.durations.total == pytest.approx(40.6)
     assert (clock.samples, clock.given_up) == (60, 1)
+
+
+@pytest.mark.parametrize("beats_since", [False, True])
+def test_the_time_in_which_the_process_was_stopped_is_not_of_the_step(
+    time: Time, beats_since: bool
+) -> None:
+    clock = StepsClock()
+    clock.alive()
+    clock.begin()
+    clock.waits()
+    time.now += 0.5
+    clock.alive()
+    time.now += 60.0  # stopped
+    if beats_since:
+        clock.alive()
+        time.now += 0.25
+    assert clock.in_step_s() == clock.waiting_s() == (0.75 if beats_since else 0.5)
+
+
+def test_a_step_lasts_on_while_the_process_beats(time: Time) -> None:
+    clock = StepsClock()
+    clock.begin()
+    for _ in range(100):
+        clock.alive()
+        time.now += 0.5
+    assert clock.in_step_s() == 50.0
+
+
+def test_what_begins_after_a_standstill_is_counted_whole(time: Time) -> None:
+    clock = StepsClock()
+    clock.alive()
+    time.now += 60.0
+    clock.alive()
+    clock.begin()
+    time.now += 1.0
+    assert clock.in_step_s() == 1.0

@@ -35,6 +35,13 @@ ONLY_IN_TROUBLE = {
 }
 """Expressions whose selectors find something, and that have no value while all is well."""
 
+COUNT_THE_KILL = (
+    "elastic_recovery_duration_seconds_count",
+    "elastic_recovery_phase_duration_seconds_count",
+    "elastic_worker_failures_total",
+    "elastic_agent_worker_failures_total",
+)
+
 
 def filled(text: str) -> str:
     for variable, value in VARIABLES.items():
@@ -75,9 +82,12 @@ class Job(LoopbackJob):
         workers = ("--nproc-per-node", str(WORKERS), "--spares", "0")
         self.start_agent(NODE, *workers, *every, "--http-address", agent)
 
-    def kill_one(self) -> None:
-        """Once there is a checkpoint."""
+    def kill_one(self, scraped: Prometheus) -> None:
+        """Once there is a checkpoint, and Prometheus has seen what counts from zero: an increase
+        is told only of what it had seen before."""
         self.wait(lambda: self.events("checkpoint_committed"), "a checkpoint")
+        for counter in COUNT_THE_KILL:
+            scraped.wait(lambda c=counter: scraped.ask(f"{c} == 0"), lambda c=counter: c)
         started = self.agents[NODE][0].named("worker_started")
         member = self.events("generation_formed")[-1]["members"][0]
         (pid,) = [e["pid"] for e in started if e["worker"] == member]
@@ -95,7 +105,7 @@ def scraped(place: Place) -> Iterator[Prometheus]:
         try:
             with prometheus(place.files / "prometheus", targets=job.targets, rules=[RULES]) as one:
                 job.start_all()
-                job.kill_one()
+                job.kill_one(one)
                 yield one
         finally:
             job.close()

@@ -49,7 +49,8 @@ class WorkerStatus:
     took_part: bool = False
     """It has been in a group at least once, so it holds the job's state."""
     trained_in: int = 0
-    """The newest generation with whose members it came to one state; 0: none, or not known."""
+    """The newest generation with whose members it came to one state, to train on; 0: none, or not
+    known."""
     compiling: int | None = None
     """Its script runs torch.compile, which may take minutes, with so many steps committed; None:
     it does not, as far as its agent knows."""

@@ -174,7 +174,8 @@ class Journal:
         self.torn_in: set[int] = set()
         """Generations with a member whose state, of at least one step, is torn."""
         self.sent_back: list[str] = []
-        """Workers that were stranded as if the job had not begun, when more than that was torn."""
+        """Workers that were stranded as if the job had not begun, in a group with a member whose
+        state of some steps was torn."""
         self.not_asked: dict[int, list[str]] = {}
         """By generation, members of the last one that had no time to find the new leader."""
         self.all_leave: set[int] = set()
@@ -251,7 +252,8 @@ class Journal:
         """A script has failed."""
         self.note(at, worker, "raises", type(error).__name__, error)
         self.errors.append((type(error).__name__, str(error)))
-        if isinstance(error, Stranded) and "first step" in str(error) and self.torn_in:
+        begins_again = isinstance(error, Stranded) and "the job begins again" in str(error)
+        if begins_again and self.declared_last[worker] in self.torn_in:
             self.sent_back.append(worker)
 
     def drained(self, at: float, node: str) -> None:

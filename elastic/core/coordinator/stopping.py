@@ -62,12 +62,14 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     members = {name: w for name, w in view.workers.items() if name in names}
     active = [w for w in members.values() if not _finished(w)]
     in_contact = all(w.silent_since is None for w in members.values())
-    if active and in_contact and _is_to_be_left(current, view) and not _is_away(active, view):
-        is_whole = current.worker_ids.issubset(members) and len(active) == len(members)
-        return _leave(current, active, is_whole=is_whole)
     outside = [w for name, w in view.workers.items() if name not in members]
     others = [w for w in outside if _has_state(w)]
     busy = [w for w in outside if _is_busy(w)]
+    if active and in_contact and _is_to_be_left(current, view) and not _is_away(active, view):
+        is_whole = current.worker_ids.issubset(members) and len(active) == len(members)
+        left = _leave(current, active, is_whole=is_whole)
+        ahead = None if left.planned else furthest_ahead(others + busy, active, view)
+        return left if ahead is None else _with(left, ahead)
     ahead = furthest_ahead(busy, others, view)
     others += [ahead] if ahead is not None else []
     # Members out of contact, as all are to a new leader, may have more than these.
@@ -85,9 +87,8 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
         return decision
     if _any_has_state(decision.members, view):
         chosen = [view.workers[m.worker] for m in decision.members]
-        ahead = furthest_ahead(others + busy, chosen, view)  # it was cut off, and has come back
-        with_last_step = (ahead.as_member(),) if ahead is not None else ()
-        return replace(decision, members=(*decision.members, *with_last_step))
+        ahead = furthest_ahead(others + busy, chosen, view)
+        return decision if ahead is None else _with(decision, ahead)
     # Nobody here is known to hold the state. A group of members that a lost transfer has left with
     # nothing whole would lose one after the other: each says first what it has.
     with_state = tuple(w.as_member() for w in others)
@@ -145,6 +146,11 @@ def _leave(current: Generation, active: list[Sighting], *, is_whole: bool) -> Fo
     )
     members = tuple(w.as_member() for w in active if is_in_sight(w))
     return Form(members=members, reason=ChangeReason.STOPPING, planned=trains)
+
+
+def _with(decision: Form, ahead: Sighting) -> Form:
+    """With one that was cut off, and has come back with more steps than the others have."""
+    return replace(decision, members=(*decision.members, ahead.as_member()))
 
 
 def _gather_to_save(

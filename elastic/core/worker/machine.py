@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from elastic.core.invariants import require
-from elastic.core.membership import Generation, WorkerId, WorkerPhase, WorkerStatus
+from elastic.core.membership import Generation, Purpose, WorkerId, WorkerPhase, WorkerStatus
 
 HOLD_S = 0.5
 """A member waits this long at the boundary of a planned change that is not settled. Then it leaves:
@@ -159,9 +159,9 @@ class Worker:
 
     def joined(self, generation: Generation, committed: int) -> list[Effect]:
         """The group stands and has agreed on the last committed step."""
-        return self._become(
-            WorkerPhase.TRAINING, committed, took_part=True, trained_in=generation.number
-        )
+        trains = generation.purpose is Purpose.TRAIN  # else it adds no step to those it began with
+        trained_in = generation.number if trains else self._status.trained_in
+        return self._become(WorkerPhase.TRAINING, committed, took_part=True, trained_in=trained_in)
 
     def superseded(self) -> bool:
         """A newer generation is to be joined at once instead of the present one."""

@@ -464,9 +464,12 @@ class Participation:
                 "with --checkpoint-dir to keep its progress"
             )
         if restored is None and (self.took_part or self._overwritten):
+            what = "the first step was interrupted while the state changed"
+            if not self.took_part:
+                what = "every member that held the job's state was lost while this worker received "
+                what += "it, and there is no checkpoint"
             raise Stranded(
-                "the first step was interrupted while the state changed; a fresh worker takes this "
-                "one's place and the job begins again"
+                f"{what}; a fresh worker takes this one's place and the job begins again"
             )
         self._take_over(replace(restored or Progress(), committed_in=seat.generation.number))
 

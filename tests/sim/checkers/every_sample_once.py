@@ -21,9 +21,11 @@ def every_sample_once(journal: Journal) -> Iterator[str]:
         following = [c for c in journal.commits if c.generation == generation]
         if following:
             lineage = _steps_to(following[-1].replica.lineage, by_lineage)
-    # Who has ended the job may be gone a moment later, and only others that hold less be left.
+    # Who has ended the job may be gone a moment later, and only others that hold less be left; or
+    # was out of contact while others, later, went on from less.
     ends = [r for r in (journal.result, journal.finished_with) if r is not None]
-    result = _steps_to(max(ends, key=lambda r: r.age).lineage, by_lineage) if ends else []
+    ends.sort(key=lambda r: (r.complete(journal.job), r.age))
+    result = _steps_to(ends[-1].lineage, by_lineage) if ends else []
     yield from _check_epochs(journal, result or lineage)
 
 

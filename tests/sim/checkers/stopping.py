@@ -25,7 +25,7 @@ def stopping(journal: Journal) -> Iterator[str]:
         yield f"stopped at {best}, saved {journal.newest_checkpoint}"
     silent = journal.best_out_of_contact
     complete = best is not None and best.complete(journal.job)
-    if complete or _lost_others(journal):
+    if complete or done or _lost_others(journal):
         return
     if stopped and silent is not None and _is_far_behind(journal.newest_checkpoint, silent):
         yield f"stopped without waiting for {silent}, saved {journal.newest_checkpoint}"

@@ -22,8 +22,12 @@ def stranding(journal: Journal) -> Iterator[str]:
         (c.at for c in journal.commits if c.replica.complete(journal.job)), default=math.inf
     )
     for at, worker, what, *details in journal.trace:
-        if what != "raises" or details[0] != "Stranded" or "first step" in str(details[1]):
-            continue  # nothing is lost with the first step
+        if (
+            what != "raises"
+            or details[0] != "Stranded"
+            or "the job begins again" in str(details[1])
+        ):
+            continue  # nothing is lost with the first step, and others have lost the rest
         declared_in = journal.declared_last[worker]
         inside = (
             at >= ends_at

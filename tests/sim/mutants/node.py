@@ -159,8 +159,8 @@ WORKER = (
         "a member reports the break of the last group for the new one",
     ),
     (
-        "WorkerPhase.TRAINING, committed, took_part=True, trained_in=generation.number",
-        "WorkerPhase.TRAINING, committed, trained_in=generation.number",
+        "WorkerPhase.TRAINING, committed, took_part=True, trained_in=trained_in",
+        "WorkerPhase.TRAINING, committed, trained_in=trained_in",
         "a member does not say that it holds the state",
     ),
     (

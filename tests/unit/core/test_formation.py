@@ -235,6 +235,24 @@ def test_while_stopping_who_has_not_left_an_earlier_group_saves_the_step_that_on
     assert short(decide_stop(beside_one, POLICY, stop, 0.0)) == "MEMBER_LOST [b0 d0]"
 
 
+@pytest.mark.parametrize(
+    ("trained_in", "expected"),
+    [
+        (3, "STOPPING [a0 b0 c0]"),
+        (2, "STOPPING [a0 b0]"),  # a group that trained later went on without it
+    ],
+)
+def test_a_new_leader_has_who_is_back_with_the_last_step_save_with_those_that_were_saving(
+    trained_in: int, expected: str
+) -> None:
+    """A group that saves adds no step, and is no later than the groups that trained."""
+    saving = [status(name, TRAINING, 4, committed=2, trained_in=3) for name in ("a0", "b0")]
+    back = status("c0", READY, 3, committed=6, trained_in=trained_in)
+    situation = view(SAVING, *saving, back, trained_in=4, adopted_at=0.0)
+    stop = Stop(exit_code=143, reason="a test", deadline=30.0)
+    assert short(decide_stop(situation, POLICY, stop, 1.0)) == expected
+
+
 def test_the_next_look_is_when_patience_ends() -> None:
     late = status("b0", TRAINING, 2, heard=3)
     decision = decide(view(PAIR, A, late, assembling_since=50.0), POLICY, 100.0)

@@ -394,7 +394,7 @@ def test_a_worker_torn_in_the_first_step_of_the_job_is_replaced() -> None:
     driver.enter_block()
     driver.announce(2, "a")
     driver.answer(act.PutBack, False)
-    with pytest.raises(Stranded):
+    with pytest.raises(Stranded, match="the first step was interrupted"):
         driver.give_up()
 
 
@@ -421,7 +421,7 @@ def test_an_overwritten_newcomer_is_no_beginning_either() -> None:
     driver.announce(2, "a", "b")
     driver.peers(veteran(0), ME)
     driver.lose_at(act.Receive, 3, "b")
-    with pytest.raises(Stranded):
+    with pytest.raises(Stranded, match="every member that held the job's state was lost"):
         driver.begin_loop()
 
 

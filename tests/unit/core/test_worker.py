@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elastic.core.invariants import InvariantBroken
-from elastic.core.membership import Generation, WorkerPhase
+from elastic.core.membership import Generation, Purpose, WorkerPhase
 from elastic.core.worker.machine import AbortGroup, ReportStatus, Worker
 from tests.unit.core.cluster_views import generation
 
@@ -39,6 +39,18 @@ def test_the_way_in() -> None:
     assert worker.status.phase is WorkerPhase.TRAINING
     assert (worker.status.generation, worker.status.committed) == (1, 5)
     assert worker.status.took_part
+
+
+@pytest.mark.parametrize(("purpose", "expected"), [(Purpose.TRAIN, 2), (Purpose.SAVE_AND_LEAVE, 1)])
+def test_a_group_that_only_saves_is_not_one_that_it_trained_in(
+    purpose: Purpose, expected: int
+) -> None:
+    worker, second = training(), replace(AT_ONCE, purpose=purpose)
+    worker.generation_announced(second)
+    worker.group_left(5)
+    worker.join_began(second)
+    worker.joined(second, 5)
+    assert worker.status.trained_in == expected
 
 
 def test_a_slot_may_be_told_again() -> None:

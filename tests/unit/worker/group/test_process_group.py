@@ -388,7 +388,7 @@ def test_building_is_aborted_while_a_peer_that_has_met_does_not_connect() -> Non
         group = Group(seat.generation(1), seat.rank, GLOO)
         threading.Timer(0.3, group.abort).start()
         began = time.monotonic()
-        with pytest.raises(GroupLost, match="superseded"):
+        with pytest.raises(GroupLost):  # superseded, or the other's abort came first
             group.build(seat.host, JOIN_TIMEOUT_S)
         assert time.monotonic() - began < JOIN_TIMEOUT_S / 3
         group.close()

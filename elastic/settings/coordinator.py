@@ -74,7 +74,11 @@ class CoordinatorSettings:
     )
     max_workers: int | None = field(
         default=None,
-        metadata=about("Train with at most this many workers; unset: no limit.", whole(1)),
+        metadata=about(
+            "Train with at most this many workers; unset: no limit. If fewer than before, the "
+            "others wait as soon as a coordinator that was started with it leads.",
+            whole(1),
+        ),
     )
     checkpoint_dir: str | None = field(default=None, metadata=shared.SHARED_CHECKPOINT_DIR)
     keep_checkpoints: int = field(default=3, metadata=shared.KEEP_CHECKPOINTS)

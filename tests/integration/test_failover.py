@@ -26,11 +26,12 @@ LEASE_S = "20"  # by which nothing here is explained
 class Job(TrainingJob):
     """With two coordinators, each of which may lead."""
 
-    def start_candidate(self) -> None:
+    def start_candidate(self, *options: str) -> None:
         (port,) = free_ports(1)
         address = f"127.0.0.1:{port}"
         where = ("--listen", address, "--advertise", address, "--leader-ttl-s", LEASE_S)
-        self.coordinators.append(self.start("coordinator", *where, "--events-file", "/dev/stderr"))
+        events = ("--events-file", "/dev/stderr")
+        self.coordinators.append(self.start("coordinator", *where, *events, *options))
 
     def leader(self) -> CommandProcess:
         """The one elected last."""
@@ -100,6 +101,18 @@ def test_a_leader_killed_together_with_a_worker(job: Job, times: int) -> None:
         job.wait(lambda: job.world() == len(NODES), "a whole group again")
         job.trains_on()
     print(f"median of {times}: {statistics.median(took_s):.2f} s")
+
+
+def test_a_leader_that_allows_fewer_workers_has_the_others_wait(job: Job) -> None:
+    """As when the setting is lowered and the coordinators are started anew."""
+    leader, follower = job.coordinators
+    follower.close()
+    job.start_candidate("--max-workers", "1")
+    job.coordinators[-1].wait_for_event("standing_by", run_id="default")
+    leader.close()
+    job.wait(lambda: job.world() == 1, "a group of one", 20.0)
+    job.trains_on()
+    assert not job.events("worker_failed")
 
 
 @pytest.mark.long

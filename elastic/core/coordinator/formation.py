@@ -519,6 +519,8 @@ class _Formed:
         if any(w.leaving for w in self._active):
             return self._see_off()
         room = self._policy.max_workers - len(self._active)
+        if room < 0 and self._current.purpose is Purpose.TRAIN:
+            return self._shrink()
         if not self._newcomers or room <= 0:
             return Wait(reason=WaitReason.STEADY)
         if not self._admissible:
@@ -533,6 +535,11 @@ class _Formed:
             return Wait(reason=WaitReason.COLLECTING_NEWCOMERS, until=until)
         workers = self._active + sorted(self._admissible, key=_seniority)[:room]
         return Form(members=_members(workers), reason=ChangeReason.MEMBER_JOINED, planned=True)
+
+    def _shrink(self) -> Decision:
+        """A leader allows fewer members than the one before: the last ranks wait from then on."""
+        members = _members(self._active[: self._policy.max_workers])
+        return Form(members=members, reason=ChangeReason.MEMBER_LEAVING, planned=True)
 
     def _see_off(self) -> Decision:
         """Members leave with their nodes, at a step boundary; newcomers take their places.

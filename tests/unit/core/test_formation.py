@@ -449,6 +449,14 @@ def test_newcomers_make_room_for_those_that_were_dropped_and_hold_the_state() ->
     assert short(decide(situation, policy, 100.0)) == "MEMBER_LOST [a0 b0 d0]"
 
 
+def test_a_leader_that_allows_fewer_members_has_the_last_ranks_wait() -> None:
+    situation = view(generation(3, "a0", "b0", "c0"), A, B, status("c0", TRAINING, 3, committed=5))
+    fewer = replace(POLICY, max_workers=2)
+    assert short(decide(situation, fewer, 100.0)) == "MEMBER_LEAVING planned [a0 b0]"
+    saves = replace(generation(3, "a0", "b0", "c0"), purpose=Purpose.SAVE_AND_LEAVE)
+    assert short(decide(replace(situation, current=saves), fewer, 100.0)) is WaitReason.STEADY
+
+
 def test_one_that_is_back_in_its_old_group_with_more_steps_is_taken_along() -> None:
     behind = status("a0", JOINING, 5, committed=10)
     ahead = status("c0", TRAINING, 3, committed=22)

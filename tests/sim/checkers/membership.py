@@ -77,8 +77,9 @@ def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
         if worker in generation.worker_ids and at <= formed_at and not journal.evaluates:
             yield f"{worker} is a member of {number}, ended at {at:.4f}"
     for at, worker in journal.to_end:
+        # What is in the store by then was decided before.
         decided_then = number == min(
-            (g.number for g in journal.generations if journal.formed_at[g.number] >= at), default=0
+            (g.number for g in journal.generations if journal.formed_at[g.number] > at), default=0
         )
         # The order is lost with the stream of an agent: whoever is still there counts again then.
         counts_again = formed_at >= at + journal.join_timeout_s

@@ -93,9 +93,11 @@ def _waits_for_frozen_holder(journal: Journal) -> bool:
     what the grace is for."""
     frozen_at = {at for at, action, _ in journal.struck if action == "FREEZE_SCRIPT"}
     held: dict[str, int] = {}
+    torn_at = {worker: at for at, worker in journal.dropped}
     for holder in (*journal.commits, *journal.agreed):
         gone_at = journal.gone_at.get(holder.worker, math.inf)
-        if gone_at in frozen_at or gone_at >= journal.ended_at:
+        is_torn = torn_at.get(holder.worker, -math.inf) > holder.at
+        if not is_torn and (gone_at in frozen_at or gone_at >= journal.ended_at):
             held[holder.worker] = max(holder.replica.committed, held.get(holder.worker, 0))
     newest = max(held.values(), default=0)
     return newest > 0 and all(

@@ -333,6 +333,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--samples", type=Path, help="write every sample there, as JSON lines")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the job ends too
     place = Place(Path(tempfile.mkdtemp(prefix="el-soak-", dir="/tmp")))
     soak = Soak(place, options.seed)
     try:

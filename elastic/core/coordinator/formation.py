@@ -113,14 +113,19 @@ def _in_contact(workers: Mapping[WorkerId, Sighting]) -> dict[WorkerId, Sighting
 
 def _nothing_left_to_do(finished: list[Sighting], others: list[Sighting]) -> bool:
     """Members have taken the job to its end, and the others would repeat more of it than the
-    last step, which it may have lost when it lost them."""
-    ends = [w.status.committed for w in finished if w.status.took_part]
+    last step, which it may have lost when it lost them; or hold what the job had to go back from,
+    before these trained on."""
+    ends = [w.status for w in finished if w.status.took_part]
     if not ends:
         return False
-    last = max(ends)
+    last = max(s.committed for s in ends)
+    trained_in = max(s.trained_in for s in ends)
     return not any(
         w.status.took_part
-        and (w.status.phase is WorkerPhase.TRAINING or w.status.committed >= last - 1)
+        and (
+            w.status.phase is WorkerPhase.TRAINING
+            or (w.status.committed >= last - 1 and not 0 < w.status.trained_in < trained_in)
+        )
         for w in others
     )
 

@@ -534,6 +534,19 @@ def test_who_came_back_with_more_steps_is_judged_by_where_the_members_have_train
     assert short(decide(situation, replace(POLICY, min_workers=1), 100.0)) == expected
 
 
+@pytest.mark.parametrize(
+    ("trained_in", "expected"),
+    [(2, Complete), (3, "STARTED [c0]"), (0, "STARTED [c0]")],
+)
+def test_a_job_is_done_where_only_steps_are_left_that_it_had_to_go_back_from(
+    trained_in: int, expected: object
+) -> None:
+    done = status("a0", FINISHED, 3, committed=6, trained_in=3)
+    back = status("c0", READY, 2, heard=4, committed=7, trained_in=trained_in)
+    situation = view(NOBODY, done, back, enough_since=0.0)
+    assert short(decide(situation, POLICY, 100.0)) == expected
+
+
 def test_members_out_of_contact_are_not_waited_for_for_ever_where_others_have_finished() -> None:
     """Who has finished is in contact, so it is not the coordinator that is cut off."""
     gone = silent(view(PAIR, A_DONE, B), since=90.0, nodes="b")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class Exclusions:
         self._keys = JobKeys(job)
         self._guard = guard
         self._excluded: dict[str, Exclusion] = {}
+        self._writes = asyncio.Lock()  # what is cleared must not be stored by a write under way
 
     async def load(self) -> None:
         """Those of the coordinators before. Raises TransientError."""
@@ -71,8 +73,9 @@ class Exclusions:
         """It is to take no part until cleared, once the store has it. `node`: the name that the
         machine's node has."""
         exclusion = _new(name, state, reason, node, is_machine=is_machine)
-        await self._put(name, exclusion)
-        self._excluded[name] = exclusion
+        async with self._writes:
+            await self._put(name, exclusion)
+            self._excluded[name] = exclusion
 
     def presume(
         self, name: str, state: str, reason: str, *, node: str = "", is_machine: bool = False
@@ -82,16 +85,18 @@ class Exclusions:
 
     async def keep(self, name: str) -> None:
         """Store why it takes no part; nothing if it has been cleared."""
-        if (exclusion := self._excluded.get(name)) is not None:
-            await self._put(name, exclusion)
+        async with self._writes:
+            if (exclusion := self._excluded.get(name)) is not None:
+                await self._put(name, exclusion)
 
     async def clear(self, name: str) -> Exclusion | None:
         """One of `names` may take part again; what it was out for."""
-        if name not in self._excluded:
-            return None
-        for state in (DRAINED, QUARANTINED):  # it may have been both, one after the other
-            await self._store.delete(self._key(name, state), guard=self._guard)
-        return self._excluded.pop(name, None)
+        async with self._writes:
+            if name not in self._excluded:
+                return None
+            for state in (DRAINED, QUARANTINED):  # it may have been both, one after the other
+                await self._store.delete(self._key(name, state), guard=self._guard)
+            return self._excluded.pop(name, None)
 
     async def _put(self, name: str, exclusion: Exclusion) -> None:
         document = {

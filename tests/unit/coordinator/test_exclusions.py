@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from elastic.coordinator.exclusions import DRAINED, QUARANTINED, Exclusions
 from elastic.coordinator.leadership import lead
 from elastic.errors import TransientError
-from elastic.store.interface import GuardFailed
+from elastic.store.interface import Entry, Guard, GuardFailed
 from elastic.store.job_keys import JobKeys
 from elastic.store.memory import MemoryStore
 from elastic.v1 import control_pb2 as pb
@@ -164,5 +165,39 @@ def test_whatever_is_stored_keeps_the_node_out_and_can_be_told(value: bytes) -> 
         told = pb.NodeStatus(reason=found.reason, since_unix_s=found.since_unix_s)
         told.SerializeToString()
         time.localtime(found.since_unix_s)
+
+    within_deadline(check())
+
+
+class SlowStore(MemoryStore):
+    """One whose writes take until they may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.may_write = asyncio.Event(), asyncio.Event()
+        self.may_write.set()
+
+    async def put(
+        self, key: str, value: bytes, *, guard: Guard | None = None, lease: int = 0
+    ) -> Entry:
+        self.begun.set()
+        await self.may_write.wait()
+        return await super().put(key, value, guard=guard, lease=lease)
+
+
+def test_what_is_cleared_while_it_is_written_is_not_out_for_the_next_coordinator() -> None:
+    async def check() -> None:
+        store = SlowStore()
+        exclusions = await elected(store)
+        exclusions.presume("n1", QUARANTINED, "3 failures")
+        store.begun.clear()
+        store.may_write.clear()
+        keep = asyncio.create_task(exclusions.keep("n1"))
+        await store.begun.wait()
+        clear = asyncio.create_task(exclusions.clear("n1"))
+        await asyncio.sleep(0)
+        store.may_write.set()
+        await asyncio.gather(keep, clear)
+        assert (await elected(store)).names() == []
 
     within_deadline(check())

@@ -375,6 +375,7 @@ class JobState:
         """Those that the script adds in the course of the job: it has not come to that here."""
         saved = cast("Any", extra.get("parameter_groups", {})).get(name, [])
         parameters = dict(self._named_parameters())
+        named = "param_names" in optimizer.param_groups[0]  # then torch wants them in all groups
         for group in saved[len(optimizer.param_groups) :]:
             if not all(path in parameters for path in group):
                 raise CheckpointMismatch(
@@ -382,7 +383,8 @@ class JobState:
                     f"{len(optimizer.param_groups)} here, and what the others train is not tracked "
                     "by itself; give the modules that it belongs to to session.track()"
                 )
-            optimizer.add_param_group({"params": [parameters[path] for path in group]})
+            added = [(path, parameters[path]) for path in group]
+            optimizer.add_param_group({"params": added if named else [p for _, p in added]})
 
     def _require_same_objects(self, states: Mapping[str, Any]) -> None:
         saved = {name for name in states if "." not in name}

@@ -305,12 +305,13 @@ def test_lists_in_the_sessions_state_are_the_ones_that_a_script_refers_to() -> N
 # ---- which parameters are trained
 
 
-def grown(*, groups: int) -> tuple[JobState, torch.optim.Optimizer]:
+def grown(*, groups: int, named: bool = False) -> tuple[JobState, torch.optim.Optimizer]:
     """Two layers, of which an optimizer trains the first, and later the second."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
-    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)
+    body, head = (list((m.named_parameters if named else m.parameters)()) for m in model)
+    optimizer = torch.optim.SGD(body, lr=0.1, momentum=0.9)
     if groups == 2:
-        optimizer.add_param_group({"params": model[1].parameters(), "lr": 0.02})
+        optimizer.add_param_group({"params": head, "lr": 0.02})
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     state = JobState()
@@ -318,9 +319,12 @@ def grown(*, groups: int) -> tuple[JobState, torch.optim.Optimizer]:
     return state, optimizer
 
 
-def test_parameter_groups_that_a_script_adds_later_are_added_to_a_newcomers_optimizer() -> None:
-    sender, _ = grown(groups=2)
-    receiver, optimizer = grown(groups=1)
+@pytest.mark.parametrize("named", [False, True])
+def test_parameter_groups_that_a_script_adds_later_are_added_to_a_newcomers_optimizer(
+    named: bool,
+) -> None:
+    sender, _ = grown(groups=2, named=named)
+    receiver, optimizer = grown(groups=1, named=named)
     restore(receiver, sender)
     assert [len(g["params"]) for g in optimizer.param_groups] == [2, 2]
     assert optimizer.param_groups[1]["lr"] == 0.02

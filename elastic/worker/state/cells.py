@@ -15,6 +15,7 @@ import xxhash
 from torch import nn
 
 from elastic.errors import ConfigurationError
+from elastic.worker.state.references import has_own_state, kept_in_place, optimizers_inside
 from elastic.worker.state.tree import (
     UNCHANGING,
     Copies,
@@ -481,6 +482,19 @@ class Scaler(Object):
         return {optimizer: copy_tree(dict(stage)) for optimizer, stage in states.items()}
 
 
+class OwnState(Object):
+    """An optimizer by what its class says its state is, which may be more than torch's part of it:
+    slow weights, counters, the state of an optimizer inside of it."""
+
+    def put_back(self, copy: Copy) -> None:
+        with kept_in_place([self._tracked]):
+            super().put_back(copy)
+
+    def mark(self) -> object:
+        sign = _sign(vars(self._tracked), _NO_MODULES)
+        return steps_of(self._tracked), sign
+
+
 # ---- gradients that a script accumulates over several steps by hand
 
 
@@ -718,7 +732,7 @@ def cells_of(tracked: Mapping[str, Any], device: torch.device) -> tuple[list[Cel
         if isinstance(item, nn.Module):
             cells += _of_module(name, item, seen)
         elif isinstance(item, torch.optim.Optimizer):
-            cells += [Rates(name, item), OptimizerState(name, item)]
+            cells += _of_optimizer(name, item, tracked.values())
         elif isinstance(item, torch.amp.GradScaler):
             cells.append(Scaler(name, item))
         elif type(item) in _PLAIN_SCHEDULERS:
@@ -727,8 +741,22 @@ def cells_of(tracked: Mapping[str, Any], device: torch.device) -> tuple[list[Cel
             cells.append(ScriptValues(name, item))
         elif not isinstance(item, Gradients):
             cells.append(Object(name, item, in_modules))
-    large = [c for c in cells if isinstance(c, OptimizerState) or is_large(c)]
+    kinds = (OptimizerState, OwnState)  # in their order: the second makes tensors anew
+    large = [c for c in cells if isinstance(c, kinds) or is_large(c)]
     return large, [c for c in cells if c not in large]
+
+
+def _of_optimizer(
+    name: str, optimizer: torch.optim.Optimizer, tracked: Collection[Any]
+) -> Iterator[Cell]:
+    inside: list[torch.optim.Optimizer] = []
+    if has_own_state(optimizer):
+        yield OwnState(f"{name}'s own state", optimizer)
+        inside += [o for o in optimizers_inside(optimizer) if not any(o is t for t in tracked)]
+    yield from (Rates(name, optimizer), OptimizerState(name, optimizer))
+    for inner in inside:
+        at = f"the {type(inner).__name__} inside of {name}"
+        yield from (Rates(at, inner), OptimizerState(at, inner))
 
 
 def _of_module(name: str, module: nn.Module, seen: set[int]) -> Iterator[Cell]:

@@ -23,7 +23,7 @@ from elastic.worker.state.cells import Gradients
 from elastic.worker.state.curve_points import MOST_POINTS, CurvePoints
 from elastic.worker.state.digest import digest_of
 from elastic.worker.state.ledger import LedgerBacklog, LedgerRecord
-from elastic.worker.state.references import kept_in_place
+from elastic.worker.state.references import has_own_state, kept_in_place
 from elastic.worker.state.tensor_specs import TensorSpec, describe, first_differences, signature
 from elastic.worker.state.tree import Filling, FlatState, copy_tree, fill, flatten, unflatten
 
@@ -303,7 +303,10 @@ class JobState:
                     continue
                 if isinstance(tracked, torch.optim.Optimizer):
                     self._add_parameter_groups(name, tracked, extra)
-                    _load_optimizer(tracked, states[name])
+                    if has_own_state(tracked):
+                        tracked.load_state_dict(states[name])
+                    else:
+                        _load_optimizer(tracked, states[name])
                 else:
                     tracked.load_state_dict(states[name])
         self._waiting = {n: s for n, s in states.items() if "." in n and n not in self._own}

@@ -30,6 +30,11 @@ def optimizers_inside(item: Any, depth: int = 0) -> Iterator[torch.optim.Optimiz
         yield from optimizers_inside(value, depth + 1)
 
 
+def has_own_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Its class says by itself what its state is, as one around another optimizer does."""
+    return type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
+
+
 @contextlib.contextmanager
 def kept_in_place(tracked: Iterable[Any]) -> Iterator[None]:
     """Within, states are loaded into the tracked objects. Afterwards their optimizers, and those

@@ -27,6 +27,7 @@ from elastic.worker.state.job_state import JobState, progress_of
 from elastic.worker.state.ledger import LedgerRecord
 from elastic.worker.state.shards import plan_shards
 from elastic.worker.state.tensor_specs import describe
+from tests.unit.worker.around_optimizer import Lookahead
 from tests.unit.worker.trees import same
 
 RECORD = LedgerRecord(step=4, epoch=1, generation=2, world_size=3, start=0, stop=12)
@@ -286,6 +287,26 @@ def test_an_optimizer_and_the_one_around_it_share_their_groups_as_before(
     made["around"].param_groups[0]["lr"] = 0.15
     assert made["inner"].param_groups[0]["lr"] == 0.15
     assert made["inner"].param_groups is made["around"].param_groups
+
+
+def test_an_optimizer_whose_class_has_a_state_dict_of_its_own_is_given_to_others() -> None:
+    def make_around(rate: float, steps: int) -> tuple[JobState, Lookahead]:
+        torch.manual_seed(steps)
+        model = nn.Linear(2, 1)
+        optimizer = Lookahead(torch.optim.Adam(model.parameters(), lr=rate))
+        for _ in range(steps):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        state = JobState()
+        state.track({"model": model, "optimizer": optimizer})
+        return state, optimizer
+
+    (sender, theirs), (receiver, mine) = make_around(0.3, 4), make_around(0.1, 0)
+    restore(receiver, sender)
+    assert same(mine.state_dict(), theirs.state_dict())
+    assert receiver.digest() == sender.digest()
+    assert mine.param_groups is mine.inner.param_groups
+    assert mine.param_groups[0]["lr"] == 0.3
 
 
 def test_lists_in_the_sessions_state_are_the_ones_that_a_script_refers_to() -> None:

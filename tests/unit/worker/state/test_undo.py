@@ -26,6 +26,7 @@ from elastic.worker.state import cells
 from elastic.worker.state.cells import NumpyGenerator, PythonGenerator, TorchGenerator, cells_of
 from elastic.worker.state.job_state import JobState
 from elastic.worker.state.undo import Undo
+from tests.unit.worker.around_optimizer import Lookahead
 from tests.unit.worker.trees import same
 
 CPU = torch.device("cpu")
@@ -1328,6 +1329,38 @@ def test_going_back_to_an_earlier_state_between_blocks_is_seen_in_the_optimizer_
         script.undo.begin()
         script.undo.put_back()
     assert script.undo.holds_commit
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("width", [4, WIDE])
+@pytest.mark.parametrize("fused", [False, True])
+def test_what_an_optimizer_around_another_one_says_is_its_state_is_undone(
+    fused: bool, width: int, steps: int
+) -> None:
+    net = nn.Linear(width, width)
+    optimizer = Lookahead(torch.optim.Adam(net.parameters(), lr=0.1, fused=fused))
+    script = Script(model=net, optimizer=optimizer)
+    optimizer.inner.register_step_post_hook(lambda o, *_: script.optimizers.stepped(o))
+
+    def step() -> None:
+        net(torch.ones(1, width)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    script.learn(before=step)
+    for _ in range(steps):  # so that the slow weights move in one of the blocks
+        before = copy.deepcopy(optimizer.inner.state_dict())
+        assert script.lost(before=step)
+        assert same(optimizer.inner.state_dict(), before)
+        assert optimizer.param_groups is optimizer.inner.param_groups
+        script.block(before=step)
+    script.undo.begin()
+    after = script.everything()
+    step()
+    assert not same(script.everything(), after)
+    assert script.undo.put_back()
+    assert same(script.everything(), after)
 
 
 def test_a_received_state_is_of_the_mark_that_it_was_sent_as() -> None:

@@ -17,8 +17,9 @@ from elastic.core.data_order import DataPosition
 from elastic.core.learning_rate import Ramp
 from elastic.core.worker.actions import Progress
 from elastic.errors import CheckpointDamaged, CheckpointMismatch, ConfigurationError
-from elastic.worker.state import curve_points
+from elastic.worker.state import buffers, curve_points
 from elastic.worker.state.backlog import Backlog
+from elastic.worker.state.buffers import BuiltBuffers
 from elastic.worker.state.cells import Gradients
 from elastic.worker.state.curve_points import MOST_POINTS, CurvePoints
 from elastic.worker.state.digest import digest_of
@@ -79,6 +80,7 @@ class JobState:
         self.results = Values()
         """What calls of `session.run` between two loops have returned, for those who skip them."""
         self.gradients = Gradients()
+        self._buffers = BuiltBuffers()
         self._scripts: dict[str, Stateful] = {}
         self._rank_local: set[str] = set()
         self.means = Values()
@@ -117,6 +119,7 @@ class JobState:
             self._scripts[name] = tracked
             if isinstance(tracked, nn.Module):
                 self.gradients.watch(name, tracked)
+                self._buffers.watch(name, tracked)
             if rank_local:
                 self._rank_local.add(name)
             self.version += 1
@@ -184,12 +187,13 @@ class JobState:
     # ---- comparing
 
     def structure(self) -> tuple[TensorSpec, ...]:
-        """The tensors that every member must have alike: those of the tracked modules.
+        """The tensors that every member must have alike: those of the tracked modules, with buffers
+        as they were built.
 
         An optimizer's are not among them: it makes them at its first step.
         """
         flat = flatten({name: m.state_dict() for name, m in self.modules().items()})
-        return describe(flat.tensors)
+        return buffers.as_built(describe(flat.tensors), self._buffers.reshaped())
 
     def signature(self) -> int:
         """63 bits that are equal for equal structures and names of tracked objects."""
@@ -284,6 +288,7 @@ class JobState:
             "loop": progress.loop,
             "requires_grad": self._flags(),
             "parameter_groups": self._parameter_groups(),
+            "reshaped_buffers": buffers.to_json(self._buffers.reshaped()),
             "ledger": [record._asdict() for record in self.ledger.since(0)],
             "curve": curve_points.to_json(self.curve),
         }
@@ -294,7 +299,9 @@ class JobState:
         """Replace everything but the progress. Raises CheckpointMismatch or CheckpointDamaged."""
         states = cast("dict[str, Any]", unflatten(skeleton, tensors))
         self._require_same_objects(states)
-        self._require_same_structure(describe(tensors))
+        reshaped = buffers.from_json(extra.get("reshaped_buffers", {}))
+        self._require_same_structure(buffers.as_built(describe(tensors), reshaped))
+        self._buffers.make_room(states)
         # The script's values first: a tensor among them may be one that another object holds.
         in_order = sorted(self.everything.items(), key=lambda n: n[0] in self._scripts)
         with kept_in_place(self._scripts.values()):

@@ -360,6 +360,65 @@ def test_a_parameter_group_of_what_is_not_tracked_by_name_is_refused() -> None:
         restore(receiver, sender)
 
 
+class Observed(nn.Module):
+    """Keeps the least value that each channel has had, as a quantizer does, and their mean."""
+
+    least: torch.Tensor
+    mean: torch.Tensor | None
+
+    def __init__(self, *, channels: int = 3) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, channels)
+        self.register_buffer("least", torch.zeros(0))
+        self.register_buffer("mean", None)
+        self.register_buffer("mask", torch.ones(channels))
+
+    def observe(self) -> None:
+        with torch.no_grad():
+            outputs = self.layer(torch.ones(4, 2))
+        self.least = outputs.amin(dim=0)
+        self.mean = outputs.mean(dim=0)
+
+
+def observed(*, seen: bool, mask: int = 3) -> JobState:
+    model = Observed()
+    model.register_buffer("mask", torch.ones(mask))
+    state = JobState()
+    state.track({"model": model})
+    if seen:
+        model.observe()
+    return state
+
+
+@pytest.mark.parametrize(("there", "here"), [(True, False), (False, True), (True, True)])
+def test_buffers_that_have_changed_in_shape_are_given_to_others(there: bool, here: bool) -> None:
+    sender, receiver = observed(seen=there), observed(seen=here)
+    assert sender.signature() == receiver.signature()
+    restore(receiver, sender)
+    assert receiver.digest() == sender.digest()
+    assert receiver.saved_shapes() == sender.saved_shapes()
+    assert same(receiver.tracked["model"].state_dict(), sender.tracked["model"].state_dict())
+    assert receiver.signature() == observed(seen=False).signature()
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_buffers_that_were_built_otherwise_are_those_of_another_model(seen: bool) -> None:
+    sender, receiver = observed(seen=seen, mask=4), observed(seen=False)
+    assert sender.signature() != receiver.signature()
+    with pytest.raises(
+        CheckpointMismatch, match=r"model.mask is float32\[3\] here and .*\[4\] there"
+    ):
+        restore(receiver, sender)
+
+
+@pytest.mark.parametrize("damaged", [[3], {"model.least": 3}, {"model.least": [["a"]]}, 7])
+def test_shapes_of_buffers_that_cannot_be_read_are_damage(damaged: Any) -> None:
+    sender, receiver = observed(seen=True), observed(seen=False)
+    flat, extra = sender.capture(), {**sender.extra(), "reshaped_buffers": damaged}
+    with pytest.raises(CheckpointDamaged):
+        receiver.restore(flat.skeleton, flat.tensors, extra)
+
+
 def test_flags_of_parameters_are_part_of_the_state() -> None:
     """Gradual unfreezing: members that wrap other parameters would reduce other buckets."""
     source, target = make(1), make(1)

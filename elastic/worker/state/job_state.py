@@ -26,8 +26,19 @@ from elastic.worker.state.digest import digest_of
 from elastic.worker.state.ledger import LedgerBacklog, LedgerRecord
 from elastic.worker.state.references import has_own_state, kept_in_place
 from elastic.worker.state.tensor_specs import TensorSpec, describe, first_differences, signature
-from elastic.worker.state.tree import Filling, FlatState, copy_tree, fill, flatten, unflatten
+from elastic.worker.state.tree import (
+    Filling,
+    FlatState,
+    copy_tree,
+    fill,
+    flatten,
+    memory_of,
+    relink,
+    tensors_of,
+    unflatten,
+)
 
+_VALUES = "session.state."
 _MOST_GROUPS = 20  # of an optimizer, whose learning rates are told
 
 
@@ -273,10 +284,7 @@ class JobState:
         """Those of `capture` that may be overwritten before they are restored: of modules and
         optimizers. Another object's load_state_dict() may clear what it is given if that is its own
         tensor."""
-        kinds = (nn.Module, torch.optim.Optimizer)
-        prefixes = tuple(f"{n}." for n, item in self._scripts.items() if isinstance(item, kinds))
-        tensors = self.capture().tensors
-        return {name: tensor for name, tensor in tensors.items() if name.startswith(prefixes)}
+        return self._of_modules_and_optimizers(self.capture())
 
     def extra(self, progress: Progress | None = None) -> dict[str, Json]:
         """Everything else, as JSON; `progress`, if it is another one than the present."""
@@ -288,6 +296,7 @@ class JobState:
             "loop": progress.loop,
             "requires_grad": self._flags(),
             "parameter_groups": self._parameter_groups(),
+            "shared_values": self._shared_values(),
             "reshaped_buffers": buffers.to_json(self._buffers.reshaped()),
             "ledger": [record._asdict() for record in self.ledger.since(0)],
             "curve": curve_points.to_json(self.curve),
@@ -316,6 +325,7 @@ class JobState:
                         _load_optimizer(tracked, states[name])
                 else:
                     tracked.load_state_dict(states[name])
+        self._share_values(states, tensors, extra)
         self._waiting = {n: s for n, s in states.items() if "." in n and n not in self._own}
         self._restore_flags(extra)
         try:
@@ -330,6 +340,41 @@ class JobState:
     def _replicated(self) -> FlatState:
         left_out = {*self._rank_local, "session.gradients", "session.means", "session.results"}
         return self._flatten({n: s for n, s in self._states().items() if n not in left_out})
+
+    def _of_modules_and_optimizers(self, flat: FlatState) -> dict[str, torch.Tensor]:
+        kinds = (nn.Module, torch.optim.Optimizer)
+        prefixes = tuple(f"{n}." for n, item in self._scripts.items() if isinstance(item, kinds))
+        return {name: tensor for name, tensor in flat.tensors.items() if name.startswith(prefixes)}
+
+    def _shared_values(self) -> dict[str, Json]:
+        """Tensors in `session.state` that a module or an optimizer trains with: those of a
+        state_dict() that was kept without a copy, or that an optimizer has loaded. By name, with
+        the name there."""
+        if not tensors_of(self.values.state_dict()):
+            return {}
+        flat = self.capture()
+        live = self._of_modules_and_optimizers(flat).items()
+        names = {memory_of(tensor): name for name, tensor in live if tensor.numel()}
+        values = {n: memory_of(t) for n, t in flat.tensors.items() if n.startswith(_VALUES)}
+        return {name: names[memory] for name, memory in values.items() if memory in names}
+
+    def _share_values(
+        self,
+        states: Mapping[str, Any],
+        tensors: Mapping[str, torch.Tensor],
+        extra: Mapping[str, Json],
+    ) -> None:
+        """Have `session.state` share with modules and optimizers what it shares on the member whose
+        state this is: else it would not follow them as it does there."""
+        shared = cast("Mapping[str, str]", extra.get("shared_values", {}))
+        if not shared:
+            return
+        live = self.capture().tensors
+        try:
+            by_id = {id(tensors[n]): live[there] for n, there in shared.items() if there in live}
+            relink(self.values, states["session.state"], by_id)
+        except (AttributeError, LookupError, TypeError) as error:
+            raise CheckpointDamaged(f"what values share cannot be read: {error!r}") from error
 
     def _flatten(self, states: Mapping[str, Any]) -> FlatState:
         """What modules share, as tied weights, they share on every member; of other objects only

@@ -219,7 +219,7 @@ class Copies:
         if tensor.layout is not _STRIDED or not tensor.numel():
             return None
         at_address = self._copies.get(tensor.data_ptr(), ())
-        return next((c for t, c in at_address if _memory(t) == _memory(tensor)), None)
+        return next((c for t, c in at_address if memory_of(t) == memory_of(tensor)), None)
 
     def keep(self, tensor: torch.Tensor, copy_: torch.Tensor) -> torch.Tensor:
         """This is it."""
@@ -273,6 +273,22 @@ def fill(live: Any, content: Any, filling: Filling) -> Any:
         return copy_tree(content, filling.copies)
     filled.add(place)
     return live
+
+
+def relink(live: Any, content: Any, shared: Mapping[int, torch.Tensor]) -> None:
+    """Put tensors of `shared` into the dictionaries and lists of `live`, where `content`, of the
+    same form, has the tensor of that id."""
+    if isinstance(live, dict) and isinstance(content, dict):
+        places: Iterable[Any] = live.keys() & content.keys()
+    elif isinstance(live, list) and isinstance(content, list):
+        places = range(min(len(live), len(content)))
+    else:
+        return
+    for place in places:
+        if id(content[place]) in shared:
+            live[place] = shared[id(content[place])]
+        else:
+            relink(live[place], content[place], shared)
 
 
 def _can_hold(live: torch.Tensor, content: torch.Tensor) -> bool:
@@ -389,7 +405,7 @@ class _Flattening:
     def _tensor(self, tensor: torch.Tensor, path: tuple[str, ...]) -> str:
         _require_plain(tensor, path)
         apart = bool(path) and path[0] in self._apart
-        identity = (path[0] if apart else None, *_memory(tensor))
+        identity = (path[0] if apart else None, *memory_of(tensor))
         known = self._name_of.get(identity) if tensor.numel() else None
         if known is not None and not apart:
             return known
@@ -410,7 +426,7 @@ class _Flattening:
         return candidate
 
 
-def _memory(tensor: torch.Tensor) -> tuple[object, ...]:
+def memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
     """Equal for two tensors that are the same elements in the same memory."""
     return (
         tensor.device,

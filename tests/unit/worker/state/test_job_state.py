@@ -657,6 +657,36 @@ def test_the_shares_of_members_fit_whatever_shares_memory_in_one_of_them(
         assert bool((tied["write.weight"] == 7.0).all())
 
 
+@pytest.mark.parametrize("best_there", [True, False])
+def test_values_that_follow_a_model_and_an_optimizer_do_so_in_a_newcomer(best_there: bool) -> None:
+    """A state_dict() kept without a copy, and one that an optimizer has loaded."""
+    source, target = make(1), make(2)
+    optimizer = source.optimizers()[0]
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(saved)
+    model = source.modules()["model"]
+    source.values["best"] = [
+        {"optimizer": saved, "model": model.state_dict(), "own": torch.ones(1)}
+    ]
+    if best_there:
+        target.values["best"] = copy.deepcopy(source.values["best"])
+    restore(target, source)
+    for state in (source, target):
+        for parameter in state.modules()["model"].parameters():
+            parameter.grad = torch.ones_like(parameter)
+        state.optimizers()[0].step()
+    assert same(target.values.state_dict(), source.values.state_dict())
+    assert source.digest() == target.digest()
+
+
+@pytest.mark.parametrize("damaged", [[3], {"session.state.x": "model.0.weight"}, {"a": [1]}, 7])
+def test_what_values_share_that_cannot_be_read_is_damage(damaged: Any) -> None:
+    source, target = make(1), make(2)
+    flat, extra = source.capture(), {**source.extra(), "shared_values": damaged}
+    with pytest.raises(CheckpointDamaged):
+        target.restore(flat.skeleton, flat.tensors, extra)
+
+
 def test_what_shares_memory_with_a_model_that_is_tracked_later_takes_no_name_of_it() -> None:
     states = []
     for seed in (1, 2):

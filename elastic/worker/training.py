@@ -598,8 +598,9 @@ class Training:
             return  # nothing is to be trained here any more
         self.clock.sets_up()
         self._close_dealer()
+        caches = self.state.caches_of_group()
         for model in self.models:
-            model.wrap(self.control.backend)
+            model.wrap(self.control.backend, caches)
         if self.control.recovers and not self.control.backend.queues:
             # On a device gradients are only queued when the hook is called.
             parameters = [p for model in self.models for p in model.passes.parameters]

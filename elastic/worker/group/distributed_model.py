@@ -7,7 +7,7 @@ import copy
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -31,6 +31,7 @@ _REFUSED = {
 
 _HAS_INIT_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
 """torch 2.6 has no such option, and always begins with what rank 0 holds."""
+_TO_IGNORE = "_ddp_params_and_buffers_to_ignore"
 _FIRST_SYNC = ("_verify_param_shape_across_processes", "_sync_module_states")
 
 Flags = tuple[bool, ...]
@@ -83,6 +84,7 @@ class DistributedModel(nn.Module):
         self._options = dict(options)
         self._hook: tuple[object, Callable[..., Any]] | None = None
         self._backend: Backend | None = None
+        self._caches: list[str] = []
         self.passes = Passes()
         self.on_failure: Callable[[Exception], None] = _ignore
         """Told of what a forward pass through DDP raises."""
@@ -126,9 +128,16 @@ class DistributedModel(nn.Module):
 
     # ---- for the training loop
 
-    def wrap(self, backend: Backend) -> None:
-        """Put DDP around the module in the present group. Members are known to be alike."""
+    def wrap(self, backend: Backend, caches: Collection[tuple[int, str]] = ()) -> None:
+        """Put DDP around the module in the present group. Members are known to be alike, but for
+        buffers that are caches: the id of a module, and the name in that."""
         self.unwrap()
+        self._caches = [
+            f"{path}.{key}" if path else key
+            for path, inner in (self.module.named_modules() if caches else ())
+            for key in inner._buffers
+            if (id(inner), key) in caches
+        ]
         self._backend = backend
         self.passes.parameters = list(self.module.parameters())
         self.passes.learns_graph = bool(self._options.get("static_graph"))
@@ -251,7 +260,10 @@ class DistributedModel(nn.Module):
             options.setdefault("init_sync", False)
         if backend.device.index is not None:
             options.setdefault("device_ids", [backend.device.index])
-        with contextlib.nullcontext() if _HAS_INIT_SYNC else _without_first_sync():
+        with (
+            contextlib.nullcontext() if _HAS_INIT_SYNC else _without_first_sync(),
+            _ignoring(self.module, self._caches),
+        ):
             ddp = DistributedDataParallel(self.module, **options)
         self._register_hook(ddp)
         return ddp
@@ -350,6 +362,21 @@ def _fresh(state: object) -> object:
         same = isinstance(value, ProcessGroup)
         setattr(fresh, name, value if same else copy.deepcopy(value))
     return fresh
+
+
+@contextlib.contextmanager
+def _ignoring(module: nn.Module, buffers: list[str]) -> Iterator[None]:
+    """DDP that is put around the module meanwhile does not broadcast these, nor what the script has
+    told it to ignore."""
+    told = module.__dict__.get(_TO_IGNORE)
+    if buffers:
+        module.__dict__[_TO_IGNORE] = [*(told or ()), *buffers]
+    try:
+        yield
+    finally:
+        module.__dict__.pop(_TO_IGNORE, None)
+        if told is not None:
+            module.__dict__[_TO_IGNORE] = told
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from elastic.core.worker.actions import Progress
 from elastic.errors import CheckpointDamaged, CheckpointMismatch, ConfigurationError
 from elastic.worker.state import buffers, curve_points
 from elastic.worker.state.backlog import Backlog
-from elastic.worker.state.buffers import BuiltBuffers
+from elastic.worker.state.buffers import BuiltBuffers, Slot
 from elastic.worker.state.cells import Gradients
 from elastic.worker.state.curve_points import MOST_POINTS, CurvePoints
 from elastic.worker.state.digest import digest_of
@@ -175,6 +175,10 @@ class JobState:
         """The tracked objects by name, those of the session's own included."""
         return {**self._scripts, **self._own}
 
+    def caches_of_group(self) -> frozenset[Slot]:
+        """Buffers that the members of a group that forms must not broadcast."""
+        return self._buffers.caches_of_group()
+
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those among the tracked objects."""
         return [t for t in self._scripts.values() if isinstance(t, torch.optim.Optimizer)]
@@ -297,6 +301,7 @@ class JobState:
             "requires_grad": self._flags(),
             "parameter_groups": self._parameter_groups(),
             "shared_values": self._shared_values(),
+            "caches": cast("list[Json]", self._buffers.caches),
             "reshaped_buffers": buffers.to_json(self._buffers.reshaped()),
             "ledger": [record._asdict() for record in self.ledger.since(0)],
             "curve": curve_points.to_json(self.curve),
@@ -311,6 +316,7 @@ class JobState:
         reshaped = buffers.from_json(extra.get("reshaped_buffers", {}))
         self._require_same_structure(buffers.as_built(describe(tensors), reshaped))
         self._buffers.make_room(states)
+        self._buffers.receive_caches(_names(extra.get("caches", [])))
         # The script's values first: a tensor among them may be one that another object holds.
         in_order = sorted(self.everything.items(), key=lambda n: n[0] in self._scripts)
         with kept_in_place(self._scripts.values()):
@@ -515,6 +521,12 @@ def _for_torch(state: Any) -> Any:
 
 def _beside(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(parameter.device)
+
+
+def _names(saved: Json) -> list[str]:
+    if not isinstance(saved, list) or not all(isinstance(name, str) for name in saved):
+        raise CheckpointDamaged(f"the names of caches cannot be read: {saved!r}")
+    return cast("list[str]", saved)
 
 
 def _place(tensor: torch.Tensor) -> tuple[object, ...]:

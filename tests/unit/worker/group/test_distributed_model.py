@@ -14,6 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from elastic.errors import ConfigurationError, StepMisused
 from elastic.worker.group.distributed_model import DistributedModel
 from elastic.worker.group.process_group import Group
+from elastic.worker.state.job_state import JobState
 
 
 class Net(nn.Module):
@@ -52,6 +53,55 @@ def enter(model: DistributedModel, group: Group) -> None:
 
 def ddp_of(model: DistributedModel) -> nn.parallel.DistributedDataParallel:
     return model.passes.wrapper
+
+
+class Rotary(nn.Module):
+    """Has a cache for sequences as long as it has seen, and one that stays as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("running", torch.zeros(2), persistent=False)
+        self.grow(4)
+
+    def grow(self, length: int) -> None:
+        self.register_buffer("cos", torch.arange(length).float().cos(), persistent=False)
+
+
+def rotary(group: Group, length: int) -> tuple[JobState, Callable[[], set[str]]]:
+    """Its state, and how to form a group and see what DDP leaves out."""
+    net = nn.Sequential(Rotary())
+    net._ddp_params_and_buffers_to_ignore = ["told"]
+    model, state = DistributedModel(net, {}), JobState()
+    state.track({"model": model})
+    net[0].grow(length)
+
+    def ignored() -> set[str]:
+        model.wrap(group.backend, state.caches_of_group())
+        assert net._ddp_params_and_buffers_to_ignore == ["told"]
+        return set(ddp_of(model).parameters_to_ignore)
+
+    return state, ignored
+
+
+def test_a_cache_that_has_grown_is_not_broadcast_in_later_groups(alone: Group) -> None:
+    state, ignored = rotary(alone, length=4)
+    assert ignored() == {"told"}
+    state.modules()["model"].get_submodule("module.0").grow(9)
+    assert ignored() == {"told", "0.cos"}
+    state.modules()["model"].get_submodule("module.0").grow(4)
+    assert ignored() == {"told", "0.cos"}
+
+
+@pytest.mark.parametrize(("there", "here"), [(9, 4), (4, 9), (9, 9), (4, 4)])
+def test_a_member_that_takes_over_a_state_leaves_out_the_same_caches(
+    alone: Group, there: int, here: int
+) -> None:
+    (theirs, ignored_there), (mine, ignored_here) = rotary(alone, there), rotary(alone, here)
+    for _ in range(2):
+        flat = theirs.capture()
+        mine.restore(flat.skeleton, flat.tensors, theirs.extra())
+        assert ignored_here() == ignored_there() == ({"told", "0.cos"} if there == 9 else {"told"})
 
 
 def test_it_has_the_modules_face(net: Net) -> None:

@@ -419,6 +419,14 @@ def test_shapes_of_buffers_that_cannot_be_read_are_damage(damaged: Any) -> None:
         receiver.restore(flat.skeleton, flat.tensors, extra)
 
 
+@pytest.mark.parametrize("damaged", [[3], {"model.cos": 3}, 7, "model.cos", None])
+def test_names_of_caches_that_cannot_be_read_are_damage(damaged: Any) -> None:
+    sender, receiver = make(1), make(2)
+    flat, extra = sender.capture(), {**sender.extra(), "caches": damaged}
+    with pytest.raises(CheckpointDamaged, match="names of caches"):
+        receiver.restore(flat.skeleton, flat.tensors, extra)
+
+
 def test_flags_of_parameters_are_part_of_the_state() -> None:
     """Gradual unfreezing: members that wrap other parameters would reduce other buckets."""
     source, target = make(1), make(1)

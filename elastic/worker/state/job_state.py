@@ -324,7 +324,7 @@ class JobState:
                 if name not in states:
                     continue
                 if isinstance(tracked, torch.optim.Optimizer):
-                    self._add_parameter_groups(name, tracked, extra)
+                    self._regroup_parameters(name, tracked, extra)
                     if has_own_state(tracked):
                         tracked.load_state_dict(states[name])
                     else:
@@ -430,21 +430,30 @@ class JobState:
         modules = self.modules().items()
         return [(f"{n}.{path}", p) for n, m in modules for path, p in m.named_parameters()]
 
-    def _add_parameter_groups(
+    def _regroup_parameters(
         self, name: str, optimizer: torch.optim.Optimizer, extra: Mapping[str, Json]
     ) -> None:
-        """Those that the script adds in the course of the job: it has not come to that here."""
+        """Form the groups that the script forms in the course of the job, adding some or dividing
+        them anew: it has not come to that here."""
         saved = cast("Any", extra.get("parameter_groups", {})).get(name, [])
+        groups = optimizer.param_groups
+        if not saved or saved == self._parameter_groups()[name]:
+            return
         parameters = dict(self._named_parameters())
-        named = "param_names" in optimizer.param_groups[0]  # then torch wants them in all groups
-        for group in saved[len(optimizer.param_groups) :]:
-            if not all(path in parameters for path in group):
-                raise CheckpointMismatch(
-                    f"{name} has {len(saved)} parameter groups in the saved state and "
-                    f"{len(optimizer.param_groups)} here, and what the others train is not tracked "
-                    "by itself; give the modules that it belongs to to session.track()"
-                )
-            added = [(path, parameters[path]) for path in group]
+        named = "param_names" in groups[0]  # then torch wants them in all groups
+        if not all(path in parameters for group in saved for path in group):
+            if len(saved) == len(groups):
+                return
+            raise CheckpointMismatch(
+                f"{name} has {len(saved)} parameter groups in the saved state and "
+                f"{len(groups)} here, and what the others train is not tracked "
+                "by itself; give the modules that it belongs to to session.track()"
+            )
+        del groups[len(saved) :]
+        for group, paths in zip(groups, saved, strict=False):
+            group["params"][:] = [parameters[path] for path in paths]
+        for paths in saved[len(groups) :]:
+            added = [(path, parameters[path]) for path in paths]
             optimizer.add_param_group({"params": added if named else [p for _, p in added]})
 
     def _require_same_objects(self, states: Mapping[str, Any]) -> None:

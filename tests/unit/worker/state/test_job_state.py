@@ -352,6 +352,33 @@ def test_parameter_groups_that_a_script_adds_later_are_added_to_a_newcomers_opti
     assert same(optimizer.state_dict(), sender.tracked["optimizer"].state_dict())
 
 
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(
+    "formed",
+    [["0.weight", "1.weight"], ["1.weight 1.bias", "0.weight 0.bias"], ["0.bias", "1.bias"]],
+)
+@pytest.mark.parametrize("built", [1, 2])
+def test_parameter_groups_that_a_script_forms_anew_are_formed_in_a_newcomers_optimizer(
+    built: int, formed: list[str], named: bool
+) -> None:
+    sender, optimizer = grown(groups=2, named=named)
+    parameters = dict(sender.modules()["model"].named_parameters())
+    optimizer.param_groups.clear()
+    optimizer.state.clear()
+    for paths, rate in zip(formed, (0.3, 0.2), strict=True):
+        added = [(path, parameters[path]) for path in paths.split()]
+        params: Any = added if named else [p for _, p in added]
+        optimizer.add_param_group({"params": params, "lr": rate})
+    optimizer.step()
+    receiver, mine = grown(groups=built, named=named)
+    groups = mine.param_groups
+    restore(receiver, sender)
+    assert same(mine.state_dict(), optimizer.state_dict())
+    assert receiver.digest() == sender.digest()
+    assert mine.param_groups is groups
+    assert receiver.extra()["parameter_groups"] == sender.extra()["parameter_groups"]
+
+
 def test_a_parameter_group_of_what_is_not_tracked_by_name_is_refused() -> None:
     sender, optimizer = grown(groups=1)
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from itertools import groupby, tee
 from typing import Any, NoReturn, TypeAlias
@@ -301,13 +302,20 @@ def _rows(dataset: Any, stretches: Iterator[_Stretch]) -> Iterator[list[torch.Te
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Move the tensors of a collated batch; copies from pinned memory do not block."""
+    """Move the tensors of a collated batch; copies from pinned memory do not block.
+
+    A batch that can move itself does so, as packed sequences, graphs and tokenized texts can.
+    """
     if device.type == "cpu":
         return value
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
-    if isinstance(value, dict):
-        return type(value)({k: to_device(v, device) for k, v in value.items()})
+    if callable(move := getattr(value, "to", None)):
+        return move(device)
+    if isinstance(value, MutableMapping):
+        twin = copy.copy(value)  # which may be a defaultdict, or have attributes
+        twin.update({k: to_device(v, device) for k, v in value.items()})
+        return twin
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(to_device(v, device) for v in value))
     if isinstance(value, (list, tuple)):

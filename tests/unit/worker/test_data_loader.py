@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils import data as torch_data
 
 from elastic.core.data_order import DataPosition, advance
@@ -269,6 +271,24 @@ def test_batches_of_any_form_are_moved() -> None:
     assert isinstance(moved["c"], Pair)
     assert moved["c"].left.is_meta
     assert moved["c"].right == 3
+
+
+def test_a_batch_that_can_move_itself_does_so() -> None:
+    """Lengths of a packed sequence stay on the CPU, whatever the device."""
+    packed = pack_sequence([torch.zeros(2), torch.zeros(1)])
+    moved = to_device(packed, torch.device("meta"))
+    assert moved.data.is_meta
+    assert not moved.batch_sizes.is_meta
+
+
+@pytest.mark.parametrize("kind", [UserDict, OrderedDict, partial(defaultdict, list)])
+def test_batches_in_mappings_of_any_type_are_moved(kind: Any) -> None:
+    batch = kind({"a": torch.zeros(1), "b": "text"})
+    moved = to_device(batch, torch.device("meta"))
+    assert type(moved) is type(batch)
+    assert moved["a"].is_meta
+    assert moved["b"] == "text"
+    assert not batch["a"].is_meta
 
 
 @pytest.mark.parametrize(("drop_last", "steps"), [(False, 3), (True, 2)])

@@ -95,10 +95,22 @@ class ModuleTensors:
 
     A buffer may be assigned anew (`self.n = self.n + 1`), or None, and a parameter's `.data` too:
     the tensor objects that were there are put back with their content.
+
+    beside: the attributes of modules with buffers that are not part of their state. Where one of
+    these is a cache that has grown, such as `self.longest` tells for what it is long enough: these
+    numbers are put back with it.
     """
 
-    def __init__(self, name: str, slots: Iterable[Slot], *, are_buffers: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        slots: Iterable[Slot],
+        *,
+        are_buffers: bool = False,
+        beside: Iterable[dict[str, Any]] = (),
+    ) -> None:
         self.name = name
+        self._beside = {id(attributes["_buffers"]): attributes for attributes in beside}
         self._are_buffers = are_buffers
         self._slots = list(slots)
         owners = {id(owner): owner for owner, _ in self._slots}
@@ -111,20 +123,24 @@ class ModuleTensors:
     def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
         tensors = self.tensors()
         data = [t.detach() for t in _present(tensors)]
-        return tensors, data, _copied(data, reuse[2] if reuse else None, on_host)
+        numbers = {key: _numbers(attributes) for key, attributes in self._beside.items()}
+        return tensors, data, _copied(data, reuse[2] if reuse else None, on_host), numbers
 
     def put_back(self, copy: Copy) -> None:
-        tensors, data, content = copy
+        tensors, data, content, numbers = copy
         for (owner, name), tensor in zip(self._slots, tensors, strict=True):
-            if owner.get(name) is not tensor:
+            now = owner.get(name)
+            if now is not tensor:
                 owner[name] = tensor
+                if id(owner) in numbers and _shape(now) != _shape(tensor):
+                    self._beside[id(owner)].update(numbers[id(owner)])
         for tensor, memory in zip(_present(tensors), data, strict=True):
             if tensor.data_ptr() != memory.data_ptr() or not _fits(memory, tensor):
                 tensor.data = memory
         _put_back(data, content)
 
     def differs(self, copy: Copy, same: Compare = same_tensor) -> bool:
-        tensors, _, content = copy
+        tensors, _, content, _ = copy
         now = self.tensors()
         if any(a is not b for a, b in zip(now, tensors, strict=True)):
             return True
@@ -767,7 +783,8 @@ def _of_module(name: str, module: nn.Module, seen: set[int]) -> Iterator[Cell]:
         yield RequiresGrad(name, parameters)
     buffers = list(_slots(module, lambda m: m._buffers, seen))
     if buffers:
-        yield ModuleTensors(f"{name}'s buffers", buffers, are_buffers=True)
+        beside = [vars(inner) for inner in module.modules() if inner._non_persistent_buffers_set]
+        yield ModuleTensors(f"{name}'s buffers", buffers, are_buffers=True, beside=beside)
     for path, inner in module.named_modules(prefix=name):
         if type(inner).get_extra_state is not nn.Module.get_extra_state and id(inner) not in seen:
             seen.add(id(inner))
@@ -838,6 +855,14 @@ def _present(tensors: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
 
 def _fits(copy: torch.Tensor, tensor: torch.Tensor) -> bool:
     return (copy.shape, copy.dtype, copy.stride()) == (tensor.shape, tensor.dtype, tensor.stride())
+
+
+def _numbers(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in attributes.items() if type(value) in UNCHANGING}
+
+
+def _shape(tensor: torch.Tensor | None) -> torch.Size | None:
+    return None if tensor is None else tensor.shape
 
 
 def _put_back(data: list[torch.Tensor], content: list[torch.Tensor]) -> None:

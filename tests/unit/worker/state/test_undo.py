@@ -1509,6 +1509,41 @@ def test_a_buffer_that_is_taken_away_in_the_block_comes_back() -> None:
     assert not script.lost(lambda: setattr(net, "cache", None))  # never seen in a block
 
 
+class Rotary(nn.Module):
+    """Computes a longer cache when a longer sequence comes."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.calls = 0
+        self.grow(length)
+
+    def grow(self, length: int) -> None:
+        self.longest = length
+        self.register_buffer("cos", torch.arange(length).float().cos(), persistent=False)
+
+    def forward(self, inputs: torch.Tensor, length: int) -> torch.Tensor:
+        self.calls += 1
+        if length > self.longest:
+            self.grow(length)
+        return self.layer(inputs) * self.cos[:length].sum()
+
+
+@pytest.mark.parametrize("long", [4, 2 * WIDE * WIDE])
+def test_of_a_cache_that_has_grown_in_the_block_its_module_knows_that_it_is_short_again(
+    long: int,
+) -> None:
+    net = nn.Sequential(Rotary(long))
+    script = Script(net=net)
+    assert script.lost(lambda: net[0](torch.ones(1, 2), long + 1))
+    assert net[0].longest == len(net[0].cos) == long
+    net[0](torch.ones(1, 2), long + 1)
+    calls = net[0].calls
+    assert script.lost(lambda: net[0](torch.ones(1, 2), long + 1))
+    assert net[0].longest == len(net[0].cos) == long + 1
+    assert net[0].calls == calls + 1  # what a module counts is its own
+
+
 def test_a_buffer_that_is_filled_in_the_block_is_empty_again() -> None:
     """Such as a cache that a first forward pass makes."""
     net = layer(4)

@@ -119,7 +119,7 @@ def test_a_blocked_collective_is_freed_by_an_announcement() -> None:
         began = time.monotonic()
         with pytest.raises(RuntimeError) as caught:
             meet()
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < place.membership.join_timeout_s / 3
         place.membership.lost(caught.value)
         left = place.reports[-1]
         assert (left.phase, left.generation, left.broken) == (WorkerPhase.READY, 1, False)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import threading
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from itertools import groupby, tee
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, cast
 
 import torch
 import xxhash
@@ -301,6 +302,24 @@ def _rows(dataset: Any, stretches: Iterator[_Stretch]) -> Iterator[list[torch.Te
             yield [tensor.index_select(0, rows.to(tensor.device)) for tensor in dataset.tensors]
 
 
+def _mover(kind: type) -> Callable[..., Any] | None:
+    """The method of a class that moves what is of it to a device. Another `to` may convert units,
+    or be a field, or a key of a dictionary that has attributes for them."""
+    move = getattr(kind, "to", None)
+    if not callable(move):
+        return None
+    try:
+        parameters = list(inspect.signature(move).parameters.values())[1:]  # without self
+    except (TypeError, ValueError):
+        return None
+    if not parameters:
+        return None
+    first = parameters[0]
+    takes_any = first.kind is inspect.Parameter.VAR_POSITIONAL
+    takes_one = first.kind is not inspect.Parameter.KEYWORD_ONLY and "device" in first.name
+    return move if takes_any or takes_one else None
+
+
 def to_device(value: Any, device: torch.device) -> Any:
     """Move the tensors of a collated batch; copies from pinned memory do not block.
 
@@ -310,11 +329,16 @@ def to_device(value: Any, device: torch.device) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         return value.to(device, non_blocking=True)
-    if callable(move := getattr(value, "to", None)):
-        return move(device)
+    if (move := _mover(type(value))) is not None:
+        moved = move(value, device)
+        return value if moved is None else moved
     if isinstance(value, MutableMapping):
-        twin = copy.copy(value)  # which may be a defaultdict, or have attributes
-        twin.update({k: to_device(v, device) for k, v in value.items()})
+        items = {k: to_device(v, device) for k, v in value.items()}
+        try:
+            twin = copy.copy(value)  # which may be a defaultdict, or have attributes
+        except KeyError:  # its attributes are its keys, and it has none that copy() asks for
+            return cast("Any", type(value))(items)
+        twin.update(items)
         return twin
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(to_device(v, device) for v in value))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils import data as torch_data
 
@@ -279,6 +281,72 @@ def test_a_batch_that_can_move_itself_does_so() -> None:
     moved = to_device(packed, torch.device("meta"))
     assert moved.data.is_meta
     assert not moved.batch_sizes.is_meta
+
+
+class Filled:
+    """Moves itself in place, and returns nothing."""
+
+    def __init__(self) -> None:
+        self.data = torch.zeros(1)
+
+    def to(self, device: torch.device) -> None:
+        self.data = self.data.to(device)
+
+
+def test_a_batch_that_moves_itself_in_place_is_still_there() -> None:
+    batch = Filled()
+    assert to_device([batch], torch.device("meta")) == [batch]
+    assert batch.data.is_meta
+
+
+class Length:
+    """A number with a unit, as several packages have."""
+
+    def to(self, unit: str) -> str:
+        return unit + "!"
+
+
+class Message(dict[str, Any]):
+    """Its keys are attributes, as in the common recipe: one that is missing is a KeyError."""
+
+    __getattr__ = dict.__getitem__
+
+
+@dataclass
+class Letter:
+    to: Any
+    text: str
+
+
+Call = namedtuple("Call", "to data")
+
+
+@pytest.mark.parametrize(
+    "item",
+    [Length(), Letter(len, "a"), torch.Tensor, nn.Linear, "text", Message(to=len)],
+    ids=["unit", "field", "class", "module", "text", "key"],
+)
+def test_what_has_another_kind_of_to_stays_as_it_is(item: Any) -> None:
+    tensor, moved = to_device([torch.zeros(1), item], torch.device("meta"))
+    assert tensor.is_meta
+    assert moved == item
+
+
+def noted() -> Message:
+    message = Message(data=torch.zeros(1))
+    vars(message)["note"] = 1
+    return message
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [Message(data=torch.zeros(1)), noted(), Call(len, torch.zeros(1))],
+    ids=["dictionary", "with an attribute", "tuple"],
+)
+def test_batches_with_fields_for_attributes_are_moved(batch: Any) -> None:
+    moved = to_device(batch, torch.device("meta"))
+    assert type(moved) is type(batch)
+    assert moved.data.is_meta
 
 
 @pytest.mark.parametrize("kind", [UserDict, OrderedDict, partial(defaultdict, list)])

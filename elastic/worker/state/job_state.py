@@ -435,13 +435,17 @@ class JobState:
     ) -> None:
         """Form the groups that the script forms in the course of the job, adding some or dividing
         them anew: it has not come to that here."""
-        saved = cast("Any", extra.get("parameter_groups", {})).get(name, [])
+        saved = _groups_of(name, extra)
         groups = optimizer.param_groups
-        if not saved or saved == self._parameter_groups()[name]:
+        here = cast("Any", self._parameter_groups()[name])
+        if not saved or saved == here:
             return
         parameters = dict(self._named_parameters())
-        named = "param_names" in groups[0]  # then torch wants them in all groups
-        if not all(path in parameters for group in saved for path in group):
+        named = bool(groups) and "param_names" in groups[0]  # then torch wants them in all groups
+        # Those that are the same here stay as they are, whatever they train.
+        same = [paths == mine for paths, mine in zip(saved, here, strict=False)]
+        changed = [paths for i, paths in enumerate(saved) if i >= len(same) or not same[i]]
+        if not all(path in parameters for paths in changed for path in paths):
             if len(saved) == len(groups):
                 return
             raise CheckpointMismatch(
@@ -450,8 +454,9 @@ class JobState:
                 "by itself; give the modules that it belongs to to session.track()"
             )
         del groups[len(saved) :]
-        for group, paths in zip(groups, saved, strict=False):
-            group["params"][:] = [parameters[path] for path in paths]
+        for group, paths, stays in zip(groups, saved, same, strict=False):
+            if not stays:
+                group["params"][:] = [parameters[path] for path in paths]
         for paths in saved[len(groups) :]:
             added = [(path, parameters[path]) for path in paths]
             optimizer.add_param_group({"params": added if named else [p for _, p in added]})
@@ -530,6 +535,19 @@ def _for_torch(state: Any) -> Any:
 
 def _beside(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(parameter.device)
+
+
+def _groups_of(name: str, extra: Mapping[str, Json]) -> list[list[Any]]:
+    """What each group of the optimizer trained as the state was saved; none, if it is too old."""
+    groups = cast("Any", extra.get("parameter_groups", {}))
+    saved = groups.get(name, []) if isinstance(groups, dict) else None
+    if not isinstance(saved, list) or not all(map(_is_group, saved)):
+        raise CheckpointDamaged(f"the parameter groups of {name} cannot be read: {saved!r}")
+    return saved
+
+
+def _is_group(paths: Any) -> bool:
+    return isinstance(paths, list) and all(path is None or isinstance(path, str) for path in paths)
 
 
 def _names(saved: Json) -> list[str]:

@@ -387,6 +387,42 @@ def test_a_parameter_group_of_what_is_not_tracked_by_name_is_refused() -> None:
         restore(receiver, sender)
 
 
+def test_a_group_can_be_added_to_one_of_what_no_module_has() -> None:
+    """A temperature, say, that stays in its group."""
+
+    def make_both(rate: float) -> tuple[JobState, torch.optim.Optimizer]:
+        model, own = nn.Linear(2, 1), nn.Parameter(torch.full((), rate))
+        optimizer = torch.optim.SGD([own], lr=rate, momentum=0.9)
+        (model(torch.ones(1, 2)).sum() * own).backward()
+        state = JobState()
+        state.track({"model": model, "optimizer": optimizer})
+        return state, optimizer
+
+    (sender, theirs), (receiver, mine) = make_both(0.3), make_both(0.1)
+    theirs.add_param_group({"params": sender.modules()["model"].parameters(), "lr": 0.02})
+    theirs.step()
+    restore(receiver, sender)
+    assert same(mine.state_dict(), theirs.state_dict())
+    assert [len(group["params"]) for group in mine.param_groups] == [1, 2]
+
+
+def test_groups_are_formed_in_an_optimizer_that_has_none_yet() -> None:
+    (sender, theirs), (receiver, mine) = grown(groups=2), grown(groups=1)
+    mine.param_groups.clear()
+    restore(receiver, sender)
+    assert same(mine.state_dict(), theirs.state_dict())
+
+
+@pytest.mark.parametrize(
+    "damaged", [None, [3], {"optimizer": 3}, {"optimizer": [3]}, {"optimizer": [[["a"]]]}]
+)
+def test_parameter_groups_that_cannot_be_read_are_damage(damaged: Any) -> None:
+    sender, receiver = make(1), make(2)
+    flat, extra = sender.capture(), {**sender.extra(), "parameter_groups": damaged}
+    with pytest.raises(CheckpointDamaged, match="parameter groups"):
+        receiver.restore(flat.skeleton, flat.tensors, extra)
+
+
 class Observed(nn.Module):
     """Keeps the least value that each channel has had, as a quantizer does, and their mean."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -24,7 +24,7 @@ from elastic.worker.state.cells import Gradients
 from elastic.worker.state.curve_points import MOST_POINTS, CurvePoints
 from elastic.worker.state.digest import digest_of
 from elastic.worker.state.ledger import LedgerBacklog, LedgerRecord
-from elastic.worker.state.references import has_own_state, kept_in_place
+from elastic.worker.state.references import has_own_state, kept_in_place, optimizers_inside
 from elastic.worker.state.tensor_specs import TensorSpec, describe, first_differences, signature
 from elastic.worker.state.tree import (
     Filling,
@@ -34,11 +34,13 @@ from elastic.worker.state.tree import (
     flatten,
     memory_of,
     relink,
+    same_tensor,
     tensors_of,
     unflatten,
 )
 
 _VALUES = "session.state."
+_DEEPEST_STATES = 3  # in the state that an optimizer's class makes by itself
 _MOST_GROUPS = 20  # of an optimizer, whose learning rates are told
 
 
@@ -327,6 +329,7 @@ class JobState:
                     self._regroup_parameters(name, tracked, extra)
                     if has_own_state(tracked):
                         tracked.load_state_dict(states[name])
+                        _keep_types(tracked, states[name])
                     else:
                         _load_optimizer(tracked, states[name])
                 else:
@@ -524,6 +527,36 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) 
             elif key in before:
                 loaded[key] = before[key]
         loaded.update({key: value for key, value in before.items() if key not in loaded})
+
+
+def _keep_types(optimizer: torch.optim.Optimizer, saved: Any) -> None:
+    """The same for one whose class loads its state by itself: what that has cast, in it or in an
+    optimizer inside of it, is put back as it was saved."""
+    contents = list(_states_in(saved))
+    for each in (optimizer, *optimizers_inside(optimizer)):
+        parameters = [p for group in each.param_groups for p in group["params"]]
+        for index, content in contents:
+            loaded: Any = each.state.get(parameters[index]) if index < len(parameters) else None
+            for key in content.keys() & loaded.keys() if isinstance(loaded, dict) else ():
+                value, now = content[key], loaded[key]
+                if _is_cast(now, value):
+                    loaded[key] = value.to(now.device)
+
+
+def _is_cast(now: Any, value: Any) -> bool:
+    if not (isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor)):
+        return False
+    return now.dtype != value.dtype and same_tensor(now, value.to(now))
+
+
+def _states_in(saved: Any, depth: int = 0) -> Iterator[tuple[int, dict[Any, Any]]]:
+    """States of parameters by their indices, wherever a class puts what torch gives it."""
+    if isinstance(saved, dict) and depth <= _DEEPEST_STATES:
+        for key, value in saved.items():
+            if type(key) is int and key >= 0 and isinstance(value, dict):
+                yield key, value
+            else:
+                yield from _states_in(value, depth + 1)
 
 
 def _for_torch(state: Any) -> Any:

@@ -309,6 +309,43 @@ def test_an_optimizer_whose_class_has_a_state_dict_of_its_own_is_given_to_others
     assert mine.param_groups[0]["lr"] == 0.3
 
 
+class Precise(torch.optim.SGD):
+    """Keeps momentum in float32 whatever the parameters are in, and notes beside it."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for p in [p for group in self.param_groups for p in group["params"]]:
+            mean = self.state[p].setdefault("mean", torch.zeros(p.shape))
+            p.sub_(mean.mul_(0.9).add_(p.grad.float(), alpha=0.1).to(p.dtype))
+        return closure
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "notes": 3}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict({k: v for k, v in state_dict.items() if k != "notes"})
+
+
+@pytest.mark.parametrize("around", [lambda o: o, Lookahead], ids=["itself", "inside"])
+def test_what_an_own_state_dict_keeps_in_another_type_than_its_parameters_stays_in_it(
+    around: Callable[[torch.optim.Optimizer], torch.optim.Optimizer],
+) -> None:
+    def make_precise(steps: int) -> JobState:
+        torch.manual_seed(steps)
+        model = nn.Linear(2, 1, dtype=torch.bfloat16)
+        optimizer = around(Precise(model.parameters(), lr=0.1))
+        for _ in range(steps):
+            model(torch.randn(1, 2, dtype=torch.bfloat16)).sum().backward()
+            optimizer.step()
+        state = JobState()
+        state.track({"model": model, "optimizer": optimizer})
+        return state
+
+    sender, receiver = make_precise(4), make_precise(0)
+    restore(receiver, sender)
+    assert receiver.digest() == sender.digest()
+
+
 def test_lists_in_the_sessions_state_are_the_ones_that_a_script_refers_to() -> None:
     source, target = make(1), make(2)
     source.values.update(losses=[0.5, {"at": [1, 2]}], seen={3}, best=0.5)

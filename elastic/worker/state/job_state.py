@@ -319,6 +319,7 @@ class JobState:
         self._require_same_structure(buffers.as_built(describe(tensors), reshaped))
         self._buffers.make_room(states)
         self._buffers.receive_caches(_names(extra.get("caches", [])))
+        self._unshare_values()
         # The script's values first: a tensor among them may be one that another object holds.
         in_order = sorted(self.everything.items(), key=lambda n: n[0] in self._scripts)
         with kept_in_place(self._scripts.values()):
@@ -366,6 +367,15 @@ class JobState:
         names = {memory_of(tensor): name for name, tensor in live if tensor.numel()}
         values = {n: memory_of(t) for n, t in flat.tensors.items() if n.startswith(_VALUES)}
         return {name: names[memory] for name, memory in values.items() if memory in names}
+
+    def _unshare_values(self) -> None:
+        """What the values share here, the member whose state comes may have by itself: a script may
+        begin with a model's state_dict() and replace it by a copy later."""
+        if tensors_of(self.values.state_dict()):
+            live = self._of_modules_and_optimizers(self.capture()).values()
+            memory = {memory_of(tensor) for tensor in live if tensor.numel()}
+            shared = [t for t in tensors_of(self.values.state_dict()) if memory_of(t) in memory]
+            relink(self.values, self.values, {id(t): t.detach().clone() for t in shared})
 
     def _share_values(
         self,

@@ -275,20 +275,22 @@ def fill(live: Any, content: Any, filling: Filling) -> Any:
     return live
 
 
-def relink(live: Any, content: Any, shared: Mapping[int, torch.Tensor]) -> None:
+def relink(live: Any, content: Any, shared: Mapping[int, torch.Tensor]) -> Any:
     """Put tensors of `shared` into the dictionaries and lists of `live`, where `content`, of the
-    same form, has the tensor of that id."""
+    same form, has the tensor of that id. Returns `live`, or what takes its place: a tensor, or
+    a tuple that has another one in it."""
+    if id(content) in shared:
+        return shared[id(content)]
     if isinstance(live, dict) and isinstance(content, dict):
-        places: Iterable[Any] = live.keys() & content.keys()
+        for key in live.keys() & content.keys():
+            live[key] = relink(live[key], content[key], shared)
     elif isinstance(live, list) and isinstance(content, list):
-        places = range(min(len(live), len(content)))
-    else:
-        return
-    for place in places:
-        if id(content[place]) in shared:
-            live[place] = shared[id(content[place])]
-        else:
-            relink(live[place], content[place], shared)
+        for place, (old, item) in enumerate(zip(live, content, strict=False)):
+            live[place] = relink(old, item, shared)
+    elif type(live) is tuple and isinstance(content, tuple) and len(live) == len(content):
+        inside = tuple(relink(old, item, shared) for old, item in zip(live, content, strict=True))
+        return live if all(map(operator.is_, inside, live)) else inside
+    return live
 
 
 def _can_hold(live: torch.Tensor, content: torch.Tensor) -> bool:

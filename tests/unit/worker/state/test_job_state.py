@@ -787,6 +787,38 @@ def test_values_that_follow_a_model_and_an_optimizer_do_so_in_a_newcomer(best_th
     assert source.digest() == target.digest()
 
 
+def test_values_in_tuples_follow_a_model_in_a_newcomer() -> None:
+    source, target = make(1), make(2)
+    model = source.modules()["model"]
+    source.values["best"] = (0.5, [(model.state_dict(), 3)], next(model.parameters()).detach())
+    restore(target, source)
+    for state in (source, target):
+        add_to(state.modules()["model"])
+    assert same(target.values.state_dict(), source.values.state_dict())
+    assert target.digest() == source.digest()
+
+
+def add_to(module: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.5)
+
+
+@pytest.mark.parametrize("inside", [lambda v: v, lambda v: [(1, v)]], ids=["alone", "in a tuple"])
+def test_values_that_follow_a_model_in_a_newcomer_only_come_to_be_its_own(inside: Any) -> None:
+    """As of a script that begins with the model's state_dict(), and replaces it by a copy once
+    there is a better one."""
+    source, target = make(1), make(2)
+    source.values["best"] = inside(copy.deepcopy(source.modules()["model"].state_dict()))
+    add_to(source.modules()["model"])
+    target.values["best"] = inside(target.modules()["model"].state_dict())
+    restore(target, source)
+    for state in (source, target):
+        add_to(state.modules()["model"])
+    assert same(target.values.state_dict(), source.values.state_dict())
+    assert target.digest() == source.digest()
+
+
 @pytest.mark.parametrize("damaged", [[3], {"session.state.x": "model.0.weight"}, {"a": [1]}, 7])
 def test_what_values_share_that_cannot_be_read_is_damage(damaged: Any) -> None:
     source, target = make(1), make(2)

@@ -368,15 +368,18 @@ def _fresh(state: object) -> object:
 def _ignoring(module: nn.Module, buffers: list[str]) -> Iterator[None]:
     """DDP that is put around the module meanwhile does not broadcast these, nor what the script has
     told it to ignore."""
-    told = module.__dict__.get(_TO_IGNORE)
-    if buffers:
-        module.__dict__[_TO_IGNORE] = [*(told or ()), *buffers]
+    if not buffers:
+        yield
+        return
+    own = module.__dict__.get(_TO_IGNORE)
+    told = getattr(module, _TO_IGNORE, None)  # its class may have it
+    module.__dict__[_TO_IGNORE] = [*(told or ()), *buffers]
     try:
         yield
     finally:
-        module.__dict__.pop(_TO_IGNORE, None)
-        if told is not None:
-            module.__dict__[_TO_IGNORE] = told
+        del module.__dict__[_TO_IGNORE]
+        if own is not None:
+            module.__dict__[_TO_IGNORE] = own
 
 
 @contextlib.contextmanager

@@ -104,6 +104,20 @@ def test_a_member_that_takes_over_a_state_leaves_out_the_same_caches(
         assert ignored_here() == ignored_there() == ({"told", "0.cos"} if there == 9 else {"told"})
 
 
+class Telling(nn.Sequential):
+    _ddp_params_and_buffers_to_ignore = ("told",)
+
+
+def test_what_a_class_tells_ddp_to_ignore_is_ignored_beside_a_cache(alone: Group) -> None:
+    net = Telling(Rotary())
+    model, state = DistributedModel(net, {}), JobState()
+    state.track({"model": model})
+    net[0].grow(9)
+    model.wrap(alone.backend, state.caches_of_group())
+    assert set(ddp_of(model).parameters_to_ignore) == {"told", "0.cos"}
+    assert "_ddp_params_and_buffers_to_ignore" not in vars(net)
+
+
 def test_it_has_the_modules_face(net: Net) -> None:
     model = DistributedModel(net, {})
     assert list(model.state_dict()) == list(net.state_dict())

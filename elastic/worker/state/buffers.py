@@ -34,7 +34,9 @@ class BuiltBuffers:
         self._received = False
 
     def watch(self, name: str, module: nn.Module) -> None:
-        """Note what there is now."""
+        """Note what there is now; a module may be tracked again, and be another by then."""
+        if name in self._modules:
+            return
         self._modules[name] = module
         self._built.update(_specs(name, module))
         self._shapes.update((path, _shape(owner[key])) for path, owner, key in self._left_out(name))
@@ -72,12 +74,13 @@ class BuiltBuffers:
         """Give each the shape that it has in the states that come, by the modules' names:
         load_state_dict() fills only what is there."""
         for name, module in self._modules.items():
+            here = module.state_dict().keys()  # a class may leave some out
             for path, owner, key in _slots(module):
                 live, saved = owner[key], states[name].get(path)
                 if isinstance(saved, torch.Tensor):
                     if live is None or live.shape != saved.shape:
                         owner[key] = torch.empty_like(saved, device=_device_of(module, saved))
-                elif f"{name}.{path}" not in self._built:
+                elif f"{name}.{path}" not in self._built and path in here:
                     owner[key] = None
 
     def _left_out(self, name: str) -> Iterator[tuple[str, dict[str, torch.Tensor | None], str]]:

@@ -501,6 +501,37 @@ def test_buffers_that_have_changed_in_shape_are_given_to_others(there: bool, her
     assert receiver.signature() == observed(seen=False).signature()
 
 
+def test_a_module_that_is_tracked_again_has_been_built_as_it_was_at_first() -> None:
+    sender, receiver = observed(seen=True), observed(seen=False)
+    sender.track(dict(sender.modules()))
+    assert sender.signature() == receiver.signature()
+    restore(receiver, sender)
+    assert receiver.digest() == sender.digest()
+
+
+class Brief(Observed):
+    """Does not save what it has observed."""
+
+    def state_dict(self, *args: Any, **named: Any) -> Any:
+        found = super().state_dict(*args, **named)
+        return {name: tensor for name, tensor in found.items() if "seen" not in name}
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **named: Any) -> Any:
+        return super().load_state_dict(state_dict, *args, **{**named, "strict": False})
+
+
+def test_a_buffer_that_a_class_leaves_out_of_its_state_stays() -> None:
+    states = []
+    for value in (1.0, 2.0):
+        model, state = Brief(), JobState()
+        state.track({"model": model})
+        model.register_buffer("seen", torch.full((3,), value))
+        states.append(state)
+    sender, receiver = states
+    restore(receiver, sender)
+    assert receiver.modules()["model"].get_buffer("seen").tolist() == [2.0] * 3
+
+
 @pytest.mark.parametrize("seen", [False, True])
 def test_buffers_that_were_built_otherwise_are_those_of_another_model(seen: bool) -> None:
     sender, receiver = observed(seen=seen, mask=4), observed(seen=False)

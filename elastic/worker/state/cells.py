@@ -97,8 +97,8 @@ class ModuleTensors:
     the tensor objects that were there are put back with their content.
 
     beside: the attributes of modules with buffers that are not part of their state. Where one of
-    these is a cache that has grown, such as `self.longest` tells for what it is long enough: these
-    numbers are put back with it.
+    these was made anew, as a cache for longer sequences is, or frequencies for them, such as
+    `self.longest` tells for what it is good: these numbers are put back with it.
     """
 
     def __init__(
@@ -129,10 +129,9 @@ class ModuleTensors:
     def put_back(self, copy: Copy) -> None:
         tensors, data, content, numbers = copy
         for (owner, name), tensor in zip(self._slots, tensors, strict=True):
-            now = owner.get(name)
-            if now is not tensor:
+            if owner.get(name) is not tensor:
                 owner[name] = tensor
-                if id(owner) in numbers and _shape(now) != _shape(tensor):
+                if id(owner) in numbers:
                     self._beside[id(owner)].update(numbers[id(owner)])
         for tensor, memory in zip(_present(tensors), data, strict=True):
             if tensor.data_ptr() != memory.data_ptr() or not _fits(memory, tensor):
@@ -859,10 +858,6 @@ def _fits(copy: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 def _numbers(attributes: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in attributes.items() if type(value) in UNCHANGING}
-
-
-def _shape(tensor: torch.Tensor | None) -> torch.Size | None:
-    return None if tensor is None else tensor.shape
 
 
 def _put_back(data: list[torch.Tensor], content: list[torch.Tensor]) -> None:

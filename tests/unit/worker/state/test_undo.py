@@ -1544,6 +1544,33 @@ def test_of_a_cache_that_has_grown_in_the_block_its_module_knows_that_it_is_shor
     assert net[0].calls == calls + 1  # what a module counts is its own
 
 
+class Stretched(nn.Module):
+    """Computes other frequencies, as many, when a longer sequence comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.stretch(4)
+
+    def stretch(self, length: int) -> None:
+        self.longest = length
+        self.register_buffer("inverse", torch.ones(3) / length, persistent=False)
+
+    def forward(self, inputs: torch.Tensor, length: int) -> torch.Tensor:
+        if length > self.longest:
+            self.stretch(length)
+        return self.layer(inputs) * self.inverse.sum()
+
+
+def test_of_frequencies_made_anew_in_the_block_their_module_knows_what_they_are_for() -> None:
+    net = Stretched()
+    script = Script(net=net)
+    assert script.lost(lambda: net(torch.ones(1, 2), 9))
+    assert net.longest == 4
+    net(torch.ones(1, 2), 9)  # once more, in the new group
+    assert torch.equal(net.inverse, torch.ones(3) / 9)
+
+
 def test_a_buffer_that_is_filled_in_the_block_is_empty_again() -> None:
     """Such as a cache that a first forward pass makes."""
     net = layer(4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
@@ -41,6 +42,7 @@ from elastic.worker.state.tree import (
 
 _VALUES = "session.state."
 _DEEPEST_STATES = 3  # in the state that an optimizer's class makes by itself
+_MOST_NAMED = 5  # parameters, in a warning
 _MOST_GROUPS = 20  # of an optimizer, whose learning rates are told
 
 
@@ -473,6 +475,15 @@ class JobState:
         for paths in saved[len(groups) :]:
             added = [(path, parameters[path]) for path in paths]
             optimizer.add_param_group({"params": added if named else [p for _, p in added]})
+        trained = {path for paths in saved for path in paths}
+        if out := [path for paths in here for path in paths if path and path not in trained]:
+            names = ", ".join(out[:_MOST_NAMED] + ["..."] * (len(out) > _MOST_NAMED))
+            warnings.warn(
+                f"{name} no longer trains {names}, as in the state that is taken over; if these "
+                "are new in the script, give them to the optimizer after the first step, by "
+                "add_param_group(), or use another checkpoint directory",
+                stacklevel=2,
+            )
 
     def _require_same_objects(self, states: Mapping[str, Any]) -> None:
         saved = {name for name in states if "." not in name}

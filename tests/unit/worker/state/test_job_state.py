@@ -6,6 +6,7 @@ import copy
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -409,7 +410,9 @@ def test_parameter_groups_that_a_script_forms_anew_are_formed_in_a_newcomers_opt
     optimizer.step()
     receiver, mine = grown(groups=built, named=named)
     groups = mine.param_groups
-    restore(receiver, sender)
+    out = formed != ["1.weight 1.bias", "0.weight 0.bias"]
+    with pytest.warns(UserWarning, match=r"no longer trains model\.") if out else nullcontext():
+        restore(receiver, sender)
     assert same(mine.state_dict(), optimizer.state_dict())
     assert receiver.digest() == sender.digest()
     assert mine.param_groups is groups

@@ -840,6 +840,19 @@ def test_from_a_call_a_job_that_stops_is_saved_and_left() -> None:
     assert not driver.machine.status.in_run
 
 
+def test_who_is_a_call_behind_makes_it_before_the_job_is_saved_and_left() -> None:
+    """The others are past it: all members save the state of one place of the script."""
+    driver = trained(3)
+    driver.lose_at(act.Perform, 2, "a", "b", **SAVE_AND_LEAVE)
+    driver.peers(ME, veteran(3, runs_done=1, repeats=True))
+    assert driver.call("evaluate") == "evaluate"
+    assert not any(line.startswith("Save") for line in driver.taken())
+    driver.answer(act.LeaveJob, JobEnds())
+    with pytest.raises(JobEnds):
+        driver.boundary()
+    assert driver.taken() == ["SaveAndWait step=3", "LeaveJob"]
+
+
 def test_a_group_lost_while_it_saves_is_followed_by_another_that_saves() -> None:
     driver = trained(3)
     driver.announce(2, "a", "b", **SAVE_AND_LEAVE)

@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from typing import Any
 
 import grpc
 
@@ -31,7 +32,7 @@ from elastic.coordinator.page import standby
 from elastic.coordinator.totals import Totals
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
-from elastic.errors import ElasticError, ExitCode, refusal_of
+from elastic.errors import ElasticError, ExitCode, TransientError, refusal_of
 from elastic.rpc.control import CONTROL_SERVICE, ControlServer
 from elastic.rpc.engine import start_engine
 from elastic.rpc.health import Health
@@ -159,7 +160,10 @@ async def _coordinate(
                 async with serving as served:
                     office.page = reached_at(served, address)
                     with watched_loop(journal, pauses):
-                        return await _until_signalled(office, journal, settings.after_end, notice)
+                        ends: list[int] = []
+                        work = _work(office, journal, settings.after_end, ends)
+                        working = asyncio.ensure_future(_while_served(work, server, address))
+                        return await _until_signalled(working, ends, journal, notice)
             finally:
                 notice.stopping(STOP_TIMEOUT_S)
                 await server.stop(_STOP_GRACE_S)
@@ -210,12 +214,10 @@ def _condition(office: Office) -> Condition:
 
 
 async def _until_signalled(
-    office: Office, journal: Journal, after_end: AfterEnd, notice: ServiceNotice
+    working: asyncio.Future[int], ends: list[int], journal: Journal, notice: ServiceNotice
 ) -> int:
     """A signal makes way for another coordinator; the job goes on."""
     loop = asyncio.get_running_loop()
-    ends: list[int] = []
-    working = asyncio.ensure_future(_work(office, journal, after_end, ends))
     codes: list[ExitCode] = []
     count = SignalCount()
 
@@ -238,6 +240,27 @@ async def _until_signalled(
         if not codes:
             raise
         return ends[0] if ends else int(codes[0])
+
+
+async def _while_served(work: Coroutine[Any, Any, int], server: ControlServer, address: str) -> int:
+    """Work as long as agents can come to it. Raises TransientError when they no longer can: another
+    coordinator, or this one once it is started again, can be reached."""
+    working = asyncio.ensure_future(work)
+    deaf = asyncio.ensure_future(server.until_deaf())
+    try:
+        await asyncio.wait({working, deaf}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        deaf.result()
+        raise TransientError(
+            f"{address}: no connection is taken here any more, so that no agent can come to this "
+            "coordinator; start it again (gRPC does not say why: descriptors may be short on this "
+            "machine, see /proc/sys/fs/file-nr)"
+        )
+    finally:
+        for task in (working, deaf):
+            task.cancel()
+        await asyncio.gather(working, deaf, return_exceptions=True)
 
 
 async def _work(office: Office, journal: Journal, after_end: AfterEnd, ends: list[int]) -> int:

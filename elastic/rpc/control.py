@@ -15,6 +15,7 @@ from elastic.errors import ConfigurationError, TransientError
 from elastic.rpc.admission import Admission, MessageRefused
 from elastic.rpc.control_client import ControlClient, CoordinatorLost
 from elastic.rpc.control_options import LET_IN, OPTIONS
+from elastic.rpc.handshake_probe import is_served
 from elastic.rpc.security import (
     PLAINTEXT,
     Report,
@@ -34,6 +35,8 @@ __all__ = ["AgentStream", "ControlClient", "ControlHandler", "ControlServer", "C
 
 CONTROL_SERVICE: str = pb.DESCRIPTOR.services_by_name["Control"].full_name
 _HELLO_TIMEOUT_S = 5.0
+_LOOK_EVERY_S = 5.0
+_ANY = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "": "localhost"}
 _MOST_UNSENT = 10_000  # messages to an agent that does not read
 T = TypeVar("T")
 
@@ -350,9 +353,22 @@ class ControlServer:
         if port == 0 and not is_unix_socket(self._address):
             raise _not_listening(self._address)
         await self._server.start()
-        if is_unix_socket(self._address):
-            return self._address
-        return f"{self._address.rpartition(':')[0]}:{port}"
+        if not is_unix_socket(self._address):
+            self._address = f"{self._address.rpartition(':')[0]}:{port}"
+        return self._address
+
+    async def until_deaf(self) -> None:
+        """Return once no connection is taken any more, seen twice in a row.
+
+        gRPC closes its acceptor for good when accept(2) fails with anything but EMFILE, as with
+        ENFILE where a whole machine has no file left for a moment: agents wait without end then.
+        """
+        host, _, port = self._address.rpartition(":")
+        own = self._address if is_unix_socket(self._address) else f"{_ANY.get(host, host)}:{port}"
+        misses = 0
+        while misses < 2:
+            await asyncio.sleep(_LOOK_EVERY_S if misses == 0 else 1.0)
+            misses = 0 if await is_served(own, self._security) else misses + 1
 
     async def stop(self, grace_s: float) -> None:
         """Close; streams get `grace_s` seconds to end."""

@@ -1,4 +1,5 @@
-"""Why a connection to the coordinator cannot be made, found by trying it with the `ssl` module.
+"""Why a connection to the coordinator cannot be made, and whether a server takes any, found by
+trying it with the `ssl` module.
 
 gRPC says "Socket closed" for most of what can be wrong with certificates. The probe speaks no
 HTTP/2: it looks at how the handshake ends, and whether the server then says anything.
@@ -17,6 +18,7 @@ from elastic.timeouts import timeout
 
 _HANDSHAKE_S = 3.0
 _FIRST_WORD_S = 1.0  # an HTTP/2 server speaks at once
+_SERVED_WITHIN_S = 5.0
 
 
 async def explain(address: str, security: Security) -> str:
@@ -24,6 +26,30 @@ async def explain(address: str, security: Security) -> str:
     if isinstance(security, Tls):
         return await _explain_tls(address, security)
     return await _explain_plain_text(address)
+
+
+async def is_served(address: str, security: Security) -> bool:
+    """Whether the server of this process takes connections at its own address: it says something,
+    or hangs up. True as well where this process cannot try, for want of a descriptor."""
+    context, name = None, ""
+    if isinstance(security, Tls):
+        try:
+            context, name = _context(security), _expected(security)
+        except (OSError, ValueError):
+            return True  # just being replaced
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        async with timeout(_SERVED_WITHIN_S):
+            reader, writer = await _connect(address, context, name)
+            try:
+                await reader.read(1)
+            finally:
+                writer.close()
+    except asyncio.TimeoutError:
+        return False
+    except OSError as error:
+        return not isinstance(error, ConnectionRefusedError)
+    return True
 
 
 async def _explain_tls(address: str, tls: Tls) -> str:
@@ -82,14 +108,14 @@ def _context(tls: Tls) -> ssl.SSLContext:
 
 
 async def _connect(
-    address: str, context: ssl.SSLContext, name: str
+    address: str, context: ssl.SSLContext | None, name: str
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     if is_unix_socket(address):
         path = address.partition(":")[2]
-        return await asyncio.open_unix_connection(path, ssl=context, server_hostname=name)
+        return await asyncio.open_unix_connection(path, ssl=context, server_hostname=name or None)
     host, _, port = address.rpartition(":")
     return await asyncio.open_connection(
-        host.strip("[]"), int(port), ssl=context, server_hostname=name
+        host.strip("[]"), int(port), ssl=context, server_hostname=name or None
     )
 
 

@@ -78,6 +78,15 @@ def test_calls_that_fail_in_a_job_that_trains(library: Path) -> None:
 
 
 @pytest.mark.long
+def test_a_coordinator_to_which_nobody_can_come_any_more_makes_way(library: Path) -> None:
+    """gRPC closes its acceptor for good where a machine has no file left for a moment."""
+    points = [Point.parse(f"coordinator:accept:{number}:ENFILE") for number in (1, 2, 3)]
+    with etcd_cluster(size=1) as etcd:
+        outcomes = [*Campaign(library, etcd.endpoints(), _SEED).several(points)]
+    assert not (found := _wrong(outcomes)), found
+
+
+@pytest.mark.long
 def test_a_call_that_fails_as_an_agent_starts(library: Path) -> None:
     """gRPC's thread does not look whether it could tell the loop of an answer."""
     with etcd_cluster(size=1) as etcd:

@@ -1,4 +1,4 @@
-"""The seeds that once failed: seeds.txt, read."""
+"""The seeds that once failed, or that show a planted fault: seeds.txt, read."""
 
 from __future__ import annotations
 

@@ -10,8 +10,10 @@ from typing import cast
 import pytest
 
 from elastic.cli import coordinator
-from elastic.cli.coordinator import _until_signalled
+from elastic.cli.coordinator import _until_signalled, _while_served, _work
 from elastic.coordinator.office import Office
+from elastic.errors import TransientError
+from elastic.rpc.control import ControlServer
 from elastic.runtime.journal import Journal
 from elastic.runtime.service_notice import ServiceNotice
 from elastic.settings.shared import AfterEnd
@@ -28,6 +30,16 @@ class Ends:
         return self.codes.pop(0) if self.codes else await asyncio.Future()
 
 
+class Server:
+    """One that can be reached until it is deaf."""
+
+    def __init__(self) -> None:
+        self.deaf = asyncio.Event()
+
+    async def until_deaf(self) -> None:
+        await self.deaf.wait()
+
+
 def coordinate(
     office: Ends,
     after_end: AfterEnd,
@@ -40,9 +52,10 @@ def coordinate(
     async def main() -> int:
         journal = Journal(diary.entries.append)
         notice = ServiceNotice({})
-        working = asyncio.ensure_future(
-            _until_signalled(cast(Office, office), journal, after_end, notice)
-        )
+        ends: list[int] = []
+        work = _work(cast(Office, office), journal, after_end, ends)
+        served = asyncio.ensure_future(_while_served(work, cast(ControlServer, Server()), "here"))
+        working = asyncio.ensure_future(_until_signalled(served, ends, journal, notice))
         while signalled and office.codes:
             await asyncio.sleep(0)
         for _ in range(10):
@@ -79,6 +92,30 @@ def test_with_serve_a_run_that_was_left_is_coordinated_again(
     assert (exit_code, office.codes) == (0, [])
     exit_code, diary = coordinate(Ends(left), AfterEnd.SERVE, signalled=True)
     assert (exit_code, diary.names()) == (143, ["leaving"])
+
+
+def test_a_coordinator_that_nobody_can_reach_makes_way_before_it_ends() -> None:
+    made_way = False
+
+    async def work() -> int:
+        nonlocal made_way
+        try:
+            return await asyncio.Future()
+        finally:
+            made_way = True
+
+    async def main() -> None:
+        server = Server()
+        served = asyncio.ensure_future(
+            _while_served(work(), cast(ControlServer, server), "10.0.0.1:4400")
+        )
+        await asyncio.sleep(0)
+        server.deaf.set()
+        with pytest.raises(TransientError, match=r"10\.0\.0\.1:4400.*descriptors may be short"):
+            await served
+
+    asyncio.run(main())
+    assert made_way
 
 
 def test_a_closed_terminal_makes_way_for_another_coordinator() -> None:

@@ -334,7 +334,8 @@ def test_every_method_asks_for_the_job_in_the_certificate(made: Certificates, na
             f"of job 'digits', for certificates of digits.job.elastic; the one shown names {found}",
         )
         reports = place.reports.named("peer_refused")
-        assert [r["method"] for r in reports] == [m.name for m in METHODS]
+        refused = dict.fromkeys(r["method"] for r in reports)  # gRPC may try one of them again
+        assert list(refused) == [m.name for m in METHODS]
         assert {(r["expected"], r["found"]) for r in reports} == {("digits.job.elastic", found)}
         assert all(str(r["peer"]).startswith("ipv4:127.0.0.1:") for r in reports)
         assert place.recorder.heard.empty()

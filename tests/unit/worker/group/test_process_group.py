@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 import os
 import socket
 import sys
@@ -316,7 +317,14 @@ def test_connections_of_the_script_are_left_alone_by_a_group_that_does_not_come_
     def wait(seat: Seat) -> None:
         group = Group(seat.generation(), seat.rank, GLOO)
         prefetcher = Prefetcher()
-        threading.Timer(0.2, group.abort).start()
+
+        def abort() -> None:
+            during = prefetcher.made() + 10
+            while prefetcher.made() <= during:
+                time.sleep(0.01)
+            group.abort()
+
+        threading.Thread(target=abort, daemon=True).start()
         with pytest.raises(GroupLost):
             group.build(seat.host, JOIN_TIMEOUT_S)
         assert prefetcher.made() > 10
@@ -387,11 +395,21 @@ def test_building_is_aborted_while_a_peer_that_has_met_does_not_connect() -> Non
 
     def wait(seat: Seat) -> None:
         group = Group(seat.generation(1), seat.rank, GLOO)
-        threading.Timer(0.3, group.abort).start()
-        began = time.monotonic()
+        aborted_at = math.inf
+
+        def abort() -> None:
+            nonlocal aborted_at
+            seat.exchange("met")
+            time.sleep(0.2)  # on into gloo; what is tested is the end of that, however far it is
+            aborted_at = time.monotonic()
+            group.abort()
+
+        aborting = threading.Thread(target=abort)
+        aborting.start()
         with pytest.raises(GroupLost):  # superseded, or the other's abort came first
             group.build(seat.host, JOIN_TIMEOUT_S)
-        assert time.monotonic() - began < JOIN_TIMEOUT_S / 3
+        aborting.join()
+        assert time.monotonic() - aborted_at < JOIN_TIMEOUT_S / 3
         group.close()
         seat.exchange("free")
         seat.join(2)
@@ -400,6 +418,7 @@ def test_building_is_aborted_while_a_peer_that_has_met_does_not_connect() -> Non
     def refuse(seat: Seat) -> None:
         group = Group(seat.generation(1), seat.rank, GLOO)
         group.store = group._meet(datetime.timedelta(seconds=JOIN_TIMEOUT_S))
+        seat.exchange("met")
         seat.exchange("free")
         seat.join(2)
         meet()

@@ -27,7 +27,9 @@ SIZES = {
     "tiny": Size(inputs=64, hidden=(128, 128), batch_size=16, samples=20_000),  # 4 ms
     "2ms": Size(inputs=128, hidden=(256, 256), batch_size=32, samples=20_000),  # 2 ms for 2 workers
     "small": Size(inputs=256, hidden=(512, 512, 512), batch_size=64, samples=20_000),  # 15 ms
-    "5m": Size(inputs=512, hidden=(1536, 1536, 1024), batch_size=32, samples=10_000),  # 90 ms
+    "5m": Size(inputs=512, hidden=(1536, 1536, 1024), batch_size=32, samples=10_000),  # 50 ms
+    # 75 ms for 2 workers
+    "11m": Size(inputs=512, hidden=(2432, 2432, 1536), batch_size=32, samples=10_000),
 }
 
 

@@ -71,8 +71,10 @@ class Step:
     def __init__(self, training: Training, dealer: Dealer, deal: Deal) -> None:
         self._training = training
         self._loop = training.part.loop
-        self._fetched = 0
-        self._passed = 0  # of the fetched micro-batches, up to the last whose loss was passed
+        self._taken = 0  # micro-batches of this pass
+        self._passed = 0  # of these, up to the last whose loss was passed
+        self._batches: list[Any] = []
+        """Those fetched so far, as they came: another pass over `batches` takes them again."""
         self._reduced = False
         self._entered = False
         self._outside: BaseException | None = None
@@ -99,12 +101,16 @@ class Step:
         """This rank's micro-batches, collated and on the session's device.
 
         Only the last one's backward all-reduces. A rank that has no sample left gets a stand-in
-        batch of weight zero, because its peers need it in their collectives.
+        batch of weight zero, because its peers need it in their collectives. Called again after
+        the last one, it gives the same batches once more, for a second model say; until then it
+        goes on where it was left.
         """
         if not self._entered:
             raise StepMisused("step.batches() was called outside of `with step:`")
         last = len(self._micro_batches) - 1
-        for number in range(self._fetched, len(self._micro_batches)):
+        if self._taken > last:
+            self._taken = self._passed = 0
+        for number in range(self._taken, last + 1):
             if self._passed < number:
                 raise StepMisused(
                     f"step {self.index}: a micro-batch was taken from step.batches() before the "
@@ -112,10 +118,12 @@ class Step:
                     "last one taken; call step.backward() inside of `for ... in step.batches():`"
                 )
             self._training.reduce_gradients(number == last)
-            self._fetched += 1
+            self._taken += 1
             began = time.monotonic()
             self._training.place.now = Place.DATA, began
-            batch = self._dealer.fetch()
+            if number == len(self._batches):
+                self._batches.append(self._dealer.fetch())
+            batch = self._batches[number]
             fetched = time.monotonic()
             clock = self._training.clock
             clock.spent.fetched(began, fetched)
@@ -131,16 +139,16 @@ class Step:
         loss: the mean over the samples of the micro-batch that `batches` yielded last. The
         averaged gradient is then the exact mean over the global batch, at uneven shares too.
         """
-        if self._fetched == 0:
+        if self._taken == 0:
             raise StepMisused(
                 "step.backward() was called before a batch was taken from step.batches()"
             )
         if not self._reduced:
             self._require_block_around(sys._getframe(1))
             self._training.before_backward()
-        weight = self._weights[self._fetched - 1]
-        last = self._fetched == len(self._micro_batches)
-        self._passed = self._fetched
+        weight = self._weights[self._taken - 1]
+        last = self._taken == len(self._micro_batches)
+        self._passed = self._taken
         began = time.monotonic()
         self._training.place.now = Place.BACKWARD, began
         try:
@@ -173,9 +181,9 @@ class Step:
         else gloo ends the process. Called before `backward`, they are summed along with the
         gradients; later they need a collective of their own.
         """
-        if self._fetched == 0:
+        if self._taken == 0:
             raise StepMisused("step.mean() was called before a batch was taken from step.batches()")
-        micro_batch = self._micro_batches[self._fetched - 1]
+        micro_batch = self._micro_batches[self._taken - 1]
         count = len(micro_batch) if micro_batch.weighted else 0
         device = self._training.control.backend.device
         for name, value in values.items():
@@ -243,6 +251,7 @@ class Step:
             self._means.settle(means)
             return True
         finally:
+            self._batches.clear()
             self._training.leave_block()
 
     # ---- for the training loop
@@ -280,7 +289,7 @@ class Step:
 
     def _end(self) -> Exception | None:
         """Commit. Returns the error if the group is lost only now."""
-        if not self._reduced:
+        if not self._reduced or 0 < self._passed < len(self._micro_batches):
             raise StepMisused(
                 f"step {self.index} ended without an averaged gradient: take every micro-batch "
                 "from step.batches() and pass each loss to step.backward(loss)"

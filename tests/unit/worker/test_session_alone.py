@@ -77,6 +77,31 @@ def first_step(session: Session) -> Step:
     return next(session.steps(loader(), epochs=1))
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_batches_can_be_taken_again_in_a_block(session: Session, accumulate: int) -> None:
+    """As a GAN does: first for the discriminator, then for the generator."""
+    data = loader(batch_size=2 // accumulate, accumulate=accumulate)
+    found = []
+    for step in session.steps(data, epochs=1):
+        with step:
+            first, second = backward(step), backward(step)
+        assert first == second
+        found += second
+    assert found == [sample for step in IN_ORDER for sample in step]
+
+
+def test_batches_go_on_where_they_were_left(session: Session) -> None:
+    step = next(session.steps(loader(batch_size=1, accumulate=2), epochs=1))
+    with step:
+        weight = torch.zeros(1, requires_grad=True)
+        seen = []
+        for _ in range(2):
+            (inputs,) = next(step.batches())
+            step.backward((inputs * weight).mean())
+            seen += inputs.flatten().tolist()
+    assert seen == IN_ORDER[0]
+
+
 def test_a_second_backward_pass_through_one_forward_pass_is_refused(session: Session) -> None:
     model = session._training.models[0]
     for step in session.steps(loader(), epochs=1):
@@ -318,6 +343,13 @@ def half(step: Step) -> None:
         step.backward((inputs * torch.zeros(1, requires_grad=True)).mean())
 
 
+def half_of_a_second_pass(step: Step) -> None:
+    with step:
+        backward(step)
+        (inputs,) = next(step.batches())
+        step.backward((inputs * torch.zeros(1, requires_grad=True)).mean())
+
+
 def backward_without_batch(step: Step) -> None:
     with step:
         step.backward(torch.zeros(1, requires_grad=True).sum())
@@ -331,6 +363,7 @@ def mean_without_batch(step: Step) -> None:
 MISUSES: dict[str, tuple[Callable[[Step], object], str]] = {
     "nothing in the block": (skip, "without an averaged gradient"),
     "one of two micro-batches": (half, "without an averaged gradient"),
+    "one of two in a second pass": (half_of_a_second_pass, "without an averaged gradient"),
     "batches outside the block": (lambda step: next(step.batches()), "outside"),
     "backward before a batch": (backward_without_batch, "before a batch"),
     "mean before a batch": (mean_without_batch, "before a batch"),

@@ -31,7 +31,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Protocol
 
-from elastic.store.etcd.options import EtcdOptions, etcd_options
+from elastic.store.etcd.endpoints import EtcdOptions, etcd_options
 from tests.certificates import Certificates
 from tests.job_process import DIE_WITH_PARENT
 

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from elastic.store.etcd import v3_pb2 as pb
-from elastic.store.etcd.methods import STATUS
+from elastic.store.etcd.connection import STATUS
 
 
 class _Front(grpc.GenericRpcHandler):

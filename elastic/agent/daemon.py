@@ -18,16 +18,11 @@ from typing import IO, Any
 from typing_extensions import assert_never
 
 from elastic.agent.coordinator_link import CoordinatorLink, LeaderSource
-from elastic.agent.hung_workers import main_stacks, with_place
-from elastic.agent.kernel_log import KernelLog
-from elastic.agent.liveness import Liveness
-from elastic.agent.logs import LogFollower, append_lines, last_lines
+from elastic.agent.logs import LogFollower, WorkerLogs, append_lines, last_lines
 from elastic.agent.metrics import AgentFigures
-from elastic.agent.out_of_memory import OutOfMemory
-from elastic.agent.stacks import StackCollector
-from elastic.agent.time_reports import TimeReports
-from elastic.agent.worker_logs import WorkerLogs
-from elastic.agent.worker_server import WorkerServer
+from elastic.agent.out_of_memory import KernelLog, OutOfMemory
+from elastic.agent.stacks import StackCollector, main_stacks, with_place
+from elastic.agent.worker_server import Liveness, TimeReports, WorkerServer
 from elastic.agent.zygote_process import ZygoteProcess
 from elastic.checkpoint.catalog import list_checkpoints
 from elastic.checkpoint.directory import open_directory

@@ -1,16 +1,21 @@
-"""Collects the stacks of this node's workers, and of what they have forked, at one instant."""
+"""Collects the stacks of this node's workers, and of what they have forked, at one instant; and
+what they say of where a worker hung that was looked at before it was ended.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from elastic.rpc.stacks import process_to_pb
+from elastic.core.diagnosis import doing, where_it_hangs
+from elastic.core.membership import Failure, FailureKind
+from elastic.rpc.stacks import process_to_pb, stack_lines, whereabouts_from_pb
 from elastic.runtime.off_loop import off_loop
 from elastic.runtime.stack_file import (
     ALL_STACKS_SIGNAL,
@@ -163,3 +168,31 @@ def _name_of(pid: int) -> str:
         line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
         return line.decode(errors="replace").strip()
     return ""
+
+
+_MOST_LINES = 40
+
+
+def with_place(failure: Failure, stacks: pb.WorkerStacks) -> Failure:
+    """The same with the place at which the script hung, if the coordinator has not told it, and
+    with a signature that is equal for all workers that hang there."""
+    rank = whereabouts_from_pb(stacks, rank=0, node="")
+    place, message = failure.place, failure.message
+    if not place:
+        frame = where_it_hangs(rank)
+        place = frame.place if frame is not None else ""
+        message = f"{message}: it {doing(rank)}"
+    signature = failure.signature
+    if place and failure.kind is FailureKind.LEFT_OUT:
+        signature = f"hung at {place}"
+    return dataclasses.replace(failure, message=message, place=place, signature=signature)
+
+
+def main_stacks(stacks: pb.WorkerStacks) -> str:
+    """Those of the main threads, as lines of which not too many are."""
+    brief = pb.WorkerStacks()
+    brief.CopyFrom(stacks)
+    for process in brief.processes:
+        del process.threads[1:]
+    lines = list(stack_lines(brief))
+    return "\n".join(lines[:_MOST_LINES])

@@ -1,4 +1,6 @@
-"""The Unix socket at which this node's workers report and are told."""
+"""The Unix socket at which this node's workers report and are told; which of them are alive but
+silent; and which of their figures of time are passed on, and when.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,14 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from elastic.rpc.framing import BadFrame, encode, read_message
 from elastic.rpc.security import Report, log_report
 from elastic.timeouts import timeout
+from elastic.v1 import job_pb2
 from elastic.v1 import local_pb2 as pb
 
 _HELLO_TIMEOUT_S = 5.0
@@ -156,3 +160,121 @@ class WorkerServer:
             if self._on_error is None:
                 raise
             self._on_error(error)
+
+
+STOPPED_AFTER_S = 1.5
+_STOPPED_STATES = "Tt"
+_LOOKS_WITHIN_S = 1.5  # it is looked more often, unless the one who looks was stopped
+
+
+@dataclass(slots=True)
+class _Heard:
+    pid: int
+    at: float
+    compiling: bool
+
+
+class Liveness:
+    """Remembers when each worker was last heard of. Its pulse comes several times a second.
+
+    silence_s: the patience with a process that runs; compiling_s: with one that compiled when it
+    was last heard of, since a compiler may hold the interpreter for long. 0: no limit; the former
+    0: for neither. One that the kernel says is stopped is given STOPPED_AFTER_S.
+
+    A node can be stopped as a whole: a container that is paused, a job that Slurm suspends. So
+    time in which nobody looked is no silence.
+    """
+
+    def __init__(self, silence_s: float, compiling_s: float) -> None:
+        self._silence_s = silence_s
+        self._compiling_s = compiling_s
+        self._heard: dict[str, _Heard] = {}
+        self._looked_at: float | None = None
+
+    def heard(self, worker: str, pid: int, now: float, *, compiling: bool = False) -> None:
+        """A message has come; compiling: the process runs torch.compile."""
+        self._heard[worker] = _Heard(pid, now, compiling)
+
+    def forget(self, worker: str) -> None:
+        """The worker has ended."""
+        self._heard.pop(worker, None)
+
+    def silent(self, now: float) -> list[tuple[str, float]]:
+        """Workers to give up, with the seconds of their silence."""
+        found = []
+        away_s = now - self._looked_at if self._looked_at is not None else 0.0
+        self._looked_at = now
+        for worker, heard in self._heard.items():
+            if away_s > _LOOKS_WITHIN_S:
+                heard.at = min(heard.at + away_s, now)
+            age_s = now - heard.at
+            if age_s < STOPPED_AFTER_S:
+                continue
+            too_long = 0.0 < self._silence_s <= age_s
+            if heard.compiling and too_long:
+                too_long = 0.0 < self._compiling_s <= age_s
+            if too_long or _state(heard.pid) in _STOPPED_STATES:
+                found.append((worker, age_s))
+        return found
+
+
+def _state(pid: int) -> str:
+    """The kernel's one-letter state of a process (proc(5)); "?" if it is gone."""
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return "?"
+
+
+EVERY_S = 10.0
+
+
+@dataclass(slots=True)
+class _Worker:
+    newest: job_pb2.TimeSpent
+    told_at: float
+    told: bool
+    pace: tuple[int, int] = (0, 0)
+    """The generation and the step of the sums that were passed on last."""
+
+
+class TimeReports:
+    """Now and then is often enough, since the figures are sums; but the last ones are told."""
+
+    def __init__(
+        self,
+        send: Callable[[job_pb2.WorkerTime], None],
+        send_pace: Callable[[job_pb2.WorkerPace], None] = lambda _: None,
+    ) -> None:
+        self._send, self._send_pace = send, send_pace
+        self._workers: dict[str, _Worker] = {}
+
+    def heard(self, worker: str, spent: job_pb2.TimeSpent, now: float, *, told: bool) -> None:
+        """A worker has said so; told: it goes to the coordinator with what it came with."""
+        known = self._workers.setdefault(worker, _Worker(spent, now, told=False))
+        known.newest = spent
+        if told:
+            known.told, known.told_at = True, now
+        else:
+            known.told = False
+            if now - known.told_at >= EVERY_S:
+                self.tell(worker, now)
+
+    def heard_pace(self, worker: str, pace: job_pb2.Pace) -> None:
+        """A worker has put down sums, after `heard`: each is passed on once, since ranks are
+        compared at the same steps. Workers put them down seldom enough."""
+        known, newest = self._workers.get(worker), (pace.generation, pace.committed)
+        if known is not None and newest != known.pace:
+            known.pace = newest
+            self._send_pace(job_pb2.WorkerPace(worker=worker, pace=pace))
+
+    def tell(self, worker: str, now: float) -> None:
+        """Pass on what is new."""
+        known = self._workers.get(worker)
+        if known is not None and not known.told and known.newest.generation:
+            known.told, known.told_at = True, now
+            self._send(job_pb2.WorkerTime(worker=worker, spent=known.newest))
+
+    def forget(self, worker: str, now: float) -> None:
+        """It has ended."""
+        self.tell(worker, now)
+        self._workers.pop(worker, None)

@@ -16,11 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastic.agent.daemon import AGENT_SOCKET, AgentDaemon, NodeOptions
-from elastic.agent.membership import LastContact, LeaderOnceRegistered, watch_isolation
 from elastic.agent.metrics import collect
 from elastic.agent.preemption import until_preempted
-from elastic.agent.registration import Registration
-from elastic.agent.start_token import next_start, start_token
+from elastic.agent.registration import (
+    LastContact,
+    LeaderOnceRegistered,
+    Registration,
+    next_start,
+    start_token,
+    watch_isolation,
+)
 from elastic.cli.console import JsonDisplay
 from elastic.cli.etcd import address_towards, host_name, open_store
 from elastic.cli.http import (

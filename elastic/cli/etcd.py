@@ -11,8 +11,7 @@ from pathlib import Path
 from elastic.runtime import network
 from elastic.settings.security import SecuritySettings
 from elastic.settings.store import StoreSettings, etcd_password
-from elastic.store.etcd.endpoints import parse_endpoints
-from elastic.store.etcd.options import EtcdOptions, etcd_options
+from elastic.store.etcd.endpoints import EtcdOptions, etcd_options, parse_endpoints
 from elastic.store.etcd.store import EtcdStore
 
 

@@ -13,18 +13,16 @@ from typing import Any
 from typing_extensions import assert_never
 
 from elastic.coordinator.attendance import Attendance, AttendingNode, name_of, node_id
-from elastic.coordinator.construction import (
+from elastic.coordinator.departing_nodes import DepartingNodes, Exclusions
+from elastic.coordinator.hearing import Hearing, ScriptValues, ViewBatches
+from elastic.coordinator.history import SAMPLE_EVERY_S, JobHistory
+from elastic.coordinator.incidents import IncidentRecords, Recoveries, ending, refusal
+from elastic.coordinator.job_options import (
+    JobOptions,
     make_commits,
     make_machine,
     make_recorders,
 )
-from elastic.coordinator.departing_nodes import DepartingNodes
-from elastic.coordinator.exclusions import Exclusions
-from elastic.coordinator.hangs import Hangs
-from elastic.coordinator.hearing import Hearing
-from elastic.coordinator.history import SAMPLE_EVERY_S, JobHistory
-from elastic.coordinator.incidents import IncidentRecords
-from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import (
     Command,
     Leadership,
@@ -38,16 +36,10 @@ from elastic.coordinator.metrics import JobFigures, TotalFigures
 from elastic.coordinator.node_registry import NodeRegistry
 from elastic.coordinator.page import JobView
 from elastic.coordinator.records import Records, save_records, since_boot, to_unix
-from elastic.coordinator.recoveries import Recoveries
 from elastic.coordinator.saves import Saves
-from elastic.coordinator.script_values import ScriptValues
-from elastic.coordinator.slot_time import SlotTime
 from elastic.coordinator.slow_ranks import SlowRanks
-from elastic.coordinator.stacks import StackRounds
-from elastic.coordinator.timeline import timeline
-from elastic.coordinator.totals import Totals
-from elastic.coordinator.view_batches import ViewBatches
-from elastic.coordinator.wording import ending, refusal
+from elastic.coordinator.stacks import Hangs, StackRounds, timeline
+from elastic.coordinator.totals import SlotTime, Totals
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.curves import Sample

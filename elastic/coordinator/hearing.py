@@ -1,17 +1,22 @@
-"""What agents say, as events for the machine and entries of the journal."""
+"""What agents say, as events for the machine and entries of the journal.
+
+Views of many nodes are handed to the machine together: each costs a decision about all workers.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from elastic.coordinator.attendance import AttendingNode, name_of
-from elastic.coordinator.recoveries import Recoveries
+from elastic.coordinator.incidents import Recoveries
 from elastic.coordinator.saves import Saves
 from elastic.coordinator.step_recorder import StepRecorder
 from elastic.core.coordinator import events as ev
-from elastic.core.membership import Failure, Generation, Member, WorkerId
+from elastic.core.membership import Failure, Generation, Member, NodeId, WorkerId
 from elastic.rpc.codec import failure_from_pb, generation_from_pb, statuses_from_pb
 from elastic.runtime.journal import Journal
 from elastic.v1 import control_pb2 as pb
@@ -227,3 +232,75 @@ class Hearing:
             self._journal.record(notice.name, node=source, details=dict(notice.fields))
         else:
             self._journal.record("notice", node=source, details={"name": notice.name})
+
+
+_MOST_NAMES = 100
+
+
+class ScriptValues:
+    """Tells once when a value turns NaN or infinite, and again after it was finite."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._not_finite: set[str] = set()
+
+    @property
+    def not_finite(self) -> Sequence[str]:
+        """Names of those that are no finite numbers now."""
+        return sorted(self._not_finite)
+
+    def heard(self, values: Mapping[str, float], step: int) -> None:
+        """Rank 0 has reported these, with so many steps committed."""
+        bad = sorted(name for name, value in values.items() if not math.isfinite(value))
+        bad = bad[:_MOST_NAMES]
+        for name in bad:
+            if name not in self._not_finite:
+                shown = str(values[name])
+                self._journal.record("loss_not_finite", name=name, value=shown, step=step)
+        self._not_finite = set(bad)
+
+
+_AT_ONCE = 8  # nodes of which none need wait for another
+_WAIT_S_PER_NODE = 1e-5
+
+
+class ViewBatches:
+    """`post` takes events in order; a newer view of a node replaces one that still waits.
+
+    The more nodes there are the longer a view waits, 10 ms for a thousand, and never behind the
+    next event that is not a view.
+    """
+
+    def __init__(self, post: Callable[[ev.Event], None], nodes: Callable[[], int]) -> None:
+        self._post = post
+        self._nodes = nodes
+        self._waiting: dict[NodeId, ev.NodeReported] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def post(self, event: ev.Event) -> None:
+        """Hand it on, now or soon."""
+        if not isinstance(event, ev.NodeReported):
+            self.flush()
+            self._post(event)
+            return
+        self._waiting.pop(event.node, None)  # the order is that of the newest
+        self._waiting[event.node] = event
+        if self._nodes() <= _AT_ONCE:
+            self.flush()
+        elif self._timer is None:
+            delay_s = self._nodes() * _WAIT_S_PER_NODE
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self.flush)
+
+    def flush(self) -> None:
+        """Hand on what waits."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._waiting:
+            reports, self._waiting = tuple(self._waiting.values()), {}
+            self._post(ev.NodesReported(reports=reports))
+
+    def close(self) -> None:
+        """Hand on nothing more."""
+        self._waiting.clear()
+        self.flush()

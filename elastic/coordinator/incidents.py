@@ -1,29 +1,36 @@
-"""Records of incidents: kept in the store for the leaders after, told as events, for operators."""
+"""Records of incidents: kept in the store for the leaders after, told as events, for operators;
+where the time of each recovery went, phase by phase (P8); and the sentences for all of it, the end
+of the job included.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from elastic.coordinator.attendance import name_of
-from elastic.coordinator.incident_words import noticed_by, summary
 from elastic.core.accounting import MOST_INCIDENTS
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
-from elastic.core.coordinator.incidents import Incidents
+from elastic.core.coordinator.effects import EndJob, Lost, RefuseNewcomers
+from elastic.core.coordinator.incidents import Cause, Incidents, Outcome, RankStacks, Sign
 from elastic.core.coordinator.machine import Coordinator
 from elastic.core.coordinator.slot_accounts import SlotAccounts
 from elastic.core.diagnosis import Diagnosis
-from elastic.core.incidents import Outcome, RankStacks
+from elastic.core.membership import Generation, NodeId, WorkerId
+from elastic.core.restarts import Verdict
 from elastic.errors import ConfigurationError
 from elastic.runtime.journal import Journal
 from elastic.store.interface import Guard, GuardFailed, Store
 from elastic.store.job_incidents import IncidentKeeper, load_incidents
 from elastic.store.retries import until_answered
 from elastic.v1 import job_pb2
+from elastic.v1 import job_pb2 as pb
 
 _BRIEF = (
     *("number", "unix_s", "cause", "summary", "noticed_by", "outcome", "lasted_s", "committed"),
@@ -212,3 +219,241 @@ def _fitting(document: dict[str, Any]) -> bytes:
         document = {**document, "processes": [{**p, name: ""} for p in document["processes"]]}
         value = json.dumps(document, ensure_ascii=False).encode()
     return value
+
+
+_MOST_NAMES = 4
+
+
+def summary(document: Mapping[str, Any]) -> str:
+    """What struck first, in one sentence without a full stop. document: of a record."""
+    cause, process = Cause(document["cause"]), _first_process(document)
+    if cause is Cause.SAVE_FAILED:
+        return _failed_saves(document["saves"])
+    if cause is Cause.HANG and document["hang"] is not None:
+        return _hang(document["hang"])
+    if cause in (Cause.WORKER_FAILED, Cause.WORKER_LEFT_OUT) and process is not None:
+        more = len(document["processes"]) - 1 + document["further_processes"]
+        others = f"; {more} more {'process' if more == 1 else 'processes'} ended" if more else ""
+        verb = "raised " if process["kind"] == "exception" else ""
+        return f"{_who(process)} {verb}{process['message']}{others}"
+    if cause is Cause.NODE_LOST:
+        signs = (Sign.NODE_LOST.value, Sign.NODE_GONE.value)
+        lost = dict.fromkeys(n["node"] for n in document["noticed"] if n["sign"] in signs)
+        return f"{_nodes(list(lost))} lost"
+    if cause is Cause.LEAVE_TIMED_OUT:
+        late = [n["node"] for n in document["noticed"] if n["sign"] == Sign.LEAVE_TIMED_OUT.value]
+        return f"node {late[0]} was to leave, and its workers came to no step boundary in time"
+    if cause is Cause.GROUP_BROKEN:
+        broken = next(n for n in document["noticed"] if n["sign"] == Sign.GROUP_BROKEN.value)
+        detail = f": {broken['detail']}" if broken["detail"] else ""
+        return f"connections between members broke, as {_who(broken)} noticed{detail}"
+    return f"the group lost {', '.join(document['workers'][:_MOST_NAMES]) or 'a member'}"
+
+
+def noticed_by(document: Mapping[str, Any]) -> str:
+    """The process that noticed first, and by what; empty if that is not known."""
+    if not document["noticed"]:
+        return ""
+    first = document["noticed"][0]
+    sign, node = Sign(first["sign"]), first["node"]
+    if sign is Sign.WORKER_ENDED:
+        return f"the agent of node {node}: the process ended"
+    if sign is Sign.GROUP_BROKEN:
+        detail = f" ({first['detail']})" if first["detail"] else ""
+        return f"{_who(first)}: its collective failed{detail}"
+    if sign is Sign.NODE_LOST:
+        return f"the coordinator: its connection to the agent of node {node} broke"
+    if sign is Sign.NODE_GONE:
+        return f"the coordinator: the registration of node {node} is gone"
+    if sign is Sign.OVERDUE:
+        hang = document["hang"]
+        since = f" for {hang['standing_s']:.1f} s" if hang is not None else " in time"
+        return f"the coordinator: nothing was committed{since}"
+    if sign is Sign.LEAVE_TIMED_OUT:
+        return f"the agent of node {node}: its time to leave was over"
+    if node:
+        return f"{_who(first)}: it could not write its part"
+    return "the coordinator: it could not complete the checkpoint"
+
+
+def _first_process(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """One that was ended for not answering only if there is no other."""
+    found = sorted(document["processes"], key=lambda p: (p["kind"] == "left_out", p["after_s"]))
+    return found[0] if found else None
+
+
+def _who(found: Mapping[str, Any]) -> str:
+    if found["rank"] is None:
+        return f"worker {found['worker']} (node {found['node']})"
+    return f"rank {found['rank']} (node {found['node']}, worker {found['worker']})"
+
+
+def _nodes(names: list[str]) -> str:
+    if len(names) == 1:
+        return f"node {names[0]} was"
+    shown = ", ".join(names[:_MOST_NAMES])
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"nodes {shown}{more} were"
+
+
+def _hang(hang: Mapping[str, Any]) -> str:
+    stood = f"the group stood still at step {hang['step']} for {hang['standing_s']:.1f} s"
+    return f"{stood}: {hang['verdict']}" if hang["verdict"] else stood
+
+
+def _failed_saves(saves: Mapping[str, Any]) -> str:
+    if saves["count"] == 1:
+        which = f"the checkpoint of step {saves['first_step']} was"
+    else:
+        steps = f"steps {saves['first_step']} to {saves['last_step']}"
+        which = f"{saves['count']} checkpoints, of {steps}, were"
+    return f"{which} not saved: {saves['message']}"
+
+
+_KEPT = 20
+
+
+@dataclass(slots=True)
+class _Recovery:
+    sign_at: float
+    decided_at: float
+    reason: str
+    lost: tuple[str, ...]
+    generation: int | None = None
+    """The one that followed; None while it is not announced."""
+    persisted_at: float = 0.0
+
+
+class Recoveries:
+    """Follows a loss until the new group has committed its first step. Instants: the loop's clock.
+
+    detect: first sign to decision; of a hang, from the begin of the step in which the group stood
+    still; of a node whose time to leave was over, from the last commit. persist: the generation
+    written. join, sync, first step: as measured by the member that was first to commit. notify: the
+    rest, messages and waiting for the last member. These add up to the total; abort overlaps them,
+    as members free themselves.
+    """
+
+    def __init__(self, finished: Iterable[Mapping[str, Any]] = ()) -> None:
+        """finished: those of leaders before, newest last."""
+        self._signs: dict[NodeId, float] = {}
+        """By the node that is out of contact; those of other kinds under no name."""
+        self._under_way: _Recovery | None = None
+        self.finished: deque[Mapping[str, Any]] = deque(finished, maxlen=_KEPT)
+
+    @property
+    def under_way_since(self) -> float | None:
+        """The first sign of the loss that is being recovered from; None: of none."""
+        return self._under_way.sign_at if self._under_way is not None else None
+
+    def sign(self, now: float, *, silent: NodeId = "") -> None:
+        """A first hint: a broken collective, a dead member, the broken stream of a node."""
+        self._signs.setdefault(silent, now)
+
+    def reported(self, node: NodeId, workers: Iterable[WorkerId], current: Generation) -> None:
+        """These live on a node: if it was silent and has all of its members still, that was no sign
+        of a loss."""
+        if node in self._signs and current.workers_on(node).issubset(workers):
+            del self._signs[node]
+
+    def left_late(self, since: float, now: float, current: Generation | None) -> None:
+        """A member ends that was to leave at a step boundary: no step was committed since then.
+
+        The group without it may be planned already; else it is `lost`.
+        """
+        earlier = self._under_way
+        recovery = earlier or _Recovery(since, now, "leave_timed_out", ())
+        recovery.sign_at = min(since, recovery.sign_at)
+        if earlier is None and current is not None and current.leave_after is not None:
+            recovery.generation, recovery.persisted_at = current.number, now
+        self._under_way = recovery
+
+    def lost(self, effect: Lost) -> None:
+        """The coordinator has decided to go on without these workers."""
+        earlier = self._under_way
+        sign_at = min(self._signs.values(), default=effect.at)
+        if effect.standing_since is not None:
+            sign_at = min(sign_at, effect.standing_since)
+        if earlier is not None:  # struck again before the first step: one recovery
+            sign_at = min(sign_at, earlier.sign_at)
+        lost = (*(earlier.lost if earlier else ()), *effect.workers)
+        self._under_way = _Recovery(sign_at, effect.at, effect.reason.name.lower(), lost)
+        self._signs.clear()
+
+    def announced(self, generation: Generation, now: float) -> None:
+        """A generation exists."""
+        self._signs.clear()
+        if self._under_way is not None and generation.leave_after is None:
+            self._under_way.generation = generation.number
+            self._under_way.persisted_at = now
+
+    def reformed(self, report: pb.Reformed, now: float) -> dict[str, Any] | None:
+        """A member has committed its first step; the finished record if it was the first to."""
+        recovery = self._under_way
+        if recovery is None or recovery.generation is None:
+            return None
+        if report.generation < recovery.generation:
+            return None  # of the group that was lost, overtaken by the news of its loss
+        self._under_way = None
+        record = _record(recovery, report, now)
+        self.finished.append(record)
+        return record
+
+
+def _record(recovery: _Recovery, report: pb.Reformed, now: float) -> dict[str, Any]:
+    phases = {
+        "detect_s": recovery.decided_at - recovery.sign_at,
+        "persist_s": max(0.0, recovery.persisted_at - recovery.decided_at),
+        "abort_s": report.abort_s,
+        "join_s": report.join_s,
+        "sync_s": report.sync_s,
+        "first_step_s": report.first_step_s,
+    }
+    total_s = now - recovery.sign_at
+    measured = sum(phases.values()) - report.abort_s  # freed while the decision was made
+    phases["notify_s"] = max(0.0, total_s - measured)
+    return {
+        "generation": report.generation,
+        "reason": recovery.reason,
+        "lost": list(recovery.lost),
+        "committed": report.committed,
+        "total_s": round(total_s, 6),
+        **{name: round(value, 6) for name, value in phases.items()},
+    }
+
+
+def ending(effect: EndJob, max_restarts: int, window_s: float) -> str:
+    """Why the job ended and what to do about it; empty for a good end."""
+    failure = effect.failure
+    if failure is None or effect.verdict is None:
+        return effect.message
+    what = f"worker {failure.worker}: {failure.message}"
+    log = f" Its log: {failure.log}." if failure.log else ""
+    if effect.verdict is Verdict.NOT_RETRYABLE:
+        return f"{what}.{log}"
+    if effect.verdict is Verdict.SAME_FAILURE_NO_PROGRESS and failure.place:
+        seen = f" {effect.message}." if effect.message else ""
+        return (
+            f"the script hangs at the same place ({failure.place}) on different nodes before "
+            f"another step is committed, so other nodes cannot help; {what}.{seen}{log}"
+        )
+    if effect.verdict is Verdict.SAME_FAILURE_NO_PROGRESS:
+        return (
+            f"the script fails the same way again before another step is committed, so restarting "
+            f"cannot help; {what}.{log}"
+        )
+    return (
+        f"more than {max_restarts} workers failed within {window_s:g} s, the last one: {what}."
+        f"{log} Raise --max-restarts if such failures are expected"
+    )
+
+
+def refusal(effect: RefuseNewcomers) -> str:
+    """Why newcomers are not let into the group, and what to do about it."""
+    failure = effect.failure
+    return (
+        "workers that join fail in the same way each time, so none is let in for "
+        f"{effect.retry_s:.0f} s and the group trains on as it is; the last one, "
+        f"{failure.worker}: {failure.message}. Mend the script or the node: the next worker that "
+        "starts runs it as it is then"
+    )

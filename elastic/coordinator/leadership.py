@@ -1,10 +1,19 @@
-"""The right to decide: an election key in the store, which guards every decision written."""
+"""The right to decide: an election key in the store, which guards every decision written; how it is
+won when nobody holds it, and how its loss and the end of its holder's process are noticed.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
+import functools
 import json
-from collections.abc import Sequence
+import logging
+import socket
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
@@ -14,11 +23,17 @@ from elastic.core.legible import is_text
 from elastic.core.membership import Generation
 from elastic.errors import ConfigurationError, ExitCode, TransientError
 from elastic.rpc.codec import generation_from_pb, generation_to_pb
-from elastic.store.interface import Entry, Guard, Store
-from elastic.store.job_documents import LeaderDocument, to_json
+from elastic.runtime.off_loop import off_loop
+from elastic.store.claim import Claim
+from elastic.store.follow import follow_key
+from elastic.store.interface import Entry, Guard, GuardFailed, Store
+from elastic.store.job_documents import LeaderDocument, Unreadable, leader_from_json, to_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.job_runs import DEFAULT_RUN, MOST_EXIT_CODE, claim_run
+from elastic.store.leader_watch import leader_from
+from elastic.store.lease_keeper import LeaseState, boot_time_s
 from elastic.store.retries import until_answered
+from elastic.timeouts import timeout
 from elastic.v1 import job_pb2 as pb
 
 
@@ -214,3 +229,212 @@ async def _incarnation(store: Store, job: str, proposed: str) -> str:
         incarnation = await until_answered(read_or_make, "read the job's incarnation")
         if incarnation is not None:
             return incarnation
+
+
+_LOG = logging.getLogger(__name__)
+LEADER_TTL_S = 3.0
+
+
+class Election:
+    """One candidate: `campaign` until elected, `hold` until deposed, campaign again.
+
+    `on_change` is told of the leadership that `campaign` returned. SUSPECT: others may lead soon;
+    lead on, since every write is fenced. HELD: still the leader after all. GONE: step down; told
+    once, and `hold` returns.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        job: str,
+        address: str,
+        on_change: Callable[[LeaseState], None],
+        on_waiting: Callable[[LeaderDocument], None] = lambda _: None,
+        run_id: str = DEFAULT_RUN,
+        page: Callable[[], str] = str,
+        ttl_s: float = LEADER_TTL_S,
+        clock: Callable[[], float] = boot_time_s,
+    ) -> None:
+        """`address`: host:port where agents and operators find this candidate. `on_waiting`: told
+        who leads while it waits, once for each leader. `page`: where people find its page."""
+        self._store = store
+        self._job, self._run_id = job, run_id
+        self._key = JobKeys(job).leader
+        self._candidate = uuid.uuid4().hex
+        self._address, self._page = address, page
+        self._on_waiting = on_waiting
+        self._on_change = on_change
+        self._in_office = False
+        self._told = LeaseState.HELD
+        self._claim = Claim(
+            store, key=self._key, ttl_s=ttl_s, on_change=self._claim_changed, clock=clock
+        )
+
+    def held(self) -> bool:
+        """Is it certain that nobody else leads at this moment?"""
+        return self._in_office and self._claim.held()
+
+    async def campaign(self) -> Leadership:
+        """Wait until nobody leads, and lead. Sits out outages.
+
+        Raises AlreadyEnded and ConfigurationError.
+        """
+        while True:
+            await self._until_vacant()
+            elected = await self._claim.take(self._value())
+            if elected is None:
+                continue
+            try:
+                leadership = await self._take_office(elected)
+            except BaseException:
+                await self._claim.release()
+                raise
+            if leadership is not None:
+                return leadership
+
+    async def hold(self) -> None:
+        """Return when deposed, or after `resign`. Raises ConfigurationError if the store does."""
+        await self._claim.hold()
+        self._in_office = False
+
+    async def resign(self) -> None:
+        """Make way for the next leader at once, if the store answers. Tells no change.
+
+        Cancel `campaign` before, or it goes on.
+        """
+        self._in_office = False
+        await self._claim.release()
+
+    async def _take_office(self, elected: Entry) -> Leadership | None:
+        """None if deposed meanwhile."""
+        deposed = asyncio.ensure_future(self._claim.hold())
+        reading = asyncio.ensure_future(
+            take_office(
+                self._store,
+                job=self._job,
+                candidate=self._candidate,
+                elected=elected,
+                run_id=self._run_id,
+            )
+        )
+        try:
+            await asyncio.wait({deposed, reading}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (deposed, reading):
+                task.cancel()
+            await asyncio.gather(deposed, reading, return_exceptions=True)
+        if reading.cancelled():
+            deposed.result()
+            return None
+        try:
+            return self._in_office_with(reading.result())
+        except GuardFailed:
+            return None
+
+    def _in_office_with(self, leadership: Leadership) -> Leadership | None:
+        if self._claim.entry is None:
+            return None
+        self._in_office, self._told = True, LeaseState.HELD
+        if not self._claim.held():
+            self._tell(LeaseState.SUSPECT)
+        return leadership
+
+    async def _until_vacant(self) -> None:
+        ending: asyncio.Task[None] | None = None
+        told = ""
+        try:
+            async with aclosing(follow_key(self._store, self._key)) as entries:
+                async for entry in entries:
+                    if ending is not None:
+                        ending.cancel()
+                    if entry is None:
+                        return
+                    told = self._tell_who_leads(entry, told)
+                    ending = asyncio.create_task(self._end_with_its_process(entry))
+        finally:
+            if ending is not None:
+                ending.cancel()
+                await asyncio.gather(ending, return_exceptions=True)
+
+    def _value(self) -> bytes:
+        document = LeaderDocument(
+            candidate=self._candidate,
+            address=self._address,
+            run_id=self._run_id,
+            page=self._page(),
+        )
+        return to_json(document)
+
+    def _tell_who_leads(self, entry: Entry, told: str) -> str:
+        """The candidate of which it has been told now; `told`: until now."""
+        try:
+            leader = leader_from_json(entry.value)
+        except Unreadable:
+            return told
+        if leader.address and leader.candidate not in (told, self._candidate):
+            self._on_waiting(leader)
+        return leader.candidate
+
+    async def _end_with_its_process(self, entry: Entry) -> None:
+        """A leader whose process is gone is not waited for until its lease ends. If that is an
+        error, it is deposed as if its lease had been lost."""
+        leader = leader_from(entry)
+        if leader is None or not entry.lease:
+            return
+        await until_gone(leader.address)
+        _LOG.info("nobody listens at %s any more, where the leader was", leader.address)
+        await until_answered(lambda: self._store.revoke(entry.lease), "revoke the leader's lease")
+
+    def _claim_changed(self, state: LeaseState) -> None:
+        if self._in_office:
+            self._tell(state)
+
+    def _tell(self, state: LeaseState) -> None:
+        """Once: what was in doubt from the first moment is found out by two."""
+        if state is not self._told:
+            self._told = state
+            self._on_change(state)
+
+
+_CONNECT_S = 2.0
+_AGAIN_S = 0.5
+
+
+async def until_gone(address: str) -> None:
+    """Return when a process that has listened at `address` (host:port) does so no more.
+
+    The kernel closes what a dead process had open, and refuses new connections to it. A host that
+    is silent, or cannot be reached, tells nothing: then this waits on, and also where nobody could
+    ever be reached from here.
+    """
+    was_there = False
+    while True:
+        try:
+            async with timeout(_CONNECT_S):
+                reader, writer = await _connect(address)
+        except ConnectionRefusedError:
+            if was_there:
+                return
+        except (OSError, asyncio.TimeoutError, ValueError):
+            pass
+        else:
+            was_there = True
+            try:
+                with contextlib.suppress(OSError):
+                    while await reader.read(4096):
+                        pass  # what a server says at once
+            finally:
+                writer.close()
+            continue  # gone, or tired of one who says nothing: to be tried at once
+        await asyncio.sleep(_AGAIN_S)
+
+
+async def _connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """The name is resolved by a thread that nobody waits for, since that may take long."""
+    host, _, port = address.rpartition(":")
+    resolve = functools.partial(
+        socket.getaddrinfo, host.strip("[]"), int(port), type=socket.SOCK_STREAM
+    )
+    (_, _, _, _, (found, *_)), *_ = await off_loop(resolve)
+    return await asyncio.open_connection(str(found), int(port))

@@ -8,10 +8,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from elastic.coordinator.daemon import CoordinatorDaemon, Term
-from elastic.coordinator.election import LEADER_TTL_S, Election
 from elastic.coordinator.history import JobHistory
 from elastic.coordinator.job_options import JobOptions
-from elastic.coordinator.leadership import Leadership, Stored, restore_generation
+from elastic.coordinator.leadership import (
+    LEADER_TTL_S,
+    Election,
+    Leadership,
+    Stored,
+    restore_generation,
+)
 from elastic.coordinator.metrics import JobFigures
 from elastic.coordinator.node_registry import NodeRegistry
 from elastic.coordinator.page import JobView

@@ -1,20 +1,29 @@
-"""Asks the agents for the stacks of their workers, and says who keeps the others waiting."""
+"""Asks the agents for the stacks and the last minutes of their workers, and says who keeps the
+others waiting, and where: of hangs and slow steps, as events and for operators.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from elastic.coordinator.attendance import Attendance, AttendingNode, name_of
+from elastic.core.coordinator import effects as fx
+from elastic.core.coordinator import events as ev
+from elastic.core.coordinator.incidents import MOST_STACKS, RankStacks
+from elastic.core.coordinator.slot_accounts import SlotAccounts
 from elastic.core.diagnosis import Diagnosis, diagnose, doing
-from elastic.core.incidents import MOST_STACKS, RankStacks
 from elastic.core.membership import Generation, Member
 from elastic.errors import ConfigurationError
 from elastic.rpc.stacks import frames_from_pb, stack_lines, whereabouts_from_pb
+from elastic.runtime.journal import Journal
 from elastic.timeouts import timeout
 from elastic.v1 import stacks_pb2 as pb
+from elastic.v1 import timeline_pb2
 
 _ANSWERS_S = 1.0  # for all agents: theirs take 0.7 s where a worker does not answer
 _MOST_BYTES = 16 * 2**20  # of a reply to an operator; of larger ones only the main threads
@@ -161,3 +170,136 @@ def _of_member(member: Member, found: Found) -> pb.WorkerStacks:
         if stacks.worker == member.worker:
             return stacks
     return pb.WorkerStacks(worker=member.worker, answer=pb.ANSWER_ABSENT)
+
+
+_MOST_TOLD = 16  # ranks of one event
+
+
+class Hangs:
+    """Collects stacks when a group stands still, or when somebody asks.
+
+    post: takes what the machine is to know; start: runs what takes time. on_explained: told of each
+    hang.
+    """
+
+    def __init__(
+        self,
+        rounds: StackRounds,
+        journal: Journal,
+        *,
+        post: Callable[[ev.Event], None],
+        start: Callable[[Coroutine[Any, Any, Any], str], object],
+        on_explained: Callable[[int, Diagnosis, Sequence[RankStacks]], None] = lambda *_: None,
+    ) -> None:
+        self._rounds = rounds
+        self._journal = journal
+        self._post = post
+        self._start = start
+        self._on_explained = on_explained
+        self.newest = ""
+        """The verdict of the newest hang or slow step."""
+        self.newest_unix_s = 0.0
+
+    def told(self, node: AttendingNode, stacks: pb.NodeStacks) -> None:
+        """A node tells where its workers are."""
+        self._rounds.told(node, stacks)
+
+    def explain(self, effect: fx.ExplainHang) -> None:
+        """The members are asked at once, before they are told of a new group."""
+        asking = self._rounds.ask(brief=True)
+
+        async def told() -> None:
+            found = await asking
+            verdict = self._verdict(effect.generation, found)
+            self._on_explained(
+                effect.generation.number, verdict, odd_stacks(effect.generation, verdict, found)
+            )
+            self._journal.record(
+                "hang",
+                step=effect.step,
+                generation=effect.generation.number,
+                standing_s=round(effect.standing_s, 3),
+                verdict=verdict.text,
+                ranks=_ranks(verdict),
+            )
+            self._post(ev.HangExplained(generation=effect.generation.number, verdict=verdict))
+
+        self._start(told(), "explain-hang")
+
+    def explain_slow_step(self, effect: fx.ExplainSlowStep, committed: Callable[[], int]) -> None:
+        """Where the members are is told unless the step has come to its end meanwhile."""
+        asking = self._rounds.ask(brief=True)
+
+        async def told() -> None:
+            found = await asking
+            if committed() > effect.step:
+                return
+            verdict = self._verdict(effect.generation, found)
+            self._journal.record(
+                "slow_step",
+                step=effect.step,
+                lasts_s=round(effect.lasts_s, 3),
+                usual_s=round(effect.usual_s, 6),
+                verdict=verdict.text,
+                ranks=_ranks(verdict),
+            )
+
+        self._start(told(), "explain-slow-step")
+
+    async def stacks(
+        self, of: str, generation: Generation | None, workers: Sequence[str]
+    ) -> pb.JobStacks:
+        """For an operator: of all ranks their main threads, of one all threads. Raises
+        ConfigurationError if there is none of this rank or name."""
+        worker = asked_for(of, generation, workers)
+        found = await self._rounds.ask(worker=worker, brief=not worker)
+        return reply(generation, found, worker)
+
+    def _verdict(self, generation: Generation, found: Found) -> Diagnosis:
+        verdict = explain(generation, found)
+        self.newest, self.newest_unix_s = verdict.text, time.time()
+        return verdict
+
+
+def _ranks(verdict: Diagnosis) -> list[dict[str, Any]]:
+    """Those that have not come, with the places at which they are."""
+    return [
+        {
+            "rank": odd.rank,
+            "worker": odd.worker,
+            "node": odd.node,
+            "doing": odd.doing,
+            "place": odd.frame.place if odd.frame is not None else "",
+            "place_s": round(odd.place_s, 3),
+        }
+        for odd in verdict.odd[:_MOST_TOLD]
+    ]
+
+
+TRAINING = "training"
+_MOST_STEPS = 1000  # of one worker
+_MOST_SPANS_TOLD = 100_000  # stretches of all workers: some 7 MB
+
+
+async def timeline(
+    rounds: StackRounds, accounts: SlotAccounts, workers: int, steps: int
+) -> timeline_pb2.JobTimeline:
+    """So many of the newest steps of each of the workers, fewer where there are many of these."""
+    most = max(1, min(steps or _MOST_STEPS, _MOST_STEPS, _MOST_SPANS_TOLD // max(1, workers)))
+    found = await rounds.ask(stretches=most)
+    now = time.monotonic()
+    ahead_s, told = time.time() - now, timeline_pb2.JobTimeline()
+    for node, answers in sorted(found.items()):
+        for answer in answers.workers:
+            told.ranks.add(node=node, worker=answer.worker, stretches=answer.stretches[-most:])
+    for period in accounts.periods(now):
+        told.periods.add(
+            node=period.node,
+            slot=period.slot,
+            worker=period.worker,
+            kind=period.kind.value if period.kind is not None else TRAINING,
+            began_unix_s=period.began + ahead_s,
+            ended_unix_s=period.ended + ahead_s,
+        )
+    told.silent = max(0, workers - len(told.ranks))
+    return told

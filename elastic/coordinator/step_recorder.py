@@ -1,18 +1,31 @@
-"""Writes a record of each step, the ledger or the script's curve, beside the event loop, and keeps
-little of what cannot be written."""
+"""Writes a record of each committed step, beside the event loop, and keeps little of what cannot be
+written: the ledger, and the script's curve as text and for TensorBoard.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+import csv
+import errno
+import io
+import itertools
+import json
+import math
+import os
+import stat
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from elastic.coordinator.attendance import AttendingNode
-from elastic.errors import ConfigurationError
+from elastic.errors import ConfigurationError, may_pass
 from elastic.runtime.journal import Journal
 from elastic.runtime.off_loop import off_loop
+from elastic.v1 import job_pb2 as pb
 from elastic.v1 import local_pb2
+from elastic.v1.local_pb2 import LedgerStored
 
 _MOST_WAITING = 50_000  # entries; a member sends 20,000 before it is told that they are stored
 _MOST_AT_ONCE = 10_000  # in one write: longer ones keep the interpreter from the loop
@@ -196,3 +209,461 @@ class StepRecorder:
 def _words(error: Exception) -> str:
     words = error.strerror if isinstance(error, OSError) else None
     return words or f"{type(error).__name__}: {error}"
+
+
+_EARLIER_RUN = 0  # as a generation of this run, which counts from 1
+_NO_STORAGE = {errno.EINVAL, errno.EROFS, errno.ENOTSUP}  # of fdatasync on a pipe or a device
+
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    """The newest record: its generation in this run, and the step after it."""
+
+    generation: int = _EARLIER_RUN
+    next_step: int | None = None
+
+
+class LedgerFile:
+    """One JSON line per committed step, from which anybody can check P3.
+
+    Appends to `path`. Members report steps again when they cannot know that they arrived.
+
+    Every method may block for as long as the file system does.
+
+    incarnation: the run that is under way. All its members have the same records of earlier runs.
+
+        {"incarnation": id}                        a coordinator of this run begins to write
+        {"resume": s, "run": id, "generation": g}  what stands here of steps from s on is void
+        {"step": s, "run": id, "generation": g, ...}
+
+    A run is one incarnation of the job, the same under all its leaders, and counts its generations
+    from 1. One that begins from a checkpoint has the records that the earlier run had not known to
+    be stored when it saved. They keep the earlier run's name and come first, after a resume line
+    that drops what the earlier run may have written of these steps and beyond. The same line is
+    written where a group computes steps again that were lost with every member that held them,
+    where a run begins anew, and after a write that failed.
+    """
+
+    def __init__(self, path: Path, *, incarnation: str) -> None:
+        self.path = path
+        self._run = incarnation
+        self._reached = _Reached()
+        self._failed = False
+        self._descriptor: int | None = None
+
+    def open(self) -> None:
+        """Begin to write. Raises ConfigurationError, and OSError for what may pass."""
+        try:
+            self._store([])
+        except OSError as error:
+            if may_pass(error):
+                raise
+            raise ConfigurationError(
+                f"cannot write the ledger {self.path}: {error.strerror}; choose another with "
+                "--ledger"
+            ) from error
+
+    def append(self, entries: Iterable[pb.LedgerEntry]) -> LedgerStored:
+        """Add what is new; return what is on storage.
+
+        Raises OSError; what was to be added is then to be given again, with what came before it
+        if that may not have been stored either.
+        """
+        lines, reached = self._lines(entries)
+        if lines:
+            self._store(lines)
+            self._reached, self._failed = reached, False
+        return LedgerStored(
+            committed=self._reached.next_step or 0,
+            run=self._run,
+            generation=self._reached.generation,
+        )
+
+    def close(self) -> None:
+        """Close the file. A file that cannot be closed is no matter: what counts is synced."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def _lines(self, entries: Iterable[pb.LedgerEntry]) -> tuple[list[str], _Reached]:
+        lines: list[str] = []
+        reached, resumes = self._reached, self._failed
+        for entry in entries:
+            generation = entry.generation if entry.run == self._run else _EARLIER_RUN
+            if generation < reached.generation:
+                continue  # reported before, or of a lineage that was given up
+            if reached.next_step is None or entry.step < reached.next_step:
+                if reached.next_step is not None and generation == reached.generation:
+                    continue  # reported before
+                resumes = True
+            if resumes:
+                lines.append(_resume(entry))
+                resumes = False
+            reached = _Reached(generation, entry.step + 1)
+            lines.append(_step(entry))
+        return lines, reached
+
+    def _store(self, lines: list[str]) -> None:
+        """All of them, or as if none: half a line would be followed by others."""
+        if self._descriptor is not None and _is_removed(self._descriptor):
+            self.close()
+        begins = self._descriptor is None
+        if self._descriptor is None:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._descriptor = os.open(self.path, flags, 0o666)
+        try:
+            if begins:
+                torn = "\n" if _ends_within_a_line(self.path) else ""  # its writer was killed
+                lines = [torn + _line({"incarnation": self._run}), *lines]
+            _write(self._descriptor, "".join(lines).encode())
+        except OSError:
+            self._failed = True
+            self.close()  # a descriptor of a file system that was away may stay unusable
+            raise
+
+
+def _resume(entry: pb.LedgerEntry) -> str:
+    return _line({"resume": entry.step, "run": entry.run, "generation": entry.generation})
+
+
+def _step(entry: pb.LedgerEntry) -> str:
+    return _line(
+        {
+            "step": entry.step,
+            "epoch": entry.epoch,
+            "run": entry.run,
+            "generation": entry.generation,
+            "world_size": entry.world_size,
+            "start": entry.start,
+            "stop": entry.stop,
+        }
+    )
+
+
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(record) + "\n"
+
+
+def _is_removed(descriptor: int) -> bool:
+    """What is written to it now is gone when it is closed."""
+    try:
+        return os.fstat(descriptor).st_nlink == 0
+    except OSError:  # which writing will meet again
+        return False
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """Bring it to storage; if that fails, take back what was written of it."""
+    rest = memoryview(data)
+    try:
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        _sync(descriptor)
+    except OSError:
+        written = len(data) - len(rest)
+        with contextlib.suppress(OSError):
+            end = os.lseek(descriptor, 0, os.SEEK_CUR)
+            if written and os.fstat(descriptor).st_size == end:  # else somebody has written since
+                os.ftruncate(descriptor, end - written)
+        raise
+
+
+def _sync(descriptor: int) -> None:
+    try:
+        os.fdatasync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_STORAGE:
+            raise
+
+
+def _ends_within_a_line(path: Path) -> bool:
+    if not stat.S_ISREG(path.stat().st_mode):
+        return False  # nothing can be read from a pipe
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 1))
+        return file.read(1) not in (b"", b"\n")
+
+
+_COLUMNS = ("step", "generation", "unix_s", "name", "value")
+_LONGEST_LINE = 1 << 20
+_EARLIER_RUN = 0  # as a generation of this run, which counts from 1
+
+
+class _Sink(Protocol):
+    """One place that the curve is written to."""
+
+    def open(self) -> None:
+        """Begin to write. Raises ConfigurationError or OSError."""
+        ...
+
+    def go_back(self, step: int) -> None:
+        """What was written of this step and later ones does not count. Raises OSError."""
+        ...
+
+    def write(self, points: Sequence[pb.CurvePoint]) -> None:
+        """Add them, all or none. Raises OSError."""
+        ...
+
+    def close(self) -> None:
+        """No more will come."""
+        ...
+
+
+class CurveFiles:
+    """What the script has reported of each committed step, each step once.
+
+    Appends to the files that are wanted; members report steps again when they cannot know that
+    they arrived, and each file knows how far it is.
+
+        {"step": s, "generation": g, "unix_s": t, "values": {"loss": 0.5}}  a line of JSON
+        step,generation,unix_s,name,value                                   one of CSV
+
+    Where a job goes back, since it restores a checkpoint, lines of the steps that it computes again
+    are taken out; TensorBoard is told to pass them over. A value that is no finite number is null
+    in JSON.
+    """
+
+    def __init__(self, text: Path | None, tensorboard: Path | None, *, incarnation: str) -> None:
+        """Raises ConfigurationError if what writes for TensorBoard is not installed."""
+        self._curves: list[_Curve] = []
+        if text is not None:
+            self._curves.append(_Curve(_TextFile(text), incarnation))
+        if tensorboard is not None:
+            self._curves.append(_Curve(_EventFile(tensorboard), incarnation))
+        found = text or tensorboard
+        assert found is not None, "there is nothing to write to"
+        self.path: Path = found
+
+    def open(self) -> None:
+        """Begin to write. Raises ConfigurationError, and OSError for what may pass."""
+        for curve in self._curves:
+            curve.sink.open()
+
+    def append(self, points: Sequence[pb.CurvePoint]) -> LedgerStored:
+        """Add what is new to each; return what all have. Raises OSError."""
+        failed: OSError | None = None
+        for curve in self._curves:
+            try:
+                curve.append(points)
+            except OSError as error:
+                failed = error
+        if failed is not None:
+            raise failed
+        return self._curves[0].stored()
+
+    def close(self) -> None:
+        """No more will come."""
+        for curve in self._curves:
+            curve.sink.close()
+
+
+class _Curve:
+    """How far one file is."""
+
+    def __init__(self, sink: _Sink, run: str) -> None:
+        self.sink = sink
+        self._run = run
+        self._generation = _EARLIER_RUN
+        self._next_step: int | None = None
+
+    def append(self, points: Iterable[pb.CurvePoint]) -> None:
+        fresh: list[pb.CurvePoint] = []
+        generation, next_step = self._generation, self._next_step
+        for point in points:
+            of = point.generation if point.run == self._run else _EARLIER_RUN
+            if of < generation:
+                continue  # reported before, or of a lineage that was given up
+            if next_step is None or point.step < next_step:
+                if next_step is not None and of == generation:
+                    continue  # reported before
+                self._write(fresh, generation, next_step)
+                fresh = []
+                self.sink.go_back(point.step)
+            generation, next_step = of, point.step + 1
+            fresh.append(point)
+        self._write(fresh, generation, next_step)
+
+    def stored(self) -> LedgerStored:
+        return LedgerStored(
+            committed=self._next_step or 0, run=self._run, generation=self._generation
+        )
+
+    def _write(
+        self, points: Sequence[pb.CurvePoint], generation: int, next_step: int | None
+    ) -> None:
+        if points:
+            self.sink.write(points)
+            self._generation, self._next_step = generation, next_step
+
+
+class _TextFile:
+    """JSON lines, or CSV by its suffix."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._is_csv = path.suffix == ".csv"
+        self._file: io.FileIO | None = None
+
+    def open(self) -> None:
+        try:
+            if self._path.exists() and not self._path.is_file():
+                raise ConfigurationError(
+                    f"cannot write the curve {self._path}: it is no regular file, from which lines "
+                    "can be taken back; choose another with --curve"
+                )
+            self._opened()
+            with self._path.open("rb") as lines:
+                first = lines.readline(_LONGEST_LINE)
+        except OSError as error:
+            if may_pass(error):
+                raise
+            raise ConfigurationError(
+                f"cannot write the curve {self._path}: {error.strerror}; choose another file with "
+                "--curve"
+            ) from error
+        if first and first != self._head() and self._step_of(first) is None:
+            self.close()
+            raise ConfigurationError(
+                f"{self._path} is no curve: it begins with {first[:40]!r}; choose another file "
+                "with --curve"
+            )
+
+    def go_back(self, step: int) -> None:
+        file, keep = self._opened(), 0
+        with self._path.open("rb") as lines:
+            for line in lines:
+                found = self._step_of(line)
+                if (found is not None and found >= step) or not line.endswith(b"\n"):
+                    break
+                keep += len(line)
+            rest = os.fstat(lines.fileno()).st_size - keep
+        if rest and keep <= len(self._head()):
+            self._set_aside()  # it is another job's: nothing of it goes on here
+        elif rest:
+            file.truncate(keep)
+
+    def write(self, points: Sequence[pb.CurvePoint]) -> None:
+        file = self._opened()
+        size = os.fstat(file.fileno()).st_size
+        lines = b"".join(map(self._line, points))
+        data = memoryview(lines if size else self._head() + lines)
+        try:
+            while data:
+                data = data[os.write(file.fileno(), data) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(size)
+            self.close()  # a descriptor of a file system that was away may stay unusable
+            raise
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()
+
+    def _opened(self) -> io.FileIO:
+        if self._file is None:
+            self._file = io.FileIO(self._path, "a")
+        return self._file
+
+    def _set_aside(self) -> None:
+        names = (self._path.with_name(f"{self._path.name}.{n}") for n in itertools.count(1))
+        aside = next(name for name in names if not name.exists())
+        self._path.rename(aside)
+        self.close()
+
+    def _head(self) -> bytes:
+        return f"{','.join(_COLUMNS)}\n".encode() if self._is_csv else b""
+
+    def _step_of(self, line: bytes) -> int | None:
+        try:
+            if self._is_csv:
+                return int(line.partition(b",")[0])
+            return int(json.loads(line)["step"])
+        except (ValueError, TypeError, KeyError):
+            return None
+
+    def _line(self, point: pb.CurvePoint) -> bytes:
+        values = sorted(point.values.items())
+        at = round(point.unix_s, 3)
+        if self._is_csv:
+            rows = io.StringIO()
+            csv.writer(rows, lineterminator="\n").writerows(
+                (point.step, point.generation, at, name, value) for name, value in values
+            )
+            return rows.getvalue().encode()
+        document: dict[str, Any] = {"step": point.step, "generation": point.generation}
+        document["unix_s"] = at
+        document["values"] = {n: v if math.isfinite(v) else None for n, v in values}
+        return json.dumps(document).encode() + b"\n"
+
+
+class _EventFile:
+    """TensorBoard's, one more in the directory each time that it is opened."""
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            from tensorboardX import event_file_writer
+            from tensorboardX.proto import event_pb2
+        except ImportError as error:
+            raise ConfigurationError(
+                "--tensorboard needs tensorboardX, which is not installed "
+                f"({error}): pip install 'elastic[tensorboard]'"
+            ) from error
+        self._directory = directory
+        self._writers, self._events = event_file_writer, event_pb2
+        self._writer: Any = None
+
+    def open(self) -> None:
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._opened()
+        except OSError as error:
+            if may_pass(error):
+                raise
+            raise ConfigurationError(
+                f"cannot write for TensorBoard in {self._directory}: {error.strerror}; choose "
+                "another directory with --tensorboard"
+            ) from error
+
+    def go_back(self, step: int) -> None:
+        start = self._events.SessionLog.START
+        self._add([self._events.Event(step=step, session_log={"status": start})])
+
+    def write(self, points: Sequence[pb.CurvePoint]) -> None:
+        self._add(
+            self._events.Event(
+                wall_time=point.unix_s,
+                step=point.step,
+                summary={
+                    "value": [
+                        {"tag": name, "simple_value": value}
+                        for name, value in sorted(point.values.items())
+                    ]
+                },
+            )
+            for point in points
+        )
+
+    def close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            with contextlib.suppress(OSError):
+                writer.close()
+
+    def _add(self, events: Iterable[Any]) -> None:
+        try:
+            writer = self._opened()
+            for event in events:
+                writer.write_event(event)
+            writer.flush()
+        except OSError:
+            self.close()
+            raise
+
+    def _opened(self) -> Any:
+        if self._writer is None:
+            self._writer = self._writers.EventsWriter(str(self._directory / "events"))
+        return self._writer

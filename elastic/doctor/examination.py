@@ -16,8 +16,8 @@ from elastic.checkpoint.directory import open_directory
 from elastic.doctor import checks, machine
 from elastic.doctor.conversation import Protection
 from elastic.doctor.findings import Accelerator, AllReduce, Coordinator, EtcdMember
+from elastic.doctor.machine import TrialFailed, TrialProcess
 from elastic.doctor.meeting import Meeting, Stage
-from elastic.doctor.trial_process import TrialFailed, TrialProcess
 from elastic.doctor.verdicts import Verdict
 from elastic.errors import ConfigurationError, ElasticError, TransientError
 from elastic.rpc.control_client import ControlClient
@@ -27,8 +27,8 @@ from elastic.runtime.off_loop import off_loop
 from elastic.runtime.own_address import require_own
 from elastic.settings.doctor import MachineSettings
 from elastic.settings.limits import is_ip_address
+from elastic.store.etcd.endpoints import EtcdOptions
 from elastic.store.etcd.health import MemberHealth, members_health
-from elastic.store.etcd.options import EtcdOptions
 from elastic.store.etcd.server import VERSION_PREFIX
 from elastic.store.etcd.store import EtcdStore
 from elastic.store.job_keys import JobKeys

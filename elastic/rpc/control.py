@@ -16,6 +16,7 @@ from elastic.rpc.admission import Admission, MessageRefused
 from elastic.rpc.control_client import ControlClient, CoordinatorLost
 from elastic.rpc.control_options import LET_IN, OPTIONS
 from elastic.rpc.handshake_probe import is_served
+from elastic.rpc.newest_certificate import server_credentials
 from elastic.rpc.security import (
     PLAINTEXT,
     Report,
@@ -25,7 +26,6 @@ from elastic.rpc.security import (
     log_report,
     require_protection,
 )
-from elastic.rpc.server_certificates import server_credentials
 from elastic.timeouts import timeout
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import control_pb2_grpc as pb_grpc

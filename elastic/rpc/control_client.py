@@ -1,10 +1,12 @@
-"""The agent's and the command line's end of the gRPC hop."""
+"""The agent's and the command line's end of the gRPC hop. Its channel is made anew for the next
+call when the certificates were replaced.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
@@ -12,10 +14,20 @@ import grpc.aio
 
 from elastic.errors import ConfigurationError, ElasticError, TransientError
 from elastic.rpc.admission import MOST_BYTES
-from elastic.rpc.channels import Channels
+from elastic.rpc.certificates import OwnCertificate, Role
 from elastic.rpc.control_options import LET_IN, OPTIONS
 from elastic.rpc.handshake_probe import explain
-from elastic.rpc.security import PLAINTEXT, Report, Security, log_report
+from elastic.rpc.identity import coordinator_identity
+from elastic.rpc.newest_certificate import NewestCertificate
+from elastic.rpc.security import (
+    PLAINTEXT,
+    Report,
+    Security,
+    Tls,
+    log_report,
+    on_this_loop,
+    require_protection,
+)
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import control_pb2_grpc as pb_grpc
 from elastic.v1 import stacks_pb2, timeline_pb2
@@ -187,3 +199,75 @@ def _stub(channel: grpc.aio.Channel) -> Any:
 def _nobody_there(details: str) -> bool:
     """Nobody listens: the commonest of failures, in which there is nothing to look into."""
     return "Connection refused" in details or "No such file" in details
+
+
+Options = Sequence[tuple[str, Any]]
+
+
+class _Channel:
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.grpc = channel
+        self.users = 0
+
+
+class Channels:
+    """Opens nothing before the first call. Raises ConfigurationError for an unprotected address."""
+
+    def __init__(self, address: str, security: Security, report: Report, options: Options) -> None:
+        require_protection(address, security, report)
+        self._address = address
+        self._options = options
+        self._channel: _Channel | None = None
+        self._certificate: NewestCertificate | None = None
+        if isinstance(security, Tls):
+            self._certificate = NewestCertificate(security, Role.CLIENT, on_this_loop(report))
+            self._job = security.job
+        self._shown: OwnCertificate | None = None
+
+    @contextlib.asynccontextmanager
+    async def channel(self) -> AsyncIterator[grpc.aio.Channel]:
+        """For one call. A channel that another has replaced is closed after its last call.
+
+        Raises ConfigurationError if there is no certificate that can be used.
+        """
+        newest = await self._look()
+        replaced = self._channel
+        used = self._showing(newest)
+        used.users += 1
+        if replaced is not None and replaced is not used and replaced.users == 0:
+            await replaced.grpc.close()
+        try:
+            yield used.grpc
+        finally:
+            used.users -= 1
+            if used is not self._channel and used.users == 0:
+                await used.grpc.close()
+
+    async def close(self) -> None:
+        """Cancel what is going on."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.grpc.close()
+
+    async def _look(self) -> OwnCertificate | None:
+        """The newest certificate. Its files are read beside the loop."""
+        if self._certificate is None:
+            return None
+        return await asyncio.to_thread(self._certificate.get)
+
+    def _showing(self, newest: OwnCertificate | None) -> _Channel:
+        if self._channel is None or newest is not self._shown:
+            self._channel, self._shown = _Channel(self._open(newest)), newest
+        return self._channel
+
+    def _open(self, certificate: OwnCertificate | None) -> grpc.aio.Channel:
+        if certificate is None:
+            return grpc.aio.insecure_channel(self._address, options=self._options)
+        credentials = grpc.ssl_channel_credentials(
+            root_certificates=certificate.contents.ca,
+            private_key=certificate.contents.key,
+            certificate_chain=certificate.contents.certificate,
+        )
+        name = coordinator_identity(certificate.dns_names, self._job)
+        options = [*self._options, ("grpc.ssl_target_name_override", name)]
+        return grpc.aio.secure_channel(self._address, credentials, options=options)

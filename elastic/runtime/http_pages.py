@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from prometheus_client.core import Metric as Family
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
 
 from elastic.runtime.http_server import Page, Request, Response
-from elastic.runtime.metrics import Collect, Found
-from elastic.runtime.metrics_text import OPENMETRICS, Written, write
+from elastic.runtime.metrics import Collect, Found, Kind, Metric, Sample
 from elastic.runtime.process_metrics import Watched, collect
 from elastic.timeouts import timeout
 
@@ -119,3 +122,39 @@ class WatcherPages:
 
     async def _take(self) -> tuple[float, Collect]:
         return time.time(), self._watched.snapshot()
+
+
+OPENMETRICS = "application/openmetrics-text"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Written:
+    """An answer to a scrape."""
+
+    content_type: str
+    body: bytes
+
+
+def write(found: Found, *, opens: bool = False, others: Iterable[Family] = ()) -> Written:
+    """opens: as OpenMetrics. others: what somebody else has collected, to be added."""
+    wanted = f"{OPENMETRICS}; version=1.0.0" if opens else ""
+    encode, content_type = choose_encoder(wanted)
+    families = [*(_family(*one) for one in found.samples.items()), *others]
+    return Written(content_type=content_type, body=encode(_Collector(families)))
+
+
+def _family(metric: Metric, samples: Iterable[Sample]) -> Family:
+    family = Family(metric.name.removesuffix("_total"), metric.help, metric.kind.value)
+    total = "_total" if metric.kind is Kind.COUNTER else ""
+    for sample in samples:
+        name = f"{family.name}{sample.suffix}{total}"
+        family.add_sample(name, dict(sample.labels), sample.value)
+    return family
+
+
+class _Collector(Collector):
+    def __init__(self, families: Iterable[Family]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Family]:
+        return iter(self._families)

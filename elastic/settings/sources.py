@@ -1,4 +1,5 @@
-"""Merges the command line, the environment and a TOML file into validated settings.
+"""Merges the command line, the environment and a TOML file into validated settings: each value is
+judged by its own limits, then those that must fit together.
 
 Plain pydantic rather than pydantic-settings: that one reads `os.environ` by itself, passes over
 misspelt variables, and merges its sources before it validates, after which an error can no longer
@@ -7,19 +8,37 @@ name the place where the user wrote the value.
 
 from __future__ import annotations
 
+import difflib
+import enum
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
+from pydantic import Field, TypeAdapter
+
+from elastic.core.legible import is_text
 from elastic.errors import ConfigurationError
-from elastic.settings.commands import Command, command_of, every_option, options_by_name
-from elastic.settings.config_file import from_file
-from elastic.settings.fields import ENVIRONMENT_PREFIX, build
-from elastic.settings.given import VERY_ALIKE, Given, Givens, nearest, unknown
+from elastic.settings.commands import (
+    SHARED_TABLE,
+    TABLES,
+    Command,
+    belongs_elsewhere,
+    command_of,
+    every_option,
+    options_by_name,
+    owners,
+)
+from elastic.settings.fields import ENVIRONMENT_PREFIX, Option, build, defaults_of, relations_of
 from elastic.settings.node import NodeSettings
 from elastic.settings.run import RunSettings
-from elastic.settings.validation import DeviceCounts, missing, validated
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 __all__ = ["DeviceCounts", "is_given", "load_run_settings", "load_settings", "script_of"]
 
@@ -157,3 +176,284 @@ def _config_file(config_file: Path | None, environment: Mapping[str, str]) -> Gi
     if CONFIG_VARIABLE in environment:
         return Given(CONFIG_VARIABLE, "environment", environment[CONFIG_VARIABLE])
     return None
+
+
+ALIKE, VERY_ALIKE = 0.6, 0.8
+"""Ratios of `difflib`, for names that are surely ours and for those that may be another's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value and where the user wrote it."""
+
+    spelling: str
+    source: str
+    value: object
+
+    @property
+    def label(self) -> str:
+        """Where it is, for a message."""
+        return f"{self.spelling} ({self.source})"
+
+
+Givens = dict[str, Given]
+
+
+class SpelledAsGiven:
+    """Names settings as the user wrote them, as flags where they are the default."""
+
+    def __init__(self, given: Givens, options: Mapping[str, Option]) -> None:
+        self._given = given
+        self._options = options
+
+    def name(self, setting: str, /) -> str:
+        """Without its value."""
+        if setting in self._given:
+            return self._given[setting].spelling
+        option = self._options[setting]
+        return option.variable if option.secret else option.flag
+
+    def mention(self, setting: str, /) -> str:
+        """With its value; flags and variables tell their source by their spelling."""
+        if setting not in self._given:
+            return f"{self.name(setting)} {self._options[setting].default}"
+        one = self._given[setting]
+        evident = one.spelling.startswith(("--", ENVIRONMENT_PREFIX))
+        return f"{one.spelling if evident else one.label} {one.value}"
+
+
+def unknown(key: str, source: str, nearest_name: str | None, help_command: str) -> str:
+    """What is said of a name that is no setting."""
+    advice = (
+        f"did you mean {nearest_name}?" if nearest_name else f"`{help_command}` lists the settings"
+    )
+    return f"{key} ({source}): unknown setting; {advice}"
+
+
+def nearest(key: str, known: Iterable[str], cutoff: float = ALIKE) -> str | None:
+    """The known name most like `key`, compared without case, prefix and kind of separator."""
+    spellings = {_plain(name): name for name in known}
+    matches = difflib.get_close_matches(_plain(key), spellings, n=1, cutoff=cutoff)
+    return spellings[matches[0]] if matches else None
+
+
+def shown(value: object) -> str:
+    """A value, for a message."""
+    if isinstance(value, enum.Enum):
+        return repr(value.value)
+    try:
+        return repr(str(value)) if isinstance(value, Path) else repr(value)
+    except ValueError:  # a number of more digits than Python shows
+        return f"a {type(value).__name__} that is too long to be shown"
+
+
+def _plain(name: str) -> str:
+    return name.removeprefix(ENVIRONMENT_PREFIX).replace("-", "_").lower()
+
+
+_PROCESSES = "nproc_per_node"
+
+
+class DeviceCounts(NamedTuple):
+    """What `--nproc-per-node auto`, `gpu` and `cpu` are resolved with on this machine."""
+
+    gpu: int
+    cpu: int
+
+
+def validated(
+    given: Givens,
+    command: Command,
+    device_counts: Callable[[], DeviceCounts] | None,
+    problems: list[str],
+) -> dict[str, Any]:
+    """The parsed values of what was given; a line in `problems` for each that is wrong."""
+    options = options_by_name(command)
+    values: dict[str, Any] = {}
+    for name, one in given.items():
+        _validate(options[name], one, values, problems)
+    if isinstance(values.get(_PROCESSES), str):
+        assert device_counts is not None, "a command with workers must count devices"
+        _resolve_processes(given[_PROCESSES], values, device_counts(), problems)
+    problems.extend(
+        missing(option, command)
+        for option in options.values()
+        if option.required and option.name not in given
+    )
+    _relate(given, values, command, problems)
+    return values
+
+
+def parse(option: Option, value: object) -> Any:
+    """The value as its field holds it; raises ValueError if it is outside of the limits."""
+    # pydantic would take true for 1; empty text is nowhere a value.
+    is_empty = value == "" and not option.limits.may_be_empty
+    if (isinstance(value, bool) and not option.is_switch) or is_empty:
+        raise ValueError
+    return _adapter(option).validate_python(value)
+
+
+def _adapter(option: Option) -> TypeAdapter[Any]:
+    """A parser made from the type of the field and its limits."""
+    limits = option.limits
+    accepted: Any = limits.accepts or Annotated[option.hint, Field(**limits.bounds)]
+    return TypeAdapter(accepted)
+
+
+def _validate(option: Option, one: Given, values: dict[str, Any], problems: list[str]) -> None:
+    hidden = option.secret or option.limits.may_hold_secrets
+    told = "the value (not shown)" if hidden else shown(one.value)
+    if not _can_be_told(one.value):
+        problems.append(f"{one.label}: {told} is not allowed; expected UTF-8 without null bytes")
+        return
+    try:
+        values[option.name] = parse(option, one.value)
+    except ValueError:
+        problems.append(f"{one.label}: {told} is not allowed; expected {option.limits.text}")
+
+
+def _can_be_told(value: object) -> bool:
+    """Workers, stores and messages are told of values in UTF-8, and no path has a null byte."""
+    if isinstance(value, list):
+        return all(map(_can_be_told, value))
+    text = str(value) if isinstance(value, (str, Path)) else ""
+    return is_text(text) and "\0" not in text
+
+
+def _resolve_processes(
+    given: Given, values: dict[str, Any], counts: DeviceCounts, problems: list[str]
+) -> None:
+    """Replace auto, gpu and cpu by the number of devices; with none it is a problem."""
+    word = values.pop(_PROCESSES)
+    count = {"auto": counts.gpu or counts.cpu, "gpu": counts.gpu, "cpu": counts.cpu}[word]
+    if count >= 1:
+        values[_PROCESSES] = count
+        return
+    problems.append(
+        f"{given.label}: {word!r} finds no such device here; expected a number, auto or cpu"
+    )
+
+
+def missing(option: Option, command: Command) -> str:
+    """What is said of a setting that the command cannot do without."""
+    return (
+        f"{option.name} is missing: give {option.flag} on the command line, {option.variable} in "
+        f"the environment, or {option.name} below [{command.table}] or [{SHARED_TABLE}] in the "
+        f"file of --config; expected {option.limits.text}"
+    )
+
+
+def _relate(given: Givens, values: dict[str, Any], command: Command, problems: list[str]) -> None:
+    """Settings of which one is wrong by itself, or missing, are not compared."""
+    defaults = defaults_of(command.settings)
+    known = {name: value for name, value in defaults.items() if name not in given} | values
+    naming = SpelledAsGiven(given, options_by_name(command))
+    for relation in relations_of(command.settings):
+        if all(name in known for name in relation.names):
+            problems.extend(relation.problems({n: known[n] for n in relation.names}, naming))
+
+
+def from_file(file: Given | None, command: Command, problems: list[str]) -> Givens:
+    """What the command is given by the shared table and, above it, its own; `file` names it."""
+    if file is None:
+        return {}
+    return _Reader(command, str(file.value), problems).read(_parse(file, problems))
+
+
+def _parse(file: Given, problems: list[str]) -> dict[str, Any]:
+    try:
+        text = Path(str(file.value)).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        problems.append(f"{file.label}: cannot read {shown(file.value)}: {reason}")
+        return {}
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        problems.append(f"{file.value}, line {_line(error, text)}: not valid TOML: {error}")
+    except (ValueError, RecursionError) as error:  # too many digits, or brackets within brackets
+        problems.append(f"{file.value}: cannot be taken for TOML: {error}")
+    return {}
+
+
+def _line(error: tomllib.TOMLDecodeError, text: str) -> int:
+    """The line of a syntax error; the parser gives none for one at the end of the document."""
+    told = re.search(r"at line ([0-9]+)", str(error))
+    return int(told[1]) if told else max(1, len(text.splitlines()))
+
+
+class _Reader:
+    """One reading of one document for one command."""
+
+    def __init__(self, command: Command, path: str, problems: list[str]) -> None:
+        self._command = command
+        self._own = options_by_name(command)
+        self._path = path
+        self._problems = problems
+
+    def read(self, document: Mapping[str, Any]) -> Givens:
+        tables = {key: value for key, value in document.items() if self._is_table(key, value)}
+        found: Givens = {}
+        for name in filter(None, (SHARED_TABLE, self._command.borrows, self._command.table)):
+            found |= self._from_table(name, tables.get(name, {}))
+        return found
+
+    def _is_table(self, key: str, value: object) -> bool:
+        if key in TABLES and isinstance(value, dict):
+            return True
+        option = key.replace("-", "_")
+        if option in every_option() and not isinstance(value, dict):
+            has_it = option in self._own
+            table = self._command.table if has_it else owners(option)[0].table
+            self._problems.append(
+                f"{key} ({self._path}): stands outside of a table; move it below [{table}]"
+            )
+        elif key in TABLES:
+            self._problems.append(
+                f"{key} ({self._path}): {shown(value)} is not allowed; expected a table"
+            )
+        else:
+            self._unknown(key, self._path, nearest(key, TABLES))
+        return False
+
+    def _from_table(self, table: str, entries: Mapping[str, object]) -> Givens:
+        found: Givens = {}
+        source = f"{self._path}, [{table}]"
+        for key, value in entries.items():
+            name = key.replace("-", "_")
+            if not self._is_setting(name, key, table):
+                continue
+            if name in found:
+                self._problems.append(
+                    f"{key} ({source}): given twice, also as {found[name].spelling}"
+                )
+            else:
+                found[name] = Given(key, source, value)
+        return found
+
+    def _is_setting(self, name: str, key: str, table: str) -> bool:
+        """Whether this command takes it; says what is wrong unless another one takes it."""
+        source = f"{self._path}, [{table}]"
+        shared = table in (SHARED_TABLE, self._command.borrows)
+        allowed = every_option() if shared else self._own
+        if name not in every_option():
+            known = (option.replace("_", "-") for option in allowed)
+            self._unknown(key, source, nearest(key, known))
+            return False
+        if every_option()[name].secret:
+            self._problems.append(
+                f"{key} ({source}): is not read from this file, which may be anybody's to read; "
+                f"give {name}_file, or {every_option()[name].variable} in the environment"
+            )
+            return False
+        if name in self._own or shared:
+            return name in self._own
+        elsewhere = belongs_elsewhere(name, self._command.title)
+        self._problems.append(
+            f"{key} ({source}): {elsewhere}; move it to [{owners(name)[0].table}] "
+            f"or [{SHARED_TABLE}]"
+        )
+        return False
+
+    def _unknown(self, key: str, source: str, nearest_name: str | None) -> None:
+        self._problems.append(unknown(key, source, nearest_name, self._command.help))

@@ -19,15 +19,16 @@ from elastic.core.data_order import (
     DataPosition,
     FixedGlobalBatch,
     MicroBatch,
+    Permutation,
     PerWorkerBatch,
     SampleRange,
     advance,
+    epoch_key,
     loss_weight,
     micro_batches,
     next_range,
     steps_in_epoch,
 )
-from elastic.core.permutation import Permutation, epoch_key
 from elastic.errors import ConfigurationError
 
 _OURS = ("batch_sampler", "sampler")

@@ -1,12 +1,17 @@
-"""Reports from a thread of its own: progress, figures, ledger, and that the process lives."""
+"""Reports from a thread of its own: progress, figures, ledger and curve, the stacks when they are
+asked for, and that the process lives.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,17 +19,18 @@ import torch
 from elastic.v1 import job_pb2 as pb
 from elastic.v1 import local_pb2, stacks_pb2
 from elastic.worker.compilation import COMPILATIONS, Compilations
-from elastic.worker.curve import Curve
 from elastic.worker.group.membership import Membership
 from elastic.worker.group.process_group import Group
 from elastic.worker.link import Link
-from elastic.worker.stacks import own_stacks
+from elastic.worker.state.backlog import Backlog
+from elastic.worker.state.curve_points import CurvePoint, CurvePoints
 from elastic.worker.state.job_state import JobState
 from elastic.worker.state.ledger import LedgerRecord
 from elastic.worker.steps_clock import StepsClock
 
 if TYPE_CHECKING:
     from elastic.worker.training import Outcome
+
 
 INTERVAL_S = 0.2  # of rank 0, which reports for the group
 _MOST_FIGURES, _LONGEST_NAME = 100, 100
@@ -357,6 +363,114 @@ def _name(name: str) -> str:
 
 
 def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except Exception:  # noqa: BLE001 - what a script's own object raises
+        return None
+
+
+_MOST_THREADS, _MOST_FRAMES, _LONGEST_NAME = 64, 60, 500
+
+
+def own_stacks(*, brief: bool) -> stacks_pb2.ProcessStacks:
+    """The main thread first; brief: it alone. Takes no lock, which a script's thread may hold."""
+    running = sys._current_frames()
+    main = threading.main_thread().ident or 0
+    names = {ident: thread.name for ident, thread in list(threading._active.items())}  # type: ignore[attr-defined]
+    idents = [main] if brief else [main, *(i for i in running if i != main)]
+    threads = [
+        _thread(names.get(ident, f"thread {ident}"), running[ident])
+        for ident in idents[:_MOST_THREADS]
+        if ident in running
+    ]
+    return stacks_pb2.ProcessStacks(pid=os.getpid(), name=_text(sys.argv[0]), threads=threads)
+
+
+def _thread(name: str, frame: FrameType | None) -> stacks_pb2.ThreadStack:
+    frames: list[stacks_pb2.Frame] = []
+    left_out = 0
+    while frame is not None:
+        if len(frames) < _MOST_FRAMES:
+            code = frame.f_code
+            frames.append(
+                stacks_pb2.Frame(
+                    file=_text(code.co_filename),
+                    line=max(frame.f_lineno or 0, 0),
+                    function=_text(code.co_name),
+                )
+            )
+        else:
+            left_out += 1
+        frame = frame.f_back
+    return stacks_pb2.ThreadStack(name=_text(name), frames=frames, left_out=left_out)
+
+
+def _text(name: str) -> str:
+    """As protobuf takes it: paths may be no text."""
+    return name.encode(errors="replace").decode()[-_LONGEST_NAME:]
+
+
+_MOST_VALUES = 32
+_LONGEST_NAME = 100
+
+
+class Curve:
+    """Filled by the script's thread, read by the one that reports.
+
+    Values are copied, since a script may add to a tensor in place; those of a block that is given
+    up are forgotten.
+    """
+
+    def __init__(self) -> None:
+        self.kept = False
+        """Whether anybody wants it."""
+        self.backlog: CurvePoints = Backlog()
+        """The job's: a member that joins gets that of another, and a checkpoint has one."""
+        self._of_block: dict[str, Any] = {}
+        self._newest: CurvePoint | None = None
+
+    def keep(self, keep: bool) -> None:
+        """The coordinator wants it, or does not."""
+        self.kept = keep
+        if not keep:
+            self._newest = None
+            self.backlog.replace(())
+
+    def report(self, values: Mapping[str, Any], *, committed: bool) -> None:
+        """The script's, of the block under way, or of the one that was committed last."""
+        newest = self._newest
+        found = newest.values if committed and newest is not None else self._of_block
+        for name, value in values.items():
+            number, kept_as = _as_number(value), str(name)[:_LONGEST_NAME]
+            if number is not None and (kept_as in found or len(found) < _MOST_VALUES):
+                found[kept_as] = number
+
+    def committed(self, step: int, run: str, generation: int) -> None:
+        """The block's step counts."""
+        values, self._of_block = self._of_block, {}
+        point = CurvePoint(step, run, generation, time.time(), values)
+        self._newest = point
+        self.backlog.append(point)
+
+    def given_up(self) -> None:
+        """It does not."""
+        self._of_block = {}
+
+    def since(self, step: int, *, most: int, whole: bool) -> list[CurvePoint]:
+        """Points of steps from `step` on. The newest only if it is `whole`: the script may report
+        more of it, below the block."""
+        points = self.backlog.since(step, of_oldest=most)
+        if points and not whole and points[-1] is self._newest:
+            points.pop()
+        return points
+
+
+def _as_number(value: Any) -> float | torch.Tensor | None:
+    """A number, or a tensor of one that nobody else changes, to be read on another thread; None for
+    what is neither."""
+    if isinstance(value, torch.Tensor):
+        is_one = value.numel() == 1 and not value.is_complex() and not value.is_meta
+        return value.detach().clone() if is_one else None
     try:
         return float(value)
     except Exception:  # noqa: BLE001 - what a script's own object raises

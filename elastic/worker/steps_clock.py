@@ -1,14 +1,26 @@
-"""How long steps take and how many samples a second that makes, as reported to the agent."""
+"""How long steps take on this rank, and where the time goes: in which place the script's thread is,
+what each part of a step takes, when the last gradient arrives, what is spent on what in all.
+
+The script's thread adds a difference of clock readings here and there, about two microseconds a
+step with the hook of `Arrival`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
 
 from elastic.core.histogram import STEP_BOUNDS_S, Histogram
+from elastic.core.whereabouts import Place
+from elastic.v1 import job_pb2 as pb
+from elastic.v1 import timeline_pb2
 from elastic.worker.compilation import COMPILATIONS, Compilations
-from elastic.worker.pace import Pace
-from elastic.worker.place import CurrentPlace
-from elastic.worker.time_spent import TimeSpent
 
 _SMOOTHING = 0.1  # weight of the newest step in the usual duration
 _STANDSTILL_S = 1.5  # without a beat, of which there is one in 0.6 s at least
@@ -176,3 +188,366 @@ class StepsClock:
         counted_s = min(duration_s, _MOST * self.step_s)
         self.step_s += _SMOOTHING * (counted_s - self.step_s)
         self.samples_per_s += _SMOOTHING * (rate - self.samples_per_s)
+
+
+_FEWEST_STEPS, _MOST_STEPS = 8, 1 << 20
+_INTERVAL_S = 0.5  # at least, between two reports of this kind
+_INTERVAL_PER_RANK_S = 0.005  # so that a coordinator hears 200 of them a second at most
+
+
+def window_steps(step_s: float, world_size: int) -> int:
+    """After how many steps sums are put down: a power of two, so that ranks which find different
+    numbers have half of their instants in common. step_s: how long steps usually take; 0: not
+    known."""
+    wanted_s = max(_INTERVAL_S, world_size * _INTERVAL_PER_RANK_S)
+    steps = _FEWEST_STEPS
+    while 0.0 < steps * step_s < wanted_s and steps < _MOST_STEPS:
+        steps *= 2
+    return steps
+
+
+class Pace:
+    """What each part of a step takes on this rank, as sums that all ranks take at the same steps.
+
+    Sums since the process began; only their differences within one group mean anything.
+
+    A comparison of ranks needs sums over the same steps, so they are put down after every so many
+    committed steps, for the reporting thread to send.
+    """
+
+    def __init__(self, spent: TimeSpent) -> None:
+        self.arrival = Arrival()
+        self.mask = _FEWEST_STEPS - 1
+        """Sums are put down where the number of committed steps has none of these bits."""
+        self.wait_s = self.transfer_s = self.after_s = self.between_s = 0.0
+        self.reduced_at = 0.0
+        self.arrivals = 0
+        """Backward passes of which it is known when the last local gradient was ready."""
+        self.reductions = 0
+        self.on_window: Callable[[], None] = _nothing
+        """Called by the script's thread when there is more to send."""
+        self._spent = spent
+        self._core_wait = CoreWait()
+        self._missed = 0
+        self._newest: tuple[float, ...] | None = None
+
+    def reduced(self, began: float, now: float) -> None:
+        """A backward pass that averages gradients has lasted from `began` to `now`."""
+        at = self.arrival.at
+        if at > began:
+            self.wait_s += now - at
+            self.arrivals += 1
+        self.reductions += 1
+        self.reduced_at = now
+
+    def put_down(self, committed: int, step_s: float, world_size: int) -> None:
+        """A step was committed after which sums are wanted."""
+        spent = self._spent
+        self.mask = window_steps(step_s, world_size) - 1
+        aside_s = spent.calls_s + spent.saves_s
+        self._newest = (
+            spent.generation,
+            committed,
+            spent.steps,
+            spent.steps_s - aside_s,
+            spent.data_s,
+            self.transfer_s,
+            self.wait_s,
+            self.after_s,
+            self.between_s - aside_s,
+            self._core_wait.seconds(),
+            self.arrivals,
+            self.reductions,
+        )
+        missed, self._missed = self._missed, self.reductions - self.arrivals
+        if self._missed > missed:
+            self.arrival.look_again()
+        self.on_window()
+
+    def to_pb(self) -> pb.Pace | None:
+        """What was put down last; None before."""
+        newest = self._newest
+        if newest is None:
+            return None
+        generation, committed, steps, *sums, arrivals, reductions = newest
+        total_s, data_s, transfer_s, wait_s, after_s, between_s, no_core_s = sums
+        return pb.Pace(
+            generation=int(generation),
+            committed=int(committed),
+            steps=int(steps),
+            total_s=total_s,
+            data_s=data_s,
+            transfer_s=transfer_s,
+            wait_s=wait_s,
+            after_s=after_s,
+            between_s=between_s,
+            no_core_s=no_core_s,
+            arrivals=int(arrivals),
+            reductions=int(reductions),
+        )
+
+
+def _nothing() -> None:
+    """Nobody sends it."""
+
+
+_MOST_LOOKS = 8
+"""A model whose last gradient is another one in each step is not looked at for ever."""
+
+
+class Arrival:
+    """When the last local gradient of a step is ready: what tells a slow rank from those that wait.
+
+    Watches the parameters of the distributed models.
+
+    DDP's all-reduce makes the backward pass equally long everywhere. A hook on the parameter whose
+    gradient comes last costs about a microsecond a step; which one that is, one step with a hook on
+    each parameter tells.
+    """
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        """When a watched gradient was ready last, in monotonic seconds; 0: never."""
+        self.learning = False
+        """Every parameter has a hook, up to the next commit."""
+        self._parameters: list[torch.Tensor] = []
+        self._hooks: list[Any] = []
+        self._last: torch.Tensor | None = None
+        self._looks = 0
+
+    def watch(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Of these the next step tells which gradient comes last, unless it is known."""
+        known = self._parameters
+        if len(known) != len(parameters) or any(
+            a is not b for a, b in zip(known, parameters, strict=True)
+        ):
+            self._parameters = list(parameters)
+            self.look_again()
+
+    def look_again(self) -> None:
+        """The gradient that came last comes no more: learn which one does now."""
+        self._remove()
+        self._last = None
+        self.learning = self._looks < _MOST_LOOKS
+        if self.learning:
+            self._looks += 1
+            self._hooks = [
+                p.register_post_accumulate_grad_hook(self._seen)  # type: ignore[no-untyped-call]
+                for p in self._parameters
+                if p.requires_grad and p.is_leaf
+            ]
+
+    def learned(self) -> None:
+        """A step was committed: one hook is enough."""
+        self.learning = False
+        last, self._last = self._last, None
+        self._remove()
+        if last is not None:
+            hook = last.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
+            self._hooks = [hook]
+
+    def _seen(self, parameter: torch.Tensor) -> None:
+        self.at, self._last = time.monotonic(), parameter
+
+    def _ready(self, _: torch.Tensor) -> None:
+        self.at = time.monotonic()
+
+    def _remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+
+class CoreWait:
+    """For how long the script's thread was ready to run and had no core: the kernel's own count.
+
+    Of the main thread, from any thread; 0 where the kernel does not tell (schedstat).
+    """
+
+    def __init__(self) -> None:
+        self._descriptor: int | None = None
+        self._tried = False
+
+    def seconds(self) -> float:
+        """Since the thread began. Takes a microsecond."""
+        if not self._tried:
+            self._tried = True
+            path = "/proc/self/schedstat"  # of the main thread
+            with contextlib.suppress(OSError):
+                self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if self._descriptor is None:
+            return 0.0
+        try:
+            return int(os.pread(self._descriptor, 64, 0).split()[1]) / 1e9
+        except (OSError, ValueError, IndexError):
+            return 0.0
+
+
+class CurrentPlace:
+    """Set by the script's thread, without a call: some ten times a step. Read by others."""
+
+    def __init__(self) -> None:
+        self.now = (Place.STARTING, time.monotonic())
+        """Where it is, and since when."""
+
+    def look(self) -> tuple[Place, float]:
+        """Where it is, and for how many seconds."""
+        place, since = self.now
+        return place, time.monotonic() - since
+
+
+MOST_STRETCHES = 1000
+"""That are remembered: of steps of 0.1 s, those of the last minutes."""
+_Stretch = tuple[int, int, int, float, float, float, float, float, float, float]
+"""In the order of the message, with the instants of its begin and end on the clock of
+time.monotonic."""
+
+
+class TimeSpent:
+    """All of the time since the first group, up to the newest commit or entry into a group.
+
+    The script's thread adds to it, others read it. What was lost with a group is told together
+    with the group that follows, since that is when its cause is known.
+    """
+
+    def __init__(self) -> None:
+        self.generation = 0
+        """The group that was entered last; 0: there was none."""
+        self.committed = 0
+        self.steps = 0
+        self.steps_s = self.data_s = self.calls_s = self.saves_s = self.own_s = 0.0
+        self.first_steps_s = self.given_up_s = self.regroup_s = self.join_s = self.sync_s = 0.0
+        self._at = 0.0  # up to which all is counted
+        self._in_group = False
+        self._first = True
+        self._given_up_s = self._left_s = 0.0  # not told before the next group
+        self._data_s = self._calls_s = self._saves_s = 0.0  # since `_at`
+        self._fetched_at = 0.0
+        self._stretches: deque[_Stretch] = deque(maxlen=MOST_STRETCHES)
+
+    def entered(self, now: float, generation: int, *, join_s: float, sync_s: float) -> None:
+        """The group can train."""
+        if self.generation:
+            kind = timeline_pb2.Stretch.WHAT_REGROUP
+            steps = (kind, generation, self.committed, self._at, now, 0.0, 0.0, 0.0)
+            self._stretches.append((*steps, join_s, sync_s))
+            self.given_up_s += self._given_up_s
+            self.regroup_s += self._left_s + now - self._at
+            self.join_s += join_s
+            self.sync_s += sync_s
+        self._given_up_s = self._left_s = 0.0
+        self.generation, self._at = generation, now
+        self._in_group = self._first = True
+        self._begin()
+
+    def fetched(self, began: float, now: float) -> None:
+        """Samples have come from the loader."""
+        self._data_s += now - began
+        self._fetched_at = now
+
+    def called(self, seconds: float) -> None:
+        """The script was in a call that it makes together with the others."""
+        self._calls_s += seconds
+
+    def saved(self, seconds: float) -> None:
+        """Training was held up to save."""
+        self._saves_s += seconds
+
+    def commit(self, now: float, usual_s: float, committed: int) -> None:
+        """A step was committed. usual_s: how long steps last; 0 while unknown."""
+        elapsed_s, beside_s = now - self._at, self._calls_s + self._saves_s
+        self._stretches.append(
+            (
+                *(timeline_pb2.Stretch.WHAT_STEP, self.generation, committed, self._at, now),
+                *(self._data_s, self._calls_s, self._saves_s, 0.0, 0.0),
+            )
+        )
+        if self._first:
+            beyond_s = max(0.0, elapsed_s - usual_s - beside_s)
+            self.first_steps_s += beyond_s
+            self.steps_s += elapsed_s - beyond_s
+            self._first = False
+        else:
+            self.steps_s += elapsed_s
+            self.data_s += self._data_s
+            self.own_s += max(0.0, self._fetched_at - self._at - beside_s)
+        self.steps += 1
+        self.calls_s += self._calls_s
+        self.saves_s += self._saves_s
+        self.committed = committed
+        self._at = now
+        self._begin()
+
+    def settle(self, now: float) -> None:
+        """No step may follow: what there was since the last one is told all the same."""
+        if self._in_group:
+            self.steps_s += now - self._at
+            self.calls_s += self._calls_s
+            self.saves_s += self._saves_s
+            self._at = now
+            self._begin()
+
+    def left(self, now: float, *, in_step: bool) -> None:
+        """The group is lost, or left at a boundary. in_step: a step was begun."""
+        if self._in_group:
+            elapsed_s = now - self._at
+            given_up_s = elapsed_s if in_step else min(elapsed_s, self._calls_s)
+            if given_up_s > 0.0:
+                kind, began = timeline_pb2.Stretch.WHAT_GIVEN_UP, now - given_up_s
+                this = (kind, self.generation, self.committed, began, now)
+                self._stretches.append((*this, 0.0, 0.0, 0.0, 0.0, 0.0))
+            self._given_up_s += given_up_s
+            self._left_s += elapsed_s - given_up_s
+            self._in_group, self._at = False, now
+            self._begin()
+
+    def newest(self, most: int) -> list[timeline_pb2.Stretch]:
+        """The newest stretches of it, oldest first; asked for on another thread."""
+        ahead_s = time.time() - time.monotonic()
+        return [
+            timeline_pb2.Stretch(
+                what=timeline_pb2.Stretch.What.Name(what),
+                generation=generation,
+                step=step,
+                began_unix_s=began + ahead_s,
+                lasted_s=ended - began,
+                data_s=data_s,
+                calls_s=calls_s,
+                saves_s=saves_s,
+                join_s=join_s,
+                sync_s=sync_s,
+            )
+            for (
+                what,
+                generation,
+                step,
+                began,
+                ended,
+                data_s,
+                calls_s,
+                saves_s,
+                join_s,
+                sync_s,
+            ) in list(self._stretches)[-most:]
+        ]
+
+    def to_pb(self) -> pb.TimeSpent:
+        """As it is now."""
+        return pb.TimeSpent(
+            generation=self.generation,
+            committed=self.committed,
+            steps=self.steps,
+            steps_s=self.steps_s,
+            data_s=self.data_s,
+            calls_s=self.calls_s,
+            saves_s=self.saves_s,
+            own_s=self.own_s,
+            first_steps_s=self.first_steps_s,
+            given_up_s=self.given_up_s,
+            regroup_s=self.regroup_s,
+            join_s=self.join_s,
+            sync_s=self.sync_s,
+        )
+
+    def _begin(self) -> None:
+        self._data_s = self._calls_s = self._saves_s = 0.0

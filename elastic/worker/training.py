@@ -29,7 +29,7 @@ from elastic.errors import ConfigurationError, GroupLost, StateTorn, StepMisused
 from elastic.worker.compilation import COMPILATIONS
 from elastic.worker.control import Control
 from elastic.worker.data_loader import DataLoader, Deal, Dealer
-from elastic.worker.group import agreement, calls
+from elastic.worker.group import agreement
 from elastic.worker.group.distributed_model import DistributedModel, Passes, Signs
 from elastic.worker.group.process_group import Group, is_group_loss
 from elastic.worker.group.transfer import receive_json, receive_tensors, send_json, send_tensors
@@ -728,7 +728,7 @@ class Training:
         self.clock.waits()
         self.place.now = Place.MEETING, time.monotonic()
         try:
-            calls.meet(self._joining(), meeting.committed, meeting.number, meeting.call)
+            agreement.meet(self._joining(), meeting.committed, meeting.number, meeting.call)
         finally:
             self.clock.is_met()
 
@@ -791,7 +791,7 @@ class Training:
             return
         committed = self.part.progress.committed
         doing = f"{where} step {committed} at {_place_of_main_thread()}"
-        calls.answer(group, calls.Whereabouts(committed=committed, doing=doing))
+        agreement.answer(group, agreement.Whereabouts(committed=committed, doing=doing))
 
     # ---- what the script does wrong
 

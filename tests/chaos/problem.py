@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastic.core.permutation import Permutation, epoch_key
+from elastic.core.data_order import Permutation, epoch_key
 
 SAMPLES = 301  # no multiple of anything: epochs end with uneven and missing shares
 SEED = 3

@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from elastic.coordinator.election import Election
-from elastic.coordinator.leadership import Leadership, save_generation
+from elastic.coordinator.leadership import Election, Leadership, save_generation
 from elastic.core.membership import ChangeReason, Generation
-from elastic.store.etcd.options import etcd_options
+from elastic.store.etcd.endpoints import etcd_options
 from elastic.store.etcd.store import EtcdStore
 from elastic.store.interface import GuardFailed
 from elastic.store.lease_keeper import LeaseState

@@ -11,8 +11,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from elastic.store.etcd.endpoints import parse_endpoints
-from elastic.store.etcd.options import EtcdOptions
+from elastic.store.etcd.endpoints import EtcdOptions, parse_endpoints
 from elastic.store.etcd.server import EtcdService
 from elastic.store.etcd.store import EtcdStore
 from elastic.store.interface import Change, Store

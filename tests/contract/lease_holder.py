@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from elastic.store.etcd.options import etcd_options
+from elastic.store.etcd.endpoints import etcd_options
 from elastic.store.etcd.store import EtcdStore
 from elastic.store.lease_keeper import LeaseKeeper, LeaseState
 

@@ -11,8 +11,7 @@ import uuid
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 
-from elastic.coordinator.election import Election
-from elastic.coordinator.leadership import Leadership, load_generation, save_generation
+from elastic.coordinator.leadership import Election, Leadership, load_generation, save_generation
 from elastic.core.membership import ChangeReason, Generation
 from elastic.store.etcd.store import EtcdStore
 from elastic.store.interface import Store

@@ -14,9 +14,16 @@ import pytest
 
 from elastic.errors import TransientError
 from elastic.store.etcd import client
-from elastic.store.etcd.connection import Connection, Metadata
-from elastic.store.etcd.methods import LEASE_GRANT, TXN, Method, RequestT, ResponseT
-from elastic.store.etcd.options import etcd_options
+from elastic.store.etcd.connection import (
+    LEASE_GRANT,
+    TXN,
+    Connection,
+    Metadata,
+    Method,
+    RequestT,
+    ResponseT,
+)
+from elastic.store.etcd.endpoints import etcd_options
 from elastic.store.etcd.refusals import NO_ANSWER, Refused
 from elastic.store.etcd.store import EtcdStore
 from elastic.store.follow import follow

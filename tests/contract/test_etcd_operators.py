@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from elastic.errors import ConfigurationError, ElasticError, TransientError
-from elastic.store.etcd.options import EtcdOptions, etcd_options
+from elastic.store.etcd.endpoints import EtcdOptions, etcd_options
 from elastic.store.etcd.store import EtcdStore
 from tests.certificates import Certificates, make_certificates, sign
 from tests.contract.conftest import take, within_deadline

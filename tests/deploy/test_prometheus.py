@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.runtime.metrics_text import write
+from elastic.runtime.http_pages import write
 from tests.deploy.expressions import ROOT, RULES
 from tests.metrics_doc import CATALOGS
 from tests.prometheus import promtool

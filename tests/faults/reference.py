@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from elastic.core.permutation import Permutation, epoch_key
+from elastic.core.data_order import Permutation, epoch_key
 from tests.chaos.problem import build, dataset, loss_of
 
 SAMPLES, BATCH, SEED = 96, 8, 3

@@ -15,7 +15,7 @@ LINT = "from importlinter.cli import lint_imports_command; lint_imports_command(
 # One violation of each contract, planted in a copy of the code.
 PLANTED = {
     "Layers point downward": ("elastic/rpc/codec.py", "import elastic.agent.logs"),
-    "The core is pure": ("elastic/core/ranks.py", "import random"),
+    "The core is pure": ("elastic/core/data_order.py", "import random"),
     "Only the worker may import torch": ("elastic/agent/logs.py", "import torch"),
     "No grpc in a worker process": ("elastic/worker/step.py", "import grpc"),
 }

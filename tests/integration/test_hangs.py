@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.agent.liveness import STOPPED_AFTER_S
+from elastic.agent.worker_server import STOPPED_AFTER_S
 from tests.integration.running import Place
 from tests.job_process import Event, JobProcess
 

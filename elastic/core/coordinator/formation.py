@@ -1,17 +1,18 @@
 """One decision: given everything known now, should the group change, and into what?
 
 Level-triggered: the whole view goes in at every change and the decision is taken anew, so a
-report that was missed costs nothing. No effects and no memory; the machine owns both.
+report that was missed costs nothing. No effects and no memory; the machine owns both. Below it
+stands what the decision becomes: who gets which rank, at which step boundary the group is left for
+a planned change, and since when the conditions hold that the decision is patient with.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from elastic.core.coordinator.decisions import Complete, Decision, Form, GiveUp, Wait, WaitReason
-from elastic.core.coordinator.planned import broke_before
 from elastic.core.coordinator.view import (
     FormationPolicy,
     GroupView,
@@ -32,6 +33,7 @@ from elastic.core.membership import (
     Purpose,
     WorkerId,
     WorkerPhase,
+    WorkerStatus,
 )
 
 _IN_GROUP = (WorkerPhase.JOINING, WorkerPhase.TRAINING)
@@ -564,3 +566,183 @@ class _Formed:
         enough_left = len(workers) + len(self._finished) >= self._policy.min_workers
         members = _members(workers) if enough_left else ()
         return Form(members=members, reason=ChangeReason.MEMBER_LEAVING, planned=True)
+
+
+def assign_ranks(
+    previous: Sequence[WorkerId], present: Iterable[Member], holders: frozenset[WorkerId]
+) -> tuple[Member, ...]:
+    """Order `present` into ranks.
+
+    previous: the last group's workers by rank.
+    holders: workers that have the job's state; one of them gets rank 0 if there is any.
+
+    Survivors whose old rank still exists keep it; the others and the newcomers fill the gaps,
+    survivors first, each in a fixed order, so that equal input gives equal ranks.
+    """
+    members = {m.worker: m for m in present}
+    size = len(members)
+    ranks: list[Member | None] = [None] * size
+    for rank, worker in enumerate(previous[:size]):
+        if worker in members:
+            ranks[rank] = members.pop(worker)
+    old_rank = {worker: rank for rank, worker in enumerate(previous)}
+    rest = sorted(
+        members.values(),
+        key=lambda m: (m.worker not in holders, old_rank.get(m.worker, size), m.node, m.slot),
+    )
+    filling = iter(rest)
+    dense = [m if m is not None else next(filling) for m in ranks]
+    _put_holder_first(dense, holders)
+    return tuple(dense)
+
+
+def _put_holder_first(ranks: list[Member], holders: frozenset[WorkerId]) -> None:
+    """Rank 0 hosts the store and reports for the group: not a task for a newcomer."""
+    if not ranks or ranks[0].worker in holders:
+        return
+    for rank, member in enumerate(ranks):
+        if member.worker in holders:
+            ranks[0], ranks[rank] = member, ranks[0]
+            return
+
+
+def settle(
+    planned: Generation, leaving: Generation, workers: Mapping[WorkerId, Sighting]
+) -> Generation | None:
+    """The settled form of `planned`; None while a member of `leaving` has not heard of it, or
+    there is nothing new to say.
+
+    A member's script counts a step as committed and then looks for news; its link notes the news
+    and then reads that count for the acknowledgement. So one that acknowledges n steps can have
+    looked in vain after step n, and waits after step n + 1. Once all have acknowledged, nobody is
+    past the furthest of these boundaries, and all can be brought to it.
+
+    Unless one has left before it, because it has waited too long or the group broke. Then the
+    others are to leave at once: they can complete no further step, and where scripts meet for a
+    call no connection tells them that one will not come. Where others go on without members that
+    may be the only ones that have completed the last step, an unplanned change follows.
+    """
+    first = planned.leave_after
+    if first is None or any(m.worker not in workers for m in leaving.members):
+        return None  # they leave at once, or an unplanned change follows
+    statuses = [workers[m.worker].status for m in leaving.members]
+    active = [s for s in statuses if s.phase is not WorkerPhase.FINISHED]
+    if broke_before(planned, leaving, workers):
+        return None
+    left = [s for s in active if not _trains_in(s, leaving)]
+    if any(planned.provisional or s.committed < first for s in left):
+        return replace(planned, provisional=False, leave_after=None)
+    if not planned.provisional:
+        return None
+    if any(s.heard < planned.number for s in active):
+        return None
+    furthest = max((s.committed + 1 for s in active), default=first)
+    return replace(planned, provisional=False, leave_after=max(first, furthest))
+
+
+def broke_before(
+    planned: Generation, leaving: Generation, workers: Mapping[WorkerId, Sighting]
+) -> list[Sighting]:
+    """Members that lost the group before the boundary at which it is left, if others are to go on
+    without some: these may have completed a step that no other has."""
+    if not planned.members or leaving.worker_ids <= planned.worker_ids:
+        return []
+    members = [workers[m.worker] for m in leaving.members if m.worker in workers]
+    return [
+        w
+        for w in members
+        if w.status.broken
+        and w.status.generation == leaving.number
+        and not planned.is_due(w.status.committed)
+    ]
+
+
+def in_place(planned: Generation, workers: Mapping[WorkerId, Sighting]) -> bool:
+    """All its members have agreed on what they go on from: the group before is of no use."""
+    return not planned.provisional and all(
+        m.worker in workers
+        and workers[m.worker].status.generation == planned.number
+        and workers[m.worker].status.phase in (WorkerPhase.TRAINING, WorkerPhase.FINISHED)
+        for m in planned.members
+    )
+
+
+def is_left(leaving: Generation, workers: Mapping[WorkerId, Sighting]) -> bool:
+    """No member trains any more in the group that a planned change ends."""
+    return not any(_trains_in(w.status, leaving) for w in workers.values())
+
+
+def counts_steps(reported: int, current: Generation | None, *, leaving: bool) -> bool:
+    """Is the generation `reported` the one that makes progress? While members have yet to leave
+    the group before a planned change, that one is."""
+    if current is None:
+        return False
+    return reported == current.number or (current.leave_after is not None and leaving)
+
+
+def _trains_in(s: WorkerStatus, generation: Generation) -> bool:
+    return s.phase is WorkerPhase.TRAINING and s.generation == generation.number
+
+
+@dataclass(slots=True)
+class Clocks:
+    """Instants at which conditions of the view began to hold; None where one does not."""
+
+    enough: float | None = None
+    broken: float | None = None
+    newcomers: float | None = None
+    assembling: float | None = None
+    slow: float = -math.inf
+    """Until when the step under way was a slow one."""
+    is_slow: bool = False
+
+    def update(
+        self,
+        current: Generation | None,
+        workers: Mapping[WorkerId, Sighting],
+        policy: FormationPolicy,
+        now: float,
+        *,
+        leaving: Generation | None = None,
+        first_step: bool = False,
+    ) -> None:
+        """Start or stop each clock by what is known now.
+
+        leaving: the group that trains until `current`, a planned change, is in place. Who has left
+        it is awaited by nobody, but leaves the others unable to complete another step.
+        first_step: the group is in its first.
+        """
+        number = current.number if current else 0
+        members = current.worker_ids if current else frozenset()
+        before = leaving.number if leaving else 0
+        broken = newcomers = arrived = compiles = False
+        for name, w in workers.items():
+            status = w.status
+            if status.phase is WorkerPhase.READY and name not in members:
+                newcomers = True
+            if before and status.generation == before and status.phase is WorkerPhase.READY:
+                arrived = True
+            if status.compiling is not None and status.took_part:
+                compiles = True
+            if status.generation == number:
+                if status.broken and name in members:
+                    broken = True
+                if status.phase in _IN_GROUP:
+                    arrived = True
+        if current is not None and leaving is not None:
+            broken = broken or bool(broke_before(current, leaving, workers))
+        can_form = not members and enough(workers, policy)
+        self.enough = _start_or_stop(self.enough, can_form, now)
+        self.broken = _start_or_stop(self.broken, broken, now)
+        self.newcomers = _start_or_stop(self.newcomers, newcomers, now)
+        if compiles or first_step or self.is_slow:
+            self.slow = now
+        self.is_slow = compiles or first_step
+        if self.assembling is None and arrived:
+            self.assembling = now
+
+
+def _start_or_stop(since: float | None, holds: bool, now: float) -> float | None:
+    if not holds:
+        return None
+    return now if since is None else since

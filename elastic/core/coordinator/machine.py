@@ -10,22 +10,24 @@ from dataclasses import dataclass, field, replace
 from typing_extensions import assert_never
 
 from elastic.core.coordinator import effects as fx
-from elastic.core.coordinator import endings
 from elastic.core.coordinator import events as ev
+from elastic.core.coordinator import stopping
 from elastic.core.coordinator.checkpoints import CheckpointTracker
-from elastic.core.coordinator.clocks import Clocks
 from elastic.core.coordinator.decisions import Decision, End, Form, GiveUp, Wait, WaitReason
-from elastic.core.coordinator.departures import Departures
-from elastic.core.coordinator.formation import decide
-from elastic.core.coordinator.hang import Hang
-from elastic.core.coordinator.lineage import Lineage
+from elastic.core.coordinator.formation import (
+    Clocks,
+    assign_ranks,
+    counts_steps,
+    decide,
+    in_place,
+    is_left,
+    settle,
+)
+from elastic.core.coordinator.generations import Lineage, PastGenerations
 from elastic.core.coordinator.newcomers import NewcomerPolicy, Newcomers
-from elastic.core.coordinator.nodes import Nodes
-from elastic.core.coordinator.past import PastGenerations
+from elastic.core.coordinator.nodes import Departures, Nodes, Replacements
 from elastic.core.coordinator.phases import TERMINAL, TRANSITIONS, JobPhase
-from elastic.core.coordinator.planned import counts_steps, in_place, is_left, settle
-from elastic.core.coordinator.progress import ProgressWatch, StallPolicy
-from elastic.core.coordinator.replacements import Replacements
+from elastic.core.coordinator.progress import Hang, ProgressWatch, StallPolicy
 from elastic.core.coordinator.stopping import EXIT_LEFT, Stop, decide_stop, inherited
 from elastic.core.coordinator.view import FormationPolicy, GroupView, Sighting
 from elastic.core.invariants import check_succession, require
@@ -40,7 +42,6 @@ from elastic.core.membership import (
     WorkerId,
     WorkerPhase,
 )
-from elastic.core.ranks import assign_ranks
 from elastic.core.restarts import RestartPolicy, Verdict
 
 _KILLS = (signal.SIGKILL, signal.SIGTERM)
@@ -319,7 +320,7 @@ class Coordinator:
         self._lineage.ended((event.failure.worker,))
         if verdict is not Verdict.RESTART:
             self._enter(JobPhase.FAILED)
-            return [endings.failed(verdict, event.failure, self._hang.text)]
+            return [stopping.end_failed(verdict, event.failure, self._hang.text)]
         return [*refused, *self._checkpoints.abandon(lost)]
 
     def _classic_script_reported(self) -> list[fx.Effect]:
@@ -563,7 +564,7 @@ class Coordinator:
             return self._end_stop(in_time=decision.in_time)
         if isinstance(decision, GiveUp):
             self._enter(JobPhase.FAILED)
-            return [endings.gave_up(decision)]
+            return [stopping.end_given_up(decision)]
         return self._complete()
 
     def _probe(self, decision: Wait, now: float) -> list[fx.Effect]:
@@ -584,7 +585,7 @@ class Coordinator:
 
     def _complete(self) -> list[fx.Effect]:
         self._enter(JobPhase.FINISHED)
-        return [fx.DismissWorkers(), endings.complete(self._stop)]
+        return [fx.DismissWorkers(), stopping.end_complete(self._stop)]
 
     def _decide(self, now: float) -> Decision | End:
         if self._stop is None:
@@ -596,7 +597,9 @@ class Coordinator:
         assert stop is not None
         self._enter(JobPhase.FINISHED if in_time else JobPhase.FAILED)
         grace_s, restart_all = self._settings.stop_grace_s, self._policy.restart_all
-        return [endings.stopped(stop, in_time=in_time, grace_s=grace_s, restart_all=restart_all)]
+        return [
+            stopping.end_stopped(stop, in_time=in_time, grace_s=grace_s, restart_all=restart_all)
+        ]
 
     def _form(self, decision: Form, now: float) -> list[fx.Effect]:
         previous = self._current

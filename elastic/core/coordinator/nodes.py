@@ -1,4 +1,6 @@
-"""What the nodes have reported of their workers, and which of these are known to be gone."""
+"""What the nodes have reported of their workers, which of these are known to be gone or are being
+replaced, and when a node that leaves the job is no longer needed.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from elastic.core.coordinator.view import Sighting, may_hold_state
+from elastic.core.coordinator.view import Sighting, has_heir, may_hold_state
 from elastic.core.membership import Generation, Member, NodeId, WorkerId, WorkerPhase, WorkerStatus
 
 _OUTAGE_S = 2.0  # in which an outage that concerns all nodes is noticed for each of them
@@ -289,3 +291,112 @@ class Nodes:
         self._seen = self._slots = None
         if name in self._nodes:
             self._nodes[name].seen = None
+
+
+_IN_GROUP = (WorkerPhase.JOINING, WorkerPhase.TRAINING)
+
+
+class Departures:
+    """Tells of each leaving node once, and again when it is said again that it leaves."""
+
+    def __init__(self) -> None:
+        self._told: set[NodeId] = set()
+
+    @property
+    def told(self) -> frozenset[NodeId]:
+        """Nodes that know by now, or soon, that they are not needed."""
+        return frozenset(self._told)
+
+    def forget(self, node: NodeId) -> None:
+        """The node may not have been told."""
+        self._told.discard(node)
+
+    def completed(
+        self, nodes: Nodes, current: Generation | None, before: Generation | None = None
+    ) -> list[NodeId]:
+        """Leaving nodes of which no worker is in the group, on its way out of the last one, or
+        holds the state while there is no group to go on from it, or none that is known to have it.
+
+        before: the group that `current`, not in place yet, is to follow.
+        """
+        if not nodes.leaving:
+            self._told.clear()
+            return []
+        self._told &= nodes.leaving
+        heirs = [s for n in nodes.staying for s in nodes.workers_of(n)]
+        has_state = current is not None and _has_state(nodes, current)
+        ready = [
+            node
+            for node in sorted(nodes.leaving - self._told)
+            if not nodes.is_silent(node)
+            and not any(
+                _is_needed(s, current, heirs, has_state=has_state)
+                or (before is not None and s.worker in before.worker_ids)
+                for s in nodes.workers_of(node)
+            )
+        ]
+        self._told.update(ready)
+        return ready
+
+
+def _has_state(nodes: Nodes, group: Generation) -> bool:
+    """A member that is in contact has come to one state with the others: of those out of contact it
+    is not certain that they still live, and one that has not joined yet may be a step behind, or
+    stuck."""
+    members = [w for name, w in nodes.workers().items() if name in group.worker_ids]
+    return any(_has_joined(w.status, group) and w.silent_since is None for w in members)
+
+
+def _has_joined(s: WorkerStatus, group: Generation) -> bool:
+    trains = s.phase is WorkerPhase.TRAINING and s.generation == group.number
+    return s.took_part and (trains or s.phase is WorkerPhase.FINISHED)
+
+
+def _is_needed(
+    s: WorkerStatus,
+    current: Generation | None,
+    heirs: Iterable[WorkerStatus],
+    *,
+    has_state: bool,
+) -> bool:
+    if current is None or not current.members:
+        return may_hold_state(s, current) and not has_heir(s, heirs)
+    if s.took_part and s.phase is WorkerPhase.READY and not (has_state or has_heir(s, heirs)):
+        return True
+    has_heard = s.phase is not WorkerPhase.READY or s.heard >= current.number
+    return s.worker in current.worker_ids or s.phase in _IN_GROUP or not has_heard
+
+
+class Replacements:
+    """They are as good as gone for each decision, although reports of them still come.
+
+    A request can be lost with the stream of an agent. A worker still there when the patience is
+    over counts again, and is asked for again if need be.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._until: dict[WorkerId, float] = {}
+
+    def __contains__(self, worker: WorkerId) -> bool:
+        return worker in self._until
+
+    @property
+    def next_at(self) -> float | None:
+        """When the first of them counts again."""
+        return min(self._until.values(), default=None)
+
+    def ask(self, workers: Iterable[WorkerId], now: float) -> list[WorkerId]:
+        """End these workers; returns those that no request has named yet."""
+        news = sorted(set(workers) - self._until.keys())
+        self._until.update(dict.fromkeys(news, now + self._patience_s))
+        return news
+
+    def others(
+        self, workers: Mapping[WorkerId, Sighting], now: float
+    ) -> Mapping[WorkerId, Sighting]:
+        """The workers that are not being ended."""
+        if not self._until:
+            return workers
+        self._until = {w: at for w, at in self._until.items() if w in workers and now < at}
+        return {name: w for name, w in workers.items() if name not in self._until}

@@ -1,4 +1,6 @@
-"""How far the job is, how long a step usually takes, and what shows that it gets no further."""
+"""How far the job is, how long a step usually takes, what shows that it gets no further, and who
+kept the others waiting in the last hang.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ import math
 from dataclasses import dataclass
 
 from elastic.core.coordinator.events import ProgressReported
-from elastic.core.membership import WorkerId
+from elastic.core.diagnosis import Diagnosis, Odd
+from elastic.core.membership import WorkerId, WorkerStatus
 
 _STUCK_FLOOR_S, _STUCK_FACTOR, _STUCK_MARGIN_S = 0.5, 1.25, 0.3
 _SLOW_FLOOR_S = 1.0  # shorter ones are the scheduler's noise
@@ -263,3 +266,30 @@ class ProgressWatch:
         if not self._first_step and self._under_way > self._compiles_in:
             return self._in_step_s > usual_s
         return 0.0 < self._policy.first_step_s < self._in_step_s and self._in_step_s > usual_s
+
+
+class Hang:
+    """The newest verdict, for the words with which its workers are replaced."""
+
+    def __init__(self) -> None:
+        self._odd: dict[WorkerId, Odd] = {}
+        self._generation, self._at = 0, 0.0
+        self.text = ""
+        """The verdict in words; empty before the first."""
+
+    def explained(self, generation: int, verdict: Diagnosis, now: float) -> None:
+        """The members of this generation have told where they are."""
+        self._odd = {odd.worker: odd for odd in verdict.odd}
+        self._generation, self._at = generation, now
+        self.text = verdict.text
+
+    def of(self, worker: WorkerStatus, now: float) -> tuple[str, str]:
+        """(in words, as "hung 20 s in train.py:47"; FILE:LINE of the script, where it waits for
+        nobody) of one that has not come out of the group that hung; empty where not known."""
+        odd = self._odd.get(worker.worker)
+        if odd is None or worker.generation != self._generation:
+            return "", ""
+        if odd.frame is None:
+            return odd.doing, ""
+        lasts_s = odd.place_s + now - self._at
+        return f"hung {lasts_s:.0f} s in {odd.frame.short_place}", odd.frame.place

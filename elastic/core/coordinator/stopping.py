@@ -1,4 +1,6 @@
-"""One decision while the job stops: which workers save, and when nobody is left to wait for."""
+"""One decision while the job stops: which workers save, and when nobody is left to wait for. And
+the ends of a job, with their exit codes.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from elastic.core.coordinator.decisions import Decision, End, Form, Wait, WaitReason
+from elastic.core.coordinator import effects as fx
+from elastic.core.coordinator.decisions import Decision, End, Form, GiveUp, Wait, WaitReason
 from elastic.core.coordinator.formation import decide, furthest_ahead, most_steps
 from elastic.core.coordinator.view import (
     FormationPolicy,
@@ -18,7 +21,8 @@ from elastic.core.coordinator.view import (
     worth_waiting_for,
 )
 from elastic.core.coordinator.whole_restart import stop_whole
-from elastic.core.membership import ChangeReason, Generation, Member, Purpose, WorkerPhase
+from elastic.core.membership import ChangeReason, Failure, Generation, Member, Purpose, WorkerPhase
+from elastic.core.restarts import Verdict
 
 EXIT_LEFT = 143  # as after SIGTERM: the job is not done
 
@@ -197,3 +201,35 @@ def _patient_until(view: GroupView, policy: FormationPolicy, holders: list[Sight
     if view.adopted_at is not None:
         instants.append(view.adopted_at + return_patience_s(policy))
     return max(instants, default=-math.inf)
+
+
+def end_complete(stop: Stop | None) -> fx.EndJob:
+    """Every script has ended, perhaps because the job was asked to stop."""
+    if stop is None:
+        return fx.EndJob(exit_code=0)
+    return fx.EndJob(exit_code=stop.exit_code, message=stop.reason)
+
+
+def end_failed(verdict: Verdict, failure: Failure, hang: str = "") -> fx.EndJob:
+    """No restart follows this failure. hang: what is known of the last one, if it is of that."""
+    exit_code = 78 if verdict is Verdict.NOT_RETRYABLE else 1
+    message = hang if failure.place else ""
+    return fx.EndJob(exit_code=exit_code, verdict=verdict, failure=failure, message=message)
+
+
+def end_given_up(decision: GiveUp) -> fx.EndJob:
+    """The group never holds."""
+    message = (
+        "the group breaks again and again although no member is lost and no step is "
+        f"committed; a member reported: {decision.detail}"
+    )
+    return fx.EndJob(exit_code=1, message=message)
+
+
+def end_stopped(stop: Stop, *, in_time: bool, grace_s: float, restart_all: bool) -> fx.EndJob:
+    """As asked; or the workers were not done with it when the grace was over."""
+    if in_time:
+        return fx.EndJob(exit_code=stop.exit_code, message=stop.reason)
+    missed = "end" if restart_all else "reach a step boundary and save"
+    message = f"the workers did not {missed} within {grace_s:g} s of: {stop.reason}"
+    return fx.EndJob(exit_code=stop.exit_code, message=message)

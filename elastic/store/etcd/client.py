@@ -8,22 +8,25 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from elastic.errors import ElasticError
+from elastic.store.etcd import refusals
 from elastic.store.etcd import v3_pb2 as pb
-from elastic.store.etcd import wording
-from elastic.store.etcd.connection import Connection, Metadata, Stream
-from elastic.store.etcd.endpoints import Endpoint
-from elastic.store.etcd.failover import Answer, Failover
-from elastic.store.etcd.methods import (
+from elastic.store.etcd.connection import (
     LEASE_KEEP_ALIVE,
     READS,
     WATCH,
+    Answer,
+    Connection,
+    Failover,
+    Metadata,
     Method,
     RequestT,
     ResponseT,
+    Stream,
+    Tokens,
+    metadata,
 )
-from elastic.store.etcd.options import EtcdOptions
+from elastic.store.etcd.endpoints import Endpoint, EtcdOptions
 from elastic.store.etcd.refusals import NO_ANSWER, Refusal, Refused, Said
-from elastic.store.etcd.tokens import Tokens, metadata
 
 AnswerT = TypeVar("AnswerT")
 Attempt = Callable[[Connection, float, Metadata], Awaitable[AnswerT]]
@@ -134,11 +137,11 @@ class EtcdClient:
         return metadata(token, len(self._connections))
 
     def _error(self, name: str, refused: Refused) -> ElasticError:
-        error = wording.refusal(name, refused)
+        error = refusals.refusal(name, refused)
         answered = self._failover.answered
         if refused.said.kind is Refusal.CERTIFICATE and name not in READS:
             answered = self._let_write  # a user with read access alone is answered, too
-        return wording.later(error) if answered else error
+        return refusals.later(error) if answered else error
 
 
 def _in_order(options: EtcdOptions) -> Sequence[Endpoint]:

@@ -1,19 +1,55 @@
-"""The channel to one member, and streams on it."""
+"""The way to one member: its channel, certificates, token, the methods called and their streams."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Generic
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from elastic.errors import ConfigurationError
-from elastic.settings.tls_files import TlsFiles
+from elastic.settings.tls_files import TlsFiles, usable_tls_files
+from elastic.store.etcd import refusals
+from elastic.store.etcd import v3_pb2 as pb
 from elastic.store.etcd.endpoints import Endpoint
-from elastic.store.etcd.methods import Method, RequestT, ResponseT
-from elastic.store.etcd.refusals import Refusal, Refused, Said, status_said
-from elastic.store.etcd.tls import Fingerprint, credentials, fingerprint
+from elastic.store.etcd.refusals import ANOTHER_MAY_ANSWER, Refusal, Refused, Said, status_said
+
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[RequestT, ResponseT]):
+    """One method: what it takes and answers."""
+
+    name: str
+    request: type[RequestT]
+    response: type[ResponseT]
+
+    @property
+    def path(self) -> str:
+        """As it is on the wire."""
+        return f"/etcdserverpb.{self.name}"
+
+
+RANGE = Method("KV/Range", pb.RangeRequest, pb.RangeResponse)
+TXN = Method("KV/Txn", pb.TxnRequest, pb.TxnResponse)
+LEASE_GRANT = Method("Lease/LeaseGrant", pb.LeaseGrantRequest, pb.LeaseGrantResponse)
+LEASE_REVOKE = Method("Lease/LeaseRevoke", pb.LeaseRevokeRequest, pb.LeaseRevokeResponse)
+LEASE_KEEP_ALIVE = Method(
+    "Lease/LeaseKeepAlive", pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse
+)
+WATCH = Method("Watch/Watch", pb.WatchRequest, pb.WatchResponse)
+AUTHENTICATE = Method("Auth/Authenticate", pb.AuthenticateRequest, pb.AuthenticateResponse)
+STATUS = Method("Maintenance/Status", pb.StatusRequest, pb.StatusResponse)
+
+READS = frozenset(method.name for method in (RANGE, WATCH, STATUS))
+
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -208,3 +244,179 @@ def _look_at(reading: asyncio.Future[Any]) -> None:
     """Nobody may be interested in how it ended."""
     if not reading.cancelled():
         reading.exception()
+
+
+Fingerprint = tuple[tuple[int, int, int] | None, ...]
+
+
+def credentials(files: TlsFiles) -> grpc.ChannelCredentials:
+    """For a channel; raises ConfigurationError naming the file that cannot be used."""
+    contents = usable_tls_files(files, "etcd")
+    return grpc.ssl_channel_credentials(
+        root_certificates=contents.ca,
+        private_key=contents.key,
+        certificate_chain=contents.certificate,
+    )
+
+
+def fingerprint(files: TlsFiles) -> Fingerprint:
+    """Differs when a file was replaced."""
+    return tuple(_stamp(path) for path in (files.ca, files.certificate, files.key))
+
+
+def _stamp(path: Path | None) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat() if path is not None else None
+    except OSError:
+        return None
+    return (status.st_mtime_ns, status.st_ino, status.st_size) if status is not None else None
+
+
+NEEDS_LEADER: Metadata = (("hasleader", "true"),)
+"""Makes a member that is cut off from the others refuse, instead of answering what it knows."""
+ENDPOINTS = "elastic-endpoints"
+"""The name under which a store is told how many others are asked: of those in memory there is one.
+etcd takes no notice."""
+
+
+class Tokens:
+    """Fetches a token when there is none; without a user there never is."""
+
+    def __init__(self, failover: Failover, *, user: str | None, password: str | None) -> None:
+        self._failover = failover
+        self._user = user
+        self._request = pb.AuthenticateRequest(name=user or "", password=password or "")
+        self._token: str | None = None
+        self._fetching = asyncio.Lock()
+
+    async def get(self, *, ends_at: float) -> str | None:
+        """The token to send; raises Refused and what `Failover.ask` raises."""
+        if self._user is None:
+            return None
+        async with self._fetching:
+            if self._token is None:
+                answer = await self._failover.ask(
+                    AUTHENTICATE.name, self._authenticate, ends_at=ends_at
+                )
+                self._token = answer.value.token
+            return self._token
+
+    def forget(self, token: str | None) -> None:
+        """It was refused."""
+        if self._token == token:
+            self._token = None
+
+    async def _authenticate(
+        self, connection: Connection, timeout_s: float
+    ) -> pb.AuthenticateResponse:
+        return await connection.ask(
+            AUTHENTICATE, self._request, metadata=NEEDS_LEADER, timeout_s=timeout_s
+        )
+
+
+def metadata(token: str | None, endpoints: int) -> Metadata:
+    """What goes along with every call; `endpoints` is the number of those that are asked."""
+    always = (*NEEDS_LEADER, (ENDPOINTS, str(endpoints)))
+    return always if token is None else (*always, ("token", token))
+
+
+AnswerT = TypeVar("AnswerT")
+
+_FIRST_PAUSE_S = 0.02
+_LONGEST_PAUSE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[AnswerT]):
+    """An answer; `repeated` if a member asked before may have done the same already."""
+
+    value: AnswerT
+    repeated: bool
+
+
+class Failover:
+    """Asks one member after the other until one answers or the time is up."""
+
+    def __init__(
+        self, connections: Sequence[Connection], *, attempt_timeout_s: float, total_timeout_s: float
+    ) -> None:
+        self._connections = connections
+        self._current = 0
+        self._attempt_timeout_s = attempt_timeout_s
+        self._total_timeout_s = total_timeout_s
+        self._said_last: dict[Endpoint, Said] = {}
+        """By those that did not answer since one did: also to calls that waited for others."""
+        self.answered = False
+        """Has the cluster ever done what it was asked? The client knows."""
+
+    @property
+    def current(self) -> Connection:
+        """The member to ask."""
+        return self._connections[self._current]
+
+    def ends_at(self) -> float:
+        """When a call made now has taken too long, in the event loop's time."""
+        return asyncio.get_running_loop().time() + self._total_timeout_s
+
+    def move_on(self, failed: Connection) -> None:
+        """Ask the next one from now on, unless somebody has moved on already."""
+        failed.failed()
+        if self.current is failed:
+            self._current = (self._current + 1) % len(self._connections)
+
+    async def ask(
+        self,
+        method: str,
+        attempt: Callable[[Connection, float], Awaitable[AnswerT]],
+        *,
+        ends_at: float,
+    ) -> Answer[AnswerT]:
+        """Call `attempt(connection, timeout_s)` until it answers.
+
+        Raises Refused for what no other member would answer either, and what operators read
+        when none answers.
+        """
+        heard: dict[Endpoint, Said] = {}
+        attempts = 0
+        while (left_s := ends_at - asyncio.get_running_loop().time()) > 0:
+            connection = self.current
+            answer = await self._attempt(attempt, connection, left_s)
+            if not isinstance(answer, Said):
+                self._said_last.clear()
+                return Answer(answer, repeated=attempts > 0)
+            attempts += 1
+            if left_s >= self._attempt_timeout_s or connection.endpoint not in heard:
+                heard[connection.endpoint] = answer
+            self.move_on(connection)
+            self._check_handshakes(heard)
+            await self._pause(attempts, ends_at)
+        self._said_last |= heard
+        raise refusals.unreachable(method, self._total_timeout_s, self._said_last)
+
+    async def _attempt(
+        self,
+        attempt: Callable[[Connection, float], Awaitable[AnswerT]],
+        connection: Connection,
+        left_s: float,
+    ) -> AnswerT | Said:
+        """The answer, or why another member must be asked."""
+        await connection.refresh()
+        try:
+            return await attempt(connection, min(self._attempt_timeout_s, left_s))
+        except Refused as refused:
+            refused.by = connection.endpoint
+            if refused.said.kind not in ANOTHER_MAY_ANSWER:
+                raise
+            return refused.said
+
+    def _check_handshakes(self, heard: dict[Endpoint, Said]) -> None:
+        failed = [said for said in heard.values() if said.kind is Refusal.HANDSHAKE]
+        if len(failed) == len(self._connections) and not self.answered:
+            raise refusals.handshake_failed(heard)
+
+    async def _pause(self, attempts: int, ends_at: float) -> None:
+        """After each round of all members, longer each time."""
+        rounds, in_round = divmod(attempts, len(self._connections))
+        if in_round == 0:
+            left_s = max(0.0, ends_at - asyncio.get_running_loop().time())
+            await asyncio.sleep(min(_FIRST_PAUSE_S * 2**rounds, _LONGEST_PAUSE_S, left_s))

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from elastic.errors import ConfigurationError, ElasticError
 from elastic.store.etcd import v3_pb2 as pb
 from elastic.store.etcd.client import EtcdClient
-from elastic.store.etcd.endpoints import Endpoint
+from elastic.store.etcd.connection import STATUS, TXN
+from elastic.store.etcd.endpoints import Endpoint, EtcdOptions
 from elastic.store.etcd.keys import Keys
-from elastic.store.etcd.methods import STATUS, TXN
-from elastic.store.etcd.options import EtcdOptions
-from elastic.store.etcd.transactions import put
 
 _COMMITS = 5
 _NEVER = 2**62
@@ -75,7 +73,7 @@ async def _commit(client: EtcdClient, options: EtcdOptions, key: str) -> float:
     write: the user's rights, a majority's disks."""
     keys = Keys(options.namespace)
     never = pb.Compare(target=pb.Compare.CREATE, key=keys.encode(key), create_revision=_NEVER)
-    request = pb.TxnRequest(compare=[never], success=[put(keys, key, b"", 0)])
+    request = pb.TxnRequest(compare=[never], success=[keys.put(key, b"", 0)])
     began = time.monotonic()
     await client.call(TXN, request)
     return time.monotonic() - began

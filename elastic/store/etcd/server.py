@@ -10,8 +10,9 @@ import grpc
 import grpc.aio
 
 from elastic.store.etcd import v3_pb2 as pb
-from elastic.store.etcd.methods import (
+from elastic.store.etcd.connection import (
     AUTHENTICATE,
+    ENDPOINTS,
     LEASE_GRANT,
     LEASE_KEEP_ALIVE,
     LEASE_REVOKE,
@@ -24,7 +25,6 @@ from elastic.store.etcd.methods import (
     ResponseT,
 )
 from elastic.store.etcd.refusals import ONE_ENDPOINT
-from elastic.store.etcd.tokens import ENDPOINTS
 from elastic.store.interface import Change, Entry, LeaseExists, LeaseLost, WatchCompacted
 from elastic.store.memory import MemoryStore
 

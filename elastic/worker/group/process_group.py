@@ -1,17 +1,24 @@
-"""One generation's process group: built, aborted from another thread, left, closed."""
+"""One generation's process group: built, aborted from another thread, left, closed.
+
+gloo offers no way to free a thread that is blocked in a collective. Shutting down the group's
+sockets does: the blocked call raises within a millisecond. Each member's gloo listens at one port,
+and of the two ends of a pair's connection one has that port for its own, the other for its peer's.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import inspect
 import os
 import re
 import socket
+import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,15 +29,6 @@ from torch.torch_version import TorchVersion
 
 from elastic.core.membership import Generation
 from elastic.errors import ConfigurationError, GroupLost, TransientError
-from elastic.worker.group import flight_record, watchdog
-from elastic.worker.group.sockets import (
-    Connection,
-    Listener,
-    connections,
-    listeners,
-    opened_by_python,
-    shut_down,
-)
 
 T = TypeVar("T")
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
@@ -71,9 +69,9 @@ class Backend:
         the host if there is no GPU. Raises ConfigurationError."""
         backend = _choose(slot)
         if backend.aborts:
-            watchdog.turn_off(os.environ)
+            turn_watchdog_off(os.environ)
         else:
-            flight_record.turn_off(os.environ)
+            turn_flight_record_off(os.environ)
         return backend
 
     @staticmethod
@@ -529,3 +527,144 @@ def first_line(error: BaseException) -> str:
     """The gist of an error for a one-line report."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:300]
+
+
+# Read by ProcessGroupNCCL when it is built (torch 2.13). The watchdog would end the whole process
+# when a peer dies. Its monitor would do so 8 minutes after any error, and both would hold on to a
+# group that was aborted, and to the gradients in it, until a flight record had had its time.
+_OURS = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+}
+# With any of these on, the survivors of a lost member end with it.
+_REFUSED = (
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "NCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_NCCL_DESYNC_DEBUG",
+    "NCCL_DESYNC_DEBUG",
+)
+_OFF = ("0", "")
+
+
+def turn_watchdog_off(environment: MutableMapping[str, str]) -> None:
+    """Set what is not set; raise ConfigurationError for settings that would end survivors.
+
+    Before the first group of a process is built. Everything else that is set is left as it is.
+    """
+    for name in _REFUSED:
+        value = environment.get(name, "0")
+        if value.strip() not in _OFF:
+            raise ConfigurationError(
+                f"{name}={value}: torch's watchdog would end every worker that waits for a lost "
+                f"one, before the group can form again; unset it, or set it to 0"
+            )
+    for name, value in _OURS.items():
+        environment.setdefault(name, value)
+
+
+# Read by torch when it first records something (torch 2.13; the second is the older name).
+_ENTRIES = "TORCH_FR_BUFFER_SIZE"
+_NAMES = (_ENTRIES, "TORCH_NCCL_TRACE_BUFFER_SIZE")
+
+
+def turn_flight_record_off(environment: MutableMapping[str, str]) -> None:
+    """Keep no record, unless the script's environment asks for one.
+
+    Before the first group of a process is built. The recorder takes the stack of each collective,
+    which costs a microsecond and 2.5 MiB, and never forgets a group: 256 bytes for each that a
+    worker has been in. Nothing reads it: of a hang `elastic stacks` tells more.
+    """
+    if not any(name in environment for name in _NAMES):
+        environment[_ENTRIES] = "0"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """An open TCP connection: its descriptor, and the inode that tells it from a later one."""
+
+    descriptor: int
+    inode: int
+    local_port: int
+    peer_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A TCP socket that takes connections."""
+
+    inode: int
+    port: int
+
+
+def connections() -> frozenset[Connection]:
+    """All connected TCP sockets of this process; listening ones are none.
+
+    (gloo ends the process if its listening socket is shut down.)
+    """
+    return frozenset(_scan(_connection))
+
+
+def listeners() -> frozenset[Listener]:
+    """All listening TCP sockets of this process."""
+    return frozenset(_scan(_as_listener))
+
+
+def opened_by_python() -> set[int]:
+    """The descriptors of all sockets that Python code has opened: none of torch's.
+
+    Looks at every object there is, which takes tens of milliseconds.
+    """
+    return {o.fileno() for o in gc.get_objects() if issubclass(type(o), socket.socket)}
+
+
+def _connection(sock: socket.socket, inode: int) -> Connection:
+    peer_port = sock.getpeername()[1]
+    return Connection(sock.fileno(), inode, sock.getsockname()[1], peer_port)
+
+
+def _as_listener(sock: socket.socket, inode: int) -> Listener | None:
+    listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    return Listener(inode, sock.getsockname()[1]) if listens else None
+
+
+def _scan(describe: Callable[[socket.socket, int], object]) -> Iterator[Any]:
+    for name in os.listdir("/proc/self/fd"):
+        descriptor = int(name)
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISSOCK(found.st_mode):
+                continue
+            with _borrowed(descriptor) as sock:
+                if sock.family in (socket.AF_INET, socket.AF_INET6):
+                    described = describe(sock, found.st_ino)
+                    if described is not None:
+                        yield described
+        except OSError:
+            continue  # closed meanwhile, or not connected
+
+
+@contextlib.contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+    """The descriptor as a socket object that does not close it.
+
+    SOCK_NONBLOCK says that it has no time-out, and leaves it as it is: else Python would make it
+    non-blocking where the script has called socket.setdefaulttimeout(), and torch, which shares it,
+    would read rubbish.
+    """
+    sock = socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK, fileno=descriptor)
+    try:
+        yield sock
+    finally:
+        sock.detach()
+
+
+def shut_down(doomed: Iterable[Connection], how: int = socket.SHUT_RDWR) -> None:
+    """Shut the connections down, those that are still the same ones."""
+    for connection in doomed:
+        with contextlib.suppress(OSError):
+            if os.fstat(connection.descriptor).st_ino != connection.inode:
+                continue
+            with _borrowed(connection.descriptor) as sock:
+                sock.shutdown(how)

@@ -8,25 +8,30 @@ still need it.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import threading
-from collections.abc import Sequence
+import time
+import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from elastic.core.membership import Failure, FailureKind, Generation
+from elastic.core.membership import Failure, FailureKind, Generation, WorkerId, signal_name
 from elastic.core.worker.machine import Effect, ReportStatus, Worker
-from elastic.errors import ExitCode
+from elastic.errors import ElasticError, ExitCode
 from elastic.rpc.codec import failure_to_pb, generation_from_pb, status_to_pb
 from elastic.runtime.leave_signals import STRAY_SIGNALS
 from elastic.runtime.process_title import set_worker_title
 from elastic.v1 import job_pb2
 from elastic.v1 import local_pb2 as pb
+from elastic.worker import session as sessions
 from elastic.worker.group.process_group import StoreHost, first_line
 from elastic.worker.link import Link
+from elastic.worker.process.as_python import exit_code_of, in_words, run_program, tell_uncaught
 from elastic.worker.process.children import die_with_parent
-from elastic.worker.process.torchrun_environment import torchrun_environment
-from elastic.worker.process.torchrun_script import ClassicScript, failure_of, run_when_told
 
 _SIGN_OF_LIFE_S = 0.6  # well below the agent's patience with a silent process
 _LOOPBACK = "127.0.0.1"
@@ -170,3 +175,171 @@ class _Attendant:
     def _beat(self) -> None:
         while not self._dismissed.wait(_SIGN_OF_LIFE_S):
             self._link.hello()
+
+
+# Names and values as in torch.distributed.elastic.agent.server.local_elastic_agent (torch 2.13).
+_ROLE = "default"
+
+
+def torchrun_environment(
+    generation: Generation, worker: WorkerId, *, job: str, error_file: str
+) -> dict[str, str]:
+    """The variables for a member of the generation.
+
+    Ranks follow each other on a node, and so do local ranks, also where it has fewer members than
+    slots: a script takes them for indices. error_file: where torch's `record` leaves exceptions.
+    """
+    nodes = list(dict.fromkeys(m.node for m in generation.members))
+    rank = generation.rank_of(worker)
+    if rank is None:
+        raise ValueError(f"{worker} is no member of generation {generation.number}")
+    node = generation.members[rank].node
+    neighbours = [m.worker for m in generation.members if m.node == node]
+    host, _, port = generation.store_endpoint.rpartition(":")
+    world_size = str(generation.world_size)
+    return {
+        "LOCAL_RANK": str(neighbours.index(worker)),
+        "RANK": str(rank),
+        "GROUP_RANK": str(nodes.index(node)),
+        "ROLE_RANK": str(rank),
+        "ROLE_NAME": _ROLE,
+        "LOCAL_WORLD_SIZE": str(len(neighbours)),
+        "WORLD_SIZE": world_size,
+        "GROUP_WORLD_SIZE": str(len(nodes)),
+        "ROLE_WORLD_SIZE": world_size,
+        "MASTER_ADDR": host.strip("[]"),
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RESTART_COUNT": str(generation.restart_count),
+        "TORCHELASTIC_MAX_RESTARTS": str(generation.max_restarts),
+        "TORCHELASTIC_RUN_ID": job,
+        # Rank 0 finds a store at MASTER_ADDR, too, and does not make one of its own.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_ERROR_FILE": error_file,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+
+
+_NO_SESSION = (
+    "elastic.init() was called in a script that was started as torchrun starts scripts, since "
+    "neither it nor the modules beside it import elastic; give --launch elastic"
+)
+
+
+class ClassicScript:
+    """A child that waits at the other end of a pipe for its environment, then runs the script."""
+
+    def __init__(self, pid: int, pipe: int) -> None:
+        self._pid = pid
+        self._pipe = pipe
+        self._status: int | None = None
+
+    def begin(self, environment: Mapping[str, str]) -> None:
+        """Have it run the script, with these variables."""
+        data = json.dumps(dict(environment)).encode()
+        with open(self._pipe, "wb") as told:
+            told.write(data)
+
+    def terminate(self) -> None:
+        """SIGTERM to it and whatever else is in its process group; this process ignores it."""
+        if self._status is None:
+            os.killpg(os.getpgid(0), signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Return when it has ended: its exit code, or minus the signal that ended it.
+
+        Reaps also what the script has left behind, which are children of this process by now.
+        """
+        while True:
+            pid, status = os.waitpid(-1, 0)
+            if pid == self._pid:
+                self._status = os.waitstatus_to_exitcode(status)
+                return self._status
+
+
+def run_when_told(pipe: int, argv: Sequence[str], *, module: bool = False) -> int:
+    """In the child: wait for the environment, run the script, return its exit code."""
+    with open(pipe, "rb") as told:
+        data = told.read()
+    if not data:
+        return ExitCode.OK  # the parent has ended, and the kernel ends this process
+    os.environ.update(json.loads(data))
+    sessions.refuse(_NO_SESSION)
+    error_file = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
+    process = os.getpid()
+    try:
+        run_program(argv, module=module)
+    except SystemExit as ending:
+        return exit_code_of(ending)
+    except BaseException as error:  # noqa: BLE001 - whatever the script raised ends the process
+        code = error.exit_code if isinstance(error, ElasticError) else ExitCode.SCRIPT_FAILED
+        if os.getpid() == process:  # a process that the script has forked does not speak for it
+            _record(error, int(code), error_file)
+        tell_uncaught(error)
+        return int(code)
+    return ExitCode.OK
+
+
+def _record(error: BaseException, code: int, path: Path) -> None:
+    """As torch's `record` reports, if the script does not use it."""
+    message = {
+        "message": in_words(error),
+        "extraInfo": {
+            "py_callstack": "".join(traceback.format_exception(error)),
+            "timestamp": str(int(time.time())),
+        },
+        "errorCode": code,
+    }
+    with contextlib.suppress(OSError):  # no space: the log has it
+        if not path.exists() or code != ExitCode.SCRIPT_FAILED:
+            path.write_text(json.dumps({"message": message}))
+
+
+def failure_of(worker: str, status: int, error_file: Path) -> Failure:
+    """What the end of the script with a status other than 0 means, with what it left in the file.
+
+    Read as torch's ProcessFailure reads it.
+    """
+    if status < 0:
+        return Failure(
+            worker=worker,
+            kind=FailureKind.SIGNAL,
+            code=-status,
+            signature=f"signal {-status}",
+            message=f"was ended by {signal_name(-status)}",
+        )
+    recorded = _recorded(error_file)
+    if recorded is None:
+        message = f"the script ended with exit code {status}"
+        return Failure(
+            worker=worker,
+            kind=FailureKind.EXIT_CODE,
+            code=status,
+            signature=f"exit code {status}",
+            message=message,
+        )
+    message, stack, code = recorded
+    return Failure(
+        worker=worker,
+        kind=FailureKind.EXCEPTION,
+        code=status,
+        signature=message,
+        message=message,
+        traceback=stack,
+        retryable=code != ExitCode.CONFIGURATION,
+    )
+
+
+def _recorded(path: Path) -> tuple[str, str, int] | None:
+    """Message, traceback and error code from an error file; None without a legible one."""
+    try:
+        content: Any = json.loads(path.read_text(errors="replace"))
+        message = content["message"]
+        if isinstance(message, str):
+            return message.splitlines()[0], message, 0
+        first = str(message["message"]).strip().splitlines()
+        stack = str(message.get("extraInfo", {}).get("py_callstack", ""))
+        return first[0] if first else "?", stack, int(message.get("errorCode", 0))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    except (OverflowError, RecursionError):  # a number or a depth that no such file has
+        return None

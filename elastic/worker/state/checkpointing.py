@@ -1,17 +1,42 @@
-"""When a member saves, and what it restores: the session's side of checkpoints."""
+"""The member's side of checkpoints: when it saves and what it restores, how the bytes of a
+replicated state are dealt out to the writers, its own share, written in the background, and the way
+back, on which no file is trusted before its digest has been compared.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
 
 from elastic.checkpoint import catalog
+from elastic.checkpoint.catalog import is_committed, list_checkpoints, read_manifest
+from elastic.checkpoint.digest import FileDigest, difference, digest_of
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
-from elastic.errors import GroupLost
-from elastic.v1 import local_pb2 as pb
+from elastic.checkpoint.layout import (
+    group_name,
+    is_structure_name,
+    parse_shard_name,
+    path_in_step,
+    shard_name,
+    structure_name,
+)
+from elastic.checkpoint.manifest import Manifest
+from elastic.errors import CheckpointDamaged, CheckpointWriteError, ElasticError, GroupLost
+from elastic.v1 import job_pb2, local_pb2
 from elastic.worker.group.process_group import Group
+from elastic.worker.state import structure as structures
 from elastic.worker.state.job_state import JobState
-from elastic.worker.state.loading import Loaded, load_latest
-from elastic.worker.state.saving import Place, Saver
+from elastic.worker.state.structure import Structure
+from elastic.worker.state.tensor_specs import REAL_PART, STORED_AS, TensorSpec, describe
 
 Notify = Callable[[str, Mapping[str, str]], None]
 
@@ -38,7 +63,7 @@ class Checkpointing:
         directory = open_directory(url)
 
         def notify(name: str, fields: Mapping[str, str]) -> None:
-            send(notice=pb.Notice(name=name, fields=dict(fields)))
+            send(notice=local_pb2.Notice(name=name, fields=dict(fields)))
 
         return cls(Saver(directory, worker=worker, every=every, send=send), directory, notify)
 
@@ -119,3 +144,534 @@ def _place(group: Group) -> Place:
         rank=group.rank,
         world_size=group.world_size,
     )
+
+
+_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """This member's place in the group that saves."""
+
+    run: str
+    generation: int
+    rank: int
+    world_size: int
+
+
+class Saver:
+    """At most one save is under way: the next waits its turn, training does not.
+
+    send: takes `shard_saved=` or `save_failed=` for the agent; called on the writing thread.
+    """
+
+    def __init__(
+        self, directory: CheckpointDirectory, *, worker: str, every: int, send: Callable[..., None]
+    ) -> None:
+        self._directory = directory
+        self._worker = worker
+        self.every = every
+        self._send = send
+        self._writing: threading.Thread | None = None
+        self._share: HostShare | None = None
+        self._changed = threading.Condition()
+        self._settled: dict[int, bool] = {}
+        self._reports: dict[int, dict[str, Any]] = {}  # not settled, by step
+        self._last: tuple[int, Place] | None = None
+        self._work: tuple[int, Place, HostShare, Structure, Mapping[str, Any], float] | None = None
+        self._insists = False
+        self._again_at: float | None = None
+
+    def save(self, state: JobState, place: Place, *, insists: bool = False) -> None:
+        """Copy this member's share to host memory and write it while training goes on.
+
+        A group saves a step once: what it would write again has the same names, may by then be part
+        of a checkpoint, and may differ in what was acknowledged meanwhile. If it was abandoned, the
+        coordinator takes no other from this group.
+
+        insists: what the storage refuses is no failure yet: `try_again` does.
+        """
+        step = state.committed
+        if self._last == (step, place):
+            return
+        began_at = time.monotonic()
+        self.wait_idle()
+        flat = state.capture()
+        specs = describe(flat.tensors)
+        structure = Structure(specs=specs, skeleton=flat.skeleton, extra=state.extra())
+        shards = plan_shards(
+            specs, place.world_size, state.local_names(flat), state.declared_local(flat)
+        )
+        pieces = shards[place.rank]
+        self._share = copy_share(flat.tensors, pieces, reuse=self._share)
+        self._last = step, place
+        with self._changed:
+            self._settled.pop(step, None)
+            self._reports.pop(step, None)
+        self._insists, self._again_at = insists, None
+        stall_s = time.monotonic() - began_at
+        self._work = step, place, self._share, structure, _positions(state), stall_s
+        self._start_writing()
+
+    def try_again(self) -> None:
+        """Write once more what the storage has refused, if it was some time ago."""
+        if self._again_at is None or time.monotonic() < self._again_at or self._work is None:
+            return
+        self.wait_idle()
+        self._again_at = None
+        self._start_writing()
+
+    def _start_writing(self) -> None:
+        assert self._work is not None
+        self._writing = threading.Thread(target=self._write, args=self._work, name="elastic-save")
+        self._writing.start()
+
+    def settle(self, step: int, *, committed: bool, generation: int = 0) -> None:
+        """The coordinator has committed the checkpoint of `step`, or abandoned that of the group of
+        `generation` (0: not known which): a later group may be saving the same step."""
+        with self._changed:
+            if not committed and generation and self._is_saved_in_another(step, generation):
+                return
+            self._settled[step] = committed
+            self._reports = {at: sent for at, sent in self._reports.items() if at > step}
+            for old in sorted(self._settled)[:-8]:
+                del self._settled[old]
+            self._changed.notify_all()
+
+    def _is_saved_in_another(self, step: int, generation: int) -> bool:
+        return (
+            self._last is not None
+            and self._last[0] == step
+            and self._last[1].generation != generation
+        )
+
+    def report_again(self) -> None:
+        """Send once more what was reported and not settled."""
+        with self._changed:
+            reports = list(self._reports.values())
+        for report in reports:
+            self._send(**report)
+
+    def is_settled(self, step: int, timeout_s: float) -> bool:
+        """Wait up to `timeout_s` until the checkpoint of `step` is committed or abandoned."""
+        with self._changed:
+            return self._changed.wait_for(lambda: step in self._settled, timeout_s)
+
+    def is_committed(self, step: int) -> bool:
+        """The checkpoint of `step` is known to be committed."""
+        return self._settled.get(step, False)
+
+    def wait_idle(self) -> None:
+        """Wait until nothing is being written."""
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+
+    def _write(
+        self,
+        step: int,
+        place: Place,
+        share: HostShare,
+        structure: Structure,
+        positions: Mapping[str, Any],
+        stall_s: float,
+    ) -> None:
+        index, count = place.rank, place.world_size
+        began_at = time.monotonic()
+        try:
+            if is_committed(self._directory, step):  # restored from it, or by the group before
+                self.settle(step, committed=True)
+                return
+            files = write_share(
+                self._directory,
+                step,
+                group_name(place.generation, place.run),
+                index,
+                count,
+                share,
+                structure if index == 0 else None,
+            )
+        except Exception as error:  # noqa: BLE001 - those that wait for this part must hear of it
+            failed = job_pb2.SaveFailed(
+                worker=self._worker,
+                step=step,
+                generation=place.generation,
+                message=str(error) or type(error).__name__,
+                retried=self._insists,
+            )
+            if self._insists:
+                self._remove_own(step, place)  # a disk that is full needs the room
+            self._report(step, save_failed=failed)
+            if self._insists:
+                self._again_at = time.monotonic() + _RETRY_S
+            return
+        digests = [
+            job_pb2.FileDigest(name=f.name, size_bytes=f.size_bytes, xxh3_128=f.xxh3_128)
+            for f in files
+        ]
+        saved = job_pb2.ShardSaved(
+            worker=self._worker,
+            step=step,
+            generation=place.generation,
+            index=index,
+            count=count,
+            files=digests,
+            stall_s=stall_s,
+            write_s=time.monotonic() - began_at,
+            **positions,
+        )
+        self._report(step, shard_saved=saved)
+
+    def _remove_own(self, step: int, place: Place) -> None:
+        """This member's files of the save; those of the others stay."""
+        group = group_name(place.generation, place.run)
+        names = [shard_name(place.rank, place.world_size, group)]
+        names += [structure_name(group)] if place.rank == 0 else []
+        for name in names:
+            with contextlib.suppress(ElasticError, OSError):
+                self._directory.remove(path_in_step(step, name))
+
+    def _report(self, step: int, **report: Any) -> None:
+        with self._changed:
+            self._reports[step] = report
+        self._send(**report)
+
+
+def _positions(state: JobState) -> dict[str, Any]:
+    ramps = state.extra()["ramps"]
+    return {
+        "epoch": state.position.epoch,
+        "cursor": state.position.cursor,
+        "learning_rate_json": json.dumps(ramps),
+    }
+
+
+_NO_SHARD = (
+    safetensors.SafetensorError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    MemoryError,
+    RuntimeError,
+)
+"""What readers raise of a file that was not written as `shards` writes it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """A checkpoint whose every byte matched its digests; the tensors are in host memory."""
+
+    manifest: Manifest
+    structure: Structure
+    tensors: Mapping[str, torch.Tensor]
+
+
+def load(directory: CheckpointDirectory, step: int) -> Loaded:
+    """Read a committed checkpoint, whatever the number of its shards.
+
+    Holds one shard beside the tensors while it reads. Raises CheckpointDamaged naming the file,
+    TransientError if the storage cannot be reached.
+    """
+    manifest = read_manifest(directory, step)
+    where = f"{directory.url}/{path_in_step(step, '')}"
+    described = [file for file in manifest.files if is_structure_name(file.name)]
+    if len(described) != 1:
+        raise CheckpointDamaged(
+            f"{where}: the manifest lists {len(described)} structure files instead of one"
+        )
+    content = _read_verified(directory, step, described[0])
+    structure = structures.from_json(content, f"{where}{described[0].name}")
+    assembly = _Assembly(structure.specs, where)
+    shards = {parse_shard_name(file.name): file for file in manifest.files}
+    for place in sorted(place for place in shards if place is not None):
+        assembly.add(shards[place].name, _read_verified(directory, step, shards[place]))
+    return Loaded(manifest=manifest, structure=structure, tensors=assembly.finish())
+
+
+def load_latest(
+    directory: CheckpointDirectory, on_damaged: Callable[[int, str], None]
+) -> Loaded | None:
+    """Load the newest checkpoint that is intact; None if there is no checkpoint at all.
+
+    `on_damaged` is told the step and what is wrong of each that had to be passed over. Raises
+    CheckpointDamaged, naming all of them, if none is intact.
+    """
+    reasons: list[str] = []
+    for step in list_checkpoints(directory):
+        found = _loaded_or_reason(directory, step)
+        if isinstance(found, Loaded):
+            return found
+        reasons.append(found)
+        on_damaged(step, found)
+    if not reasons:
+        return None
+    raise CheckpointDamaged(
+        f"none of the {len(reasons)} checkpoints in {directory.url} is intact; restore one from a "
+        f"copy, or choose an empty directory to start anew: {'; '.join(reasons)}"
+    )
+
+
+def _loaded_or_reason(directory: CheckpointDirectory, step: int) -> Loaded | str:
+    try:
+        return load(directory, step)
+    except CheckpointDamaged as error:
+        return str(error)
+
+
+def _read_verified(directory: CheckpointDirectory, step: int, expected: FileDigest) -> bytes:
+    relative = path_in_step(step, expected.name)
+    try:
+        content = directory.read(relative)
+    except FileNotFoundError as error:
+        raise CheckpointDamaged(f"{directory.url}/{relative} is missing") from error
+    wrong = difference(expected, digest_of(expected.name, content))
+    if wrong is not None:
+        raise CheckpointDamaged(f"{directory.url}/{relative} is damaged: {wrong}")
+    return content
+
+
+class _Assembly:
+    """Tensors being put together from shards; `where` is the checkpoint, for messages."""
+
+    def __init__(self, specs: tuple[TensorSpec, ...], where: str) -> None:
+        self._specs = {spec.name: spec for spec in specs}
+        self._where = where
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._filled: dict[str, int] = {}  # elements there so far, from the first one on
+
+    def add(self, name: str, content: bytes) -> None:
+        """Take what the next shard has; CheckpointDamaged if it does not fit the structure."""
+        try:
+            slices = _slices(content)
+            for tensor_name, tensor in safetensors.torch.load(content).items():
+                self._place(self._specs[tensor_name], tensor, slices.get(tensor_name))
+        except _NO_SHARD as error:
+            raise CheckpointDamaged(f"{self._where}{name} does not fit: {error!r}") from error
+
+    def finish(self) -> dict[str, torch.Tensor]:
+        """Return all tensors; CheckpointDamaged if any is not complete."""
+        specs = self._specs.values()
+        lacking = [spec.name for spec in specs if self._filled.get(spec.name) != spec.element_count]
+        if lacking:
+            raise CheckpointDamaged(f"{self._where} lacks elements of {', '.join(lacking[:3])}")
+        return {name: self._tensors[name] for name in self._specs}
+
+    def _place(self, spec: TensorSpec, stored: torch.Tensor, place: list[int] | None) -> None:
+        tensor = torch.view_as_complex(stored) if spec.torch_dtype in REAL_PART else stored
+        start, stop = place or (0, spec.element_count)
+        shape = (stop - start,) if place else spec.shape
+        if tensor.dtype != spec.torch_dtype or tuple(tensor.shape) != shape:
+            raise ValueError(f"{spec.name} is {tensor.dtype}{tuple(tensor.shape)}, not {spec}")
+        # Slices follow each other from shard to shard: anything else is a gap or an overlap.
+        if start != self._filled.get(spec.name, 0) or stop > spec.element_count:
+            raise ValueError(f"{spec.name} has elements {start} to {stop} out of turn")
+        if place:
+            self._whole(spec).view(-1)[start:stop] = tensor
+        else:
+            self._tensors[spec.name] = tensor
+        self._filled[spec.name] = stop
+
+    def _whole(self, spec: TensorSpec) -> torch.Tensor:
+        if spec.name not in self._tensors:
+            self._tensors[spec.name] = torch.empty(spec.shape, dtype=spec.torch_dtype, device="cpu")
+        return self._tensors[spec.name]
+
+
+def _slices(content: bytes) -> dict[str, list[int]]:
+    """Return where a shard's flat slices [start, stop) belong, as its metadata says."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    slices: dict[str, list[int]] = json.loads(header["__metadata__"][SLICES])
+    return slices
+
+
+SLICES = "slices"  # the key of a shard's metadata under which it says where its slices belong
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """The elements [start, stop) of a tensor in row-major order; `whole` if that is all of it."""
+
+    name: str
+    start: int
+    stop: int
+    whole: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostShare:
+    """One writer's pieces in host memory, independent of the live state.
+
+    A whole tensor has its own shape. A slice is flat, and `slices` gives its [start, stop).
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    slices: Mapping[str, tuple[int, int]]
+
+
+def plan_shards(
+    specs: Sequence[TensorSpec],
+    count: int,
+    local: frozenset[str] = frozenset(),
+    uneven: frozenset[str] = frozenset(),
+) -> tuple[tuple[Piece, ...], ...]:
+    """Return the pieces of each of `count` shards.
+
+    local: the names of tensors that may differ between the writers. Shard 0 has all of them whole,
+    so that a checkpoint holds those of one writer. The others make up for it: every shard is within
+    one element (of the largest type) of an equal share of the bytes, unless shard 0 has more than
+    that already. If all elements have one type, shards differ by at most one element. Depends on
+    nothing else, so writers need not talk to agree on it.
+
+    uneven: the names of those that not even every writer has, or with the same shape. Shard 0 has
+    them too, and they count for nothing: what they did to the cuts would differ between writers.
+    """
+    assert count >= 1, f"a checkpoint has at least one shard, not {count}"
+    extra = [
+        Piece(name=spec.name, start=0, stop=spec.element_count, whole=True)
+        for spec in specs
+        if spec.name in uneven
+    ]
+    specs = [spec for spec in specs if spec.name not in uneven]
+    in_order = sorted(specs, key=lambda spec: spec.name not in local)
+    local_bytes = sum(spec.size_bytes for spec in specs if spec.name in local)
+    ends = _ends(sum(spec.size_bytes for spec in specs), count, local_bytes)
+    shards: list[list[Piece]] = [extra, *([] for _ in range(count - 1))]
+    shard, offset = 0, 0
+    for spec in in_order:
+        for owner, piece in _cut(spec, offset, ends, shard):
+            shards[owner].append(piece)
+            shard = owner
+        offset += spec.size_bytes
+    return tuple(tuple(pieces) for pieces in shards)
+
+
+def copy_share(
+    tensors: Mapping[str, torch.Tensor],
+    pieces: Sequence[Piece],
+    reuse: HostShare | None = None,
+) -> HostShare:
+    """Copy one shard's pieces to host memory; training may go on when this returns.
+
+    `reuse` is an earlier share whose writing has ended: its memory is overwritten wherever it
+    fits. That takes a fifteenth of the time of fresh memory (measured), which the kernel must
+    first find and clear page by page.
+    """
+    buffers = reuse.tensors if reuse is not None else {}
+    with torch.no_grad():
+        copies = {
+            piece.name: _copy(tensors[piece.name], piece, buffers.get(piece.name))
+            for piece in pieces
+        }
+    # Copies from devices run behind this thread: each device's queue is waited for once.
+    for device in {tensors[piece.name].device for piece in pieces}:
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+    slices = {piece.name: (piece.start, piece.stop) for piece in pieces if not piece.whole}
+    return HostShare(tensors=copies, slices=slices)
+
+
+def write_share(
+    directory: CheckpointDirectory,
+    step: int,
+    group: str,
+    index: int,
+    count: int,
+    share: HostShare,
+    structure: Structure | None,
+) -> list[FileDigest]:
+    """Write shard `index` of `count`, and the structure if one is given; return their digests.
+
+    group: the name of those who save together; no other group's files have these names. Raises
+    CheckpointWriteError if the storage refuses, or if the step is already committed. Where that is
+    found out too late, the files are of no use and do no harm.
+    """
+    if is_committed(directory, step):
+        raise CheckpointWriteError(
+            f"step {step} in {directory.url} is already committed; shard {index} of {count} came "
+            "too late and was not written"
+        )
+    blocks = safetensors_blocks(share)
+    digests = [directory.write(path_in_step(step, shard_name(index, count, group)), blocks)]
+    if structure is not None:
+        content = structures.to_json(structure)
+        digests.append(directory.write(path_in_step(step, structure_name(group)), content))
+    return digests
+
+
+def safetensors_blocks(share: HostShare) -> Iterator[memoryview]:
+    """Yield a share as a safetensors file: header length, JSON header, then the tensors' bytes.
+
+    Nothing is copied, unlike in the library's own writer. Format:
+    https://github.com/huggingface/safetensors#format
+    """
+    stored = [(name, _as_real(tensor)) for name, tensor in share.tensors.items()]
+    # Widest elements first, as the library does: every tensor is then aligned in the file.
+    stored.sort(key=lambda entry: (-entry[1].element_size(), entry[0]))
+    header = _header(stored, share.slices)
+    yield memoryview(len(header).to_bytes(8, "little"))
+    yield memoryview(header)
+    for _, tensor in stored:
+        if tensor.numel():
+            yield tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _ends(total_bytes: int, count: int, first_bytes: int) -> list[int]:
+    """Where each shard ends, in bytes: equal shares, of which the first has `first_bytes` or more.
+
+    What it has too much, the others have less.
+    """
+    if first_bytes * count <= total_bytes:
+        return [total_bytes * (index + 1) // count for index in range(count)]
+    rest, others = total_bytes - first_bytes, max(1, count - 1)
+    return [first_bytes + rest * index // others for index in range(count)]
+
+
+def _cut(
+    spec: TensorSpec, offset: int, ends: Sequence[int], shard: int
+) -> Iterator[tuple[int, Piece]]:
+    """Yield (shard, piece) for the tensor at byte `offset`; `ends` are the shards' last bytes."""
+    start, count = 0, spec.element_count
+    while True:
+        room = max((ends[shard] - offset) // spec.element_bytes, start)
+        stop = count if shard == len(ends) - 1 else min(count, room)
+        if stop > start or count == 0:
+            whole = stop - start == count
+            yield shard, Piece(name=spec.name, start=start, stop=stop, whole=whole)
+        if stop == count:
+            return
+        start, shard = stop, shard + 1
+
+
+def _copy(tensor: torch.Tensor, piece: Piece, buffer: torch.Tensor | None) -> torch.Tensor:
+    source = tensor.detach().resolve_conj().resolve_neg()
+    if not piece.whole:
+        source = source.reshape(-1)[piece.start : piece.stop]
+    on_cuda = source.device.type == "cuda"
+    if buffer is None or (buffer.shape, buffer.dtype) != (source.shape, source.dtype):
+        # Page-locked memory is what a device can copy to at full speed and without waiting.
+        buffer = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=on_cuda)
+    return buffer.copy_(source, non_blocking=on_cuda)
+
+
+def _as_real(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.dtype in REAL_PART else tensor
+
+
+def _header(
+    stored: Sequence[tuple[str, torch.Tensor]], slices: Mapping[str, tuple[int, int]]
+) -> bytes:
+    header: dict[str, object] = {"__metadata__": {SLICES: json.dumps(dict(slices))}}
+    offset = 0
+    for name, tensor in stored:
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": STORED_AS[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    content = json.dumps(header, separators=(",", ":")).encode()
+    return content + b" " * (-len(content) % 8)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from elastic.core.permutation import Permutation, epoch_key
+from elastic.core.data_order import Permutation, epoch_key
 from tests.chaos.styles import state, tasks
 
 _SEED = 3  # of the scripts' DataLoader

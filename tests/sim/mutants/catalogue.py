@@ -42,14 +42,14 @@ CATALOGUE: tuple[Mutant, ...] = tuple(
     for file, faults in (
         ("coordinator/formation.py", decisions.FORMATION),
         ("coordinator/view.py", decisions.VIEW),
-        ("coordinator/planned.py", decisions.PLANNED),
+        ("coordinator/formation.py", decisions.PLANNED),
         ("coordinator/machine.py", coordinator.MACHINE),
         ("coordinator/stopping.py", decisions.STOPPING),
-        ("coordinator/lineage.py", coordinator.LINEAGE),
+        ("coordinator/generations.py", coordinator.LINEAGE),
         ("coordinator/nodes.py", coordinator.NODES),
-        ("coordinator/departures.py", coordinator.DEPARTURES),
+        ("coordinator/nodes.py", coordinator.DEPARTURES),
         ("coordinator/checkpoints.py", coordinator.CHECKPOINTS),
-        ("coordinator/clocks.py", coordinator.CLOCKS),
+        ("coordinator/formation.py", coordinator.CLOCKS),
         ("coordinator/newcomers.py", coordinator.NEWCOMERS),
         ("coordinator/progress.py", coordinator.PROGRESS),
         ("agent/machine.py", node.AGENT),
@@ -59,7 +59,7 @@ CATALOGUE: tuple[Mutant, ...] = tuple(
         ("worker/participation.py", protocol.PARTICIPATION),
         ("data_order.py", node.DATA_ORDER),
         ("restarts.py", node.RESTARTS),
-        ("ranks.py", node.RANKS),
+        ("coordinator/formation.py", node.RANKS),
     )
     for fault in faults
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.agent.kernel_log import KernelLog
+from elastic.agent.out_of_memory import KernelLog
 
 WORD = "Memory cgroup out of memory: Killed process 21562 (python) total-vm:2695508kB"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elastic.agent.liveness import STOPPED_AFTER_S, Liveness
+from elastic.agent.worker_server import STOPPED_AFTER_S, Liveness
 
 SOON = STOPPED_AFTER_S + 0.1
 

@@ -9,9 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from elastic.agent import membership
-from elastic.agent.membership import LastContact, LeaderOnceRegistered, watch_isolation
-from elastic.agent.registration import Registration
+from elastic.agent import registration
+from elastic.agent.registration import (
+    LastContact,
+    LeaderOnceRegistered,
+    Registration,
+    watch_isolation,
+)
 from elastic.store.job_documents import LeaderDocument, to_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.leader_watch import LeaderWatch
@@ -76,8 +80,8 @@ def run(
 ) -> None:
     clock = Clock()
     clock.now = begins_at
-    monkeypatch.setattr(membership, "_LOOK_S", 0.001)
-    monkeypatch.setattr(membership, "boot_time_s", clock)
+    monkeypatch.setattr(registration, "_LOOK_S", 0.001)
+    monkeypatch.setattr(registration, "boot_time_s", clock)
 
     async def main() -> None:
         node = Node(clock, contact or LastContact(Path("/dev/null")), goes_on)
@@ -227,8 +231,8 @@ def test_a_disk_that_does_not_answer_does_not_keep_a_node_from_being_cut_off(
 
     async def main() -> None:
         clock = Clock()
-        monkeypatch.setattr(membership, "boot_time_s", lambda: clock.now)
-        monkeypatch.setattr(membership, "_LOOK_S", 0.001)
+        monkeypatch.setattr(registration, "boot_time_s", lambda: clock.now)
+        monkeypatch.setattr(registration, "_LOOK_S", 0.001)
         node = Node(clock, Hangs(tmp_path / "last-contact"), goes_on=False)
         begun = clock.now
         try:

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from elastic.agent import stacks
-from elastic.agent.hung_workers import main_stacks, with_place
-from elastic.agent.stacks import StackCollector
+from elastic.agent.stacks import StackCollector, main_stacks, with_place
 from elastic.core.membership import Failure, FailureKind
 from elastic.v1 import job_pb2
 from elastic.v1 import stacks_pb2 as pb

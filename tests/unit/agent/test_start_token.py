@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.agent.start_token import next_start, start_token
+from elastic.agent.registration import next_start, start_token
 from elastic.errors import ConfigurationError
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic.agent.time_reports import EVERY_S, TimeReports
+from elastic.agent.worker_server import EVERY_S, TimeReports
 from elastic.v1 import job_pb2 as pb
 
 

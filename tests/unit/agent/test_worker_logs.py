@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from elastic.agent.worker_logs import WorkerLogs
+from elastic.agent.logs import WorkerLogs
 
 
 def test_a_worker_is_known_while_it_lives() -> None:

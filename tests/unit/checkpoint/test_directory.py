@@ -14,7 +14,7 @@ import fsspec
 import pytest
 import xxhash
 
-from elastic.checkpoint import local_directory
+from elastic.checkpoint import directory as directory_module
 from elastic.checkpoint.digest import CHUNK_BYTES
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.errors import (
@@ -210,7 +210,7 @@ class TestLocal:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         recorder = RecordingOs()
-        monkeypatch.setattr(local_directory, "os", recorder)
+        monkeypatch.setattr(directory_module, "os", recorder)
         open_directory(str(tmp_path)).write("s/a", b"x")
         partial = next(path for verb, path in recorder.calls if verb == "replace")
         assert recorder.calls == [
@@ -229,7 +229,7 @@ class TestLocal:
         for name in ("a", "manifest.json", "z"):
             directory.write(f"s/{name}", b"x")
         # Two operations: the manifest's removal and opening the directory to sync it.
-        monkeypatch.setattr(local_directory, "os", DyingOs(Countdown(2)))
+        monkeypatch.setattr(directory_module, "os", DyingOs(Countdown(2)))
         with pytest.raises(Killed):
             directory.remove_tree("s")
         assert sorted(os.listdir(tmp_path / "s")) == ["a", "z"]

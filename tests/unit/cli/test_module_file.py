@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.cli.launch import is_classic, require_command
-from elastic.cli.module_file import module_file
+from elastic.cli.launch import is_classic, module_file, require_command
 from elastic.errors import ConfigurationError
 from elastic.settings.shared import Launch
 

@@ -10,8 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from elastic.cli.main import app
-from elastic.cli.options import SettingsCommand, with_options, with_run_options
+from elastic.cli.main import SettingsCommand, app, with_options, with_run_options
 from elastic.settings.coordinator import CoordinatorSettings
 from elastic.settings.fields import Option, options_of
 from elastic.settings.node import NodeSettings

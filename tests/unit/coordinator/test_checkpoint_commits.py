@@ -10,7 +10,7 @@ from elastic.checkpoint import catalog
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.checkpoint.layout import group_name, path_in_step, shard_name
-from elastic.coordinator.checkpoint_commits import CheckpointCommits
+from elastic.coordinator.saves import CheckpointCommits
 from elastic.errors import CheckpointWriteError, TransientError
 from elastic.v1 import job_pb2 as pb
 

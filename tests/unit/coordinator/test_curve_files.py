@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from elastic.coordinator.curve_files import CurveFiles
+from elastic.coordinator.step_recorder import CurveFiles
 from elastic.errors import ConfigurationError
 from elastic.v1.job_pb2 import CurvePoint
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from elastic.coordinator.election import Election
-from elastic.coordinator.leadership import Leadership, save_generation, take_office
+from elastic.coordinator.leadership import Election, Leadership, save_generation, take_office
 from elastic.core.membership import ChangeReason, Generation
 from elastic.store.interface import Entry
 from elastic.store.job_keys import JobKeys
@@ -213,7 +212,7 @@ def test_deposed_in_the_moment_in_which_the_office_is_taken(
             contest.one.election._claim._lease_changed(GONE)
         return leadership
 
-    monkeypatch.setattr("elastic.coordinator.election.take_office", taken_in_that_moment)
+    monkeypatch.setattr("elastic.coordinator.leadership.take_office", taken_in_that_moment)
 
     async def check() -> None:
         nonlocal contest

@@ -9,7 +9,7 @@ import time
 import pytest
 from hypothesis import given
 
-from elastic.coordinator.exclusions import DRAINED, QUARANTINED, Exclusions
+from elastic.coordinator.departing_nodes import DRAINED, QUARANTINED, Exclusions
 from elastic.coordinator.leadership import lead
 from elastic.errors import TransientError
 from elastic.store.interface import Entry, Guard, GuardFailed

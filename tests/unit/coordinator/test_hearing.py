@@ -10,7 +10,7 @@ import pytest
 
 from elastic.coordinator.attendance import Attendance, AttendingNode
 from elastic.coordinator.hearing import Hearing
-from elastic.coordinator.recoveries import Recoveries
+from elastic.coordinator.incidents import Recoveries
 from elastic.coordinator.saves import Saves
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev

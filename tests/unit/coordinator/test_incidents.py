@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from elastic.coordinator.incident_words import noticed_by, summary
-from elastic.coordinator.incidents import IncidentRecords
+from elastic.coordinator.incidents import IncidentRecords, noticed_by, summary
 from elastic.coordinator.leadership import Leadership, lead
 from elastic.core.accounting import MOST_INCIDENTS
 from elastic.core.coordinator.slot_accounts import SlotAccounts

@@ -13,8 +13,8 @@ from elastic.core.accounting import Kind
 from elastic.core.coordinator.slot_accounts import Accounts
 from elastic.core.membership import WorkerPhase
 from elastic.core.stragglers import Part, Straggler
+from elastic.runtime.http_pages import write
 from elastic.runtime.metrics import Found, Metric
-from elastic.runtime.metrics_text import write
 from tests.unit.coordinator.agents import worker
 from tests.unit.coordinator.test_totals import some, tell
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from elastic.coordinator.ledger_file import LedgerFile
+from elastic.coordinator.step_recorder import LedgerFile
 from elastic.errors import ConfigurationError
 from elastic.v1 import job_pb2 as pb
 from examples.ledger_check import audit

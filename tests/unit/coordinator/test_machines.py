@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from elastic.coordinator.exclusions import DRAINED, QUARANTINED, Exclusions
+from elastic.coordinator.departing_nodes import DRAINED, QUARANTINED, Exclusions
 from elastic.coordinator.leadership import lead
 from elastic.core.coordinator import events as ev
 from elastic.core.membership import Failure, FailureKind

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elastic.coordinator.recoveries import Recoveries
+from elastic.coordinator.incidents import Recoveries
 from elastic.core.coordinator.effects import Lost
 from elastic.core.membership import ChangeReason, Generation, Member
 from elastic.v1 import job_pb2 as pb

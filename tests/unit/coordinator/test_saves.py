@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from elastic.coordinator.checkpoint_commits import CheckpointCommits, Committed
-from elastic.coordinator.saves import Saves
+from elastic.coordinator.saves import CheckpointCommits, Committed, Saves
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.errors import CheckpointWriteError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from elastic.coordinator.slot_time import SlotTime
+from elastic.coordinator.totals import SlotTime
 from elastic.core.accounting import Kind
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings

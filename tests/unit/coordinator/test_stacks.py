@@ -11,9 +11,7 @@ import pytest
 
 from elastic.coordinator import stacks
 from elastic.coordinator.attendance import Attendance, name_of
-from elastic.coordinator.hangs import Hangs
-from elastic.coordinator.stacks import StackRounds, asked_for, explain, reply
-from elastic.coordinator.timeline import timeline
+from elastic.coordinator.stacks import Hangs, StackRounds, asked_for, explain, reply, timeline
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from elastic.coordinator.attendance import AttendingNode
-from elastic.coordinator.ledger_file import LedgerFile
-from elastic.coordinator.step_recorder import StepRecorder
+from elastic.coordinator.step_recorder import LedgerFile, StepRecorder
 from elastic.errors import ConfigurationError
 from elastic.v1 import job_pb2, local_pb2
 from tests.unit.coordinator.agents import Diary

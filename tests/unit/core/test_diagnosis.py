@@ -9,6 +9,7 @@ import pytest
 from elastic.core.diagnosis import Diagnosis, diagnose, doing, where_it_hangs
 from elastic.core.whereabouts import Answer, ChildStack, Frame, Place, Whereabouts
 
+STATE = "/src/elastic/worker/state"
 LIB = "/venv/lib/python3.12/site-packages/torch"
 TRAIN, DATA = "/job/train.py", "/job/data.py"
 MAIN = (Frame(TRAIN, 90, "<module>"), Frame("<frozen runpy>", 88, "_run_code"))
@@ -26,7 +27,7 @@ ALL_REDUCE = (
     Frame(f"{LIB}/distributed/c10d_logger.py", 81, "wrapper"),
 )
 MEET = (
-    Frame("/src/elastic/worker/group/calls.py", 60, "meet"),
+    Frame("/src/elastic/worker/group/agreement.py", 60, "meet"),
     Frame("/src/elastic/worker/training.py", 600, "_meet_for_call"),
     *MAIN,
 )
@@ -97,7 +98,7 @@ def test_the_verdict_names_rank_node_place_and_who_waits() -> None:
         (Place.OPTIMIZER, (Frame(f"{LIB}/optim/adam.py", 5, "step"), *MAIN), 512, "train.py:90"),
         (Place.BETWEEN, (Frame(TRAIN, 80, "evaluate"), *MAIN), 512, "between two steps"),
         (Place.STARTING, MAIN, 0, "before session.steps()"),
-        (Place.SAVING, (Frame("/src/elastic/worker/state/saving.py", 9, "wait"),), 512, "saving"),
+        (Place.SAVING, (Frame(f"{STATE}/checkpointing.py", 9, "wait"),), 512, "saving"),
         (Place.DATA, LOADER, 512, "loading data"),
     ],
 )

@@ -9,11 +9,10 @@ from typing import Any
 from elastic.core.accounting import MOST_INCIDENTS
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
-from elastic.core.coordinator.incidents import Incidents
+from elastic.core.coordinator.incidents import MOST_PROCESSES, Incidents, RankStacks
 from elastic.core.coordinator.phases import JobPhase
 from elastic.core.coordinator.slot_accounts import SlotAccounts
 from elastic.core.diagnosis import Diagnosis
-from elastic.core.incidents import MOST_PROCESSES, RankStacks
 from elastic.core.membership import (
     ChangeReason,
     Failure,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic.core.coordinator.departures import Departures
-from elastic.core.coordinator.nodes import Nodes
+from elastic.core.coordinator.nodes import Departures, Nodes
 from elastic.core.membership import WorkerPhase
 from tests.unit.core.cluster_views import JOINING, READY, TRAINING, generation, status
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastic.core.coordinator.decisions import Form
-from elastic.core.coordinator.past import PastGenerations
+from elastic.core.coordinator.generations import PastGenerations
 from elastic.core.membership import ChangeReason, Failure, FailureKind
 from tests.unit.core.cluster_views import generation, member
 

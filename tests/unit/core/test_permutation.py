@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from elastic.core.permutation import Permutation, epoch_key
+from elastic.core.data_order import Permutation, epoch_key
 
 ANY_KEY = st.integers(min_value=-(2**70), max_value=2**70)
 

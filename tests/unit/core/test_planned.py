@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.core.coordinator.planned import settle
+from elastic.core.coordinator.formation import settle
 from elastic.core.membership import Generation, WorkerStatus
 from tests.unit.core.cluster_views import (
     FINISHED,

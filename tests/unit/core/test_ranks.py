@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.core.ranks import assign_ranks
+from elastic.core.coordinator.formation import assign_ranks
 from tests.unit.core.cluster_views import member
 
 

@@ -10,8 +10,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain
 
 from elastic.core.histogram import Histogram
+from elastic.runtime.http_pages import write
 from elastic.runtime.metrics import Catalog, Found, Kind, Metric
-from elastic.runtime.metrics_text import write
 from tests.metrics_doc import CATALOGS
 
 ALL = [pytest.param(metric, id=metric.name) for c in CATALOGS for metric in c.metrics]

@@ -18,8 +18,7 @@ from elastic.settings.fields import Option, defaults_of, options_of, relations_o
 from elastic.settings.node import NodeSettings
 from elastic.settings.operator import OperatorSettings
 from elastic.settings.run import RunSettings
-from elastic.settings.sources import DeviceCounts, load_settings
-from elastic.settings.validation import parse
+from elastic.settings.sources import DeviceCounts, load_settings, parse
 
 ALL = [
     pytest.param(command, option, id=f"{command.table}-{option.name}")

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastic.errors import ConfigurationError
-from elastic.store.etcd.endpoints import Endpoint, parse_endpoints
-from elastic.store.etcd.options import EtcdOptions, etcd_options
+from elastic.store.etcd.endpoints import Endpoint, EtcdOptions, etcd_options, parse_endpoints
 
 
 def test_with_schemes() -> None:

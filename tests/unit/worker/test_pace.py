@@ -9,11 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from elastic.worker.arrival import Arrival
-from elastic.worker.core_wait import CoreWait
-from elastic.worker.pace import Pace, window_steps
-from elastic.worker.steps_clock import StepsClock
-from elastic.worker.time_spent import TimeSpent
+from elastic.worker.steps_clock import Arrival, CoreWait, Pace, StepsClock, TimeSpent, window_steps
 
 
 def backward(model: nn.Module) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic.v1 import timeline_pb2
-from elastic.worker.time_spent import MOST_STRETCHES, TimeSpent
+from elastic.worker.steps_clock import MOST_STRETCHES, TimeSpent
 
 
 def total_s(spent: TimeSpent) -> float:

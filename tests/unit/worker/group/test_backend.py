@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from elastic.errors import ConfigurationError
-from elastic.worker.group import process_group, watchdog
+from elastic.worker.group import process_group
 from elastic.worker.group.process_group import Backend
 from tests import nccl_manners
 from tests.unit.worker.together import GLOO
@@ -70,7 +70,7 @@ def test_what_is_not_set_is_set_and_what_is_set_is_kept() -> None:
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_NCCL_BLOCKING_WAIT": "1",
     }
-    watchdog.turn_off(environment)
+    process_group.turn_watchdog_off(environment)
     assert environment == {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
@@ -87,13 +87,13 @@ def test_what_is_not_set_is_set_and_what_is_set_is_kept() -> None:
 def test_a_watchdog_that_was_asked_for_is_refused(name: str, value: str) -> None:
     environment = {name: value}
     with pytest.raises(ConfigurationError, match=rf"{name}={value}"):
-        watchdog.turn_off(environment)
+        process_group.turn_watchdog_off(environment)
     assert environment == {name: value}
 
 
 @pytest.mark.parametrize("value", ["0", "", " 0 "])
 def test_a_watchdog_that_was_turned_off_is_accepted(value: str) -> None:
-    watchdog.turn_off({"NCCL_ASYNC_ERROR_HANDLING": value})
+    process_group.turn_watchdog_off({"NCCL_ASYNC_ERROR_HANDLING": value})
 
 
 def test_groups_re_form_in_place_only_where_torch_can(monkeypatch: pytest.MonkeyPatch) -> None:

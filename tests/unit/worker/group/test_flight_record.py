@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch._C import _distributed_c10d
 
-from elastic.worker.group import flight_record
+from elastic.worker.group import process_group
 
 # In a process of its own: torch reads the setting once.
 _GROUPS = """
@@ -59,11 +59,11 @@ def test_groups_are_recorded_only_for_whoever_asks(
 @pytest.mark.parametrize("name", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
 def test_what_is_set_is_kept(name: str) -> None:
     environment = {name: "200"}
-    flight_record.turn_off(environment)
+    process_group.turn_flight_record_off(environment)
     assert environment == {name: "200"}
 
 
 def test_what_is_not_set_is_set() -> None:
     environment = {"PATH": "/bin"}
-    flight_record.turn_off(environment)
+    process_group.turn_flight_record_off(environment)
     assert environment == {"PATH": "/bin", "TORCH_FR_BUFFER_SIZE": "0"}

@@ -8,8 +8,7 @@ from typing import Any, cast
 from elastic.v1 import job_pb2
 from elastic.v1 import local_pb2 as pb
 from elastic.worker.link import Link
-from elastic.worker.process.torchrun import _Attendant
-from elastic.worker.process.torchrun_script import ClassicScript
+from elastic.worker.process.torchrun import ClassicScript, _Attendant
 
 
 class Sent:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic.core.membership import ChangeReason, Generation, Member
-from elastic.worker.process.torchrun_environment import torchrun_environment
+from elastic.worker.process.torchrun import torchrun_environment
 
 MEMBERS = (("a-1", "a", 0), ("a-3", "a", 2), ("b-1", "b", 1))
 GENERATION = Generation(

@@ -9,7 +9,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
 
 from elastic.core.membership import FailureKind
-from elastic.worker.process.torchrun_script import failure_of
+from elastic.worker.process.torchrun import failure_of
 
 
 def test_a_signal_is_a_signal_whatever_was_written(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from elastic.checkpoint import catalog, local_directory
+from elastic.checkpoint import catalog
+from elastic.checkpoint import directory as directory_module
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.checkpoint.layout import MANIFEST, path_in_step, shard_name, structure_name
 from elastic.checkpoint.manifest import Manifest
 from elastic.errors import CheckpointDamaged, ElasticError, TransientError
-from elastic.worker.state.loading import _Assembly, load, load_latest
+from elastic.worker.state.checkpointing import _Assembly, load, load_latest
 from elastic.worker.state.structure import from_json
 from elastic.worker.state.tree import unflatten
 from tests.fuzzed_documents import documents, may_be_refused, spliced, thoroughly
@@ -237,7 +238,7 @@ class TestKilledAtEveryPoint:
             directory = open_directory(str(tmp_path / str(operations)))
             save(directory, 1, make_state(1))
             with monkeypatch.context() as patch:
-                patch.setattr(local_directory, "os", DyingOs(Countdown(operations)))
+                patch.setattr(directory_module, "os", DyingOs(Countdown(operations)))
                 finished = _survives(lambda directory=directory: self._save_and_prune(directory))
             seen.add(self._assert_newest_is_what_was_saved(directory))
             self._assert_it_can_be_done_again(directory)
@@ -267,7 +268,7 @@ class TestKilledAtEveryPoint:
             save(directory, 1, make_state(1))
             save(directory, 2, make_state(3))
             with monkeypatch.context() as patch:
-                patch.setattr(local_directory, "os", DyingOs(Countdown(operations)))
+                patch.setattr(directory_module, "os", DyingOs(Countdown(operations)))
                 finished = _survives(lambda directory=directory: self._save_and_prune(directory))
             found = _newest(directory)
             assert found is not None

@@ -13,9 +13,8 @@ from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.directory import open_directory
 from elastic.core.worker.actions import Progress
 from elastic.errors import CheckpointWriteError
+from elastic.worker.state.checkpointing import Place, Saver, load
 from elastic.worker.state.job_state import JobState
-from elastic.worker.state.loading import load
-from elastic.worker.state.saving import Place, Saver
 from tests.unit.worker.saving import make_manifest
 
 
@@ -167,7 +166,7 @@ def test_a_save_that_failed_is_reported_again_too(
     def full(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("elastic.worker.state.saving.write_share", full)
+    monkeypatch.setattr("elastic.worker.state.checkpointing.write_share", full)
     job.save(2)
     ((kind, report),) = job.sent[0].items()
     assert kind == "save_failed"
@@ -195,7 +194,7 @@ def test_a_checkpoint_that_is_there_is_not_written_again(job: Job) -> None:
 def test_a_last_save_is_tried_again_until_the_storage_takes_it(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("elastic.worker.state.saving._RETRY_S", 0.0)
+    monkeypatch.setattr("elastic.worker.state.checkpointing._RETRY_S", 0.0)
     job.state.progress = Progress(committed=2)
     place = Place(run="run", generation=3, rank=0, world_size=1)
     shards = job.root / "step-000000002"
@@ -228,8 +227,8 @@ def test_another_save_is_not_tried_again(job: Job, monkeypatch: pytest.MonkeyPat
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("elastic.worker.state.saving._RETRY_S", 0.0)
-    monkeypatch.setattr("elastic.worker.state.saving.write_share", full)
+    monkeypatch.setattr("elastic.worker.state.checkpointing._RETRY_S", 0.0)
+    monkeypatch.setattr("elastic.worker.state.checkpointing.write_share", full)
     job.save(2)
     job.saver.try_again()
     assert job.saver._writing is None

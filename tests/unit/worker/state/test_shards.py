@@ -13,11 +13,11 @@ from elastic.checkpoint import catalog
 from elastic.checkpoint.directory import open_directory
 from elastic.checkpoint.layout import path_in_step, shard_name
 from elastic.errors import CheckpointWriteError
-from elastic.worker.state.loading import load
-from elastic.worker.state.shards import (
+from elastic.worker.state.checkpointing import (
     HostShare,
     Piece,
     copy_share,
+    load,
     plan_shards,
     safetensors_blocks,
     write_share,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.core.chrome_trace import ChromeTrace, Slice, Track
+from elastic.cli.trace import ChromeTrace, Slice, Track
 from tests.chrome_trace import check_trace
 
 AT = 1.75e9

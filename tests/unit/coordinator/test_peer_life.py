@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from elastic.runtime import peer_life
-from elastic.runtime.peer_life import until_gone
+from elastic.coordinator import leadership
+from elastic.coordinator.leadership import until_gone
 from tests.contract.conftest import within_deadline
 from tests.etcd_cluster import free_ports
 
@@ -58,7 +58,7 @@ def test_one_that_has_listened_and_does_so_no_more_is_gone() -> None:
 def test_one_that_was_never_reached_is_not_known_to_be_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(peer_life, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(leadership, "_AGAIN_S", 0.01)
 
     async def check() -> None:
         peer = Peer()
@@ -89,7 +89,7 @@ def test_a_cancellation_that_comes_as_an_attempt_ends_is_not_lost(
         async def connect(_address: str) -> None:
             await attempt
 
-        monkeypatch.setattr(peer_life, "_connect", connect)
+        monkeypatch.setattr(leadership, "_connect", connect)
         waiting = asyncio.create_task(until_gone("peer:1"))
         await asyncio.sleep(0.01)
         attempt.set_exception(OSError("no such host"))

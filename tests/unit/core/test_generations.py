@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.core.coordinator.lineage import Lineage
+from elastic.core.coordinator.generations import Lineage
 from elastic.core.coordinator.view import Sighting
 from elastic.core.membership import WorkerStatus
 from tests.unit.core.cluster_views import (

@@ -66,6 +66,7 @@ class IncidentRecords:
         self._keeper = IncidentKeeper(store, job=job, run_id=run_id, guard=guard)
         self._earlier: dict[int, Mapping[str, Any]] = {}
         """Of the leaders before."""
+        self._earlier_changed: set[int] = set()
         self._keeping = self._failed = False
 
     async def load(self) -> None:
@@ -115,7 +116,7 @@ class IncidentRecords:
 
     def saved(self) -> None:
         """A checkpoint is whole."""
-        self._guarded(self._incidents.saved)
+        self._guarded(self._saved)
 
     def ended(self, message: str) -> None:
         """The job has, and why."""
@@ -156,6 +157,13 @@ class IncidentRecords:
 
     # ---- keeping
 
+    def _saved(self) -> None:
+        self._incidents.saved()
+        for number, document in self._earlier.items():
+            if document.get("outcome") == Outcome.TRAINS_ON.value:
+                self._earlier[number] = {**document, "outcome": Outcome.SAVED_SINCE.value}
+                self._earlier_changed.add(number)
+
     def _guarded(self, action: Callable[[], None]) -> None:
         if self._failed:
             return
@@ -168,7 +176,7 @@ class IncidentRecords:
             self._journal.record("warning", source="incidents", message=message)
 
     def _tell(self) -> None:
-        if self._incidents.changed and not self._keeping:
+        if (self._incidents.changed or self._earlier_changed) and not self._keeping:
             self._keeping = True
             self._start(self._keep(), "incidents")
         news, self._incidents.news = self._incidents.news, []
@@ -188,15 +196,22 @@ class IncidentRecords:
                 explain=f"elastic explain {number}",
             )
 
+    def _encoded(self, number: int) -> bytes | None:
+        document = self._incidents.document(number, time.time() - self._clock())
+        if document is not None:
+            return _fitting(_with_words(document))
+        earlier = self._earlier.get(number)
+        return json.dumps(earlier, ensure_ascii=False).encode() if earlier is not None else None
+
     async def _keep(self) -> None:
         """Changes that come meanwhile are kept in the same turn, in the order of the numbers."""
         try:
-            while self._incidents.changed:
+            while self._incidents.changed or self._earlier_changed:
                 changed, self._incidents.changed = self._incidents.changed, set()
+                changed |= self._earlier_changed
+                self._earlier_changed.clear()
                 for number in sorted(changed):
-                    document = self._incidents.document(number, time.time() - self._clock())
-                    if document is not None:
-                        value = _fitting(_with_words(document))
+                    if (value := self._encoded(number)) is not None:
                         await self._keeper.keep(number, value, most=MOST_INCIDENTS)
                 await asyncio.sleep(0)
         except GuardFailed:

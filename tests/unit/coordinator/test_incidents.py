@@ -94,6 +94,22 @@ def test_the_next_leader_has_them_and_numbers_on() -> None:
     within_deadline(check())
 
 
+def test_a_save_that_failed_under_the_leader_before_is_made_up_for_by_the_next_one() -> None:
+    async def check() -> None:
+        store, leadership = await office()
+        first = Leader(store, leadership)
+        first.incidents.save_failed(10, 1, "the disk is full")
+        await first.kept()
+        second = Leader(store, leadership)
+        await second.incidents.load()
+        second.incidents.saved()
+        found = await second.kept()
+        assert found[1]["outcome"] == "saved_since"
+        assert [b["outcome"] for b in second.incidents.brief()] == ["saved_since"]
+
+    within_deadline(check())
+
+
 def test_the_oldest_go_from_the_store() -> None:
     async def check() -> None:
         leader = Leader(*await office())

@@ -149,7 +149,7 @@ class CoordinatorDaemon:
         )
         self._refused: dict[str, str] = {}  # why, by name
         self._doubtful: set[AgentStream] = set()  # their views tell whether they are let in
-        self._recoveries = Recoveries(known.recoveries)
+        self._recoveries = Recoveries(known.recoveries, leads_since=time.monotonic())
         self._history = history
         self._totals = totals if totals is not None else Totals()
         self._totals.adopt(known.totals)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -349,8 +350,12 @@ class Recoveries:
     as members free themselves.
     """
 
-    def __init__(self, finished: Iterable[Mapping[str, Any]] = ()) -> None:
-        """finished: those of leaders before, newest last."""
+    def __init__(
+        self, finished: Iterable[Mapping[str, Any]] = (), *, leads_since: float = -math.inf
+    ) -> None:
+        """finished: those of leaders before, newest last. leads_since: what a group was lost by
+        earlier is not known here."""
+        self._leads_since = leads_since
         self._signs: dict[NodeId, float] = {}
         """By the node that is out of contact; those of other kinds under no name."""
         self._under_way: _Recovery | None = None
@@ -410,6 +415,8 @@ class Recoveries:
         if report.generation < recovery.generation:
             return None  # of the group that was lost, overtaken by the news of its loss
         self._under_way = None
+        if (out_since := now - report.out_s) < self._leads_since:
+            recovery.sign_at = min(recovery.sign_at, out_since)
         record = _record(recovery, report, now)
         self.finished.append(record)
         return record

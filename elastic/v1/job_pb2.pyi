@@ -373,7 +373,7 @@ class WorkerTime(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., spent: _Optional[_Union[TimeSpent, _Mapping]] = ...) -> None: ...
 
 class Reformed(_message.Message):
-    __slots__ = ("worker", "generation", "committed", "abort_s", "join_s", "sync_s", "first_step_s", "bytes_received", "recomputed", "source", "spent")
+    __slots__ = ("worker", "generation", "committed", "abort_s", "join_s", "sync_s", "first_step_s", "bytes_received", "recomputed", "source", "spent", "out_s")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -385,6 +385,7 @@ class Reformed(_message.Message):
     RECOMPUTED_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SPENT_FIELD_NUMBER: _ClassVar[int]
+    OUT_S_FIELD_NUMBER: _ClassVar[int]
     worker: str
     generation: int
     committed: int
@@ -396,7 +397,8 @@ class Reformed(_message.Message):
     recomputed: int
     source: str
     spent: TimeSpent
-    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., abort_s: _Optional[float] = ..., join_s: _Optional[float] = ..., sync_s: _Optional[float] = ..., first_step_s: _Optional[float] = ..., bytes_received: _Optional[int] = ..., recomputed: _Optional[int] = ..., source: _Optional[str] = ..., spent: _Optional[_Union[TimeSpent, _Mapping]] = ...) -> None: ...
+    out_s: float
+    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., abort_s: _Optional[float] = ..., join_s: _Optional[float] = ..., sync_s: _Optional[float] = ..., first_step_s: _Optional[float] = ..., bytes_received: _Optional[int] = ..., recomputed: _Optional[int] = ..., source: _Optional[str] = ..., spent: _Optional[_Union[TimeSpent, _Mapping]] = ..., out_s: _Optional[float] = ...) -> None: ...
 
 class LedgerEntry(_message.Message):
     __slots__ = ("step", "epoch", "generation", "world_size", "start", "stop", "run")

@@ -60,6 +60,7 @@ class Pulse:
         self._reported: dict[str, Any] = {}
         self._reformed: pb.Reformed | None = None
         self._first_step_pending = False
+        self._out_since: float | None = None
         self._wake = threading.Event()
         self._sending = threading.Lock()
         self._ledger_sent = self._curve_sent = 0
@@ -98,6 +99,7 @@ class Pulse:
             source=outcome.source,
         )
         self._first_step_pending = True
+        self._out_since = self._clock.spent.out_since
 
     def committed(self) -> None:
         """A step was committed."""
@@ -108,6 +110,8 @@ class Pulse:
             reformed = self._reformed
             if reformed is not None:
                 reformed.first_step_s = self._membership.durations.since_ready_s()
+                if self._out_since is not None:
+                    reformed.out_s = time.monotonic() - self._out_since
                 reformed.recomputed, self._clock.given_up = self._clock.given_up, 0
                 reformed.spent.CopyFrom(self._clock.spent.to_pb())
                 self._wake.set()

@@ -413,6 +413,9 @@ class TimeSpent:
     def __init__(self) -> None:
         self.generation = 0
         """The group that was entered last; 0: there was none."""
+        self.out_since: float | None = None
+        """When it was left, or the first of several in which no step was committed; None: since
+        then one was."""
         self.committed = 0
         self.steps = 0
         self.steps_s = self.data_s = self.calls_s = self.saves_s = self.own_s = 0.0
@@ -466,7 +469,7 @@ class TimeSpent:
             beyond_s = max(0.0, elapsed_s - usual_s - beside_s)
             self.first_steps_s += beyond_s
             self.steps_s += elapsed_s - beyond_s
-            self._first = False
+            self._first, self.out_since = False, None
         else:
             self.steps_s += elapsed_s
             self.data_s += self._data_s
@@ -490,6 +493,8 @@ class TimeSpent:
     def left(self, now: float, *, in_step: bool) -> None:
         """The group is lost, or left at a boundary. in_step: a step was begun."""
         if self._in_group:
+            if self.out_since is None:
+                self.out_since = now
             elapsed_s = now - self._at
             given_up_s = elapsed_s if in_step else min(elapsed_s, self._calls_s)
             if given_up_s > 0.0:

@@ -106,6 +106,31 @@ def test_a_first_step_of_the_lost_group_does_not_end_its_recovery() -> None:
     assert recoveries.reformed(reformed(2), 5.0) is not None
 
 
+def test_a_group_lost_before_this_leader_led_is_counted_from_its_loss() -> None:
+    recoveries = Recoveries(leads_since=20.0)
+    recoveries.lost(lost(20.5, "b"))
+    recoveries.announced(generation(2), 20.75)
+    report = reformed(2)
+    report.out_s = 7.0
+    record = recoveries.reformed(report, 24.0)
+    assert record is not None
+    assert (record["total_s"], record["detect_s"]) == (7.0, 3.5)
+    assert sum_of_phases(record) == pytest.approx(7.0)
+
+
+def test_a_loss_under_this_leader_is_counted_from_its_first_sign() -> None:
+    """A member may have noticed before, but its own clock tells of its own process alone."""
+    recoveries = Recoveries(leads_since=1.0)
+    recoveries.sign(20.0)
+    recoveries.lost(lost(20.5, "b"))
+    recoveries.announced(generation(2), 20.75)
+    report = reformed(2)
+    report.out_s = 7.0
+    record = recoveries.reformed(report, 24.0)
+    assert record is not None
+    assert record["total_s"] == 4.0
+
+
 def test_a_planned_change_is_no_recovery() -> None:
     recoveries = Recoveries()
     recoveries.announced(generation(2, leave_after=5), 1.0)

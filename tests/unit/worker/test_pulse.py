@@ -225,6 +225,23 @@ def test_a_step_that_is_computed_again_is_told_once(alone: Group) -> None:
         assert reformed.recomputed == given_up
 
 
+def test_the_first_step_of_a_group_tells_how_long_the_worker_was_without_one(alone: Group) -> None:
+    script = Script(alone)
+    script.clock.entered(1, join_s=0.0, sync_s=0.0)
+    script.pulse.entered(alone, Outcome())
+    script.pulse.committed()
+    script.pulse.flush()
+    (never_before,) = script.wire.taken("reformed")
+    script.clock.spent.left(time.monotonic() - 5.0, in_step=True)
+    script.clock.entered(2, join_s=0.0, sync_s=0.0)
+    script.pulse.entered(alone, Outcome())
+    script.pulse.committed()
+    script.pulse.flush()
+    (after_a_loss,) = script.wire.taken("reformed")
+    assert never_before.out_s == 0.0
+    assert 5.0 <= after_a_loss.out_s < 60.0
+
+
 @pytest.mark.parametrize("source", ["", "initial"])
 def test_the_way_into_a_group_is_told_with_its_first_step(alone: Group, source: str) -> None:
     script = Script(alone)

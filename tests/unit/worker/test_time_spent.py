@@ -53,6 +53,19 @@ def test_what_was_lost_is_told_with_the_group_that_follows() -> None:
     assert total_s(spent) == 7.0
 
 
+def test_a_worker_is_out_from_the_first_group_lost_until_a_step_is_committed() -> None:
+    spent = trained()
+    assert spent.out_since is None
+    spent.left(15.75, in_step=True)
+    spent.left(16.0, in_step=False)
+    spent.entered(17.0, 2, join_s=0.0, sync_s=0.0)
+    spent.left(18.0, in_step=True)
+    spent.entered(19.0, 3, join_s=0.0, sync_s=0.0)
+    assert spent.out_since == 15.75
+    spent.commit(20.0, 1.0, 4)
+    assert spent.out_since is None
+
+
 def test_a_call_that_is_lost_is_given_up_and_a_boundary_is_not() -> None:
     spent = trained()
     spent.called(2.0)

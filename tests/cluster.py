@@ -1,7 +1,7 @@
 """A whole cluster on hosts in miniature: etcd, coordinators, agents, and a job that trains.
 
 etcd's members are on the hosts e1, e2 and e3, coordinators on e1 and e2, agents on a, b and c; d is
-for whoever joins.
+for the workers that join.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def end_marked(variable: str, value: str, *, session: int | None = None) -> list
 class OrphanReaper:
     """Collects children that have ended and that nobody in this process waits for.
 
-    Such come to the first process of a container, and to one that adopts orphans. Whoever has
+    Such come to the first process of a container, and to one that adopts orphans. What has
     started a child waits for it: only one that is found ended twice is taken for an orphan.
     """
 

@@ -1,4 +1,4 @@
-"""Candidates are killed, frozen and cut off; agents find whoever leads."""
+"""Candidates are killed, frozen and cut off; agents find the new leader."""
 
 from __future__ import annotations
 

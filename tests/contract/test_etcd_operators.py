@@ -170,7 +170,7 @@ def test_no_certificate(tls: Tls) -> None:
     _never_works(tls.options(certificate=None, key=None), "TLS to etcd fails")
 
 
-def test_files_that_can_not_be_used_are_named(tls: Tls, tmp_path: Path) -> None:
+def test_files_that_cannot_be_used_are_named(tls: Tls, tmp_path: Path) -> None:
     garbage = tmp_path / "garbage.pem"
     garbage.write_text("garbage")
     _never_works(tls.options(ca=garbage), f"authority {garbage} cannot be used")

@@ -355,7 +355,7 @@ def test_a_second_agent_in_the_same_directory_makes_the_first_one_end(adapter: A
     within_deadline(check(), DEADLINE_S)
 
 
-def test_a_document_that_can_not_be_read_is_no_node(adapter: Adapter) -> None:
+def test_a_document_that_cannot_be_read_is_no_node(adapter: Adapter) -> None:
     async def check() -> None:
         store = adapter.make()
         await store.put(KEYS.node("n1"), b"of another version")

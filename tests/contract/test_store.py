@@ -1,4 +1,4 @@
-"""What every store must do, whoever keeps it: the semantics of elastic/store/interface.py."""
+"""What every store must do, in memory or in etcd: the semantics of elastic/store/interface.py."""
 
 from __future__ import annotations
 

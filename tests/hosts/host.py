@@ -81,7 +81,7 @@ class Host:
         return {"XDG_RUNTIME_DIR": str(self.files), "OMP_NUM_THREADS": "1"}
 
     def processes(self) -> list[int]:
-        """All that live here, whoever started them."""
+        """All processes that live here, whatever started them."""
         return self.namespace.processes()
 
     def kill_all(self) -> None:

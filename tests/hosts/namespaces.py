@@ -91,7 +91,7 @@ class Namespace:
         return self.inside(lambda: socket.socket(socket.AF_INET, kind))
 
     def processes(self) -> list[int]:
-        """Every living process inside, whoever started it."""
+        """Every living process inside, whatever started it."""
         try:
             inside = f"net:[{self.path.stat().st_ino}]"
         except FileNotFoundError:
@@ -123,7 +123,7 @@ class Namespace:
         """Those that do not stop, after a while.
 
         One in the state D that has been told will not get back to its own code. It may stay in D:
-        whoever forks by vfork waits there for a child that has stopped before it could execute.
+        a process that forks by vfork waits there for a child that has stopped before its exec.
         """
         told: set[int] = set()
         deadline = time.monotonic() + _EMPTY_WITHIN_S

@@ -86,7 +86,7 @@ class Place:
         )
 
     def processes(self) -> set[int]:
-        """Every living process that was started here, whoever its parent is by now."""
+        """Every living process that was started here, also one that has another parent by now."""
         mark = f"XDG_RUNTIME_DIR={self.sockets}".encode()
         return {
             int(entry.name)

@@ -81,7 +81,7 @@ def test_an_agent_that_is_the_first_process_begins_anew(
         job.close()
 
 
-def test_what_can_not_be_started_does_not_end_what_runs(
+def test_what_cannot_be_started_does_not_end_what_runs(
     job: TrainingJob, place_of_job: Place, http_of_b: str
 ) -> None:
     settings, agent = place_of_job.files / "agent.toml", job.agents["b"][-1]

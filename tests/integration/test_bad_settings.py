@@ -34,7 +34,7 @@ def test_a_script_that_is_no_file(place: Place, script: str) -> None:
         ),
     ],
 )
-def test_an_option_that_can_not_be(
+def test_an_option_that_cannot_be(
     place: Place, arguments: list[str], code: int, names: list[str]
 ) -> None:
     result = place.elastic("run", *arguments, STEADY)
@@ -84,7 +84,7 @@ def test_a_port_in_use(place: Place) -> None:
         ("taken", "is in use by another process"),
     ],
 )
-def test_an_address_at_which_a_coordinator_can_not_listen(
+def test_an_address_at_which_a_coordinator_cannot_listen(
     place: Place, address: str, says: str
 ) -> None:
     """What is said is about the address, and not about certificates."""
@@ -143,7 +143,7 @@ def test_a_node_host_at_which_the_agent_is_not_reached(place: Place, host: str) 
 @pytest.mark.parametrize(
     "option", [("--nnodes", "2"), ("--nnodes", "2:4"), ("--listen", "0.0.0.0:0")], ids=" ".join
 )
-def test_what_one_machine_can_not_do(place: Place, option: tuple[str, str]) -> None:
+def test_what_one_machine_cannot_do(place: Place, option: tuple[str, str]) -> None:
     result = place.elastic("run", *option, "--log-dir", "logs", STEADY)
     assert result.returncode == CONFIGURATION
     (line,) = result.stderr.splitlines()
@@ -153,7 +153,7 @@ def test_what_one_machine_can_not_do(place: Place, option: tuple[str, str]) -> N
 
 
 @pytest.mark.parametrize("option", ["--checkpoint-dir", "--log-dir", "--ledger"])
-def test_a_place_that_can_not_be_written_to(place: Place, tmp_path: Path, option: str) -> None:
+def test_a_place_that_cannot_be_written_to(place: Place, tmp_path: Path, option: str) -> None:
     (tmp_path / "file").write_text("in the way")
     below = tmp_path / "file" / "below"
     result = place.elastic("run", option, below, STEADY)

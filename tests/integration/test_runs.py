@@ -1,4 +1,4 @@
-"""A run that has ended stays ended, whoever is started again; one that was left goes on."""
+"""A run that has ended stays ended, whatever is started again; one that was left goes on."""
 
 from __future__ import annotations
 

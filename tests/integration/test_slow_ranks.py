@@ -64,7 +64,7 @@ def test_status_and_metrics_tell_of_it(place: Place) -> None:
 
 @pytest.mark.long
 def test_a_slow_rank_is_replaced_if_that_is_wanted_and_not_for_ever(place: Place) -> None:
-    """The script is slow in one rank, whoever that is."""
+    """The script is slow in one rank, whichever worker has it."""
     options = ["--straggler-action", "replace"]
     job = place.start("slow_rank.py", 400, 0.05, "data", 1, 24, "sleep", nproc=3, options=options)
     assert job.wait(120) == 0, job.story()

@@ -87,7 +87,7 @@ def test_a_job_with_certificates_trains_without_etcd(job: Job, made: Certificate
     os.kill(job.worker_pid("a"), signal.SIGKILL)
     job.wait(lambda: job.generation() >= 3 and job.world() == len(NODES), "a whole group again")
     job.trains_on()
-    # Whoever comes to it wrongly is told so, while it trains.
+    # What comes to it with a wrong configuration is told so, while the job trains.
     second = job.start("coordinator", "--store", "memory", "--listen", job.address)
     several = job.start("status", ELASTIC_ETCD=f"https://{job.address},https://127.0.0.1:1")
     viewer = job.start(*job.agent_command("c"), **showing(made, "viewer"))

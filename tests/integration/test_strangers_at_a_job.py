@@ -1,4 +1,4 @@
-"""Whoever comes to a running job with wrong papers or garbage is told so; the job trains on."""
+"""A client with wrong credentials, or that sends garbage, is refused; the job trains on."""
 
 from __future__ import annotations
 

@@ -205,6 +205,6 @@ class Faults:
             self.stop_again()
 
     def stop_again(self) -> None:
-        """Ask whoever leads now."""
+        """Ask the present leader."""
         stop = coordinator_events.StopRequested(exit_code=STOP_EXIT_CODE, reason="the test")
         self._world.leader.tell(stop)

@@ -241,7 +241,7 @@ class Journal:
 
     def counted_as_gone(self, since: float) -> set[str]:
         """Workers that were to be ended, then or later. The order can be lost with the stream of an
-        agent: whoever is still there when the leader's patience is over counts again."""
+        agent: workers that are still there when the leader's patience is over count again."""
         return {name for at, name in self.to_end if since < at + self.join_timeout_s}
 
     def note(self, *fact: Any) -> None:

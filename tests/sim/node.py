@@ -107,7 +107,7 @@ class Node:
             self.hung_up_at = self.clock.now
 
     def lose_leader(self) -> None:
-        """Whoever it was connected to is gone."""
+        """The coordinator that it was connected to is gone."""
         if self.connected:
             self._lose_contact()
         self._up.open = self._down.open = False
@@ -289,7 +289,7 @@ class Node:
         return process.known_to == self._agents and process.known_since <= since
 
     def _must_have_heard(self, number: int, agents: int) -> None:
-        """Whoever has a slot, and so may become a member, knows of this generation or a later."""
+        """A worker with a slot, a possible member, knows of this generation or a later one."""
         if agents != self._agents or not self._agent_runs or not self.alive:
             return
         for process in self.processes.values():

@@ -69,7 +69,7 @@ class Fault:
     point: str = ""
     nth: int = 1
     worker: str = ""
-    """Whom it strikes at an instant; whoever chance says if empty. "b-": a worker of node b."""
+    """Whom it strikes at an instant; chosen by chance if empty. "b-": a worker of node b."""
     only: bool = False
     """If that one does not live it strikes nobody."""
     signature: str = ""

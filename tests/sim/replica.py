@@ -146,7 +146,7 @@ class Content(NamedTuple):
     lineage: int = 0
     """Equal for equal histories of committed steps; the session's own, as the ledger is."""
     committed_in: int = 0
-    """The generation of the last step, whoever has restored it since."""
+    """The generation of the last step, whichever members have restored it since."""
 
 
 _WEIGHTS, _MOMENTUM, _SCHEDULER, _AVERAGE, _VALUES, _RESULTS = range(6)

@@ -153,7 +153,7 @@ class StopsAtOnce(Coordinator):
 
 
 class LetsGoAtOnce(Coordinator):
-    """Tells a node that is to leave that it may, whatever its workers do."""
+    """Lets a leaving node go, whatever its workers do."""
 
     def _consider(self, now: float) -> list[fx.Effect]:
         before = self._nodes.leaving

@@ -81,7 +81,7 @@ def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
         decided_then = number == min(
             (g.number for g in journal.generations if journal.formed_at[g.number] > at), default=0
         )
-        # The order is lost with the stream of an agent: whoever is still there counts again then.
+        # The order is lost with the stream of an agent: workers still there count again then.
         counts_again = formed_at >= at + journal.join_timeout_s
         if worker in generation.worker_ids and decided_then and not counts_again:
             yield f"{worker} is a member of {number}, to be ended at {at:.4f}"

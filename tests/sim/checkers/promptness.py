@@ -151,7 +151,7 @@ def _gathering(journal: Journal) -> Iterator[str]:
 
 
 def _let_go(journal: Journal) -> Iterator[str]:
-    """A node that is to leave is let go soon after a group without it has come to one state."""
+    """A leaving node is let go soon after a group without it has come to one state."""
     if journal.stopped_at is not None or journal.outcome[1] != 0:
         return
     for node, left_at in journal.left_from.items():

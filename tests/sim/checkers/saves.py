@@ -39,7 +39,7 @@ def saves(journal: Journal) -> Iterator[str]:
 
 
 def _left_out(journal: Journal) -> Iterator[str]:
-    """Who goes on from a step that is to be saved has begun to save its part before."""
+    """A member that goes on from a step marked for saving has begun to save its part before."""
     if journal.job.style.uneven:
         return
     first = {g.number for g in journal.generations if g.save_first}

@@ -364,7 +364,7 @@ def test_each_outage_is_told_once(tmp_path: Path) -> None:
     run(tmp_path, check)
 
 
-def test_refused_at_first_the_agent_can_not_go_on(tmp_path: Path) -> None:
+def test_refused_at_first_the_agent_cannot_go_on(tmp_path: Path) -> None:
     async def check(place: Place) -> None:
         coordinator = await place.coordinator()
         agent = place.agent(FixedLeader(coordinator.address))
@@ -392,7 +392,7 @@ def test_refused_later_it_is_an_outage_that_may_end(tmp_path: Path) -> None:
     run(tmp_path, check)
 
 
-def test_turned_away_at_first_the_agent_can_not_go_on(tmp_path: Path) -> None:
+def test_turned_away_at_first_the_agent_cannot_go_on(tmp_path: Path) -> None:
     async def check(place: Place) -> None:
         coordinator = await place.coordinator()
         coordinator.refuses = "another command"

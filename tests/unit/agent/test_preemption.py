@@ -40,7 +40,7 @@ def test_a_file_that_appears(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "error", [PermissionError("x"), OSError("stale"), RuntimeError("can't start new thread")]
 )
-def test_a_file_that_can_not_be_looked_at_says_nothing(
+def test_a_file_that_cannot_be_looked_at_says_nothing(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusing = [error, error]
@@ -79,7 +79,7 @@ def test_a_command_that_succeeds_at_last(tmp_path: Path) -> None:
     within_deadline(check(), DEADLINE_S)
 
 
-def test_a_command_that_can_not_be_run_says_nothing(tmp_path: Path) -> None:
+def test_a_command_that_cannot_be_run_says_nothing(tmp_path: Path) -> None:
     async def check() -> None:
         notice = tmp_path / "notice"
         task = looking(file=notice, command=[str(tmp_path / "no-such-command")])

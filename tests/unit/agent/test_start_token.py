@@ -56,6 +56,6 @@ def test_after_a_damaged_count_no_number_comes_again(tmp_path: Path, damage: byt
     assert first > max(before)
 
 
-def test_a_count_that_can_not_be_kept_must_be_mended(tmp_path: Path) -> None:
+def test_a_count_that_cannot_be_kept_must_be_mended(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere/starts: No such file"):
         next_start(tmp_path / "nowhere")

@@ -134,7 +134,7 @@ def test_a_damaged_manifest_is_a_problem(directory: CheckpointDirectory) -> None
     assert (problem.name, problem.damage) == ("manifest.json", Damage.UNREADABLE)
 
 
-def test_a_shard_that_can_not_be_seen_is_not_committed(tmp_path: Path) -> None:
+def test_a_shard_that_cannot_be_seen_is_not_committed(tmp_path: Path) -> None:
     directory = open_directory(str(tmp_path))
     manifest = _write(directory, 5)
     (tmp_path / path_in_step(5, "structure.json")).unlink()
@@ -169,7 +169,7 @@ def test_pruning_keeps_the_newest_and_what_is_in_progress(directory: CheckpointD
     assert catalog.prune(directory, keep_last=2) == []
 
 
-def test_pruning_goes_on_where_one_can_not_be_removed(
+def test_pruning_goes_on_where_one_cannot_be_removed(
     directory: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in (1, 2, 3, 4):

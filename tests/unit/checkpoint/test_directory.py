@@ -144,7 +144,7 @@ class TestContract:
 
 class TestOpening:
     @pytest.mark.parametrize("url", ["", "nosuchscheme://bucket/x"])
-    def test_what_can_not_be_opened_is_a_configuration_error(self, url: str) -> None:
+    def test_what_cannot_be_opened_is_a_configuration_error(self, url: str) -> None:
         with pytest.raises(ConfigurationError, match="checkpoint directory"):
             open_directory(url)
 

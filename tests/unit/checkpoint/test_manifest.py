@@ -116,7 +116,7 @@ def test_what_is_not_strict_json_is_damage(content: bytes) -> None:
         from_json(content, "m")
 
 
-def test_not_a_number_can_not_be_written() -> None:
+def test_not_a_number_cannot_be_written() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         to_json(replace(MANIFEST, learning_rate={"factor": float("nan")}))
 

@@ -679,7 +679,7 @@ STOPPED_RUN = RunEnd(
 
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> Target:
-    """Of a job of which two runs have ended. Whoever waited for a leader would never return."""
+    """A job with two ended runs. A command that waited for a leader would never return."""
     store = Opened(Clock())
 
     async def end_all() -> None:
@@ -759,7 +759,7 @@ def test_the_events_of_a_run_that_has_ended_are_gone(
     ],
     ids=["stop", "drain", "clear"],
 )
-def test_a_run_that_has_ended_can_not_be_changed(
+def test_a_run_that_has_ended_cannot_be_changed(
     ended: Target, change: Callable[[Target], None]
 ) -> None:
     told = r"nothing is changed.*stopped by an operator.*run 'second'.*exit code 82: maintenance"

@@ -137,7 +137,7 @@ def test_a_store_that_does_not_answer_is_no_secret(way: str) -> None:
     "value",
     [b"", b"\xff", b"[]", b"null", b'{"reason": "x"}', b'{"since_unix_s": {}}', b"[" * 10**5],
 )
-def test_an_entry_that_can_not_be_read_keeps_its_node_out(value: bytes) -> None:
+def test_an_entry_that_cannot_be_read_keeps_its_node_out(value: bytes) -> None:
     """And no leader from leading."""
 
     async def check() -> None:

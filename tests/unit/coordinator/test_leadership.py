@@ -140,7 +140,7 @@ def test_what_is_found_in_an_outage_is_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("value", [b"12", b"\x20\x63"], ids=["no message", "a reason unknown"])
-def test_what_can_not_be_read_must_be_mended(value: bytes) -> None:
+def test_what_cannot_be_read_must_be_mended(value: bytes) -> None:
     async def check() -> None:
         store = MemoryStore()
         await store.put(KEYS.generation, value)

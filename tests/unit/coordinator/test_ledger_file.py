@@ -1,4 +1,4 @@
-"""The ledger has each committed step of the surviving lineage once, whoever reports it again."""
+"""The ledger has each step of the surviving lineage once, also when others report it again."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_ledger_that_was_removed_goes_on_in_another_one(ledger: LedgerFile, pa
     assert story(path) == [("incarnation", "first"), (2, 1)]
 
 
-def test_a_path_that_can_not_be_written(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"missing.*--ledger"):
         LedgerFile(tmp_path / "missing" / "ledger", incarnation="first").open()
     with pytest.raises(ConfigurationError, match="directory"):
@@ -205,7 +205,7 @@ def test_what_does_not_fit_is_written_whole_when_there_is_room_again(
     assert (result.steps, result.problems) == (6, ())
 
 
-def test_half_a_line_that_can_not_be_taken_back_is_passed_over(
+def test_half_a_line_that_cannot_be_taken_back_is_passed_over(
     ledger: LedgerFile, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_descriptor: int, _size: int) -> None:

@@ -168,7 +168,7 @@ def test_where_the_news_of_a_registration_is_late_the_newer_agent_comes_in() -> 
 
 
 def test_after_a_change_of_leader_the_group_that_trains_says_what_the_job_runs() -> None:
-    """And not whoever comes first."""
+    """And not the agent that comes first."""
 
     async def main(place: Place) -> None:
         stranger = agent("n2", OTHER, command="other.py", command_digest="x")

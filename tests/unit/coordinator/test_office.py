@@ -541,7 +541,7 @@ def test_doubt_is_recorded_once_and_so_is_its_end(monkeypatch: pytest.MonkeyPatc
     run(check)
 
 
-def test_whoever_can_not_take_part_is_told_each_time_and_reported_once() -> None:
+def test_whoever_cannot_take_part_is_told_each_time_and_reported_once() -> None:
     async def check(contest: Contest) -> None:
         for _ in range(3):
             stream = agent("n1", "0123", version="0.0.9")

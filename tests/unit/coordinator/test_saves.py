@@ -195,7 +195,7 @@ def test_a_commit_that_fails_is_an_abandoned_save(error: Exception, message: str
     run(check)
 
 
-def test_what_can_not_be_removed_takes_nothing_from_what_is_committed() -> None:
+def test_what_cannot_be_removed_takes_nothing_from_what_is_committed() -> None:
     async def check(place: Place) -> None:
         place.storage.prune_error = CheckpointWriteError("old checkpoints could not be removed")
         await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))

@@ -88,7 +88,7 @@ def test_it_is_replaced_if_that_is_wanted_but_not_for_ever() -> None:
     assert place.actions()[-1] == "replace"
 
 
-def test_it_is_not_where_the_job_can_not_do_without() -> None:
+def test_it_is_not_where_the_job_cannot_do_without() -> None:
     place = Place(replaces=True, may_replace=False)
     place.train()
     assert place.actions() == ["report"]

@@ -185,7 +185,7 @@ def test_a_disk_that_is_full_when_the_job_begins_does_not_prevent_it(path: Path)
     asyncio.run(main())
 
 
-def test_a_path_that_can_not_be_written_refuses_the_job(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_refuses_the_job(tmp_path: Path) -> None:
     async def main() -> None:
         recorder = Place(tmp_path / "missing" / "ledger").recorder
         with pytest.raises(ConfigurationError, match="--ledger"):

@@ -598,7 +598,7 @@ def test_a_member_that_completed_a_call_makes_it_again_for_one_that_did_not() ->
 
 
 def test_a_call_above_a_block_that_does_not_count_is_still_to_be_made() -> None:
-    """It is undone with the block; whoever was still inside of it waits there."""
+    """It is undone with the block; a member that was still inside of it waits there."""
     driver = trained(3)
     driver.call("below")
     driver.boundary()

@@ -42,7 +42,7 @@ def done(worker: str, committed: int) -> WorkerStatus:
     [
         # In time: everybody will wait at the boundary that was named.
         ((heard("a0", 5), heard("b0", 8)), 9),
-        # Late: whoever has committed 9 or 11 may be in the step after it.
+        # Late: a member that has committed 9 or 11 may be in the step after it.
         ((heard("a0", 8), heard("b0", 9)), 10),
         ((heard("a0", 10), heard("b0", 11)), 12),
         # One has not heard: nobody knows how far it gets.
@@ -89,7 +89,7 @@ AT_ONCE = generation(4, "a0", "b0", "c0")
         (AT_ONCE, (left("a0", 8), heard("b0", 8)), False),
     ],
 )
-def test_who_can_not_come_to_the_boundary_leaves_at_once(
+def test_who_cannot_come_to_the_boundary_leaves_at_once(
     known: Generation, workers: tuple[WorkerStatus, ...], at_once: bool
 ) -> None:
     settled = settle(known, PAIR, view(PAIR, NEW, *workers).workers)

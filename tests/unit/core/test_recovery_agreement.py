@@ -55,7 +55,12 @@ def test_the_slowest_veteran_decides(
         ([tracks(1, intact=False), tracks(2, intact=False)], 0, (1,)),
         ([tracks(1, intact=True), tracks(2, intact=True)], 0, (1,)),
     ],
-    ids=["alike", "whoever holds the state is right", "nobody does: rank 0", "both do: the first"],
+    ids=[
+        "alike",
+        "the holder is right",
+        "nobody does: rank 0",
+        "both do: the first",
+    ],
 )
 def test_odd_ones_out(
     declarations: list[Declaration], reference: int, odd: tuple[int, ...]

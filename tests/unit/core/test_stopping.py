@@ -1,4 +1,4 @@
-"""What a coordinator does while the job stops: whoever holds what is not saved saves it first."""
+"""What a coordinator does while the job stops: workers that hold unsaved steps save them first."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_for_the_other_end_only(made: Certificates, role: Role, purpose: str) ->
     load_certificate(files(made, "both"), "digits", role)
 
 
-def test_files_that_can_not_be_used_are_named(
+def test_files_that_cannot_be_used_are_named(
     made: Certificates, digits: TlsFiles, tmp_path: Path
 ) -> None:
     garbage, empty, absent = tmp_path / "garbage", tmp_path / "empty", tmp_path / "absent"

@@ -191,7 +191,7 @@ def test_the_port_that_was_chosen_is_told() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "192.0.2.1"], ids=["in use", "not ours"])
-def test_an_address_that_can_not_be_had(host: str) -> None:
+def test_an_address_that_cannot_be_had(host: str) -> None:
     async def check(port: int) -> None:
         server = ControlServer(
             Recorder(), f"{host}:{port}", security=Plaintext(insecure=True), report=Reports()

@@ -470,7 +470,7 @@ def test_an_agent_comes_back_with_the_newest_certificate(
 
 
 @pytest.mark.parametrize("bad", ["cert only", "expired", "garbage", "gone", "another job"])
-def test_files_that_can_not_be_used_change_nothing_and_are_told_of_once(
+def test_files_that_cannot_be_used_change_nothing_and_are_told_of_once(
     made: Certificates, others: Certificates, used: Tls, tmp_path: Path, bad: str
 ) -> None:
     why = {

@@ -138,7 +138,7 @@ def test_a_run_that_has_just_begun_is_kept(root: Path, runs: list[Path]) -> None
     assert left(root) == {runs[-1].name, young.name}
 
 
-def test_what_can_not_be_removed_is_told(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_removed_is_told(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path / "w.log"))
 

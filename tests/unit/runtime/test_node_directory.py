@@ -104,7 +104,7 @@ def test_long_names_of_job_and_node(runtime: Path, has_parent: bool) -> None:
     other.close()
 
 
-def test_a_parent_that_can_not_be_used(tmp_path: Path) -> None:
+def test_a_parent_that_cannot_be_used(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(ConfigurationError, match=r"cannot use .*file/job@n1.*--state-dir"):

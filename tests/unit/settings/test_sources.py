@@ -283,7 +283,7 @@ def test_a_variable_of_another_program_is_none_of_ours() -> None:
     ],
 )
 def test_names_that_others_use_are_not_taken_for_misspelt(variable: str) -> None:
-    """Of Elasticsearch's clients, of Kubernetes, and of whoever has workers."""
+    """Of Elasticsearch's clients, of Kubernetes, and of other software that has workers."""
     assert load(None, {variable: "hunter2"}) == RunSettings()
 
 
@@ -318,7 +318,7 @@ def test_run_must_be_a_table(toml: Path) -> None:
     assert problem(None, None, toml) == f"run ({toml}): 3 is not allowed; expected a table"
 
 
-def test_a_file_that_can_not_be_read_names_who_asked_for_it(toml: Path) -> None:
+def test_a_file_that_cannot_be_read_names_who_asked_for_it(toml: Path) -> None:
     assert problem(None, None, toml) == (
         f"--config (command line): cannot read '{toml}': No such file or directory"
     )

@@ -39,7 +39,7 @@ def test_none() -> None:
     ("content", "reason"),
     [(None, "No such file or directory"), (b"\n", "it is empty"), (b"hunter2\xff", "is not UTF-8")],
 )
-def test_a_file_that_can_not_be_used(tmp_path: Path, content: bytes | None, reason: str) -> None:
+def test_a_file_that_cannot_be_used(tmp_path: Path, content: bytes | None, reason: str) -> None:
     file = tmp_path / "password"
     if content is not None:
         file.write_bytes(content)

@@ -177,7 +177,7 @@ def test_a_lost_lease_ends_the_keeping_and_a_new_one_begins_it_again() -> None:
     within_deadline(check())
 
 
-def test_what_can_not_be_retried_is_raised() -> None:
+def test_what_cannot_be_retried_is_raised() -> None:
     async def check() -> None:
         held = Held()
         keeping = await held.start()

@@ -1,4 +1,4 @@
-"""What a dealer fetches is the epoch's order, from any position on, whoever loads it."""
+"""What a dealer fetches is the epoch's order, from any position, with any loader processes."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_asked_again_it_sends_all_that_is_not_stored() -> None:
     assert place.reported() == [(True, [1, 2, 3])]
     place.pulse.ledger_stored(committed=4, run="", generation=1)
     place.pulse.report_again()
-    assert place.reported() == [(True, [])]  # whoever asked knows that nothing is missing
+    assert place.reported() == [(True, [])]  # the one that asked knows that nothing is missing
     place.commit(4)
     assert place.reported() == [(False, [4])]
 

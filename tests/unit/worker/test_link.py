@@ -193,7 +193,7 @@ class _OutOfBuffers(socket.socket):
         raise OSError(errno.ENOBUFS, "No buffer space available")
 
 
-def test_an_agent_that_can_not_be_told_is_connected_to_again(place: Place) -> None:
+def test_an_agent_that_cannot_be_told_is_connected_to_again(place: Place) -> None:
     """Else it would wait for ever for what it has missed."""
     whole = place.link._socket
     with whole:
@@ -205,7 +205,7 @@ def test_an_agent_that_can_not_be_told_is_connected_to_again(place: Place) -> No
     place.new_agents.get(timeout=DEADLINE_S)
 
 
-def test_what_can_not_be_read_ends_the_connection_and_no_more(place: Place) -> None:
+def test_what_cannot_be_read_ends_the_connection_and_no_more(place: Place) -> None:
     agent = place.start()
     agent.say(b"\xff\xff\xff\xff garbage")
     agent.accept()

@@ -299,7 +299,7 @@ def test_whatever_a_script_reports_the_reports_go_on(alone: Group) -> None:
     assert max(map(len, progress.reported)) == 100
 
 
-def test_what_can_not_be_reported_is_told_once_and_the_rest_goes_on(
+def test_what_cannot_be_reported_is_told_once_and_the_rest_goes_on(
     alone: Group, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = Script(alone)

@@ -62,7 +62,7 @@ NOT_LOST = [
 ]
 
 
-def test_a_store_that_can_not_be_hosted_is_told_with_what_it_needs(
+def test_a_store_that_cannot_be_hosted_is_told_with_what_it_needs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:

@@ -42,7 +42,7 @@ def test_the_first_line_of_what_torch_records_is_the_message(tmp_path: Path) -> 
     "content",
     ["", "{", "[]", "{}", '{"message": 3}', '{"message": {}}', '{"message": null}', '"text"'],
 )
-def test_what_can_not_be_read_leaves_the_exit_code(tmp_path: Path, content: str) -> None:
+def test_what_cannot_be_read_leaves_the_exit_code(tmp_path: Path, content: str) -> None:
     path = tmp_path / "error.json"
     path.write_text(content)
     failure = failure_of("w", 3, path)

@@ -1,4 +1,4 @@
-"""A save is reported, and again to whoever may not have heard, until it is settled."""
+"""A save is reported, and again to a leader that may not have heard of it, until it is settled."""
 
 from __future__ import annotations
 

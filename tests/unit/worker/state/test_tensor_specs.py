@@ -77,7 +77,7 @@ def test_differences_are_named() -> None:
     assert first_differences(describe(TENSORS), describe(TENSORS)) == []
 
 
-def test_a_type_that_can_not_be_stored_is_named() -> None:
+def test_a_type_that_cannot_be_stored_is_named() -> None:
     spec = TensorSpec(name="w", dtype="float4", shape=(1,))
     with pytest.raises(ConfigurationError, match="w has elements of type float4"):
         _ = spec.size_bytes

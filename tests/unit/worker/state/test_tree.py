@@ -96,7 +96,7 @@ def _circular() -> list[Any]:
         (_circular(), "contain itself"),
     ],
 )
-def test_what_can_not_be_stored_is_named(state: object, wrong: str) -> None:
+def test_what_cannot_be_stored_is_named(state: object, wrong: str) -> None:
     with pytest.raises(ConfigurationError, match=wrong) as caught:
         flatten(state)
     assert "state_dict()" in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tests import metrics_doc, protos, settings_doc
@@ -27,3 +28,17 @@ def test_the_settings_page_is_that_of_the_settings() -> None:
 def test_the_metrics_page_is_that_of_the_definitions() -> None:
     """If this fails: python -m tests.metrics_doc"""
     assert metrics_doc.TARGET.read_text() == metrics_doc.text()
+
+
+def test_the_places_that_the_architecture_names_are_there() -> None:
+    """Its table "Where to look": a name in backquotes, and the file that it is said to be in."""
+    page = (protos.ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    table = page.partition("### Where to look")[2].partition("\n### ")[0]
+    places = re.findall(
+        r"`([\w.]+)`[^|`\[]*(?:`[^`]*`[^|`\[]*)* in \[[^]]*\]\(\.\./([\w/]+\.py)\)", table
+    )
+    assert len(places) >= 12
+    for name, file in places:
+        source = (protos.ROOT / file).read_text()
+        for part in name.split("."):
+            assert re.search(rf"\b{part}\b", source), f"{file} has no {part}"

@@ -1,6 +1,7 @@
 """The `elastic` command: parses, builds, and turns errors into messages and exit codes.
 
 Options are made from the settings, so that help, defaults and names have one source.
+
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import errno
 import inspect
 import io
 import os
+import re
 import select
 import sys
 import traceback
@@ -42,6 +44,9 @@ from elastic.version import __version__
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_HELP_COLUMNS = 100  # at most; on a narrower terminal as many as it has
+_FLAG_COLUMNS = 34  # longer ones have a line of their own
+
 
 def with_options(settings: type) -> Callable[[F], F]:
     """Replace `**options` in the signature by one option per setting of the class.
@@ -69,10 +74,26 @@ def with_run_options(function: F) -> F:
 
 
 class SettingsCommand(TyperCommand):
-    """A command that says of a setting it does not have which command has it.
+    """A command that says of a setting it does not have which command has it, and whose help has a
+    section for each group of settings.
 
     For `app.command(cls=SettingsCommand)`.
     """
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Two columns: typer's own tables leave a quarter of a terminal's width to the texts."""
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            is_option = parameter.param_type_name == "option"
+            section = getattr(parameter, "rich_help_panel", None)
+            section = section or ("Options" if is_option else "Arguments")
+            if record is not None:
+                sections.setdefault(section, []).append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl([_plain(*r) for r in records], col_max=_FLAG_COLUMNS)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As in click; the types are those of typer's own copy of it, or of click's."""
@@ -85,6 +106,12 @@ class SettingsCommand(TyperCommand):
             if not told:
                 raise
             raise _UsageError(told, ctx) from None
+
+
+def _plain(flags: str, text: str) -> tuple[str, str]:
+    """Without what typer puts around a default given as text."""
+    text = text.replace("[default: (required)]", "[required]")
+    return flags, re.sub(r"\[default: \((.*)\)\]$", r"[default: \1]", text)
 
 
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -118,11 +145,12 @@ def _parameter(option: Option) -> inspect.Parameter:
         names = [option.flag]
     if option.short:
         names.insert(0, option.short)
+    default = option.shown_default if option.default is not None else False  # the text says it
     declared = typer.Option(
         *names,
         help=option.help,
         metavar=None if option.is_switch else option.name.upper(),
-        show_default="required" if option.required else option.shown_default,
+        show_default="required" if option.required else default,
         rich_help_panel=option.group or "Settings (also ELASTIC_* variables and --config)",
     )
     kind: Any = bool if option.is_switch else str
@@ -136,6 +164,8 @@ def _parameter(option: Option) -> inspect.Parameter:
 
 app = typer.Typer(
     no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"max_content_width": _HELP_COLUMNS},
     pretty_exceptions_enable=False,
     help="Keeps one data-parallel PyTorch job training while machines come and go.",
     epilog="Exit codes: 0 finished, 1 the script failed, 2 usage, 75 try again later, "
@@ -172,14 +202,14 @@ app.add_typer(certs_app, name="certs")
 _Config = Annotated[
     Optional[Path],  # noqa: UP045 - read at run time by typer
     typer.Option(
-        help="TOML file with a table of this command's name, and \\[job] for what they share.",
+        help="TOML file with a table of this command's name, and [job] for what they share.",
         show_default="ELASTIC_CONFIG",
     ),
 ]
 _OperatorConfig = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option(
-        help="TOML file with the tables \\[operator] and \\[job].", show_default="ELASTIC_CONFIG"
+        help="TOML file with the tables [operator] and [job].", show_default="ELASTIC_CONFIG"
     ),
 ]
 
@@ -205,7 +235,9 @@ def run(
     config: _Config = None,
     **options: Any,
 ) -> None:
-    """Train SCRIPT with several workers on this machine, through lost workers.
+    """Train SCRIPT with several workers on this machine.
+
+    When a worker is lost the others go on, and another one takes its place.
 
     The first Ctrl-C or SIGTERM saves a checkpoint at a step boundary and leaves; the second stops
     at once. A terminal that is closed does what SIGTERM does.
@@ -223,7 +255,7 @@ def run(
 @app.command(cls=SettingsCommand)
 @with_options(CoordinatorSettings)
 def coordinator(*, config: _Config = None, **options: Any) -> None:
-    """Coordinate a job of many nodes: lead it, or stand by while another coordinator does.
+    """Lead a job of many nodes, or stand by to lead it.
 
     The first Ctrl-C or SIGTERM makes way for another one; the job goes on.
     """
@@ -243,7 +275,9 @@ def agent(
     config: _Config = None,
     **options: Any,
 ) -> None:
-    """Take part in a job of many nodes with this machine's workers, which run SCRIPT.
+    """Take part in a job of many nodes with this machine.
+
+    Its workers run SCRIPT.
 
     The first Ctrl-C or SIGTERM has this node leave at a step boundary; the second ends it at once.
     SIGHUP starts the agent anew in its place, with a new version or configuration; workers train
@@ -280,7 +314,7 @@ def status(
     config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
-    """Show a running job: its group, its workers, its progress and its recoveries."""
+    """Show a running job: group, workers, progress, recoveries."""
     from elastic.cli import operator
 
     with _errors():
@@ -296,9 +330,9 @@ def report(
     config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
-    """Show where the time of a job's slots went: what was productive, what was lost, and to what.
+    """Show where the time of a job's slots went.
 
-    docs/GUIDE.md has the kinds of time.
+    What was productive, what was lost, and to what. docs/GUIDE.md has the kinds of time.
     """
     from elastic.cli import operator
 
@@ -319,7 +353,7 @@ def nodes(
     config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
-    """Show the nodes of a job: who takes part, who leaves, who is kept out, and why."""
+    """Show which nodes take part, leave or are kept out, and why."""
     from elastic.cli import operator
 
     with _errors():
@@ -343,7 +377,7 @@ def stacks(
     config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
-    """Show where each rank of a job is: in which part of a step, and its Python stacks.
+    """Show where each rank of a job is, with its Python stacks.
 
     Of all ranks the main threads, and who keeps the others waiting; of one rank all threads. The
     job goes on.
@@ -363,7 +397,10 @@ def incidents(
     config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
-    """Show what has struck a job: losses, hangs and failed saves, with what each has cost."""
+    """Show the losses, hangs and failed saves of a job.
+
+    Each is shown with its cost.
+    """
     from elastic.cli import operator
 
     with _errors():
@@ -383,9 +420,9 @@ def explain(
     config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
-    """Show all that is known of an incident: what struck, who noticed, what it took and cost.
+    """Show all that is known of an incident.
 
-    `elastic incidents` has their numbers.
+    What struck, who noticed, what it took and cost. `elastic incidents` has their numbers.
     """
     from elastic.cli import operator
 
@@ -407,11 +444,10 @@ def trace(
     config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
-    """Write what each slot of a job did in the last minutes as a trace, to be opened at
-    https://ui.perfetto.dev or chrome://tracing.
+    """Write a job's last minutes as a trace, slot by slot.
 
-    Steps, waits, recoveries by phase, what the coordinator decided, and arrows from a cause to its
-    effects.
+    Open it at https://ui.perfetto.dev or chrome://tracing. It has steps, waits, recoveries by
+    phase, what the coordinator decided, and arrows from a cause to its effects.
     """
     from elastic.cli import operator
 
@@ -434,7 +470,10 @@ def drain(
     config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
-    """Have a node leave a job at a step boundary, and keep it out until it is cleared."""
+    """Have a node leave a job at a step boundary.
+
+    It is kept out until it is cleared: `elastic nodes --clear`.
+    """
     from elastic.cli import operator
 
     with _errors():
@@ -451,7 +490,10 @@ def stop(
     config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
-    """Have a job saved at a step boundary and ended, with exit code 82."""
+    """Have a job saved at a step boundary and ended.
+
+    Its processes end with exit code 82.
+    """
     from elastic.cli import operator
 
     with _errors():
@@ -468,7 +510,7 @@ def events(
     config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
-    """Show what happened to a job: failures, changes of the group, checkpoints."""
+    """Show what happened to a job: failures, groups, checkpoints."""
     from elastic.cli import operator
 
     with _errors():
@@ -484,7 +526,10 @@ def jobs(
     config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
-    """Show the runs of --job, or of all jobs in etcd: who leads them, or how they ended."""
+    """Show the runs of --job, or of all jobs in etcd.
+
+    Who leads them, or how they ended.
+    """
     from elastic.cli import operator
 
     with _errors():
@@ -501,9 +546,9 @@ def forget(
     config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
-    """Remove all that etcd knows of a run of --job, so that it can be trained again.
+    """Remove all that etcd knows of a run of --job.
 
-    Checkpoints stay: the next training goes on from the newest one.
+    It can be trained again then. Checkpoints stay: the next training goes on from the newest one.
     """
     from elastic.cli import operator
 
@@ -515,11 +560,11 @@ def forget(
 @app.command(cls=SettingsCommand)
 @with_options(DoctorSettings)
 def doctor(*, output: _Output = "table", config: _Config = None, **options: Any) -> None:
-    """Look whether this node is fit for a job: versions, names, ports, clocks, etcd, disks, GPUs.
+    """Look whether this node is fit for a job.
 
-    Start it on all nodes at once, with --peers, to try what is between them. Each fault has a name
-    and what to do about it: docs/DOCTOR.md. Exit code 78 if something must be mended, 75 if what is
-    wrong may pass.
+    Versions, names, ports, clocks, etcd, disks, GPUs. Start it on all nodes at once, with --peers,
+    to try what is between them. Each fault has a name and what to do about it: docs/DOCTOR.md. Exit
+    code 78 if something must be mended, 75 if what is wrong may pass.
     """
     from elastic.cli.doctor import doctor as examine
 
@@ -551,8 +596,10 @@ def carried_files(
     ] = None,
     output: _Output = "table",
 ) -> None:
-    """List the files that come with elastic, or copy them out: units, the chart, alert rules,
-    protos, documents."""
+    """List the files that come with elastic, or copy them out.
+
+    Units, the chart, alert rules, protos, documents.
+    """
     from elastic.cli.carried_files import files
 
     with _errors():
@@ -564,7 +611,10 @@ def checkpoint_ls(
     directory: Annotated[str, typer.Argument(help="Path or fsspec URL.")],
     output: Annotated[str, typer.Option(help="table or json.")] = "table",
 ) -> None:
-    """List the committed checkpoints, newest first, and what saves have left unfinished."""
+    """List the committed checkpoints, newest first.
+
+    Also those that saves have left unfinished.
+    """
     from elastic.cli.checkpoints import list_them
 
     with _errors():
@@ -580,7 +630,10 @@ def checkpoint_verify(
     ] = None,
     output: Annotated[str, typer.Option(help="table or json.")] = "table",
 ) -> None:
-    """Read every file of the checkpoints and compare digests. Exit code 1 if any is damaged."""
+    """Read every file of the checkpoints and compare digests.
+
+    Exit code 1 if any is damaged.
+    """
     from elastic.cli.checkpoints import verify_them
 
     with _errors():
@@ -598,7 +651,10 @@ def certs_init(
     *,
     days: Annotated[int, typer.Option(help="How long it is valid.", min=1, max=36500)] = 3650,
 ) -> None:
-    """Make an authority that signs certificates of jobs: ca.pem and ca.key in DIRECTORY."""
+    """Make an authority that signs certificates of jobs.
+
+    It is written to ca.pem and ca.key in DIRECTORY.
+    """
     from elastic.cli import certs
 
     with _errors():
@@ -624,7 +680,10 @@ def certs_issue(
         typer.Option(help="Name of the files.", show_default="JOB, its roles and first host"),
     ] = None,
 ) -> None:
-    """Sign a certificate of a job with the authority in DIRECTORY: JOB.pem and JOB.key there."""
+    """Sign a certificate of a job.
+
+    The authority is that in DIRECTORY, where JOB.pem and JOB.key are written.
+    """
     from elastic.cli import certs
 
     with _errors():
@@ -688,14 +747,16 @@ def _nobody_reads() -> bool:
 
 def _say_no_more() -> None:
     """All has been said. As what was half made is taken apart, such as asyncio's event loop without
-    its pipe, Python would complain of it."""
+    its pipe, Python would complain of it.
+    """
     sys.unraisablehook = lambda _: None
     warnings.simplefilter("ignore")
 
 
 def _refused_by_the_system(error: Exception) -> str | None:
     """In words, if it is no fault of elastic: descriptors, threads, memory or storage are short, or
-    there is no permission. Names the line that asked, since there may have been no other word."""
+    there is no permission. Names the line that asked, since there may have been no other word.
+    """
     if isinstance(error, OSError) and error.strerror:
         about = f" ({error.filename})" if error.filename else ""
         what = f"{error.strerror}{about}"
@@ -729,7 +790,8 @@ def _require_name(command: str, script: Path | None, options: dict[str, Any]) ->
 
 def _target(address: str | None, config: Path | None, options: dict[str, Any]) -> Any:
     """The coordinator at the address; else a job in etcd if etcd is given, or one of this
-    machine."""
+    machine.
+    """
     from elastic.cli.operator import Target
 
     if address is not None:

@@ -36,7 +36,7 @@ received: dict[str, Any] = {}
 
 def application() -> typer.Typer:
     """Commands that only note what they were given."""
-    made = typer.Typer()
+    made = typer.Typer(rich_markup_mode=None)
     for name, settings in CLASSES.items():
 
         def command(**options: Any) -> None:
@@ -55,8 +55,27 @@ def invoke(*arguments: str, app: typer.Typer = APPLICATION) -> Any:
 
 
 def words(output: str) -> str:
-    """Without the frame around messages."""
-    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", output).split())
+    """In one line; a line may have been broken at a hyphen."""
+    return " ".join(re.sub(r"(?<=\w-)\n\s+", "", output).split())
+
+
+def texts(output: str) -> dict[str, str]:
+    """What the help says of each option, by its first long name."""
+    found: dict[str, str] = {}
+    for entry in re.split(r"\n(?=  -|\S|$)", output):
+        named = re.match(r"  (?:-\w, )?(--[\w-]+)( / --[\w-]+)?( [A-Z_]+)?\s\s+", entry)
+        if named:
+            found[named[1]] = words(entry[named.end() :])
+    return found
+
+
+def told(option: Option) -> str:
+    """The text and the default; of what is unset by default the text tells."""
+    if option.required:
+        return f"{option.help} [required]"
+    return option.help + (
+        f" [default: {option.shown_default}]" if option.default is not None else ""
+    )
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +86,10 @@ def parameters() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def help_lines() -> list[str]:
+def help_of_run() -> dict[str, str]:
     result = invoke("run", "--help", app=app)
     assert result.exit_code == 0
-    lines: list[str] = result.output.splitlines()
-    return lines
+    return texts(result.output)
 
 
 @pytest.mark.parametrize("option", RUN, ids=lambda o: o.name)
@@ -83,10 +101,8 @@ def test_every_setting_of_a_run_has_an_option(parameters: dict[str, Any], option
 
 
 @pytest.mark.parametrize("option", RUN, ids=lambda o: o.name)
-def test_the_help_shows_the_default(help_lines: list[str], option: Option) -> None:
-    shown = option.shown_default
-    (line,) = [line for line in help_lines if f"{option.flag} " in line[:40]]
-    assert f"{option.help} [default: ({shown})]" in line
+def test_the_help_shows_the_default(help_of_run: dict[str, str], option: Option) -> None:
+    assert help_of_run[option.flag] == told(option)
 
 
 def test_there_are_no_other_options(parameters: dict[str, Any]) -> None:
@@ -118,16 +134,27 @@ def test_every_setting_has_an_option(name: str, option: Option) -> None:
 
 @every_option
 def test_the_help_has_its_line(name: str, option: Option) -> None:
-    lines = invoke(name, "--help").output.splitlines()
-    (line,) = [line for line in lines if re.search(rf"{option.flag}[ ,]", line[:70])]
-    shown = "required" if option.required else option.shown_default
-    assert f"{option.help} [default: ({shown})]" in line
+    assert texts(invoke(name, "--help").output)[option.flag] == told(option)
 
 
-def test_groups_have_a_panel_of_their_own() -> None:
+@pytest.mark.parametrize("group", [(), ("checkpoint",), ("certs",)])
+def test_the_list_of_commands_says_of_each_what_it_does(group: tuple[str, ...]) -> None:
+    """On an ordinary terminal; what is too long for it would be cut off."""
+    shown = CliRunner().invoke(app, [*group, "--help"], env={"COLUMNS": "80"}).output
+    commands = re.findall(r"^  ([a-z]+) {2,}(.+)$", shown.partition("Commands:")[2], re.MULTILINE)
+    assert commands
+    assert all(text.endswith(".") and not text.endswith("...") for _, text in commands)
+
+
+def test_groups_have_a_section_of_their_own() -> None:
     output = invoke("agent", "--help").output
-    panels = re.findall(r"─ (\S.*?\S) ─", output)
-    assert panels == ["Options", "Settings (also ELASTIC_* variables and --config)", "TLS", "etcd"]
+    sections = re.findall(r"^(\S.*):$", output, re.MULTILINE)
+    assert sections == [
+        "Options",
+        "Settings (also ELASTIC_* variables and --config)",
+        "TLS",
+        "etcd",
+    ]
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--insecure", True), ("--no-insecure", False)])
@@ -181,6 +208,6 @@ def test_an_option_of_the_command_without_its_value_is_no_other_commands(command
 )
 def test_the_tables_that_a_command_reads_are_in_its_help(name: str, tables: str) -> None:
     shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "300"}, color=False).output
-    (line,) = (line for line in shown.splitlines() if "--config " in line)
-    assert tables in line
-    assert ("this command's name" in line) == (name == "agent")
+    text = texts(shown.replace("<path>", "PATH"))["--config"]
+    assert tables in text
+    assert ("this command's name" in text) == (name == "agent")

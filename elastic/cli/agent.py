@@ -26,6 +26,7 @@ from elastic.agent.registration import (
     start_token,
     watch_isolation,
 )
+from elastic.cli.compose import checkpoint_place
 from elastic.cli.console import JsonDisplay
 from elastic.cli.etcd import address_towards, host_name, open_store
 from elastic.cli.http import (
@@ -621,9 +622,7 @@ def _options(
         grace_s=settings.grace_s,
         hold=directory.hold,
         listener=listener,
-        checkpoint_dir=os.path.abspath(settings.checkpoint_dir)
-        if settings.checkpoint_dir is not None and "://" not in settings.checkpoint_dir
-        else settings.checkpoint_dir or "",
+        checkpoint_dir=checkpoint_place(settings.checkpoint_dir),
         checkpoint_every=settings.checkpoint_every,
         ledger=settings.record_samples,
         join_timeout_s=settings.join_timeout_s,

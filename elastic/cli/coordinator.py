@@ -11,11 +11,13 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
-from elastic.checkpoint.directory import CheckpointDirectory, open_directory
+from elastic.checkpoint.directory import CheckpointDirectory
+from elastic.cli.compose import checkpoint_directory, job_options
 from elastic.cli.etcd import address_towards, open_store
 from elastic.cli.http import (
     COORDINATOR_DEFAULT,
@@ -30,7 +32,6 @@ from elastic.coordinator.metrics import collect
 from elastic.coordinator.office import Office
 from elastic.coordinator.page import standby
 from elastic.coordinator.totals import Totals
-from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
 from elastic.errors import ElasticError, ExitCode, TransientError, refusal_of
 from elastic.rpc.control import CONTROL_SERVICE, ControlServer
@@ -50,7 +51,7 @@ from elastic.runtime.reexec import unblock_signals
 from elastic.runtime.service_notice import Condition, ServiceNotice
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.coordinator import CoordinatorSettings
-from elastic.settings.shared import AfterEnd, StragglerAction
+from elastic.settings.shared import AfterEnd
 from elastic.settings.store import StoreKind
 from elastic.store.etcd.server import EtcdService
 from elastic.store.interface import Store
@@ -80,7 +81,7 @@ def coordinate(settings: CoordinatorSettings) -> int:
     Raises ConfigurationError.
     """
     notice = ServiceNotice.of_environment(os.environ)
-    checkpoints = _checkpoints(settings)
+    checkpoints = checkpoint_directory(settings.checkpoint_dir)
     set_title("coordinator", settings.job)
     with _events(settings) as stream:
         return asyncio.run(_coordinate(settings, checkpoints, stream, notice))
@@ -285,14 +286,6 @@ def _advertised(settings: CoordinatorSettings) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _checkpoints(settings: CoordinatorSettings) -> CheckpointDirectory | None:
-    if settings.checkpoint_dir is None:
-        return None
-    directory = open_directory(settings.checkpoint_dir)
-    directory.probe()
-    return directory
-
-
 @contextlib.contextmanager
 def _events(settings: CoordinatorSettings) -> Iterator[Stream]:
     if settings.events_file is None:
@@ -317,34 +310,19 @@ def _events(settings: CoordinatorSettings) -> Iterator[Stream]:
 def _job_options(
     settings: CoordinatorSettings, checkpoints: CheckpointDirectory | None, address: str
 ) -> JobOptions:
-    return JobOptions(
-        job=settings.job,
+    formation = FormationPolicy(
+        min_workers=settings.min_workers,
+        max_workers=settings.max_workers or _NO_LIMIT,
+        gather_timeout_s=settings.gather_timeout_s,
+        join_timeout_s=settings.join_timeout_s,
+        first_step_s=settings.first_step_timeout_s or math.inf,
+        agent_grace_s=settings.agent_grace_s,
+        planned_interval_s=settings.planned_interval_s,
+        join_debounce_s=settings.join_debounce_s,
+    )
+    return replace(
+        job_options(settings, formation, checkpoints),
         run_id=settings.run_id,
-        formation=FormationPolicy(
-            min_workers=settings.min_workers,
-            max_workers=settings.max_workers or _NO_LIMIT,
-            gather_timeout_s=settings.gather_timeout_s,
-            join_timeout_s=settings.join_timeout_s,
-            first_step_s=settings.first_step_timeout_s or math.inf,
-            agent_grace_s=settings.agent_grace_s,
-            planned_interval_s=settings.planned_interval_s,
-            join_debounce_s=settings.join_debounce_s,
-        ),
-        stall=StallPolicy(
-            floor_s=settings.hang_timeout_s,
-            factor=settings.hang_factor,
-            first_step_s=settings.first_step_timeout_s,
-            pause_s=settings.pause_timeout_s,
-        ),
-        max_restarts=settings.max_restarts,
-        restart_window_s=settings.restart_window_s,
-        stop_grace_s=settings.stop_grace_s,
-        checkpoints=checkpoints,
-        keep_checkpoints=settings.keep_checkpoints,
-        ledger=settings.ledger,
-        curve=settings.curve,
-        tensorboard=settings.tensorboard,
-        replaces_stragglers=settings.straggler_action is StragglerAction.REPLACE,
         quarantine_after=settings.quarantine_after,
         quarantine_window_s=settings.quarantine_window_s,
         isolation_timeout_s=settings.isolation_timeout_s,

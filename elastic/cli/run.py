@@ -16,7 +16,8 @@ from pathlib import Path
 from elastic.agent import metrics as agent_metrics
 from elastic.agent.coordinator_link import FixedLeader
 from elastic.agent.daemon import AGENT_SOCKET, AgentDaemon, NodeOptions
-from elastic.checkpoint.directory import CheckpointDirectory, open_directory
+from elastic.checkpoint.directory import CheckpointDirectory
+from elastic.cli.compose import checkpoint_directory, checkpoint_place, job_options
 from elastic.cli.console import Display, JsonDisplay, LiveDisplay
 from elastic.cli.http import (
     OFF,
@@ -33,7 +34,6 @@ from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import lead
 from elastic.coordinator.totals import Totals
 from elastic.core.agent.machine import AgentSettings
-from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
 from elastic.core.restarts import Backoff
 from elastic.errors import ConfigurationError, ExitCode
@@ -55,7 +55,6 @@ from elastic.runtime.run_directory import RunDirectory
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.run import Console, OutputMode, RunSettings
-from elastic.settings.shared import StragglerAction
 from elastic.store.job_runs import DEFAULT_RUN
 from elastic.store.memory import MemoryStore
 from elastic.v1.control_pb2 import AgentHello
@@ -88,7 +87,7 @@ def run(command: Command) -> int:
     settings = command.settings
     require_command(command.argv, module=settings.module)
     _require_one_machine(settings)
-    checkpoints = _checkpoints(settings)
+    checkpoints = checkpoint_directory(settings.checkpoint_dir)
     logs = log_directory(settings.job, settings.log_dir)
     display = _display(settings)
     set_title("run", f"{settings.job}:", Path(command.argv[0]).name)
@@ -296,14 +295,6 @@ def _require_one_machine(settings: RunSettings) -> None:
         )
 
 
-def _checkpoints(settings: RunSettings) -> CheckpointDirectory | None:
-    if settings.checkpoint_dir is None:
-        return None
-    directory = open_directory(settings.checkpoint_dir)
-    directory.probe()
-    return directory
-
-
 def _display(settings: RunSettings) -> Display:
     live = settings.output is OutputMode.LIVE or (
         settings.output is OutputMode.AUTO
@@ -320,31 +311,14 @@ def _origin(settings: RunSettings) -> dict[str, str]:
 
 
 def _job_options(settings: RunSettings, checkpoints: CheckpointDirectory | None) -> JobOptions:
-    return JobOptions(
-        job=settings.job,
-        formation=FormationPolicy(
-            min_workers=settings.min_world_size,
-            max_workers=settings.max_world_size,
-            gather_timeout_s=settings.gather_timeout_s,
-            join_timeout_s=settings.join_timeout_s,
-            first_step_s=settings.first_step_timeout_s or math.inf,
-        ),
-        stall=StallPolicy(
-            floor_s=settings.hang_timeout_s,
-            factor=settings.hang_factor,
-            first_step_s=settings.first_step_timeout_s,
-            pause_s=settings.pause_timeout_s,
-        ),
-        max_restarts=settings.max_restarts,
-        restart_window_s=settings.restart_window_s,
-        stop_grace_s=settings.stop_grace_s,
-        checkpoints=checkpoints,
-        keep_checkpoints=settings.keep_checkpoints,
-        ledger=settings.ledger,
-        curve=settings.curve,
-        tensorboard=settings.tensorboard,
-        replaces_stragglers=settings.straggler_action is StragglerAction.REPLACE,
+    formation = FormationPolicy(
+        min_workers=settings.min_world_size,
+        max_workers=settings.max_world_size,
+        gather_timeout_s=settings.gather_timeout_s,
+        join_timeout_s=settings.join_timeout_s,
+        first_step_s=settings.first_step_timeout_s or math.inf,
     )
+    return job_options(settings, formation, checkpoints)
 
 
 def _node_options(command: Command, run_directory: Path, logs: Path) -> NodeOptions:
@@ -370,9 +344,7 @@ def _node_options(command: Command, run_directory: Path, logs: Path) -> NodeOpti
         keep_logs=settings.keep_logs,
         environment=worker_environment(slots, _LOOPBACK, classic=classic),
         job=settings.job,
-        checkpoint_dir=os.path.abspath(settings.checkpoint_dir)
-        if settings.checkpoint_dir is not None and "://" not in settings.checkpoint_dir
-        else settings.checkpoint_dir or "",
+        checkpoint_dir=checkpoint_place(settings.checkpoint_dir),
         checkpoint_every=settings.checkpoint_every,
         ledger=settings.ledger is not None,
         join_timeout_s=settings.join_timeout_s,

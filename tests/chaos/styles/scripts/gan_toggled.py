@@ -2,17 +2,10 @@
 
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
 
 import elastic
 from tests.chaos.styles import tasks
-
-
-def dataset() -> TensorDataset:
-    """Real samples, and the noise that goes with each."""
-    real = tasks.regression().tensors[0].clone()
-    noise = torch.randn(len(real), 4, generator=torch.Generator().manual_seed(5)).double()
-    return TensorDataset(real, noise)
+from tests.chaos.styles.scripts.gan import dataset
 
 
 def main(epochs: int) -> None:

@@ -238,6 +238,7 @@ class Session:
             finally:
                 if self._open_loop is this:
                     self._open_loop = None
+                    training.state.loop_ended()
         self._finished_loops[data] = epochs
 
     def run(self, function: Callable[..., T], *args: Any, **named: Any) -> T:

@@ -161,6 +161,7 @@ class Training:
             self._loaders_seen += 1
         self._data, self._epochs = data, epochs
         self.state.loader = known
+        self.state.loop_begins()
         self._drive(self.part.begin_loop(known, data))
 
     @property

@@ -35,6 +35,7 @@ SMALL_BYTES = 2**16
 _VERSION = operator.attrgetter("_version")
 _PLACE = torch.Tensor.data_ptr
 _TRAINED = operator.attrgetter("requires_grad")
+_MODE = operator.attrgetter("training")
 _DEEPEST_SIGN = 3
 _LONGEST_SIGN = 256
 _MOST_TENSORS_SIGNED = 4096  # of a list of nothing else: half a millisecond
@@ -212,6 +213,36 @@ class RequiresGrad:
             "pruning, or `layer.bias = None`): a worker that joins builds it with them; change "
             "what a module is made of before session.distribute() and session.track()"
         )
+
+
+class Modes:
+    """Which modules of a model are in training mode: one that is set to eval() inside of a block is
+    what it was when the block is handed out again."""
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self.name = name
+        self._modules = list(module.modules())
+
+    def size_bytes(self) -> int:
+        return 0
+
+    def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
+        del reuse, on_host
+        return list(map(_MODE, self._modules))
+
+    def put_back(self, copy: Copy) -> None:
+        for module, mode in zip(self._modules, copy, strict=True):
+            if module.training != mode:
+                module.training = mode
+
+    def differs(self, copy: Copy) -> bool:
+        return bool(self.copy() != copy)
+
+    def mark(self) -> object:
+        return self.copy()
+
+    def moved(self, mark: Any) -> bool:
+        return self.differs(mark)
 
 
 class ExtraState:
@@ -775,6 +806,7 @@ def _of_optimizer(
 
 
 def _of_module(name: str, module: nn.Module, seen: set[int]) -> Iterator[Cell]:
+    yield Modes(f"{name}'s modes", module)
     slots = _slots(module, lambda m: m._parameters, seen)
     parameters = [(owner, key) for owner, key in slots if owner[key] is not None]
     if parameters:

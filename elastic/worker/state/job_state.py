@@ -114,6 +114,7 @@ class JobState:
             "session.means": self.means,
             "session.gradients": self.gradients,
         }
+        self._modes_after_loop: dict[str, Json] = {}
         self._waiting: dict[str, Any] = {}
         """States of such objects that the script has not made yet, by name."""
         self.late: dict[str, Any] = {}
@@ -311,6 +312,7 @@ class JobState:
             "committed_in": progress.committed_in,
             "loop": progress.loop,
             "requires_grad": self._flags(),
+            "modes": self._modes_after_loop or self._modes(),
             "parameter_groups": self._parameter_groups(),
             "shared_values": self._shared_values(),
             "caches": cast("list[Json]", self._buffers.caches),
@@ -318,6 +320,15 @@ class JobState:
             "ledger": [record._asdict() for record in self.ledger.since(0)],
             "curve": curve_points.to_json(self.curve),
         }
+
+    def loop_begins(self) -> None:
+        """The script has come to a loop over the steps."""
+        self._modes_after_loop = {}
+
+    def loop_ended(self) -> None:
+        """It has left its loop. What it does below, such as a last evaluation in eval(), says
+        nothing of the modes that its next steps are to be computed in."""
+        self._modes_after_loop = self._modes()
 
     def restore(
         self, skeleton: Json, tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Json]
@@ -348,6 +359,7 @@ class JobState:
         self._share_values(states, tensors, extra)
         self._waiting = {n: s for n, s in states.items() if "." in n and n not in self._own}
         self._restore_flags(extra)
+        self._restore_modes(extra)
         try:
             records = cast("list[dict[str, Any]]", extra["ledger"])
             self.ledger = LedgerBacklog(LedgerRecord(**record) for record in records)
@@ -439,6 +451,24 @@ class JobState:
             for parameter, flag in zip(module.parameters(), flags.get(name, ""), strict=False):
                 if parameter.requires_grad != (flag == "1"):
                     parameter.requires_grad_(flag == "1")
+
+    def _modes(self) -> dict[str, Json]:
+        """Which of each module's modules are in training mode, as a string of 0 and 1."""
+        return {
+            name: "".join("01"[bool(m.training)] for m in module.modules())
+            for name, module in self.modules().items()
+        }
+
+    def _restore_modes(self, extra: Mapping[str, Json]) -> None:
+        """A script may have set some to eval() at a step that this worker has not been through."""
+        modes = cast("Mapping[str, str]", extra.get("modes", {}))
+        for name, module in self.modules().items():
+            inside, wanted = list(module.modules()), modes.get(name, "")
+            if len(inside) != len(wanted):  # built in another way, as around a compiled one
+                continue
+            for each, mode in zip(inside, wanted, strict=True):
+                if each.training != (mode == "1"):
+                    each.training = mode == "1"
 
     def _parameter_groups(self) -> dict[str, Json]:
         """What each group of each optimizer trains, by the names of the modules' parameters."""

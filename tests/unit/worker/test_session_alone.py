@@ -337,6 +337,22 @@ def skip(step: Step) -> None:
         pass
 
 
+@pytest.mark.parametrize("breaks_off", [False, True])
+def test_an_evaluation_below_the_loop_leaves_the_modes_that_are_saved(
+    session: Session, breaks_off: bool
+) -> None:
+    data, state, model = loader(), session._training.state, session._training.models[0]
+    for epochs in (1, 2):
+        model.train()
+        for step in session.steps(data, epochs=epochs):
+            assert state.extra()["modes"] == {"model": "11"}
+            train(step)
+            if breaks_off:
+                break
+        model.eval()
+        assert state.extra()["modes"] == {"model": "11"}
+
+
 def half(step: Step) -> None:
     with step:
         (inputs,) = next(step.batches())

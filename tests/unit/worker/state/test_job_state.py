@@ -576,6 +576,44 @@ def test_flags_of_parameters_are_part_of_the_state() -> None:
     assert target.modules()["model"].get_parameter("0.weight").requires_grad
 
 
+def modes(state: JobState) -> list[bool]:
+    return [module.training for module in state.modules()["model"].modules()]
+
+
+def test_modes_of_modules_come_with_the_state() -> None:
+    """Statistics that are frozen by eval() once, at a step that a newcomer has not been through."""
+    source, target = make(1), make(1)
+    before = source.digest()
+    source.modules()["model"].get_submodule("1").eval()
+    assert source.digest() == before  # rank 0 alone may evaluate
+    restore(target, source)
+    assert modes(target) == [True, True, False]
+    source.modules()["model"].train()
+    restore(target, source)
+    assert modes(target) == [True, True, True]
+
+
+def test_modes_of_an_evaluation_below_the_loop_do_not_come_with_the_state() -> None:
+    """A job that goes on from the checkpoint at its end would train on in eval()."""
+    source, target = make(1), make(1)
+    source.modules()["model"].get_submodule("1").eval()
+    source.loop_ended()
+    source.modules()["model"].eval()
+    restore(target, source)
+    assert modes(target) == [True, True, False]
+    source.loop_begins()
+    restore(target, source)
+    assert modes(target) == [False, False, False]
+
+
+def test_modes_of_another_number_of_modules_are_left_alone() -> None:
+    source, target = make(1), make(1)
+    source.modules()["model"].eval()
+    flat, extra = source.capture(), {**source.extra(), "modes": {"model": "00"}}
+    target.restore(flat.skeleton, flat.tensors, extra)
+    assert modes(target) == [True, True, True]
+
+
 # ---- digests: what is compared between members
 
 

@@ -104,7 +104,8 @@ class Script:
             name: copy.deepcopy(item.state_dict()) for name, item in self.state.everything.items()
         }
         flags = {n: [p.requires_grad for p in m.parameters()] for n, m in modules(self.state)}
-        return found, flags
+        modes = {n: [each.training for each in m.modules()] for n, m in modules(self.state)}
+        return found, flags, modes
 
 
 def modules(state: JobState) -> list[tuple[str, nn.Module]]:
@@ -229,6 +230,11 @@ def flags_are_toggled(net: nn.Linear) -> Any:
         net.weight.requires_grad_(not net.weight.requires_grad)
 
     return {"model": net}, toggle, nothing
+
+
+@style
+def modes_are_toggled(net: nn.Linear) -> Any:
+    return {"model": nn.Sequential(net, nn.Dropout())}, lambda: net.train(not net.training), nothing
 
 
 @style

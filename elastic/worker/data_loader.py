@@ -37,6 +37,13 @@ _OPTIONS = (
     *("multiprocessing_context", "prefetch_factor", "persistent_workers"),
 )
 """Of torch's loader, without any of which a batch of rows is what it gives."""
+_FIXED = frozenset(
+    {
+        *("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers"),
+        *("seed", "shuffle", "accumulate", "global_batch"),
+    }
+)
+"""What torch's loader refuses to have set later, and what only this one has."""
 _ROW_TYPES = frozenset(
     {
         *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -77,9 +84,19 @@ class DataLoader:
         self.drop_last = drop_last
         self._seed = seed
         self._shuffle = shuffle
-        self._options = _checked(options)
-        _require_options_of_torch(dataset, self._options)
+        checked = _checked(options)
+        _require_options_of_torch(dataset, checked)
         _require_enough(self.length, self.policy, drop_last)
+        self._options = checked  # the last one: what it is made with is fixed now
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in _FIXED and "_options" in vars(self):
+            raise ConfigurationError(
+                f"{name} of an elastic.DataLoader cannot be set once it is made, its order and its "
+                "position are of what it was made with; make another elastic.DataLoader, and use "
+                "it in a loop of its own over session.steps()"
+            )
+        super().__setattr__(name, value)
 
     def __len__(self) -> int:
         """Steps of a whole epoch. TypeError where that follows the group: only a fixed
@@ -102,6 +119,17 @@ class DataLoader:
             "samples out to all workers; to go through a dataset otherwise, as in an evaluation, "
             "use torch.utils.data.DataLoader"
         )
+
+    def require_same_length(self) -> None:
+        """Raises ConfigurationError if the dataset has not as many samples any more."""
+        length = _length(self.dataset)
+        if length != self.length:
+            raise ConfigurationError(
+                f"the dataset ({type(self.dataset).__name__}) had {self.length} samples when its "
+                f"elastic.DataLoader was made, and has {length} now, so that its epochs would not "
+                "be of all of them; make another elastic.DataLoader of it when it has changed, and "
+                "use that one in a loop of its own over session.steps()"
+            )
 
     def position_to_index(self, epoch: int) -> Permutation | range:
         """The order of an epoch: from a position to the dataset's index."""
@@ -245,6 +273,7 @@ class Dealer:
     def _stretches(self, deals: Iterator[Deal]) -> Iterator[_Stretch]:
         """The positions of every micro-batch."""
         for epoch, in_epoch in groupby(deals, key=lambda deal: deal.samples.epoch):
+            self._loader.require_same_length()
             order = self._loader.position_to_index(epoch)
             yield from ((order, spans) for spans in _spans(in_epoch))
 

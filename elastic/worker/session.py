@@ -224,6 +224,7 @@ class Session:
                 "were done; epochs counts those of the whole job: give the number to go on to, as "
                 "in `for epoch in range(4): for step in session.steps(data, epochs=epoch + 1)`"
             )
+        data.require_same_length()
         training = self._training
         if self._open_loop is not None:
             self._keep_calls_of_open_loop()

@@ -10,6 +10,8 @@ import time
 import torch
 from toy import Toy
 
+import elastic
+
 index, ranks, seconds, what = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4]
 epochs = int(sys.argv[5])
 torch.compile(lambda x: x, backend="eager")(torch.zeros(2))  # imports much, for seconds
@@ -46,6 +48,7 @@ class Samples(torch.utils.data.Dataset):
 
 
 if what == "load":
-    numbers, toy.data.dataset = toy.data.dataset, Samples()
+    numbers = toy.data.dataset
+    toy.data = elastic.DataLoader(Samples(), batch_size=4, num_workers=1)
 
 toy.train(epochs=epochs, pace_s=0.02, in_step=take_long)

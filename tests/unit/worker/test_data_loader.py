@@ -377,3 +377,30 @@ def test_without_it_the_length_is_refused_with_what_to_do() -> None:
 def test_going_through_it_is_refused_with_what_to_do() -> None:
     with pytest.raises(TypeError, match=r"torch\.utils\.data\.DataLoader"):
         iter(DataLoader(list(range(10))))
+
+
+@pytest.mark.parametrize(
+    "name", ["dataset", "batch_size", "seed", "shuffle", "accumulate", "global_batch", "drop_last"]
+)
+def test_what_it_is_made_with_cannot_be_set_later(name: str) -> None:
+    """Torch's refuses that as well; here it would have no effect, or that of another dataset's
+    length."""
+    data = DataLoader(Squares(), batch_size=2)
+    with pytest.raises(ConfigurationError, match=f"{name} of .* make another"):
+        setattr(data, name, 3)
+    data.of_the_scripts = 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("length", [LENGTH - 1, LENGTH + 1])
+def test_a_dataset_that_has_another_length_in_the_next_epoch_is_refused(
+    length: int, workers: int
+) -> None:
+    dataset = Squares()
+    loader = DataLoader(dataset, batch_size=LENGTH, num_workers=workers)
+    dealer = Dealer(loader, BEGIN, rank=0, world_size=1, epochs=20)
+    dealer.fetch()
+    dataset.length = length
+    with pytest.raises(ConfigurationError, match=f"had 23 samples .* has {length} now"):
+        [dealer.fetch() for _ in range(10)]  # some are fetched ahead
+    dealer.close()

@@ -296,6 +296,19 @@ def test_a_loader_of_torchs_is_refused(session: Session) -> None:
             next(session.steps(data, epochs=1))  # type: ignore[arg-type]
 
 
+def test_a_dataset_that_has_grown_between_two_loops_is_refused(session: Session) -> None:
+    """Active learning: what has been added would never be trained on."""
+    samples = [torch.zeros(1)] * 4
+    data = DataLoader(samples, batch_size=4)  # type: ignore[arg-type]
+    for step in session.steps(data, epochs=1):
+        with step:
+            for inputs in step.batches():
+                step.backward((inputs * torch.zeros(1, requires_grad=True)).mean())
+    samples.append(torch.zeros(1))
+    with pytest.raises(ConfigurationError, match=r"had 4 samples .* has 5 now"):
+        next(session.steps(data, epochs=2))
+
+
 def test_a_negative_number_of_epochs_is_refused(session: Session) -> None:
     with pytest.raises(ConfigurationError, match="epochs=-1"):
         next(session.steps(loader(), epochs=-1))

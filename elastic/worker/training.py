@@ -104,6 +104,7 @@ class Training:
             save_every=control.checkpoints.every,
             receives_in_place=control.backend.queues,
         )
+        self.state.values.await_state = lambda: self.part.holds_back
         self._undo = Undo(
             self.state,
             device=control.backend.device,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -73,6 +73,19 @@ class Values(dict[str, Any]):
     Lists, dictionaries, sets and tensors in it stay the objects that they are, since a script may
     keep one for itself: `history = session.state.setdefault("history", [])`.
     """
+
+    await_state: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether the script passes loops that are done, at whose end it gets the job's values."""
+
+    def __missing__(self, key: str) -> Any:
+        if not self.await_state():
+            raise KeyError(key)
+        raise KeyError(
+            f"session.state has no {key!r} yet: this worker has joined, or the job goes on from a "
+            "checkpoint, and the script passes loops over session.steps() that are done; the job's "
+            "values come with its present loop, and replace what the script does on the way. Write "
+            f"session.state.get({key!r}, ...), or `if not session.catching_up:` around it"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """The values."""

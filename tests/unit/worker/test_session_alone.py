@@ -366,6 +366,19 @@ def test_an_evaluation_below_the_loop_leaves_the_modes_that_are_saved(
         assert state.extra()["modes"] == {"model": "11"}
 
 
+def test_a_value_that_comes_only_with_the_present_loop_is_told_from_a_missing_one(
+    session: Session,
+) -> None:
+    list(map(train, session.steps(loader(), epochs=1)))
+    with pytest.raises(KeyError, match=r"^'best'$"):
+        session.state["best"]
+    session._training.part.holds_back = True  # as that of a worker that has joined
+    with pytest.raises(KeyError, match=r"'best' yet.*session\.state\.get\('best', \.\.\.\)"):
+        session.state["best"]
+    assert session.state.get("best", 1.0) == 1.0
+    assert "best" not in session.state
+
+
 def half(step: Step) -> None:
     with step:
         (inputs,) = next(step.batches())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
@@ -374,6 +375,13 @@ def to_device(value: Any, device: torch.device) -> Any:
         return type(value)(*(to_device(v, device) for v in value))
     if isinstance(value, (list, tuple)):
         return type(value)(to_device(v, device) for v in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        moved = copy.copy(value)  # without its __init__, which may ask for more, or make it anew
+        for field in dataclasses.fields(value):
+            if hasattr(value, field.name):
+                inside = to_device(getattr(value, field.name), device)
+                object.__setattr__(moved, field.name, inside)  # it may be frozen
+        return moved
     return value
 
 

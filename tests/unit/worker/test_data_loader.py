@@ -359,6 +359,28 @@ def test_batches_in_mappings_of_any_type_are_moved(kind: Any) -> None:
     assert not batch["a"].is_meta
 
 
+@dataclass
+class Sample:
+    inputs: Any
+    number: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    inputs: Any
+    number: int = 3
+
+
+@pytest.mark.parametrize("kind", [Sample, Fixed])
+def test_batches_in_data_classes_are_moved(kind: Any) -> None:
+    batch = kind([torch.zeros(1)])
+    moved = to_device(batch, torch.device("meta"))
+    assert type(moved) is kind
+    assert moved.inputs[0].is_meta
+    assert moved.number == 3
+    assert not batch.inputs[0].is_meta
+
+
 @pytest.mark.parametrize(("drop_last", "steps"), [(False, 3), (True, 2)])
 def test_with_a_fixed_global_batch_its_length_is_the_steps_of_an_epoch(
     drop_last: bool, steps: int

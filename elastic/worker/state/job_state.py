@@ -87,6 +87,9 @@ class Values(dict[str, Any]):
             f"session.state.get({key!r}, ...), or `if not session.catching_up:` around it"
         )
 
+    def __getstate__(self) -> None:
+        """Only the values are pickled, as by `torch.save`."""
+
     def state_dict(self) -> dict[str, Any]:
         """The values."""
         return dict(self)

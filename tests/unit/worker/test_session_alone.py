@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import random
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -660,6 +662,13 @@ def test_results_after_the_last_loop_may_be_of_any_kind_and_are_not_kept(session
 
 
 # ---- tracked by the session
+
+
+def test_session_state_can_be_saved_by_the_script(session: Session, tmp_path: Path) -> None:
+    session.state["best"] = 0.5
+    torch.save(session.state, tmp_path / "state.pt")
+    assert dict(torch.load(tmp_path / "state.pt", weights_only=False)) == {"best": 0.5}
+    assert copy.deepcopy(session.state) == {"best": 0.5}
 
 
 def test_session_state_is_a_dictionary(session: Session) -> None:

@@ -19,7 +19,14 @@ from elastic.core.accounting import MOST_INCIDENTS
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.effects import EndJob, Lost, RefuseNewcomers
-from elastic.core.coordinator.incidents import Cause, Incidents, Outcome, RankStacks, Sign
+from elastic.core.coordinator.incidents import (
+    Cause,
+    Incidents,
+    Outcome,
+    RankStacks,
+    Sign,
+    lost_time,
+)
 from elastic.core.coordinator.machine import Coordinator
 from elastic.core.coordinator.slot_accounts import SlotAccounts
 from elastic.core.diagnosis import Diagnosis
@@ -67,7 +74,6 @@ class IncidentRecords:
         self._keeper = IncidentKeeper(store, job=job, run_id=run_id, guard=guard)
         self._earlier: dict[int, Mapping[str, Any]] = {}
         """Of the leaders before."""
-        self._earlier_changed: set[int] = set()
         self._keeping = self._failed = False
 
     async def load(self) -> None:
@@ -121,7 +127,13 @@ class IncidentRecords:
 
     def ended(self, message: str) -> None:
         """The job has, and why."""
-        self._guarded(lambda: self._incidents.ended(message))
+
+        def end() -> None:
+            final = self._of_leaders_before()  # nobody updates them after it
+            self._incidents.changed |= {n for n in final if final[n] != self._keeper.stored.get(n)}
+            self._incidents.ended(message)
+
+        self._guarded(end)
 
     # ---- what is known
 
@@ -146,9 +158,20 @@ class IncidentRecords:
     def _documents(self) -> dict[int, dict[str, Any]]:
         ahead_s = time.time() - self._clock()
         own = self._incidents.documents(ahead_s)
-        found = {number: dict(document) for number, document in self._earlier.items()}
+        found = self._of_leaders_before()
         found.update((number, _with_words(document)) for number, document in own.items())
         return {number: found[number] for number in sorted(found)[-MOST_INCIDENTS:]}
+
+    def _of_leaders_before(self) -> dict[int, dict[str, Any]]:
+        """A record was kept when it was told, which is before all of its cost is known: a slot may
+        still be empty for it. The accounts go from leader to leader, and go on."""
+        costs = self._accounts.costs()
+        found = {number: dict(document) for number, document in self._earlier.items()}
+        for number in found.keys() & costs.keys():
+            lost, known = lost_time(costs[number]), found[number].get("lost_s")
+            if not isinstance(known, int | float) or lost["lost_s"] > known:
+                found[number].update(lost)  # else kept later than the accounts were
+        return found
 
     async def kept(self, within_s: float) -> None:
         """Return when the store has all of them, or after so long a time."""
@@ -163,7 +186,7 @@ class IncidentRecords:
         for number, document in self._earlier.items():
             if document.get("outcome") == Outcome.TRAINS_ON.value:
                 self._earlier[number] = {**document, "outcome": Outcome.SAVED_SINCE.value}
-                self._earlier_changed.add(number)
+                self._incidents.changed.add(number)
 
     def _guarded(self, action: Callable[[], None]) -> None:
         if self._failed:
@@ -177,7 +200,7 @@ class IncidentRecords:
             self._journal.record("warning", source="incidents", message=message)
 
     def _tell(self) -> None:
-        if (self._incidents.changed or self._earlier_changed) and not self._keeping:
+        if self._incidents.changed and not self._keeping:
             self._keeping = True
             self._start(self._keep(), "incidents")
         news, self._incidents.news = self._incidents.news, []
@@ -197,23 +220,17 @@ class IncidentRecords:
                 explain=f"elastic explain {number}",
             )
 
-    def _encoded(self, number: int) -> bytes | None:
-        document = self._incidents.document(number, time.time() - self._clock())
-        if document is not None:
-            return _fitting(_with_words(document))
-        earlier = self._earlier.get(number)
-        return json.dumps(earlier, ensure_ascii=False).encode() if earlier is not None else None
-
     async def _keep(self) -> None:
         """Changes that come meanwhile are kept in the same turn, in the order of the numbers."""
         try:
-            while self._incidents.changed or self._earlier_changed:
+            while self._incidents.changed:
                 changed, self._incidents.changed = self._incidents.changed, set()
-                changed |= self._earlier_changed
-                self._earlier_changed.clear()
+                before = self._of_leaders_before()
                 for number in sorted(changed):
-                    if (value := self._encoded(number)) is not None:
-                        await self._keeper.keep(number, value, most=MOST_INCIDENTS)
+                    document = self._incidents.document(number, time.time() - self._clock())
+                    document = _with_words(document) if document else before.get(number)
+                    if document is not None:
+                        await self._keeper.keep(number, _fitting(document), most=MOST_INCIDENTS)
                 await asyncio.sleep(0)
         except GuardFailed:
             return  # another one leads
@@ -229,10 +246,12 @@ def _fitting(document: dict[str, Any]) -> bytes:
     """The document's bytes, without what is longest if it would be too large: characters may take
     four bytes, and control characters six."""
     value = json.dumps(document, ensure_ascii=False).encode()
+    processes = document.get("processes", ())
     for name in ("log_tail", "traceback", "message"):
         if len(value) <= _MOST_BYTES:
             break
-        document = {**document, "processes": [{**p, name: ""} for p in document["processes"]]}
+        processes = [{**p, name: ""} for p in processes]
+        document = {**document, "processes": processes}
         value = json.dumps(document, ensure_ascii=False).encode()
     return value
 

@@ -240,10 +240,7 @@ class Record:
             "verdict": self.verdict,
             "nodes": list(cost.nodes[:_MOST_NAMES]) if cost is not None else [],
             "workers": list(cost.workers[:_MOST_NAMES]) if cost is not None else [],
-            "lost_s": round(cost.lost_s, 3) if cost is not None else 0.0,
-            "seconds": {k.value: round(s, 3) for k, s in cost.seconds.items() if s > 0.0}
-            if cost is not None
-            else {},
+            **(lost_time(cost) if cost is not None else {"lost_s": 0.0, "seconds": {}}),
         }
 
     def _samples_given_up(self) -> int | None:
@@ -252,6 +249,14 @@ class Record:
         if steps and not self.samples_per_step:
             return None
         return round(steps * self.samples_per_step)
+
+
+def lost_time(cost: Incident) -> dict[str, Any]:
+    """What it has cost so far, as in the document of its record."""
+    return {
+        "lost_s": round(cost.lost_s, 3),
+        "seconds": {kind.value: round(s, 3) for kind, s in cost.seconds.items() if s > 0.0},
+    }
 
 
 def begin_of(text: str, most: int) -> str:

@@ -290,6 +290,11 @@ class SlotAccounts:
             wanted=sum(slot.wanted for slot in self._slots.values()),
         )
 
+    def costs(self) -> Mapping[int, Incident]:
+        """The newest incidents by number, with what each has cost up to the last event; those of
+        leaders before too, which may go on to cost."""
+        return {incident.number: incident for incident in self._books.incidents}
+
     # ---- from leader to leader
 
     def to_document(self, now: float, ahead_s: float) -> dict[str, Any]:

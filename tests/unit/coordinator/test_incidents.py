@@ -12,7 +12,7 @@ from hypothesis import given
 
 from elastic.coordinator.incidents import IncidentRecords, noticed_by, summary
 from elastic.coordinator.leadership import Leadership, lead
-from elastic.core.accounting import MOST_INCIDENTS
+from elastic.core.accounting import MOST_INCIDENTS, Kind
 from elastic.core.coordinator.slot_accounts import SlotAccounts
 from elastic.errors import ConfigurationError
 from elastic.store.job_incidents import load_incidents
@@ -32,8 +32,9 @@ class Leader:
     def __init__(self, store: MemoryStore, leadership: Leadership) -> None:
         self.diary, self.store = Diary(), store
         self.tasks: list[asyncio.Task[None]] = []
+        self.accounts = SlotAccounts(2)
         self.incidents = IncidentRecords(
-            SlotAccounts(2),
+            self.accounts,
             store,
             self.diary.journal,
             job="job",
@@ -90,6 +91,43 @@ def test_the_next_leader_has_them_and_numbers_on() -> None:
             "unknown",
             "trains_on",
         ]
+
+    within_deadline(check())
+
+
+def test_what_one_has_cost_since_it_was_told_is_known_to_later_leaders() -> None:
+    async def check() -> None:
+        store, leadership = await office()
+        first = Leader(store, leadership)
+        first.incidents.save_failed(10, 1, "the disk is full")
+        assert (await first.kept())[1]["lost_s"] == 0.0
+        first.accounts.costs()[1].seconds[Kind.SLOT_EMPTY] += 30.0
+        second = Leader(store, leadership)
+        second.accounts.adopt(first.accounts.to_document(5.0, 0.0), 5.0, 0.0)
+        await second.incidents.load()
+        second.accounts.costs()[1].seconds[Kind.SLOT_EMPTY] += 2.5
+        for document in (second.incidents.document(1), *second.incidents.brief()):
+            assert document["lost_s"] == 32.5
+        assert second.incidents.document(1)["seconds"] == {"slot_empty": 32.5}
+        second.incidents.ended("an operator has stopped it")
+        assert (await second.kept())[1]["lost_s"] == 32.5
+
+    within_deadline(check())
+
+
+def test_what_was_kept_after_the_accounts_were_is_not_made_less() -> None:
+    async def check() -> None:
+        store, leadership = await office()
+        first = Leader(store, leadership)
+        first.incidents.save_failed(10, 1, "the disk is full")
+        accounts = first.accounts.to_document(5.0, 0.0)
+        first.accounts.costs()[1].seconds[Kind.SLOT_EMPTY] += 30.0
+        first.incidents.saved()
+        await first.kept()
+        second = Leader(store, leadership)
+        second.accounts.adopt(accounts, 5.0, 0.0)
+        await second.incidents.load()
+        assert second.incidents.document(1)["lost_s"] == 30.0
 
     within_deadline(check())
 

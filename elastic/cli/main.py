@@ -31,7 +31,7 @@ from elastic.settings.coordinator import CoordinatorSettings
 from elastic.settings.doctor import DoctorSettings, MachineSettings
 from elastic.settings.fields import Option, options_of
 from elastic.settings.node import NodeSettings
-from elastic.settings.operator import DirectSettings, OperatorSettings
+from elastic.settings.operator import DirectSettings, LocalSettings, OperatorSettings
 from elastic.settings.run import RunSettings
 from elastic.settings.sources import (
     DeviceCounts,
@@ -800,7 +800,9 @@ def _target(address: str | None, config: Path | None, options: dict[str, Any]) -
         )
         return Target(address=address, direct=settings)
     if not is_given("etcd", OperatorSettings, options, os.environ, config):
-        return Target(job=options["job"])
+        local = load_settings(LocalSettings, options, os.environ, config, part_of=OperatorSettings)
+        is_named = is_given("job", OperatorSettings, options, os.environ, config)
+        return Target(job=local.job if is_named else None, local=local)
     return Target(settings=load_settings(OperatorSettings, options, os.environ, config))
 
 

@@ -28,7 +28,7 @@ from elastic.rpc.control import ControlClient
 from elastic.rpc.security import PLAINTEXT, choose_security, is_unix_socket
 from elastic.runtime.run_directory import find_job
 from elastic.settings.limits import is_address
-from elastic.settings.operator import DirectSettings, OperatorSettings
+from elastic.settings.operator import DirectSettings, LocalSettings, OperatorSettings
 from elastic.store.etcd.store import EtcdStore
 from elastic.store.interface import Store
 from elastic.store.job_incidents import load_incidents
@@ -40,7 +40,6 @@ from elastic.v1 import stacks_pb2
 from elastic.version import __version__
 
 T = TypeVar("T")
-_LOCAL_TIMEOUT_S = 5.0
 _NEXT_LEADER_S = 0.25
 _STORE_SHARE = 0.8  # of the time for an answer
 _LEAST_S = 2.0  # for one coordinator's answer
@@ -50,11 +49,12 @@ _LAST_EVENTS = ("job_finished", "job_ended")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """Which job: one of this machine by name, one whose coordinator is at `address` and is asked as
-    `direct` says, or one in etcd by `settings`."""
+    """Which job: one of this machine by name, or the only one, asked as `local` says; one whose
+    coordinator is at `address` and is asked as `direct` says; or one in etcd by `settings`."""
 
     job: str | None = None
     address: str | None = None
+    local: LocalSettings = field(default_factory=LocalSettings)
     direct: DirectSettings = field(default_factory=DirectSettings)
     settings: OperatorSettings | None = None
 
@@ -70,7 +70,7 @@ class Target:
         """How long to wait for an answer."""
         if self.settings is not None:
             return self.settings.timeout_s
-        return self.direct.timeout_s if self.address is not None else _LOCAL_TIMEOUT_S
+        return self.direct.timeout_s if self.address is not None else self.local.timeout_s
 
     def share_of(self, left_s: float) -> float:
         """How long one coordinator may take of the time that is left. A leader that is silent is

@@ -23,6 +23,14 @@ class DirectSettings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LocalSettings:
+    """Those of them that are about a job of this machine."""
+
+    job: str = field(default="job", metadata=shared.JOB)
+    timeout_s: float = field(default=10.0, metadata=_TIMEOUT_S)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorSettings:
     """Validated settings of one operator command; `load_settings` builds it."""
 

@@ -22,7 +22,7 @@ from elastic.errors import ConfigurationError, ExitCode, TransientError
 from elastic.rpc.control import AgentStream, ControlServer
 from elastic.rpc.security import PLAINTEXT, Security, Tls
 from elastic.runtime.journal import Entry
-from elastic.settings.operator import OperatorSettings
+from elastic.settings.operator import LocalSettings, OperatorSettings
 from elastic.settings.security import SecuritySettings
 from elastic.settings.store import StoreSettings
 from elastic.settings.tls_files import TlsFiles
@@ -575,12 +575,40 @@ def test_nobody_is_there(tmp_path: Path) -> None:
         operator.events(target, follow=True, output="json")
 
 
-def test_no_job_runs_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr("elastic.runtime.run_directory._LAST_RESORT", str(tmp_path))
+
+
+@pytest.mark.usefixtures("empty_machine")
+def test_no_job_runs_here() -> None:
     with pytest.raises(TransientError, match="no job named 'digits' runs on this machine"):
         operator.status(Target(job="digits"), output="json")
+
+
+@pytest.mark.usefixtures("empty_machine")
+@pytest.mark.parametrize("source", ["option", "variable", "file", "none"])
+def test_a_job_of_this_machine_is_named_as_any_other_setting_is(
+    source: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text('[job]\njob = "digits"\n' if source == "file" else "")
+    options = ["--job", "digits"] if source == "option" else []
+    environment = {"ELASTIC_JOB": "digits"} if source == "variable" else {}
+    arguments = ["stop", "--config", str(file), *options]
+    asked = CliRunner().invoke(main.app, arguments, env=environment)
+    which = "no job" if source == "none" else "no job named 'digits'"
+    assert f"elastic: {which} runs on this machine" in asked.output
+    assert asked.exit_code == ExitCode.TEMPORARY
+
+
+@pytest.mark.usefixtures("empty_machine")
+def test_a_job_of_this_machine_may_take_as_long_to_answer_as_is_said() -> None:
+    refused = CliRunner().invoke(main.app, ["status", "--timeout-s", "soon"])
+    assert refused.exit_code == ExitCode.CONFIGURATION
+    assert Target(local=LocalSettings(timeout_s=2.0)).timeout_s == 2.0
 
 
 def test_an_address_elsewhere_is_not_asked_in_plain_text() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -28,9 +29,12 @@ from elastic.rpc.security import (
     on_this_loop,
     require_protection,
 )
+from elastic.timeouts import timeout
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import control_pb2_grpc as pb_grpc
 from elastic.v1 import stacks_pb2, timeline_pb2
+
+_LEAST_LOOK_S = 0.5  # for why there was no answer
 
 
 class CoordinatorLost(TransientError):
@@ -135,22 +139,26 @@ class ControlClient:
                 call.cancel()
 
     async def _ask(self, method: str, request: Any, timeout_s: float) -> Any:
+        ends_at = time.monotonic() + timeout_s
         async with self._channels.channel() as channel:
             try:
                 reply = await getattr(_stub(channel), method)(request, timeout=timeout_s)
             except grpc.aio.AioRpcError as error:
-                raise await self._no_answer(error) from error
+                left_s = max(ends_at - time.monotonic(), _LEAST_LOOK_S)
+                raise await self._no_answer(error, left_s) from error
         self._let_in = True
         return reply
 
-    async def _no_answer(self, error: grpc.aio.AioRpcError) -> ElasticError:
+    async def _no_answer(
+        self, error: grpc.aio.AioRpcError, within_s: float | None = None
+    ) -> ElasticError:
         if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
             return ConfigurationError(str(error.details()))
         if error.code() is grpc.StatusCode.PERMISSION_DENIED:
             return CoordinatorRefused(f"{self._address}: {error.details()}")
         return TransientError(
-            f"the coordinator at {self._address} does not answer: {await self._why(error)}; is the "
-            "job still running?"
+            f"the coordinator at {self._address} does not answer: "
+            f"{await self._why(error, within_s)}; is the job still running?"
         )
 
     async def close(self) -> None:
@@ -158,13 +166,18 @@ class ControlClient:
         with contextlib.suppress(asyncio.CancelledError):
             await self._channels.close()
 
-    async def _why(self, error: grpc.aio.AioRpcError) -> str:
-        """In words; raises CoordinatorRefused where only a change of configuration helps."""
+    async def _why(self, error: grpc.aio.AioRpcError, within_s: float | None = None) -> str:
+        """In words, after so long a time at most; raises CoordinatorRefused where only a change of
+        configuration helps."""
         said = str(error.details())
         if error.code() is grpc.StatusCode.PERMISSION_DENIED:
             lasting = said
         elif error.code() is grpc.StatusCode.UNAVAILABLE and not _nobody_there(said):
-            lasting = await explain(self._address, self._security)
+            try:
+                async with timeout(within_s):
+                    lasting = await explain(self._address, self._security)
+            except asyncio.TimeoutError:  # it is silent
+                lasting = ""
         else:
             return said
         if lasting and not self._let_in:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -167,6 +168,21 @@ def test_status_of_a_job_that_is_gone(tmp_path: Path) -> None:
         await client.close()
 
     asyncio.run(check())
+
+
+def test_to_look_why_a_frozen_coordinator_is_silent_takes_no_longer_than_its_answer_may() -> None:
+    async def check(address: str) -> float:
+        client = ControlClient(address)
+        began_at = time.monotonic()
+        with pytest.raises(TransientError, match="does not answer"):
+            await client.status(timeout_s=1.5)
+        took_s = time.monotonic() - began_at
+        await client.close()
+        return took_s
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        took_s = asyncio.run(check(f"127.0.0.1:{listening.getsockname()[1]}"))
+    assert took_s < 3.0
 
 
 def test_stop(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ import functools
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 from elastic.agent.coordinator_link import Leader
-from elastic.errors import ConfigurationError
+from elastic.errors import ConfigurationError, refusal_of
 from elastic.runtime.off_loop import off_loop
 from elastic.store.claim import Claim
 from elastic.store.deadlines import within
@@ -250,7 +250,8 @@ _BYTES = 16
 def start_token(directory: Path) -> str:
     """The one kept in `directory`, made at the first start; nobody else may read it.
 
-    Raises ConfigurationError if it can be neither read nor written.
+    Raises ConfigurationError if it can be neither read nor written, TransientError if there is no
+    space for it.
     """
     path = directory / _FILE
     try:
@@ -260,9 +261,10 @@ def start_token(directory: Path) -> str:
                 return token
         return _make(path)
     except OSError as error:
-        raise ConfigurationError(
+        raise refusal_of(
             f"cannot keep the agent's token in {path}: {error.strerror}; "
-            "give the agent a directory of its own that it may write"
+            "make room there, or give the agent a directory of its own that it may write",
+            error,
         ) from error
 
 
@@ -270,7 +272,7 @@ def next_start(directory: Path) -> int:
     """How many agents have been started in `directory`, this one included; a much larger number
     where that cannot be read: workers of an earlier one may live, and names must not come again.
 
-    Raises ConfigurationError if it cannot be kept.
+    Raises ConfigurationError if it cannot be kept, TransientError if there is no space for it.
     """
     path = directory / _STARTS_FILE
     try:
@@ -279,16 +281,34 @@ def next_start(directory: Path) -> int:
         before = 0
     except (OSError, ValueError):
         before = int(time.time())
-    try:
-        written = path.with_name(f"{_STARTS_FILE}.{os.getpid()}")
-        written.write_text(str(before + 1), encoding="ascii")
+    with _written_beside(path, str(before + 1)) as written:
         written.replace(path)  # killed in the middle it must not begin anew: names would come again
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot keep the count of starts in {path}: {error.strerror}; "
-            "give the agent a directory of its own that it may write"
-        ) from error
     return before + 1
+
+
+def require_countable(directory: Path) -> None:
+    """Raises as `next_start` where the next agent could not be counted."""
+    with _written_beside(directory / _STARTS_FILE, str(int(time.time()))):
+        pass
+
+
+@contextlib.contextmanager
+def _written_beside(path: Path, count: str) -> Iterator[Path]:
+    """A file that is to take the place of `path`, removed afterwards if it has not."""
+    written = path.with_name(f"{_STARTS_FILE}.{os.getpid()}")
+    try:
+        try:
+            written.write_text(count, encoding="ascii")
+            yield written
+        finally:
+            with contextlib.suppress(OSError):
+                written.unlink()
+    except OSError as error:
+        raise refusal_of(
+            f"cannot keep the count of starts in {path}: {error.strerror}; "
+            "make room there, or give the agent a directory of its own that it may write",
+            error,
+        ) from error
 
 
 def _make(path: Path) -> str:

@@ -23,6 +23,7 @@ from elastic.agent.registration import (
     LeaderOnceRegistered,
     Registration,
     next_start,
+    require_countable,
     start_token,
     watch_isolation,
 )
@@ -525,8 +526,9 @@ class _Node:
         """What cannot be started must not end what runs."""
         try:
             await off_loop(try_start)
+            await off_loop(functools.partial(require_countable, self._directory.path))
             self._require_staying()
-        except TransientError as error:
+        except (TransientError, ConfigurationError) as error:
             self._journal.record("not_begun_anew", reason=str(error))
             self._begins = False
             self._notice.reloaded()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 from pathlib import Path
 
 import pytest
 
-from elastic.agent.registration import next_start, start_token
-from elastic.errors import ConfigurationError
+from elastic.agent.registration import next_start, require_countable, start_token
+from elastic.errors import ConfigurationError, TransientError
 
 
 def test_it_is_kept_and_private(tmp_path: Path) -> None:
@@ -59,3 +60,22 @@ def test_after_a_damaged_count_no_number_comes_again(tmp_path: Path, damage: byt
 def test_a_count_that_cannot_be_kept_must_be_mended(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere/starts: No such file"):
         next_start(tmp_path / "nowhere")
+
+
+def test_for_want_of_space_a_start_is_tried_again_later_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    next_start(tmp_path)
+
+    def full(path: Path, *_: object, **__: object) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        for ask in (next_start, require_countable):
+            with pytest.raises(TransientError, match="starts: No space left on device; make room"):
+                ask(tmp_path)
+    require_countable(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["starts"]
+    assert next_start(tmp_path) == 2

@@ -81,9 +81,11 @@ def _options() -> argparse.Namespace:
 def _measure(side: str, noise_s: float) -> Figures:
     with tempfile.TemporaryDirectory() as scratch, _job(side, Path(scratch)) as job:
         job.wait_until(settled(_WORKERS, 0.0), what="steady training", limit_s=_START_S)
-        (Path(scratch) / NOISE).touch()
+        victim = min(job.members())
+        named = Path(scratch) / f"{NOISE}.new"
+        named.write_text(str(victim))
+        named.rename(Path(scratch) / NOISE)
         answers, agent_bytes = _ask(job, noise_s)
-        victim = _noisy(Path(scratch)) or min(job.members())
         written = max(p.stat().st_size for p in (Path(scratch) / "logs").rglob("*.log"))
         killed_at_s = time.monotonic()
         os.kill(victim, signal.SIGKILL)
@@ -131,12 +133,6 @@ def _ask(job: Job, for_s: float) -> tuple[list[float], int]:
         return answers, most
 
     return asyncio.run(ask())
-
-
-def _noisy(scratch: Path) -> int | None:
-    """The pid of the worker that writes."""
-    text = (scratch / NOISE).read_text()
-    return int(text) if text else None
 
 
 def _resident(pid: int) -> int:

@@ -2,7 +2,7 @@
 
 noisy_train.py --log-dir DIRECTORY --noise {none,no-newline,lines} ...
 
-The first worker to find `DIRECTORY`/../noise (see `NOISE`) begins, and leaves its pid in it.
+The worker whose pid stands in `DIRECTORY`/../noise (see `NOISE`) begins when that file is there.
 """
 
 from __future__ import annotations
@@ -33,18 +33,11 @@ def main() -> None:
     elastic_train.main()
 
 
-def _wait_and_write(kind: str, signal: Path) -> None:
-    while True:
-        try:
-            if signal.read_text():
-                return  # another one does
-            signal.rename(mine := signal.with_name(f"{NOISE}-{os.getpid()}"))
-        except OSError:
-            time.sleep(_POLL_S)
-            continue
-        break
-    mine.with_suffix(".new").write_text(str(os.getpid()))
-    mine.with_suffix(".new").rename(signal)
+def _wait_and_write(kind: str, named: Path) -> None:
+    while not named.exists():
+        time.sleep(_POLL_S)
+    if int(named.read_text()) != os.getpid():
+        return
     if kind == "no-newline":
         _write(_CHUNK, _CHUNKS_A_SECOND)
     else:

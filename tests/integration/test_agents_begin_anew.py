@@ -99,6 +99,28 @@ def test_what_cannot_be_started_does_not_end_what_runs(
     assert job.generation() == generation
 
 
+def test_an_agent_whose_next_start_cannot_be_counted_stays(
+    job: TrainingJob, place_of_job: Place
+) -> None:
+    """As in a directory without space: here something stands where the count is to be written."""
+    agent, generation = job.agents["b"][-1], job.generation()
+    (counted,) = (
+        path for path in place_of_job.sockets.rglob("starts") if path.parent.name.endswith("@b")
+    )
+    refusals, starts = len(agent.named("not_begun_anew")), len(_begun(agent))
+    in_the_way = counted.with_name(f"starts.{agent.process.pid}")
+    in_the_way.mkdir()
+    agent.process.send_signal(signal.SIGHUP)
+    job.wait(lambda: len(agent.named("not_begun_anew")) > refusals, "the refusal")
+    assert str(counted) in agent.named("not_begun_anew")[-1]["reason"]
+    job.trains_on()
+    in_the_way.rmdir()
+    agent.process.send_signal(signal.SIGHUP)
+    job.wait(lambda: len(_begun(agent)) > starts, "a start anew")
+    job.trains_on()
+    assert job.generation() == generation
+
+
 def _begins_anew(job: TrainingJob, agent: CommandProcess, pid: int, *, times: int) -> None:
     job.trains_on()
     generation, began_at_s, before = job.generation(), time.monotonic(), len(_begun(agent))

@@ -307,6 +307,8 @@ class CoordinatorDaemon:
         stream.send(keep_curve=local_pb2.KeepCurve(keep=self._curve is not None))
         current = self._machine.current
         if current is not None:
+            if current.workers_on(node.node):
+                self._recoveries.hears(time.monotonic())
             stream.send(generation=generation_to_pb(current))
         if self._order is not None:
             stream.send(stop=_to_pb(self._order))

@@ -372,9 +372,9 @@ class Recoveries:
     def __init__(
         self, finished: Iterable[Mapping[str, Any]] = (), *, leads_since: float = -math.inf
     ) -> None:
-        """finished: those of leaders before, newest last. leads_since: what a group was lost by
-        earlier is not known here."""
-        self._leads_since = leads_since
+        """finished: those of leaders before, newest last. leads_since: earlier signs of a loss are
+        not known here."""
+        self._hears_since = leads_since
         self._signs: dict[NodeId, float] = {}
         """By the node that is out of contact; those of other kinds under no name."""
         self._under_way: _Recovery | None = None
@@ -384,6 +384,10 @@ class Recoveries:
     def under_way_since(self) -> float | None:
         """The first sign of the loss that is being recovered from; None: of none."""
         return self._under_way.sign_at if self._under_way is not None else None
+
+    def hears(self, now: float) -> None:
+        """The agent of a node with members has come: what it saw before, it tells only now."""
+        self._hears_since = now
 
     def sign(self, now: float, *, silent: NodeId = "") -> None:
         """A first hint: a broken collective, a dead member, the broken stream of a node."""
@@ -434,7 +438,7 @@ class Recoveries:
         if report.generation < recovery.generation:
             return None  # of the group that was lost, overtaken by the news of its loss
         self._under_way = None
-        if (out_since := now - report.out_s) < self._leads_since:
+        if (out_since := now - report.out_s) < self._hears_since:
             recovery.sign_at = min(recovery.sign_at, out_since)
         record = _record(recovery, report, now)
         self.finished.append(record)

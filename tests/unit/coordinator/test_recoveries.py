@@ -118,6 +118,19 @@ def test_a_group_lost_before_this_leader_led_is_counted_from_its_loss() -> None:
     assert sum_of_phases(record) == pytest.approx(7.0)
 
 
+def test_a_loss_that_an_agent_tells_when_it_comes_is_counted_from_the_loss() -> None:
+    """The leader led already, and nobody had found it."""
+    recoveries = Recoveries(leads_since=20.0)
+    recoveries.hears(20.3)
+    recoveries.lost(lost(20.5, "b"))
+    recoveries.announced(generation(2), 20.5)
+    report = reformed(2)
+    report.out_s = 0.75
+    record = recoveries.reformed(report, 20.875)
+    assert record is not None
+    assert record["total_s"] == 0.75
+
+
 def test_a_loss_under_this_leader_is_counted_from_its_first_sign() -> None:
     """A member may have noticed before, but its own clock tells of its own process alone."""
     recoveries = Recoveries(leads_since=1.0)

@@ -46,6 +46,10 @@ class StepRecords:
         last = [rows[-1]["step"] for rows in self._committed().values()]
         return max(last, default=-1)
 
+    def generation(self) -> int:
+        """The newest in which a step was committed; -1 before the first."""
+        return max((row["generation"] for row in self._newest_group().values()), default=-1)
+
     def at_work(self) -> set[str]:
         """The hosts whose processes have committed in the newest generation that has any."""
         return {row["host"] for row in self._newest_group().values()}

@@ -16,7 +16,7 @@ _RETRY_S = 0.25
 _RETRY_REFUSED_S = 2.0
 _RETRY_NOT_YET_S = 0.75
 _AWAITED_S = 5.0
-_KEPT = ("failure", "notice", "stop", "leave")
+_KEPT = ("notice", "stop", "leave")
 """What a coordinator must hear even if it was away; all else is sent anew on a new stream."""
 _SAID_ANEW = ("stop", "leave")
 _MOST_KEPT = 1000
@@ -95,6 +95,9 @@ class CoordinatorLink:
         self._on_refused = on_refused
         self._outgoing: Outgoing | None = None
         self._kept: deque[pb.AgentMessage] = deque(maxlen=_MOST_KEPT)
+        self._failures: dict[str, pb.AgentMessage] = {}
+        """By worker, until a coordinator has stored them: what is sent to one that has just died is
+        lost, and nobody else can say why the worker ended."""
         self._closed = False
         self._let_in = False
         self._told_lost = self._told_not_yet = ""
@@ -105,6 +108,10 @@ class CoordinatorLink:
     def send(self, **kind: Any) -> None:
         """Send `AgentMessage(**kind)`; never blocks."""
         message = pb.AgentMessage(**kind)
+        if message.HasField("failure"):
+            self._failures[message.failure.worker] = message
+            if len(self._failures) > _MOST_KEPT:
+                del self._failures[next(iter(self._failures))]
         if self._outgoing is not None and self._outgoing.takes:
             self._outgoing.put(message)
         elif message.WhichOneof("kind") in _KEPT:
@@ -187,13 +194,14 @@ class CoordinatorLink:
         kept, self._kept = self._kept, deque(maxlen=_MOST_KEPT)
         try:
             self._on_connected()
-            for message in kept:
+            for message in (*self._failures.values(), *kept):
                 outgoing.put(message)
             async for answer in client.attend(outgoing):
                 if answer.HasField("refused") and answer.refused.for_now:
                     raise _NotYet(answer.refused.message)
                 if answer.HasField("refused"):
                     raise NodeRefused(answer.refused.message)
+                self._failures.pop(answer.failure_stored, None)
                 self.connected = self._let_in = True
                 if self._told_lost or self._told_awaited or self._told_not_yet:
                     self._told_lost, self._told_awaited, self._told_not_yet = "", False, ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from elastic.coordinator.attendance import AttendingNode, name_of
@@ -18,6 +18,7 @@ from elastic.coordinator.step_recorder import StepRecorder
 from elastic.core.coordinator import events as ev
 from elastic.core.membership import Failure, Generation, Member, NodeId, WorkerId
 from elastic.rpc.codec import failure_from_pb, generation_from_pb, statuses_from_pb
+from elastic.rpc.control import AgentStream
 from elastic.runtime.journal import Journal
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2, stacks_pb2
@@ -64,6 +65,7 @@ class Hearing:
         on_stacks: Callable[[AttendingNode, stacks_pb2.NodeStacks], None] = lambda *_: None,
         on_spent: Callable[[str, job_pb2.TimeSpent], None] = lambda _worker, _spent: None,
         on_pace: Callable[[str, job_pb2.Pace], None] = lambda _worker, _pace: None,
+        failures: HeardFailures | None = None,
     ) -> None:
         self._journal = journal
         self._recoveries = recoveries
@@ -82,6 +84,7 @@ class Hearing:
         self._on_spent, self._on_pace = on_spent, on_pace
         self.progress = job_pb2.Progress()
         """The newest of rank 0."""
+        self._failures = failures if failures is not None else HeardFailures()
         self._kinds: dict[str, Callable[[AttendingNode, Any], None]] = {
             "view": self._view,
             "failure": self._failure,
@@ -123,6 +126,8 @@ class Hearing:
 
     def _failure(self, node: AttendingNode, message: job_pb2.Failure) -> None:
         failure = failure_from_pb(message)
+        if not self._failures.hear(failure.worker, node.stream):
+            return
         if self._is_member(failure.worker):  # nobody waits for a spare
             self._recoveries.sign(time.monotonic())
         self._journal.record(
@@ -232,6 +237,48 @@ class Hearing:
             self._journal.record(notice.name, node=source, details=dict(notice.fields))
         else:
             self._journal.record("notice", node=source, details={"name": notice.name})
+
+
+_MOST_FAILURES = 1000
+
+
+class HeardFailures:
+    """Whose failures are counted, so that each is once, however often an agent tells of it: it does
+    until it hears that the failure is stored, since a leader may die with what it has just heard.
+    """
+
+    def __init__(self, stored: Iterable[WorkerId] = ()) -> None:
+        """stored: those that leaders before have counted, newest last."""
+        self._heard = dict.fromkeys(stored)
+        self._stored = set(self._heard)
+        self._unanswered: dict[WorkerId, AgentStream] = {}
+
+    def hear(self, worker: WorkerId, stream: AgentStream) -> bool:
+        """An agent tells of one; True if nobody has before."""
+        if worker in self._stored:
+            stream.send(failure_stored=worker)
+            return False
+        self._unanswered[worker] = stream
+        is_new = worker not in self._heard
+        self._heard[worker] = None
+        if len(self._heard) > _MOST_FAILURES:
+            oldest = next(iter(self._heard))
+            del self._heard[oldest]
+            self._stored.discard(oldest)
+        return is_new
+
+    @property
+    def workers(self) -> tuple[WorkerId, ...]:
+        """The newest that were heard of, newest last."""
+        return tuple(self._heard)
+
+    def stored(self, workers: Iterable[WorkerId]) -> None:
+        """A leader after this one will know of these."""
+        for worker in workers:
+            if worker in self._heard:
+                self._stored.add(worker)
+            if (stream := self._unanswered.pop(worker, None)) is not None:
+                stream.send(failure_stored=worker)
 
 
 _MOST_NAMES = 100

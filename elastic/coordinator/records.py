@@ -27,6 +27,8 @@ class Records:
     """Those that count against the budget."""
     failures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Those that count against a machine, by its name."""
+    failed: tuple[str, ...] = ()
+    """Workers whose failures are counted: the newest, newest last."""
     recoveries: tuple[Mapping[str, Any], ...] = ()
     """The newest, newest last."""
     totals: Mapping[str, Any] = field(default_factory=dict)
@@ -55,6 +57,7 @@ async def save_records(store: Store, *, job: str, guard: Guard, records: Records
         "started_unix_s": records.started_unix_s,
         "restarts": records.restarts,
         "failures": records.failures,
+        "failed": records.failed,
         "recoveries": records.recoveries,
         "totals": records.totals,
         "accounts": records.accounts,
@@ -79,6 +82,7 @@ async def load_records(store: Store, job: str) -> Records:
             started_unix_s=_instants([document["started_unix_s"]])[0],
             restarts=_instants(document["restarts"]),
             failures={name: _instants(found) for name, found in document["failures"].items()},
+            failed=tuple(str(worker) for worker in document.get("failed", ())[-_MOST:]),
             recoveries=tuple(dict(recovery) for recovery in document["recoveries"][-_MOST:]),
             totals=_table(document.get("totals")),
             accounts=_table(document.get("accounts")),

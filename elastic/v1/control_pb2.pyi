@@ -123,7 +123,7 @@ class Stray(_message.Message):
     def __init__(self) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("generation", "replace", "checkpoint", "ledger_stored", "dismiss", "job_ended", "probe", "refused", "drained", "drain", "stray", "keep_curve", "curve_stored", "stop", "stacks")
+    __slots__ = ("generation", "replace", "checkpoint", "ledger_stored", "dismiss", "job_ended", "probe", "refused", "drained", "drain", "stray", "keep_curve", "curve_stored", "stop", "stacks", "failure_stored")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REPLACE_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -139,6 +139,7 @@ class CoordinatorMessage(_message.Message):
     CURVE_STORED_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_STORED_FIELD_NUMBER: _ClassVar[int]
     generation: _job_pb2.Generation
     replace: Replace
     checkpoint: _local_pb2.CheckpointCommitted
@@ -154,7 +155,8 @@ class CoordinatorMessage(_message.Message):
     curve_stored: _local_pb2.LedgerStored
     stop: StopRequest
     stacks: _stacks_pb2.StacksRequest
-    def __init__(self, generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., replace: _Optional[_Union[Replace, _Mapping]] = ..., checkpoint: _Optional[_Union[_local_pb2.CheckpointCommitted, _Mapping]] = ..., ledger_stored: _Optional[_Union[_local_pb2.LedgerStored, _Mapping]] = ..., dismiss: _Optional[_Union[_local_pb2.Dismiss, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., stray: _Optional[_Union[Stray, _Mapping]] = ..., keep_curve: _Optional[_Union[_local_pb2.KeepCurve, _Mapping]] = ..., curve_stored: _Optional[_Union[_local_pb2.LedgerStored, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.StacksRequest, _Mapping]] = ...) -> None: ...
+    failure_stored: str
+    def __init__(self, generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., replace: _Optional[_Union[Replace, _Mapping]] = ..., checkpoint: _Optional[_Union[_local_pb2.CheckpointCommitted, _Mapping]] = ..., ledger_stored: _Optional[_Union[_local_pb2.LedgerStored, _Mapping]] = ..., dismiss: _Optional[_Union[_local_pb2.Dismiss, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., stray: _Optional[_Union[Stray, _Mapping]] = ..., keep_curve: _Optional[_Union[_local_pb2.KeepCurve, _Mapping]] = ..., curve_stored: _Optional[_Union[_local_pb2.LedgerStored, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.StacksRequest, _Mapping]] = ..., failure_stored: _Optional[str] = ...) -> None: ...
 
 class Probe(_message.Message):
     __slots__ = ()

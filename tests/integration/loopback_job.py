@@ -115,10 +115,15 @@ class LoopbackJob:
             default=(0, 0),
         )[1]
 
-    def worker_pid(self, node: str) -> int:
-        """The process of the node's member of the newest group."""
+    def worker(self, node: str) -> str:
+        """The node's member of the newest group."""
         formed = max(self.events("generation_formed"), key=lambda e: int(e["generation"]))
         (worker,) = [m for m in formed["members"] if m.startswith(f"{node}-")]
+        return worker
+
+    def worker_pid(self, node: str) -> int:
+        """That member's process."""
+        worker = self.worker(node)
         started = [e for agent in self.agents[node] for e in agent.named("worker_started")]
         return next(int(e["pid"]) for e in started if e["worker"] == worker)
 

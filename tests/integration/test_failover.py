@@ -71,6 +71,7 @@ def job(place: Place) -> Iterator[Job]:
 @pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.long)])
 def test_a_leader_killed_together_with_a_worker(job: Job, times: int) -> None:
     took_s: list[float] = []
+    workers: list[str] = []
     for _ in range(times):
         follower = job.coordinators[-1]
         follower.wait_for(lambda c=follower: c.named("campaigning"), "a follower")
@@ -78,6 +79,7 @@ def test_a_leader_killed_together_with_a_worker(job: Job, times: int) -> None:
         agents = [job.agents[node][-1] for node in NODES]
         found = [len(agent.named("coordinator_found")) for agent in agents]
         pid = job.worker_pid("b")
+        worker = job.worker("b")
         leader = job.leader()
         assert leader is not follower
         address = leader.named("coordinator_started")[0]["address"]
@@ -100,6 +102,8 @@ def test_a_leader_killed_together_with_a_worker(job: Job, times: int) -> None:
             f"{took_s[-1]:.2f} s after the kill, {recovered_as['total_s']:.2f} s as told"
         )
         assert abs(recovered_as["total_s"] - took_s[-1]) < ACCOUNTED_WITHIN_S
+        workers.append(worker)
+        assert {e["worker"] for e in job.events("worker_failed")} == set(workers)
         job.start_candidate()
         job.wait(lambda: job.world() == len(NODES), "a whole group again")
         job.trains_on()

@@ -105,13 +105,16 @@ class Job(TrainingJob):
         self.trains_on()
 
     def lose_worker_at_once(self, node: str) -> None:
-        """And wait for nothing but a whole group."""
+        """And wait for no more than two steps of the whole group: where newcomers die before the
+        first one, the next ones wait for ever longer."""
         generation = self.generation()
         os.kill(self.worker_pid(node), signal.SIGKILL)
         self.wait(
             lambda: self.generation() > generation + 1 and self.world() == len(NODES),
             "a whole group again",
         )
+        self.wait(lambda: self.steps.generation() == self.generation(), "a step of all")
+        self.trains_on(1)
 
     def numbers(self) -> list[int]:
         return [e["generation"] for e in self.events("generation_formed")]

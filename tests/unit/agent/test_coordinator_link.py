@@ -258,13 +258,54 @@ def test_what_matters_is_kept_while_nobody_answers_and_the_rest_is_not(tmp_path:
         coordinator.said.clear()
         await coordinator.start()
         await until(lambda: len(coordinator.said) >= 6)
-        assert coordinator.kinds() == ["view", "failure", "notice", "leave", "stop", "failure"]
+        assert coordinator.kinds() == ["view", "failure", "failure", "notice", "leave", "stop"]
         assert [m.failure.worker for m in coordinator.said if m.HasField("failure")] == ["w1", "w2"]
+        for worker in ("w1", "w2"):
+            coordinator.streams[0].send(failure_stored=worker)
+        await until(lambda: agent.messages.count("failure_stored") == 2)
         await coordinator.stop()
         coordinator.said.clear()
         await coordinator.start()
         await until(lambda: len(coordinator.said) >= 1 and agent.link.connected)
         assert coordinator.kinds() == ["view"]  # once is enough
+
+    run(tmp_path, check)
+
+
+def test_a_failure_is_told_to_each_leader_until_one_has_stored_it(tmp_path: Path) -> None:
+    """The first one may have died before it read what was sent to it."""
+
+    async def check(place: Place) -> None:
+        one, two = await place.coordinator("one"), await place.coordinator("two")
+        election = Election(Found(one.address))
+        agent = place.agent(election)
+        await until(lambda: agent.link.connected)
+        for worker in ("w1", "w2"):
+            agent.link.send(failure=failure(worker))
+        await until(lambda: one.kinds() == ["view", "failure", "failure"])
+        one.streams[0].send(failure_stored="w1")
+        await until(lambda: "failure_stored" in agent.messages)
+        election.elect(two.address)
+        await until(lambda: two.kinds() == ["view", "failure"])
+        assert two.said[1].failure.worker == "w2"
+
+    run(tmp_path, check)
+
+
+def test_of_many_failures_that_nobody_stores_the_newest_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator_link, "_MOST_KEPT", 2)
+
+    async def check(place: Place) -> None:
+        election = Election()
+        agent = place.agent(election)
+        for worker in ("w1", "w2", "w3"):
+            agent.link.send(failure=failure(worker))
+        coordinator = await place.coordinator()
+        election.elect(coordinator.address)
+        await until(lambda: coordinator.kinds() == ["view", "failure", "failure"])
+        assert [m.failure.worker for m in coordinator.said[1:]] == ["w2", "w3"]
 
     run(tmp_path, check)
 

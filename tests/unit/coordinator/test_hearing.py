@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elastic.coordinator.attendance import Attendance, AttendingNode
-from elastic.coordinator.hearing import Hearing
+from elastic.coordinator.hearing import HeardFailures, Hearing
 from elastic.coordinator.incidents import Recoveries
 from elastic.coordinator.saves import Saves
 from elastic.core.coordinator import effects as fx
@@ -25,7 +25,7 @@ from elastic.core.membership import (
 from elastic.rpc.codec import failure_to_pb, generation_to_pb
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2
-from tests.unit.coordinator.agents import Diary, agent, view, worker
+from tests.unit.coordinator.agents import Diary, agent, sent, view, worker
 from tests.unit.core.cluster_views import generation
 
 MEMBER = Member(worker="w", node="n1@0123", slot=0, endpoint="w:1")
@@ -42,7 +42,8 @@ KILLED = Failure(
 
 
 class Place:
-    def __init__(self) -> None:
+    def __init__(self, failures: HeardFailures | None = None) -> None:
+        self.failures = failures if failures is not None else HeardFailures()
         self.events: list[ev.Event] = []
         self.told: list[dict[str, Any]] = []
         self.failed: list[tuple[str, str]] = []
@@ -77,6 +78,7 @@ class Place:
             on_late=lambda node, waited_s: self.late.append((node.node, waited_s)),
             on_stop=lambda reason, code: self.stopped.append((reason, code)),
             on_known=lambda node, newest, before: self.known.append((node.node, newest, before)),
+            failures=self.failures,
         )
         self.node = arrived()
 
@@ -154,6 +156,38 @@ def test_a_failure_is_recorded_judged_and_counted_against_the_node() -> None:
         }
     ]
     assert place.failed == [("n1@0123", "w")]
+
+
+def test_a_failure_that_is_told_again_is_one_failure_and_answered_once_it_is_stored() -> None:
+    place = Place()
+    place.hear(failure=failure_to_pb(KILLED))
+    place.hear(failure=failure_to_pb(KILLED))
+    assert (len(place.events), len(place.failed)) == (1, 1)
+    assert sent(place.node.stream) == []
+    place.failures.stored(place.failures.workers)
+    (answer,) = sent(place.node.stream)
+    assert answer.failure_stored == "w"
+    place.hear(failure=failure_to_pb(KILLED))
+    (answer,) = sent(place.node.stream)
+    assert answer.failure_stored == "w"
+    assert (len(place.events), len(place.failed)) == (1, 1)
+
+
+def test_a_failure_that_a_leader_before_has_stored_is_answered_and_not_counted_again() -> None:
+    place = Place(HeardFailures(["w"]))
+    place.hear(failure=failure_to_pb(KILLED))
+    (answer,) = sent(place.node.stream)
+    assert answer.failure_stored == "w"
+    assert (place.events, place.failed, place.diary.entries) == ([], [], [])
+    place.hear(failure=failure_to_pb(replace(KILLED, worker="v")))
+    assert place.failed == [("n1@0123", "v")]
+
+
+def test_of_many_failures_the_newest_are_known() -> None:
+    place, most = Place(), 1000
+    for number in range(most + 5):
+        place.hear(failure=failure_to_pb(replace(KILLED, worker=f"w-{number}")))
+    assert place.failures.workers == tuple(f"w-{number}" for number in range(5, most + 5))
 
 
 PROGRESS = job_pb2.Progress(

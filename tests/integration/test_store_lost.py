@@ -86,6 +86,8 @@ class Job(TrainingJob):
             "20",
             "--quarantine-after",
             "0",
+            "--max-restarts",
+            "10000",
         )
 
     def kill_leader(self) -> None:

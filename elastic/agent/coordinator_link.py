@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
@@ -16,10 +18,12 @@ _RETRY_S = 0.25
 _RETRY_REFUSED_S = 2.0
 _RETRY_NOT_YET_S = 0.75
 _AWAITED_S = 5.0
-_KEPT = ("notice", "stop", "leave")
+_ONCE = ("failure", "reformed", "notice")
+"""What a coordinator must hear, and count once."""
+_KEPT = ("stop", "leave")
 """What a coordinator must hear even if it was away; all else is sent anew on a new stream."""
-_SAID_ANEW = ("stop", "leave")
 _MOST_KEPT = 1000
+_SOURCE_LENGTH = 12
 _REPLACED = ("view", "progress")
 """Of these the newest says it all."""
 _MOST_UNSENT = 10_000
@@ -95,9 +99,10 @@ class CoordinatorLink:
         self._on_refused = on_refused
         self._outgoing: Outgoing | None = None
         self._kept: deque[pb.AgentMessage] = deque(maxlen=_MOST_KEPT)
-        self._failures: dict[str, pb.AgentMessage] = {}
-        """By worker, until a coordinator has stored them: what is sent to one that has just died is
-        lost, and nobody else can say why the worker ended."""
+        self._once: deque[tuple[float, pb.AgentMessage]] = deque(maxlen=_MOST_KEPT)
+        """Until a coordinator has stored them, with when they were said: what is sent to one that
+        has just died is lost, and nobody else can say why a worker ended."""
+        self._source, self._said = uuid.uuid4().hex[:_SOURCE_LENGTH], 0
         self._closed = False
         self._let_in = False
         self._told_lost = self._told_not_yet = ""
@@ -108,10 +113,10 @@ class CoordinatorLink:
     def send(self, **kind: Any) -> None:
         """Send `AgentMessage(**kind)`; never blocks."""
         message = pb.AgentMessage(**kind)
-        if message.HasField("failure"):
-            self._failures[message.failure.worker] = message
-            if len(self._failures) > _MOST_KEPT:
-                del self._failures[next(iter(self._failures))]
+        if message.WhichOneof("kind") in _ONCE:
+            self._said += 1
+            message.once.source, message.once.number = self._source, self._said
+            self._once.append((time.monotonic(), message))
         if self._outgoing is not None and self._outgoing.takes:
             self._outgoing.put(message)
         elif message.WhichOneof("kind") in _KEPT:
@@ -194,14 +199,15 @@ class CoordinatorLink:
         kept, self._kept = self._kept, deque(maxlen=_MOST_KEPT)
         try:
             self._on_connected()
-            for message in (*self._failures.values(), *kept):
+            for message in (*self._say_again(), *kept):
                 outgoing.put(message)
             async for answer in client.attend(outgoing):
                 if answer.HasField("refused") and answer.refused.for_now:
                     raise _NotYet(answer.refused.message)
                 if answer.HasField("refused"):
                     raise NodeRefused(answer.refused.message)
-                self._failures.pop(answer.failure_stored, None)
+                while self._once and self._once[0][1].once.number <= answer.once_stored:
+                    self._once.popleft()
                 self.connected = self._let_in = True
                 if self._told_lost or self._told_awaited or self._told_not_yet:
                     self._told_lost, self._told_awaited, self._told_not_yet = "", False, ""
@@ -215,16 +221,20 @@ class CoordinatorLink:
             not_said = (m for m in (*unsent, *earlier) if m.WhichOneof("kind") in _KEPT)
             self._kept += _without_repeats(not_said)
 
+    def _say_again(self) -> Iterator[pb.AgentMessage]:
+        now = time.monotonic()
+        for said_at, message in self._once:
+            message.once.age_s = now - said_at
+            yield message
+
 
 def _without_repeats(messages: Iterable[pb.AgentMessage]) -> Iterator[pb.AgentMessage]:
     """What is said on every new stream would fill an outage with itself."""
     said: list[pb.AgentMessage] = []
     for message in messages:
-        if message.WhichOneof("kind") in _SAID_ANEW:
-            if message in said:
-                continue
+        if message not in said:
             said.append(message)
-        yield message
+            yield message
 
 
 class Outgoing(AsyncIterator[pb.AgentMessage]):

@@ -14,9 +14,15 @@ from typing_extensions import assert_never
 
 from elastic.coordinator.attendance import Attendance, AttendingNode, name_of, node_id
 from elastic.coordinator.departing_nodes import DepartingNodes, Exclusions
-from elastic.coordinator.hearing import HeardFailures, Hearing, ScriptValues, ViewBatches
+from elastic.coordinator.hearing import Hearing, ScriptValues, ToldOnce, ViewBatches
 from elastic.coordinator.history import SAMPLE_EVERY_S, JobHistory
-from elastic.coordinator.incidents import IncidentRecords, Recoveries, ending, refusal
+from elastic.coordinator.incidents import (
+    IncidentRecords,
+    Recoveries,
+    ending,
+    refusal,
+    under_way_in,
+)
 from elastic.coordinator.job_options import (
     JobOptions,
     make_commits,
@@ -139,7 +145,7 @@ class CoordinatorDaemon:
         self._failures = NodeFailures(options.quarantine_after, options.quarantine_window_s)
         known = leadership.records
         self._failures.restore({n: since_boot(found) for n, found in known.failures.items()})
-        self._heard_failures = HeardFailures(known.failed)
+        self._told_once = ToldOnce(known.told_once)
         self._departing = DepartingNodes(
             self._nodes,
             Exclusions(store, job=options.job, guard=leadership.guard),
@@ -150,7 +156,11 @@ class CoordinatorDaemon:
         )
         self._refused: dict[str, str] = {}  # why, by name
         self._doubtful: set[AgentStream] = set()  # their views tell whether they are let in
-        self._recoveries = Recoveries(known.recoveries, leads_since=time.monotonic())
+        self._recoveries = Recoveries(
+            known.recoveries,
+            leads_since=time.monotonic(),
+            under_way=under_way_in(leadership.last, known.recoveries),
+        )
         self._history = history
         self._totals = totals if totals is not None else Totals()
         self._totals.adopt(known.totals)
@@ -209,7 +219,7 @@ class CoordinatorDaemon:
             on_stacks=self._hangs.told,
             on_spent=self._slot_time.spent,
             on_pace=self._slow_ranks.heard,
-            failures=self._heard_failures,
+            told_once=self._told_once,
         )
         self.ended: asyncio.Future[RunEnd] = asyncio.get_running_loop().create_future()
         """How the run ended, once it has."""
@@ -801,7 +811,7 @@ class CoordinatorDaemon:
         """Changes whenever there is more for the leaders after to know of."""
         newest = self._recoveries.finished[-1] if self._recoveries.finished else None
         counted = (self._machine.restarts()[-1:], self._failures.instants(), id(newest))
-        return (*counted, self._totals.weight, self._heard_failures.workers[-1:])
+        return (*counted, self._totals.weight, self._told_once.count)
 
     def _keep_records(self) -> None:
         if self._keeping:
@@ -816,12 +826,12 @@ class CoordinatorDaemon:
     async def _save_records(self) -> None:
         try:
             while (counted := self._counted()) != self._kept:
-                failed = self._heard_failures.workers
+                told = self._told_once.heard()
                 records = Records(
                     started_unix_s=self._leadership.records.started_unix_s,
                     restarts=to_unix(self._machine.restarts()),
                     failures={n: to_unix(found) for n, found in self._failures.instants().items()},
-                    failed=failed,
+                    told_once=told,
                     recoveries=tuple(self._recoveries.finished),
                     totals=self._totals.to_document(),
                     accounts=self._slot_time.to_document(),
@@ -830,7 +840,7 @@ class CoordinatorDaemon:
                 guard = self._leadership.guard
                 await save_records(self._store, job=self._options.job, guard=guard, records=records)
                 self._kept = counted
-                self._heard_failures.stored(failed)
+                self._told_once.stored(told)
         except GuardFailed:
             return  # another one leads
         finally:

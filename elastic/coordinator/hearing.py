@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from elastic.coordinator.attendance import AttendingNode, name_of
@@ -65,7 +66,7 @@ class Hearing:
         on_stacks: Callable[[AttendingNode, stacks_pb2.NodeStacks], None] = lambda *_: None,
         on_spent: Callable[[str, job_pb2.TimeSpent], None] = lambda _worker, _spent: None,
         on_pace: Callable[[str, job_pb2.Pace], None] = lambda _worker, _pace: None,
-        failures: HeardFailures | None = None,
+        told_once: ToldOnce | None = None,
     ) -> None:
         self._journal = journal
         self._recoveries = recoveries
@@ -84,7 +85,9 @@ class Hearing:
         self._on_spent, self._on_pace = on_spent, on_pace
         self.progress = job_pb2.Progress()
         """The newest of rank 0."""
-        self._failures = failures if failures is not None else HeardFailures()
+        self._told_once = told_once if told_once is not None else ToldOnce()
+        self._age_s = 0.0
+        """Of the message that is heard now."""
         self._kinds: dict[str, Callable[[AttendingNode, Any], None]] = {
             "view": self._view,
             "failure": self._failure,
@@ -106,7 +109,10 @@ class Hearing:
 
     def hear(self, node: AttendingNode, message: pb.AgentMessage) -> None:
         """Take one message; what a newer version may say beyond is passed over."""
-        kind = message.WhichOneof("kind")
+        kind, once = message.WhichOneof("kind"), message.once
+        if once.number and not self._told_once.hear(once, node.stream):
+            return
+        self._age_s = max(0.0, once.age_s) if math.isfinite(once.age_s) else 0.0
         if kind is not None and (heard := self._kinds.get(kind)) is not None:
             heard(node, getattr(message, kind))
 
@@ -126,8 +132,6 @@ class Hearing:
 
     def _failure(self, node: AttendingNode, message: job_pb2.Failure) -> None:
         failure = failure_from_pb(message)
-        if not self._failures.hear(failure.worker, node.stream):
-            return
         if self._is_member(failure.worker):  # nobody waits for a spare
             self._recoveries.sign(time.monotonic())
         self._journal.record(
@@ -192,7 +196,8 @@ class Hearing:
 
     def _reformed(self, node: AttendingNode, report: job_pb2.Reformed) -> None:
         del node
-        self._on_spent(report.worker, report.spent)
+        if not self._age_s:  # else newer figures have come
+            self._on_spent(report.worker, report.spent)
         if report.source:
             self._journal.record("state_restored", source=report.source, committed=report.committed)
         if report.bytes_received:
@@ -203,7 +208,7 @@ class Hearing:
                 bytes=report.bytes_received,
                 sync_s=round(report.sync_s, 6),
             )
-        record = self._recoveries.reformed(report, time.monotonic())
+        record = self._recoveries.reformed(report, time.monotonic() - self._age_s)
         if record is not None:
             self._journal.record("recovered", **record)
             self._on_recovered(record)
@@ -239,46 +244,53 @@ class Hearing:
             self._journal.record("notice", node=source, details={"name": notice.name})
 
 
-_MOST_FAILURES = 1000
+_MOST_SOURCES = 5_000
 
 
-class HeardFailures:
-    """Whose failures are counted, so that each is once, however often an agent tells of it: it does
-    until it hears that the failure is stored, since a leader may die with what it has just heard.
+class ToldOnce:
+    """How far each agent was heard in what is counted once, however often it tells of it: it does
+    until it hears that it is stored, since a leader may die with what it has just heard.
     """
 
-    def __init__(self, stored: Iterable[WorkerId] = ()) -> None:
-        """stored: those that leaders before have counted, newest last."""
-        self._heard = dict.fromkeys(stored)
-        self._stored = set(self._heard)
-        self._unanswered: dict[WorkerId, AgentStream] = {}
+    def __init__(self, stored: Mapping[str, int] = MappingProxyType({})) -> None:
+        """stored: what leaders before have heard, the newest number of each source."""
+        self._heard, self._stored = dict(stored), dict(stored)
+        self._unanswered: dict[str, AgentStream] = {}
+        self.count = 0
+        """Grows with each message that is new."""
 
-    def hear(self, worker: WorkerId, stream: AgentStream) -> bool:
-        """An agent tells of one; True if nobody has before."""
-        if worker in self._stored:
-            stream.send(failure_stored=worker)
+    def hear(self, once: pb.Once, stream: AgentStream) -> bool:
+        """An agent tells of something; True if nobody has heard of it before."""
+        source, number = once.source, once.number
+        if number <= self._stored.get(source, 0):
+            stream.send(once_stored=self._stored[source])
             return False
-        self._unanswered[worker] = stream
-        is_new = worker not in self._heard
-        self._heard[worker] = None
-        if len(self._heard) > _MOST_FAILURES:
+        self._unanswered[source] = stream
+        if number <= self._heard.get(source, 0):
+            return False
+        self._heard.pop(source, None)  # the order is that of the newest
+        self._heard[source] = number
+        self.count += 1
+        if len(self._heard) > _MOST_SOURCES:
             oldest = next(iter(self._heard))
             del self._heard[oldest]
-            self._stored.discard(oldest)
-        return is_new
+            self._stored.pop(oldest, None)
+        return True
 
-    @property
-    def workers(self) -> tuple[WorkerId, ...]:
-        """The newest that were heard of, newest last."""
-        return tuple(self._heard)
+    def heard(self) -> dict[str, int]:
+        """The newest number of each source, of that heard last at the end."""
+        return dict(self._heard)
 
-    def stored(self, workers: Iterable[WorkerId]) -> None:
-        """A leader after this one will know of these."""
-        for worker in workers:
-            if worker in self._heard:
-                self._stored.add(worker)
-            if (stream := self._unanswered.pop(worker, None)) is not None:
-                stream.send(failure_stored=worker)
+    def stored(self, heard: Mapping[str, int]) -> None:
+        """Leaders after this one will know of these."""
+        for source, number in heard.items():
+            if source in self._heard:
+                self._stored[source] = number
+        for source, stream in list(self._unanswered.items()):
+            if number := heard.get(source, 0):
+                stream.send(once_stored=number)
+            if number == self._heard.get(source, number):
+                del self._unanswered[source]
 
 
 _MOST_NAMES = 100

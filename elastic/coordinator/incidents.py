@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic.coordinator.attendance import name_of
+from elastic.coordinator.leadership import Stored
 from elastic.core.accounting import MOST_INCIDENTS
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
@@ -30,7 +31,7 @@ from elastic.core.coordinator.incidents import (
 from elastic.core.coordinator.machine import Coordinator
 from elastic.core.coordinator.slot_accounts import SlotAccounts
 from elastic.core.diagnosis import Diagnosis
-from elastic.core.membership import Generation, NodeId, WorkerId
+from elastic.core.membership import ChangeReason, Generation, NodeId, WorkerId
 from elastic.core.restarts import Verdict
 from elastic.errors import ConfigurationError
 from elastic.runtime.journal import Journal
@@ -74,6 +75,8 @@ class IncidentRecords:
         self._keeper = IncidentKeeper(store, job=job, run_id=run_id, guard=guard)
         self._earlier: dict[int, Mapping[str, Any]] = {}
         """Of the leaders before."""
+        self._inherited: set[int] = set()
+        """Of those: not over when this leader began."""
         self._keeping = self._failed = False
 
     async def load(self) -> None:
@@ -84,6 +87,7 @@ class IncidentRecords:
         for number, document in found.items():
             if document.get("outcome") in (Outcome.UNDER_WAY.value, Outcome.WAITING.value):
                 document = {**document, "outcome": Outcome.UNKNOWN.value}
+                self._inherited.add(number)
             self._earlier[number] = document
         self._keeper.stored.update(found)
         self._accounts.number_after(max(found, default=0))
@@ -111,7 +115,12 @@ class IncidentRecords:
 
     def recovered(self, recovery: Mapping[str, Any]) -> None:
         """The first step after a loss is committed."""
-        self._guarded(lambda: self._incidents.recovered(recovery, self._clock()))
+
+        def end() -> None:
+            self._recovered_from_inherited(recovery)
+            self._incidents.recovered(recovery, self._clock())
+
+        self._guarded(end)
 
     def reformed(self, report: job_pb2.Reformed) -> None:
         """A member has committed its first step in a group."""
@@ -187,6 +196,25 @@ class IncidentRecords:
             if document.get("outcome") == Outcome.TRAINS_ON.value:
                 self._earlier[number] = {**document, "outcome": Outcome.SAVED_SINCE.value}
                 self._incidents.changed.add(number)
+
+    def _recovered_from_inherited(self, recovery: Mapping[str, Any]) -> None:
+        """The job is over all that was open when this leader began."""
+        found, self._inherited = sorted(self._inherited), set()
+        for number in found:
+            document = self._earlier[number]
+            last = number == found[-1] and not self._incidents.any_open
+            since, committed = document.get("unix_s"), document.get("committed")
+            if not isinstance(since, int | float) or not isinstance(committed, int):
+                continue  # whatever stands there
+            self._earlier[number] = {
+                **document,
+                "outcome": (Outcome.RECOVERED if last else Outcome.STRUCK_AGAIN).value,
+                "lasted_s": round(max(0.0, time.time() - since), 6),
+                "followed_by": recovery["generation"],
+                "recovery": {k: v for k, v in recovery.items() if k != "lost"} if last else {},
+                "steps_lost": max(0, committed - recovery["committed"]),
+            }
+            self._incidents.changed.add(number)
 
     def _guarded(self, action: Callable[[], None]) -> None:
         if self._failed:
@@ -348,6 +376,24 @@ def _failed_saves(saves: Mapping[str, Any]) -> str:
 _KEPT = 20
 
 
+_UNPLANNED = (
+    ChangeReason.MEMBER_LOST,
+    ChangeReason.GROUP_BROKEN,
+    ChangeReason.JOIN_TIMED_OUT,
+    ChangeReason.STALLED,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A recovery that began under the leader before: what the store knows of it."""
+
+    generation: int
+    """Announced; it is not known whether it has committed a step."""
+    reason: str
+    lost: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class _Recovery:
     sign_at: float
@@ -370,10 +416,15 @@ class Recoveries:
     """
 
     def __init__(
-        self, finished: Iterable[Mapping[str, Any]] = (), *, leads_since: float = -math.inf
+        self,
+        finished: Iterable[Mapping[str, Any]] = (),
+        *,
+        leads_since: float = -math.inf,
+        under_way: UnderWay | None = None,
     ) -> None:
         """finished: those of leaders before, newest last. leads_since: earlier signs of a loss are
-        not known here."""
+        not known here. under_way: what the leader before has not seen the end of."""
+        self._inherited = under_way
         self._hears_since = leads_since
         self._signs: dict[NodeId, float] = {}
         """By the node that is out of contact; those of other kinds under no name."""
@@ -420,6 +471,7 @@ class Recoveries:
         if earlier is not None:  # struck again before the first step: one recovery
             sign_at = min(sign_at, earlier.sign_at)
         lost = (*(earlier.lost if earlier else ()), *effect.workers)
+        self._inherited = None
         self._under_way = _Recovery(sign_at, effect.at, effect.reason.name.lower(), lost)
         self._signs.clear()
 
@@ -433,16 +485,49 @@ class Recoveries:
     def reformed(self, report: pb.Reformed, now: float) -> dict[str, Any] | None:
         """A member has committed its first step; the finished record if it was the first to."""
         recovery = self._under_way
+        if recovery is None:
+            recovery = self._inherited_as(report, now)
         if recovery is None or recovery.generation is None:
             return None
         if report.generation < recovery.generation:
             return None  # of the group that was lost, overtaken by the news of its loss
-        self._under_way = None
+        self._under_way = self._inherited = None
         if (out_since := now - report.out_s) < self._hears_since:
             recovery.sign_at = min(recovery.sign_at, out_since)
         record = _record(recovery, report, now)
         self.finished.append(record)
         return record
+
+    def _inherited_as(self, report: pb.Reformed, now: float) -> _Recovery | None:
+        """When the leader before decided, nobody knows: all but what the member has measured is
+        detection."""
+        inherited = self._inherited
+        if inherited is None or report.generation != inherited.generation or not report.out_s:
+            return None
+        measured_s = report.join_s + report.sync_s + report.first_step_s
+        decided_at = now - min(measured_s, report.out_s)
+        return _Recovery(
+            now - report.out_s,
+            decided_at,
+            inherited.reason,
+            inherited.lost,
+            inherited.generation,
+            decided_at,
+        )
+
+
+def under_way_in(last: Stored | None, finished: Sequence[Mapping[str, Any]]) -> UnderWay | None:
+    """What the newest generation that is stored was to recover from, unless that is finished."""
+    if last is None:
+        return None
+    generation = last.generation
+    if generation.leave_after is not None or generation.reason not in _UNPLANNED:
+        return None
+    if any(recovery.get("generation", 0) >= generation.number for recovery in finished):
+        return None
+    before = (m.worker for earlier in last.may_train for m in earlier.members)
+    lost = dict.fromkeys(worker for worker in before if worker not in generation.worker_ids)
+    return UnderWay(generation.number, generation.reason.name.lower(), tuple(lost))
 
 
 def _record(recovery: _Recovery, report: pb.Reformed, now: float) -> dict[str, Any]:

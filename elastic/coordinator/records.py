@@ -27,8 +27,8 @@ class Records:
     """Those that count against the budget."""
     failures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Those that count against a machine, by its name."""
-    failed: tuple[str, ...] = ()
-    """Workers whose failures are counted: the newest, newest last."""
+    told_once: Mapping[str, int] = field(default_factory=dict)
+    """How far each agent was heard in what is counted once, as ToldOnce has it."""
     recoveries: tuple[Mapping[str, Any], ...] = ()
     """The newest, newest last."""
     totals: Mapping[str, Any] = field(default_factory=dict)
@@ -57,7 +57,7 @@ async def save_records(store: Store, *, job: str, guard: Guard, records: Records
         "started_unix_s": records.started_unix_s,
         "restarts": records.restarts,
         "failures": records.failures,
-        "failed": records.failed,
+        "told_once": records.told_once,
         "recoveries": records.recoveries,
         "totals": records.totals,
         "accounts": records.accounts,
@@ -82,7 +82,10 @@ async def load_records(store: Store, job: str) -> Records:
             started_unix_s=_instants([document["started_unix_s"]])[0],
             restarts=_instants(document["restarts"]),
             failures={name: _instants(found) for name, found in document["failures"].items()},
-            failed=tuple(str(worker) for worker in document.get("failed", ())[-_MOST:]),
+            told_once={
+                str(source): int(number)
+                for source, number in list(_table(document.get("told_once")).items())[-_MOST:]
+            },
             recoveries=tuple(dict(recovery) for recovery in document["recoveries"][-_MOST:]),
             totals=_table(document.get("totals")),
             accounts=_table(document.get("accounts")),

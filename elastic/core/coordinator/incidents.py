@@ -431,6 +431,11 @@ class Incidents:
             record.steps_lost = max(0, record.committed - int(recovery["committed"]))
             self._tell(record)
 
+    @property
+    def any_open(self) -> bool:
+        """One at least is not over."""
+        return any(r.is_open for r in self._records.values())
+
     def reformed(self, generation: int, recomputed: int) -> None:
         """A member has committed its first step in a group, and says how many steps it had begun
         in the one before. Called after `recovered`."""

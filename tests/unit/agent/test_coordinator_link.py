@@ -257,12 +257,12 @@ def test_what_matters_is_kept_while_nobody_answers_and_the_rest_is_not(tmp_path:
         agent.link.send(failure=failure("w2"))
         coordinator.said.clear()
         await coordinator.start()
-        await until(lambda: len(coordinator.said) >= 6)
-        assert coordinator.kinds() == ["view", "failure", "failure", "notice", "leave", "stop"]
+        await until(lambda: len(coordinator.said) >= 7)
+        kinds = ["view", "failure", "reformed", "notice", "failure", "leave", "stop"]
+        assert coordinator.kinds() == kinds
         assert [m.failure.worker for m in coordinator.said if m.HasField("failure")] == ["w1", "w2"]
-        for worker in ("w1", "w2"):
-            coordinator.streams[0].send(failure_stored=worker)
-        await until(lambda: agent.messages.count("failure_stored") == 2)
+        coordinator.streams[0].send(once_stored=coordinator.said[4].once.number)
+        await until(lambda: "once_stored" in agent.messages)
         await coordinator.stop()
         coordinator.said.clear()
         await coordinator.start()
@@ -283,11 +283,16 @@ def test_a_failure_is_told_to_each_leader_until_one_has_stored_it(tmp_path: Path
         for worker in ("w1", "w2"):
             agent.link.send(failure=failure(worker))
         await until(lambda: one.kinds() == ["view", "failure", "failure"])
-        one.streams[0].send(failure_stored="w1")
-        await until(lambda: "failure_stored" in agent.messages)
+        first, second = (message.once for message in one.said[1:])
+        assert (first.number, second.number, first.age_s) == (1, 2, 0.0)
+        one.streams[0].send(once_stored=first.number)
+        await until(lambda: "once_stored" in agent.messages)
         election.elect(two.address)
         await until(lambda: two.kinds() == ["view", "failure"])
         assert two.said[1].failure.worker == "w2"
+        again = two.said[1].once
+        assert (again.source, again.number) == (second.source, second.number)
+        assert 0.0 < again.age_s < DEADLINE_S
 
     run(tmp_path, check)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from elastic.coordinator import hearing
 from elastic.coordinator.attendance import Attendance, AttendingNode
-from elastic.coordinator.hearing import HeardFailures, Hearing
+from elastic.coordinator.hearing import Hearing, ToldOnce
 from elastic.coordinator.incidents import Recoveries
 from elastic.coordinator.saves import Saves
 from elastic.core.coordinator import effects as fx
@@ -42,8 +44,9 @@ KILLED = Failure(
 
 
 class Place:
-    def __init__(self, failures: HeardFailures | None = None) -> None:
-        self.failures = failures if failures is not None else HeardFailures()
+    def __init__(self, told_once: ToldOnce | None = None) -> None:
+        self.told_once = told_once if told_once is not None else ToldOnce()
+        self.spent: list[str] = []
         self.events: list[ev.Event] = []
         self.told: list[dict[str, Any]] = []
         self.failed: list[tuple[str, str]] = []
@@ -78,7 +81,8 @@ class Place:
             on_late=lambda node, waited_s: self.late.append((node.node, waited_s)),
             on_stop=lambda reason, code: self.stopped.append((reason, code)),
             on_known=lambda node, newest, before: self.known.append((node.node, newest, before)),
-            failures=self.failures,
+            on_spent=lambda worker, _spent: self.spent.append(worker),
+            told_once=self.told_once,
         )
         self.node = arrived()
 
@@ -158,36 +162,60 @@ def test_a_failure_is_recorded_judged_and_counted_against_the_node() -> None:
     assert place.failed == [("n1@0123", "w")]
 
 
-def test_a_failure_that_is_told_again_is_one_failure_and_answered_once_it_is_stored() -> None:
+def test_what_is_told_again_is_heard_once_and_answered_when_it_is_stored() -> None:
     place = Place()
-    place.hear(failure=failure_to_pb(KILLED))
-    place.hear(failure=failure_to_pb(KILLED))
+    for _ in range(2):
+        place.hear(failure=failure_to_pb(KILLED), once=pb.Once(source="s", number=1))
     assert (len(place.events), len(place.failed)) == (1, 1)
     assert sent(place.node.stream) == []
-    place.failures.stored(place.failures.workers)
+    heard = place.told_once.heard()
+    place.hear(failure=failure_to_pb(KILLED), once=pb.Once(source="s", number=2))
+    place.told_once.stored(heard)
     (answer,) = sent(place.node.stream)
-    assert answer.failure_stored == "w"
-    place.hear(failure=failure_to_pb(KILLED))
+    assert answer.once_stored == 1
+    place.told_once.stored(place.told_once.heard())
     (answer,) = sent(place.node.stream)
-    assert answer.failure_stored == "w"
-    assert (len(place.events), len(place.failed)) == (1, 1)
+    assert answer.once_stored == 2
+    place.hear(failure=failure_to_pb(KILLED), once=pb.Once(source="s", number=2))
+    (answer,) = sent(place.node.stream)
+    assert answer.once_stored == 2
+    assert (len(place.events), len(place.failed), place.told_once.count) == (2, 2, 2)
 
 
-def test_a_failure_that_a_leader_before_has_stored_is_answered_and_not_counted_again() -> None:
-    place = Place(HeardFailures(["w"]))
-    place.hear(failure=failure_to_pb(KILLED))
+def test_what_a_leader_before_has_stored_is_answered_and_not_counted_again() -> None:
+    place = Place(ToldOnce({"s": 3}))
+    place.hear(failure=failure_to_pb(KILLED), once=pb.Once(source="s", number=3))
     (answer,) = sent(place.node.stream)
-    assert answer.failure_stored == "w"
+    assert answer.once_stored == 3
     assert (place.events, place.failed, place.diary.entries) == ([], [], [])
-    place.hear(failure=failure_to_pb(replace(KILLED, worker="v")))
-    assert place.failed == [("n1@0123", "v")]
+    for source, number in (("s", 4), ("t", 1)):
+        place.hear(failure=failure_to_pb(KILLED), once=pb.Once(source=source, number=number))
+    assert len(place.failed) == 2
 
 
-def test_of_many_failures_the_newest_are_known() -> None:
-    place, most = Place(), 1000
+def test_of_many_agents_those_heard_last_are_known() -> None:
+    told, most = ToldOnce(), hearing._MOST_SOURCES
+    stream = agent("n1")
     for number in range(most + 5):
-        place.hear(failure=failure_to_pb(replace(KILLED, worker=f"w-{number}")))
-    assert place.failures.workers == tuple(f"w-{number}" for number in range(5, most + 5))
+        told.hear(pb.Once(source=f"s-{number}", number=1), stream)
+        told.hear(pb.Once(source="often", number=number + 1), stream)
+    assert list(told.heard()) == [*(f"s-{number}" for number in range(6, most + 5)), "often"]
+
+
+def test_a_recovery_is_timed_by_when_it_was_over_and_not_by_when_it_is_told() -> None:
+    place = Place()
+    now = time.monotonic()
+    lost = fx.Lost(workers=("v",), reason=ChangeReason.MEMBER_LOST, at=now - 5.0)
+    place.recoveries.lost(lost)
+    place.recoveries.announced(CURRENT, now - 5.0)
+    spent = job_pb2.TimeSpent(steps=1)
+    report = job_pb2.Reformed(worker="w", generation=3, out_s=1.0, spent=spent)
+    place.hear(reformed=report, once=pb.Once(source="s", number=1, age_s=4.0))
+    (recovered,) = place.diary.of("recovered")
+    assert recovered["total_s"] == pytest.approx(1.0, abs=0.5)
+    assert place.spent == []  # newer figures have come
+    place.hear(reformed=report, once=pb.Once(source="s", number=2))
+    assert place.spent == ["w"]
 
 
 PROGRESS = job_pb2.Progress(

@@ -95,6 +95,26 @@ def test_the_next_leader_has_them_and_numbers_on() -> None:
     within_deadline(check())
 
 
+def test_one_that_was_open_when_the_leader_changed_ends_with_the_recovery() -> None:
+    async def check() -> None:
+        store, leadership = await office()
+        for number in (3, 4):
+            document = {**STORED, "number": number, "committed": 12}
+            await store.put(KEYS.incident("default", number), json.dumps(document).encode())
+        leader = Leader(store, leadership)
+        await leader.incidents.load()
+        leader.incidents.recovered({"generation": 7, "lost": ["wb"], "committed": 10, "join_s": 1})
+        leader.incidents.recovered({"generation": 8, "lost": [], "committed": 30})
+        first, second = (await leader.kept()).values()
+        assert (first["outcome"], second["outcome"]) == ("struck_again", "recovered")
+        assert second["followed_by"] == 7
+        assert second["recovery"] == {"generation": 7, "committed": 10, "join_s": 1}
+        assert second["steps_lost"] == 2
+        assert second["lasted_s"] > 0.0
+
+    within_deadline(check())
+
+
 def test_what_one_has_cost_since_it_was_told_is_known_to_later_leaders() -> None:
     async def check() -> None:
         store, leadership = await office()

@@ -20,7 +20,7 @@ RECORDS = Records(
     started_unix_s=10.0,
     restarts=(20.0, 21.5),
     failures={"n1": (20.0,)},
-    failed=("n1-0123-1",),
+    told_once={"0123": 7},
     recoveries=({"generation": 3, "total_s": 0.05},),
 )
 
@@ -44,7 +44,7 @@ def test_what_is_kept_is_found_again() -> None:
                 "started_unix_s": 10.0,
                 "restarts": [20.0],
                 "failures": {"n1": [20.0]},
-                "failed": ["n1-0123-1"],
+                "told_once": {"0123": 7},
                 "recoveries": [{"generation": 3}],
             }
         ).encode()

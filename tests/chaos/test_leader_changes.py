@@ -1,0 +1,194 @@
+"""The leader dies in the middle of each fault: what the job counts is as if it had not."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.cluster import JOINER, NODES, Cluster, network_with_etcd
+from tests.cluster_audit import check_lineage
+from tests.hosts import require_hosts
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+
+AGAIN = 3
+_LATEST_S = 0.5  # after the fault has begun, at which the leader dies
+_AGREE = 0.01  # seconds accounted, of those that have passed
+
+
+@dataclass(frozen=True)
+class Fault:
+    """begin: the leader dies soon after. end: what the job is to recover from is over."""
+
+    begin: Callable[[Cluster], object]
+    end: Callable[[Cluster], object] = lambda _: None
+
+
+def kill_worker(cluster: Cluster) -> None:
+    os.kill(cluster.member_pid("c"), signal.SIGKILL)
+
+
+def kill_workers_of_two(cluster: Cluster) -> None:
+    for pid in [cluster.member_pid(name) for name in ("b", "c")]:
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_host(cluster: Cluster) -> None:
+    cluster.net.host("c").kill_all()
+
+
+def start_again(cluster: Cluster) -> None:
+    cluster.wait_trained(5, "a", "b")
+    cluster.start_agent("c")
+
+
+def cut_off(cluster: Cluster) -> None:
+    cluster.net.cut(cluster.net.host("c"))
+
+
+def heal(cluster: Cluster) -> None:
+    cluster.wait_trained(5, "a", "b")
+    cluster.net.heal()
+
+
+def kill_agent(cluster: Cluster) -> None:
+    cluster.agent("b").process.kill()
+    cluster.agent("b").wait()
+
+
+def drain(cluster: Cluster) -> None:
+    cluster.ask("drain", "c")
+
+
+def clear(cluster: Cluster) -> None:
+    cluster.agent("c").wait()
+    cluster.wait_trained(5, "a", "b")
+    cluster.ask("nodes", "--clear", "c")
+    cluster.start_agent("c")
+
+
+def join(cluster: Cluster) -> None:
+    cluster.start_agent(JOINER)
+
+
+def leave(cluster: Cluster) -> None:
+    cluster.wait_trained(5, *NODES, JOINER)
+    cluster.agent(JOINER).process.terminate()
+    cluster.agent(JOINER).wait()
+
+
+def fail_once_too_often(cluster: Cluster) -> None:
+    for _ in range(2):
+        failed = len(cluster.events("worker_failed", node="c"))
+        kill_worker(cluster)
+        cluster.wait_for_event("worker_failed", after=failed, node="c")
+        cluster.wait_trained(5, *NODES)
+    kill_worker(cluster)
+
+
+def forgive(cluster: Cluster) -> None:
+    cluster.wait_trained(5, "a", "b")
+    cluster.wait(lambda: cluster.node_states()["c"] == "quarantined", "a quarantine")
+    cluster.ask("nodes", "--clear", "c")
+
+
+def freeze_store(cluster: Cluster) -> None:
+    for member in cluster.etcd.members[:2]:
+        member.freeze()
+    kill_worker(cluster)
+
+
+def thaw_store(cluster: Cluster) -> None:
+    for member in cluster.etcd.members[:2]:
+        member.thaw()
+
+
+def wait_for_save(cluster: Cluster) -> None:
+    cluster.wait_for_event(
+        "checkpoint_committed", after=len(cluster.events("checkpoint_committed"))
+    )
+
+
+FAULTS = {
+    "worker killed": Fault(kill_worker),
+    "two workers killed": Fault(kill_workers_of_two),
+    "host killed": Fault(kill_host, start_again),
+    "host cut off": Fault(cut_off, heal),
+    "agent killed": Fault(kill_agent, lambda cluster: cluster.start_agent("b")),
+    "node drained": Fault(drain, clear),
+    "node joins and leaves": Fault(join, leave),
+    "node quarantined": Fault(fail_once_too_often, forgive),
+    "store frozen": Fault(freeze_store, thaw_store),
+    "saved": Fault(wait_for_save),
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    require_hosts()
+    with network_with_etcd() as (net, etcd):
+        cluster = Cluster(net, etcd, tmp_path_factory.mktemp("leader-changes"))
+        cluster.agent_options += ("--node-ttl-s", "3")
+        cluster.coordinator_options += ("--agent-grace-s", "3", "--max-restarts", "1000")
+        yield cluster
+
+
+def status(cluster: Cluster) -> dict[str, Any]:
+    return json.loads(cluster.ask("status", "--output", "json"))  # type: ignore[no-any-return]
+
+
+def change(cluster: Cluster, fault: Fault, die_after_s: float | None) -> dict[str, Any]:
+    """What the fault has added to the counts, and that they agree with what was told."""
+    cluster.settle(*NODES)
+    for name in NODES:
+        cluster.ask("nodes", "--clear", name)
+    before, at = status(cluster), time.time()
+    known = {r["generation"] for r in before["recoveries"]}
+    fault.begin(cluster)
+    if die_after_s is not None:
+        time.sleep(die_after_s)  # any instant of the fault
+        elected = len(cluster.events("elected"))
+        cluster.coordinators[cluster.leader()][-1].process.kill()
+        if fault.begin is freeze_store:
+            fault.end(cluster)  # before, nobody can lead
+        cluster.wait_for_event("elected", after=elected)
+    fault.end(cluster)
+    cluster.settle(*NODES)
+    cluster.wait_trained(10, *NODES)
+    after, until = status(cluster), time.time()
+    assert after["started_unix_s"] == before["started_unix_s"]
+    told = {e["generation"] for e in cluster.events("recovered") if at < e["time"] < until}
+    recovered = {r["generation"] for r in after["recoveries"]} - known
+    assert recovered == told
+    saved = [e["step"] for e in cluster.events("checkpoint_committed") if e["time"] < until]
+    assert after["checkpoint_step"] >= max(saved[:-1], default=0)
+    accounted_s = after["accounts"]["slot_seconds"] - before["accounts"]["slot_seconds"]
+    least_s = (until - at) * len(NODES)
+    assert accounted_s > least_s * (1 - _AGREE) - 1.0, (accounted_s, least_s)
+    failed = {e["worker"] for e in cluster.events("worker_failed") if at < e["time"] < until}
+    return {
+        "recoveries": len(recovered),
+        "failed": len(failed),
+        "restarts": after["restarts"] - before["restarts"],
+        "failures": {n["node"]: n["failures"] for n in after["nodes"] if n["node"] in NODES},
+    }
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_is_counted_is_the_same_when_the_leader_dies(cluster: Cluster, name: str) -> None:
+    fault, delays = FAULTS[name], random.Random(name)
+    undisturbed = change(cluster, fault, None)
+    print(f"{name}: {undisturbed}")
+    for _ in range(AGAIN):
+        after_s = delays.uniform(0.0, _LATEST_S)
+        found = change(cluster, fault, after_s)
+        assert found == undisturbed, f"the leader died {after_s:.3f} s after the fault had begun"
+    check_lineage(cluster)

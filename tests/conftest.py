@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import shutil
 import tempfile
@@ -23,6 +24,18 @@ os.environ["XDG_RUNTIME_DIR"] = _RUNTIME
 # As workers have it (cli/run.py): torch asks for the names of its peers, and where no name server
 # answers it would wait for 5 s, now and then and in every process anew.
 os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
+
+
+_COROUTINE_S = 20.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What runs in one process, in an event loop, is over soon or hangs."""
+    for item in items:
+        if not isinstance(item, pytest.Function) or item.get_closest_marker("timeout"):
+            continue
+        if inspect.iscoroutinefunction(item.function):
+            item.add_marker(pytest.mark.timeout(_COROUTINE_S))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -126,18 +126,17 @@ def _etcd(cluster: EtcdCluster) -> Adapter:
 
 
 def within_deadline(work: Coroutine[Any, Any, None], deadline_s: float = DEADLINE_S) -> None:
-    """Run a test's coroutine; nothing may hang."""
-    asyncio.run(asyncio.wait_for(_then_close_stores(work), deadline_s))
+    """Run a coroutine of a test that is none; nothing may hang."""
+    asyncio.run(asyncio.wait_for(work, deadline_s))
 
 
-async def _then_close_stores(work: Coroutine[Any, Any, None]) -> None:
-    try:
-        await work
-    finally:
-        while _open_stores:
-            await _open_stores.pop().close()
-        while _open_servers:
-            await _open_servers.pop().stop(None)
+@pytest.fixture(autouse=True)
+async def _close_stores() -> AsyncIterator[None]:
+    yield
+    while _open_stores:
+        await _open_stores.pop().close()
+    while _open_servers:
+        await _open_servers.pop().stop(None)
 
 
 async def take(changes: AsyncIterator[Change], count: int) -> list[Change]:

@@ -17,7 +17,6 @@ from elastic.store.etcd.store import EtcdStore
 from elastic.store.interface import Store
 from elastic.store.leader_watch import Leader, LeaderWatch
 from elastic.store.lease_keeper import LeaseState
-from tests.contract.conftest import within_deadline
 from tests.etcd_cluster import EtcdCluster
 
 TTL_S = 2.0
@@ -72,92 +71,80 @@ async def leader_watch(store: Store, job: str) -> AsyncIterator[LeaderWatch]:
         await asyncio.gather(running, return_exceptions=True)
 
 
-def test_when_the_leader_is_killed_the_next_one_leads_and_is_found(
+async def test_when_the_leader_is_killed_the_next_one_leads_and_is_found(
     shared_cluster: EtcdCluster,
 ) -> None:
     job = str(uuid.uuid4())
-
-    async def check() -> None:
-        async with (
-            EtcdStore(shared_cluster.options()) as store,
-            leader_watch(store, job) as watch,
-            candidate(shared_cluster, job, "one:1") as one,
-        ):
-            word, incarnation, last = (await one.line()).split()
-            assert (word, last) == ("LEADS", "0")
-            first = await watch.newer()
-            assert first.address == "one:1"
-            one.tell("save 7")
-            assert await one.line() == "SAVED 7"
-            async with candidate(shared_cluster, job, "two:1") as two:
-                killed_at = time.monotonic()
-                one.signal(signal.SIGKILL)
-                assert await two.line() == f"LEADS {incarnation} 7"
-                led_after_s = time.monotonic() - killed_at
-                second = await watch.newer(first)
-                assert second.address == "two:1"
-                assert second.term > first.term
-                two.tell("save 8")
-                assert await two.line() == "SAVED 8"
-        print(f"the next one led {led_after_s:.2f} s after the kill (lease: {TTL_S} s)")
-        assert led_after_s < TTL_S + 8.0
-
-    within_deadline(check(), DEADLINE_S)
+    async with (
+        EtcdStore(shared_cluster.options()) as store,
+        leader_watch(store, job) as watch,
+        candidate(shared_cluster, job, "one:1") as one,
+    ):
+        word, incarnation, last = (await one.line()).split()
+        assert (word, last) == ("LEADS", "0")
+        first = await watch.newer()
+        assert first.address == "one:1"
+        one.tell("save 7")
+        assert await one.line() == "SAVED 7"
+        async with candidate(shared_cluster, job, "two:1") as two:
+            killed_at = time.monotonic()
+            one.signal(signal.SIGKILL)
+            assert await two.line() == f"LEADS {incarnation} 7"
+            led_after_s = time.monotonic() - killed_at
+            second = await watch.newer(first)
+            assert second.address == "two:1"
+            assert second.term > first.term
+            two.tell("save 8")
+            assert await two.line() == "SAVED 8"
+    print(f"the next one led {led_after_s:.2f} s after the kill (lease: {TTL_S} s)")
+    assert led_after_s < TTL_S + 8.0
 
 
-def test_a_leader_that_was_stopped_for_too_long_writes_nothing(
+async def test_a_leader_that_was_stopped_for_too_long_writes_nothing(
     shared_cluster: EtcdCluster,
 ) -> None:
     job = str(uuid.uuid4())
-
-    async def check() -> None:
-        async with (
-            EtcdStore(shared_cluster.options()) as store,
-            candidate(shared_cluster, job, "one:1") as one,
-        ):
-            leads = await one.line()
-            async with candidate(shared_cluster, job, "two:1") as two:
-                one.signal(signal.SIGSTOP)
-                assert await two.line() == leads
-                one.tell("save 1")
-                two.tell("save 2")
-                assert await two.line() == "SAVED 2"
-                one.signal(signal.SIGCONT)
-                heard = {await one.line()}
-                while not heard >= {"REFUSED 1", "GONE"}:
-                    heard.add(await one.line())
-                assert heard - {"SUSPECT"} == {"REFUSED 1", "GONE"}
-                stored = await load_generation(store, job)
-                assert stored is not None
-                assert stored.generation.number == 2
-                # It campaigns again, and hands over at once.
-                two.tell("resign")
-                assert await two.line() == "RESIGNED"
-                assert await one.line() == f"{leads.rpartition(' ')[0]} 2"
-
-    within_deadline(check(), DEADLINE_S)
+    async with (
+        EtcdStore(shared_cluster.options()) as store,
+        candidate(shared_cluster, job, "one:1") as one,
+    ):
+        leads = await one.line()
+        async with candidate(shared_cluster, job, "two:1") as two:
+            one.signal(signal.SIGSTOP)
+            assert await two.line() == leads
+            one.tell("save 1")
+            two.tell("save 2")
+            assert await two.line() == "SAVED 2"
+            one.signal(signal.SIGCONT)
+            heard = {await one.line()}
+            while not heard >= {"REFUSED 1", "GONE"}:
+                heard.add(await one.line())
+            assert heard - {"SUSPECT"} == {"REFUSED 1", "GONE"}
+            stored = await load_generation(store, job)
+            assert stored is not None
+            assert stored.generation.number == 2
+            # It campaigns again, and hands over at once.
+            two.tell("resign")
+            assert await two.line() == "RESIGNED"
+            assert await one.line() == f"{leads.rpartition(' ')[0]} 2"
 
 
-def test_who_resigns_makes_way_at_once(shared_cluster: EtcdCluster) -> None:
+async def test_who_resigns_makes_way_at_once(shared_cluster: EtcdCluster) -> None:
     job, long_s = str(uuid.uuid4()), 600.0
-
-    async def check() -> None:
-        async with (
-            EtcdStore(shared_cluster.options()) as store,
-            leader_watch(store, job) as watch,
-            candidate(shared_cluster, job, "one:1", long_s) as one,
-        ):
-            leads = await one.line()
-            first = await watch.newer()
-            async with candidate(shared_cluster, job, "two:1", long_s) as two:
-                resigned_at = time.monotonic()
-                one.tell("resign")
-                assert await one.line() == "RESIGNED"
-                assert await two.line() == leads
-                assert (await watch.newer(first)).address == "two:1"
-                print(f"handed over within {time.monotonic() - resigned_at:.2f} s")
-
-    within_deadline(check(), DEADLINE_S)
+    async with (
+        EtcdStore(shared_cluster.options()) as store,
+        leader_watch(store, job) as watch,
+        candidate(shared_cluster, job, "one:1", long_s) as one,
+    ):
+        leads = await one.line()
+        first = await watch.newer()
+        async with candidate(shared_cluster, job, "two:1", long_s) as two:
+            resigned_at = time.monotonic()
+            one.tell("resign")
+            assert await one.line() == "RESIGNED"
+            assert await two.line() == leads
+            assert (await watch.newer(first)).address == "two:1"
+            print(f"handed over within {time.monotonic() - resigned_at:.2f} s")
 
 
 class Contestant:
@@ -171,30 +158,27 @@ class Contestant:
         )
 
 
-def test_without_a_quorum_the_leader_stays_and_nobody_follows(cluster: EtcdCluster) -> None:
-    async def check() -> None:
-        async with (
-            EtcdStore(cluster.options()) as a,
-            EtcdStore(cluster.options()) as b,
-            leader_watch(b, "job") as watch,
-        ):
-            one, two = Contestant(a, "one:1"), Contestant(b, "two:1")
-            leadership = await one.election.campaign()
-            holding = asyncio.create_task(one.election.hold())
-            campaigning = asyncio.create_task(two.election.campaign())
-            leader = await watch.newer()
-            assert leader == Leader(address="one:1", term=leadership.guard.created)
-            await _outage(cluster, one, leadership)
-            assert not campaigning.done()
-            assert (watch.leader, watch.vacant) == (leader, False)
-            assert not holding.done()
-            await one.election.resign()
-            second = await campaigning
-            assert second.last_number == 1
-            assert (await watch.newer(leader)).address == "two:1"
-            await two.election.resign()
-
-    within_deadline(check(), DEADLINE_S)
+async def test_without_a_quorum_the_leader_stays_and_nobody_follows(cluster: EtcdCluster) -> None:
+    async with (
+        EtcdStore(cluster.options()) as a,
+        EtcdStore(cluster.options()) as b,
+        leader_watch(b, "job") as watch,
+    ):
+        one, two = Contestant(a, "one:1"), Contestant(b, "two:1")
+        leadership = await one.election.campaign()
+        holding = asyncio.create_task(one.election.hold())
+        campaigning = asyncio.create_task(two.election.campaign())
+        leader = await watch.newer()
+        assert leader == Leader(address="one:1", term=leadership.guard.created)
+        await _outage(cluster, one, leadership)
+        assert not campaigning.done()
+        assert (watch.leader, watch.vacant) == (leader, False)
+        assert not holding.done()
+        await one.election.resign()
+        second = await campaigning
+        assert second.last_number == 1
+        assert (await watch.newer(leader)).address == "two:1"
+        await two.election.resign()
 
 
 async def _outage(cluster: EtcdCluster, leading: Contestant, leadership: Leadership) -> None:

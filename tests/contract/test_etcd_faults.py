@@ -102,55 +102,51 @@ def test_whoever_follows_an_etcd_that_begins_anew_sees_what_is_there_now() -> No
 
 
 @pytest.mark.parametrize("leader", [True, False], ids=["leader", "follower"])
-def test_a_frozen_member_stops_writes_only_for_a_moment(cluster: EtcdCluster, leader: bool) -> None:
+async def test_a_frozen_member_stops_writes_only_for_a_moment(
+    cluster: EtcdCluster, leader: bool
+) -> None:
     member = next(m for m in cluster.members if m.is_leader() is leader)
-
-    async def check() -> None:
-        async with (
-            EtcdStore(cluster.options(first=member)) as store,
-            EtcdStore(cluster.options(first=member)) as watcher,
-        ):
-            before = await store.put("job/a", b"before")
-            changes = watcher.watch("job/", after=before.modified - 1)
-            assert (await anext(changes)).entry == before
-            telling = asyncio.create_task(take(changes, 1))
-            member.freeze()
-            frozen_at = time.monotonic()
-            written = await store.put("job/a", b"while frozen")
-            written_after_s = time.monotonic() - frozen_at
-            assert [change.entry for change in await telling] == [written]
-            told_after_s = time.monotonic() - frozen_at
-        print(f"written after {written_after_s:.2f} s, told after {told_after_s:.2f} s")
-        assert written_after_s < 3.0
-        assert told_after_s < 6.0
-
-    within_deadline(check(), DEADLINE_S)
+    async with (
+        EtcdStore(cluster.options(first=member)) as store,
+        EtcdStore(cluster.options(first=member)) as watcher,
+    ):
+        before = await store.put("job/a", b"before")
+        changes = watcher.watch("job/", after=before.modified - 1)
+        assert (await anext(changes)).entry == before
+        telling = asyncio.create_task(take(changes, 1))
+        member.freeze()
+        frozen_at = time.monotonic()
+        written = await store.put("job/a", b"while frozen")
+        written_after_s = time.monotonic() - frozen_at
+        assert [change.entry for change in await telling] == [written]
+        told_after_s = time.monotonic() - frozen_at
+    print(f"written after {written_after_s:.2f} s, told after {told_after_s:.2f} s")
+    assert written_after_s < 3.0
+    assert told_after_s < 6.0
 
 
-def test_without_a_quorum_calls_fail_in_time_and_with_it_all_goes_on(cluster: EtcdCluster) -> None:
+async def test_without_a_quorum_calls_fail_in_time_and_with_it_all_goes_on(
+    cluster: EtcdCluster,
+) -> None:
     ttl_s = 2.0
     told: asyncio.Queue[LeaseState] = asyncio.Queue()
-
-    async def check() -> None:
-        options = dataclasses.replace(cluster.options(), total_timeout_s=3.0)
-        async with EtcdStore(options) as store:
-            keeper = LeaseKeeper(store, ttl_s=ttl_s, on_change=told.put_nowait)
-            registered = await store.create("node/a", b"1", lease=await keeper.grant())
-            keeping = asyncio.create_task(keeper.keep())
-            assert registered is not None
-            changes = store.watch("job/", after=registered.modified)
-            waiting = asyncio.ensure_future(_entry_after_failed(changes))
-            # The leader steps down, and the next one gives all leases their whole time again. (One
-            # that was frozen itself finds them expired when it is thawed.)
-            stopped = [member for member in cluster.members if not member.is_leader()]
-            await _freeze_and_fail(store, stopped, told, ttl_s)
-            back_after_s = await _thaw_and_write(cluster, store, stopped, waiting)
-            print(f"a write through {back_after_s:.2f} s after the quorum's return")
-            assert await told.get() is LeaseState.HELD
-            assert await store.get("node/a") == registered
-            keeping.cancel()
-
-    within_deadline(check(), DEADLINE_S)
+    options = dataclasses.replace(cluster.options(), total_timeout_s=3.0)
+    async with EtcdStore(options) as store:
+        keeper = LeaseKeeper(store, ttl_s=ttl_s, on_change=told.put_nowait)
+        registered = await store.create("node/a", b"1", lease=await keeper.grant())
+        keeping = asyncio.create_task(keeper.keep())
+        assert registered is not None
+        changes = store.watch("job/", after=registered.modified)
+        waiting = asyncio.ensure_future(_entry_after_failed(changes))
+        # The leader steps down, and the next one gives all leases their whole time again. (One
+        # that was frozen itself finds them expired when it is thawed.)
+        stopped = [member for member in cluster.members if not member.is_leader()]
+        await _freeze_and_fail(store, stopped, told, ttl_s)
+        back_after_s = await _thaw_and_write(cluster, store, stopped, waiting)
+        print(f"a write through {back_after_s:.2f} s after the quorum's return")
+        assert await told.get() is LeaseState.HELD
+        assert await store.get("node/a") == registered
+        keeping.cancel()
 
 
 async def _freeze_and_fail(
@@ -256,26 +252,22 @@ def test_a_write_whose_answer_was_lost_happens_once(
         within_deadline(check())
 
 
-def test_a_write_whose_answer_was_lost_belongs_to_whoever_was_first(
+async def test_a_write_whose_answer_was_lost_belongs_to_whoever_was_first(
     shared_cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "Connection", ForgetfulConnection)
-
-    async def check() -> None:
-        async with (
-            EtcdStore(shared_cluster.options("first/")) as store,
-            EtcdStore(shared_cluster.options("first/")) as other,
-        ):
-            assert await other.create("leader", b"other") is not None
-            assert await store.create("leader", b"me") is None
-            leader = await other.get("leader")
-            assert leader is not None
-            await other.delete("leader")
-            with pytest.raises(GuardFailed):
-                await store.put("a", b"1", guard=Guard(key="leader", created=leader.created))
-            assert await store.get("a") is None
-
-    within_deadline(check())
+    async with (
+        EtcdStore(shared_cluster.options("first/")) as store,
+        EtcdStore(shared_cluster.options("first/")) as other,
+    ):
+        assert await other.create("leader", b"other") is not None
+        assert await store.create("leader", b"me") is None
+        leader = await other.get("leader")
+        assert leader is not None
+        await other.delete("leader")
+        with pytest.raises(GuardFailed):
+            await store.put("a", b"1", guard=Guard(key="leader", created=leader.created))
+        assert await store.get("a") is None
 
 
 class LateConnection(Connection):
@@ -301,35 +293,27 @@ class LateConnection(Connection):
 
 
 @pytest.mark.parametrize("deletes", [False, True], ids=["put", "delete"])
-def test_a_write_that_arrives_late_changes_nothing(
+async def test_a_write_that_arrives_late_changes_nothing(
     shared_cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch, deletes: bool
 ) -> None:
     monkeypatch.setattr(client, "Connection", LateConnection)
     monkeypatch.setattr(LateConnection, "kept", None)
-
-    async def check() -> None:
-        async with EtcdStore(shared_cluster.options()) as store:
-            monkeypatch.setattr(LateConnection, "kept", lambda: None)
-            await store.put("late", b"before")
-            monkeypatch.setattr(LateConnection, "kept", None)
-            await (store.delete("late") if deletes else store.put("late", b"older"))
-            newer = await store.put("late", b"newer")
-            assert LateConnection.kept is not None
-            await LateConnection.kept()
-            assert await store.get("late") == newer
-
-    within_deadline(check())
+    async with EtcdStore(shared_cluster.options()) as store:
+        monkeypatch.setattr(LateConnection, "kept", lambda: None)
+        await store.put("late", b"before")
+        monkeypatch.setattr(LateConnection, "kept", None)
+        await (store.delete("late") if deletes else store.put("late", b"older"))
+        newer = await store.put("late", b"newer")
+        assert LateConnection.kept is not None
+        await LateConnection.kept()
+        assert await store.get("late") == newer
 
 
-def test_unreachable_members_are_named_one_by_one() -> None:
+async def test_unreachable_members_are_named_one_by_one() -> None:
     endpoints = [f"http://127.0.0.1:{port}" for port in free_ports(3)]
     options = dataclasses.replace(etcd_options(",".join(endpoints)), total_timeout_s=0.5)
-
-    async def check() -> None:
-        async with EtcdStore(options) as store:
-            with pytest.raises(TransientError) as caught:
-                await store.get("a")
-        for endpoint in endpoints:
-            assert f"{endpoint}: Failed to connect" in str(caught.value)
-
-    within_deadline(check())
+    async with EtcdStore(options) as store:
+        with pytest.raises(TransientError) as caught:
+            await store.get("a")
+    for endpoint in endpoints:
+        assert f"{endpoint}: Failed to connect" in str(caught.value)

@@ -8,27 +8,26 @@ import sys
 import time
 from asyncio.subprocess import PIPE, Process
 
+import pytest
+
 from elastic.store.etcd.store import EtcdStore
-from tests.contract.conftest import within_deadline
 from tests.etcd_cluster import EtcdCluster
 
 TTL_S = 1.0
 
 
-def test_lease_loss_is_told_after_a_stop(shared_cluster: EtcdCluster) -> None:
-    async def check() -> None:
-        arguments = [shared_cluster.endpoints(), "holder/node", str(TTL_S)]
-        holder = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.contract.lease_holder", *arguments, stdout=PIPE
-        )
-        try:
-            async with EtcdStore(shared_cluster.options()) as store:
-                await _stop_and_go_on(store, holder)
-        finally:
-            holder.kill()
-            await holder.wait()
-
-    within_deadline(check(), 30.0)
+@pytest.mark.timeout(30.0)
+async def test_lease_loss_is_told_after_a_stop(shared_cluster: EtcdCluster) -> None:
+    arguments = [shared_cluster.endpoints(), "holder/node", str(TTL_S)]
+    holder = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.contract.lease_holder", *arguments, stdout=PIPE
+    )
+    try:
+        async with EtcdStore(shared_cluster.options()) as store:
+            await _stop_and_go_on(store, holder)
+    finally:
+        holder.kill()
+        await holder.wait()
 
 
 async def _stop_and_go_on(store: EtcdStore, holder: Process) -> None:

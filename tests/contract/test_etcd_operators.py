@@ -61,32 +61,26 @@ def _as_user(cluster: EtcdCluster, user: str, password: str, namespace: str = "m
     return etcd_options(cluster.endpoints(), user=user, password=password, namespace=namespace)
 
 
-def test_a_token_that_expires_is_renewed(guarded: EtcdCluster) -> None:
-    async def check() -> None:
-        async with EtcdStore(_as_user(guarded, "ml", "hers")) as store:
-            before = await store.put("job/a", b"0")
-            changes = store.watch("job/", after=before.modified)
-            telling = asyncio.create_task(take(changes, 2))
-            lease = await store.grant(60.0)
-            first = store._client._tokens._token
-            await asyncio.sleep(TOKEN_TTL_S * 2.5)  # unused tokens are looked at every second
-            await store.renew(lease)
-            written = [await store.put("job/a", b"%d" % i) for i in range(2)]
-            assert store._client._tokens._token != first
-            assert [change.entry for change in await telling] == written
-
-    within_deadline(check())
+async def test_a_token_that_expires_is_renewed(guarded: EtcdCluster) -> None:
+    async with EtcdStore(_as_user(guarded, "ml", "hers")) as store:
+        before = await store.put("job/a", b"0")
+        changes = store.watch("job/", after=before.modified)
+        telling = asyncio.create_task(take(changes, 2))
+        lease = await store.grant(60.0)
+        first = store._client._tokens._token
+        await asyncio.sleep(TOKEN_TTL_S * 2.5)  # unused tokens are looked at every second
+        await store.renew(lease)
+        written = [await store.put("job/a", b"%d" % i) for i in range(2)]
+        assert store._client._tokens._token != first
+        assert [change.entry for change in await telling] == written
 
 
-def test_a_watch_goes_on_with_a_new_token(guarded: EtcdCluster) -> None:
-    async def check() -> None:
-        async with EtcdStore(_as_user(guarded, "ml", "hers")) as store:
-            before = await store.put("job/a", b"0")
-            store._client._tokens._token = "expired.1"
-            changes = store.watch("job/", after=before.modified - 1)
-            assert (await anext(changes)).entry == before
-
-    within_deadline(check())
+async def test_a_watch_goes_on_with_a_new_token(guarded: EtcdCluster) -> None:
+    async with EtcdStore(_as_user(guarded, "ml", "hers")) as store:
+        before = await store.put("job/a", b"0")
+        store._client._tokens._token = "expired.1"
+        changes = store.watch("job/", after=before.modified - 1)
+        assert (await anext(changes)).entry == before
 
 
 @pytest.mark.parametrize("user", ["ml", "nobody"])
@@ -145,14 +139,11 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tls]:
         yield Tls(cluster, made, others)
 
 
-def test_mutual_tls(tls: Tls) -> None:
-    async def check() -> None:
-        async with EtcdStore(tls.options()) as store:
-            entry = await store.put("a", b"1")
-            assert (await anext(store.watch("a", after=entry.modified - 1))).entry == entry
-            await store.renew(await store.grant(60.0))
-
-    within_deadline(check())
+async def test_mutual_tls(tls: Tls) -> None:
+    async with EtcdStore(tls.options()) as store:
+        entry = await store.put("a", b"1")
+        assert (await anext(store.watch("a", after=entry.modified - 1))).entry == entry
+        await store.renew(await store.grant(60.0))
 
 
 def test_an_authority_that_has_not_signed_the_server(tls: Tls) -> None:
@@ -203,22 +194,19 @@ def test_replaced_certificates_are_read_at_the_next_connection(tmp_path: Path) -
         within_deadline(check(cluster))
 
 
-def test_a_watch_outlives_the_replacement_of_certificates(tls: Tls) -> None:
-    async def check() -> None:
-        async with EtcdStore(tls.options()) as store:
-            before = await store.put("a", b"1")
-            changes = store.watch("a", after=before.modified - 1)
-            assert (await anext(changes)).entry == before
-            telling = asyncio.create_task(take(changes, 1))
-            sign(tls.made, "client")
-            connection = store._client._failover.current
-            old = connection._channel
-            connection.failed()
-            written = await store.put("a", b"2")
-            assert connection._channel is not old
-            assert [change.entry for change in await telling] == [written]
-
-    within_deadline(check())
+async def test_a_watch_outlives_the_replacement_of_certificates(tls: Tls) -> None:
+    async with EtcdStore(tls.options()) as store:
+        before = await store.put("a", b"1")
+        changes = store.watch("a", after=before.modified - 1)
+        assert (await anext(changes)).entry == before
+        telling = asyncio.create_task(take(changes, 1))
+        sign(tls.made, "client")
+        connection = store._client._failover.current
+        old = connection._channel
+        connection.failed()
+        written = await store.put("a", b"2")
+        assert connection._channel is not old
+        assert [change.entry for change in await telling] == [written]
 
 
 def _replace(made: Certificates, certificate: bytes, key: bytes) -> None:
@@ -234,17 +222,14 @@ def test_an_expired_certificate(tmp_path: Path) -> None:
         _never_works(Tls(cluster, made, made).options(), "TLS to etcd fails")
 
 
-def test_something_else_than_etcd_listens() -> None:
-    async def check() -> None:
-        (port,) = free_ports(1)
-        server = await asyncio.start_server(_talk_garbage, "127.0.0.1", port)
-        async with server:
-            options = etcd_options(f"127.0.0.1:{port}")
-            async with EtcdStore(dataclasses.replace(options, total_timeout_s=0.5)) as store:
-                with pytest.raises(TransientError, match=f"127.0.0.1:{port}: "):
-                    await store.get("a")
-
-    within_deadline(check())
+async def test_something_else_than_etcd_listens() -> None:
+    (port,) = free_ports(1)
+    server = await asyncio.start_server(_talk_garbage, "127.0.0.1", port)
+    async with server:
+        options = etcd_options(f"127.0.0.1:{port}")
+        async with EtcdStore(dataclasses.replace(options, total_timeout_s=0.5)) as store:
+            with pytest.raises(TransientError, match=f"127.0.0.1:{port}: "):
+                await store.get("a")
 
 
 async def _talk_garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

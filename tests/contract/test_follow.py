@@ -11,7 +11,7 @@ from elastic.store.interface import Change, Listing, Store
 from elastic.store.job_documents import LeaderDocument, to_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.leader_watch import Leader, LeaderWatch, find_leader
-from tests.contract.conftest import Adapter, within_deadline
+from tests.contract.conftest import Adapter
 
 
 async def _come_and_gone(store: Store, *keys: str) -> int:
@@ -22,60 +22,48 @@ async def _come_and_gone(store: Store, *keys: str) -> int:
     return (await store.put("elsewhere", b"")).modified - 1
 
 
-def test_what_is_there_then_what_changes(adapter: Adapter) -> None:
-    async def check() -> None:
-        store = adapter.make()
-        first = await store.put("job/a", b"1")
-        async with aclosing(follow(store, "job/")) as news:
-            assert await anext(news) == Listing((first,), first.modified)
-            again = await store.put("job/a", b"2")
-            second = await store.put("job/b", b"1")
-            await store.delete("job/a")
-            told = [await anext(news) for _ in range(3)]
-        assert told == [
-            Change(key="job/a", revision=again.modified, entry=again),
-            Change(key="job/b", revision=second.modified, entry=second),
-            Change(key="job/a", revision=second.modified + 1, entry=None),
-        ]
-
-    within_deadline(check())
+async def test_what_is_there_then_what_changes(adapter: Adapter) -> None:
+    store = adapter.make()
+    first = await store.put("job/a", b"1")
+    async with aclosing(follow(store, "job/")) as news:
+        assert await anext(news) == Listing((first,), first.modified)
+        again = await store.put("job/a", b"2")
+        second = await store.put("job/b", b"1")
+        await store.delete("job/a")
+        told = [await anext(news) for _ in range(3)]
+    assert told == [
+        Change(key="job/a", revision=again.modified, entry=again),
+        Change(key="job/b", revision=second.modified, entry=second),
+        Change(key="job/a", revision=second.modified + 1, entry=None),
+    ]
 
 
-def test_keys_that_came_and_went_before_are_not_told(adapter: Adapter) -> None:
-    async def check() -> None:
-        store = adapter.make()
-        await _come_and_gone(store, "job/a", "job/b", "job/a")
-        async with aclosing(follow(store, "job/")) as news:
-            assert (await _listing(news)).entries == ()
-            now = await store.put("job/a", b"now")
-            await store.delete("job/a")
-            other = await store.put("job/b", b"now")
-            told = [await anext(news) for _ in range(3)]
-        assert told == [
-            Change(key="job/a", revision=now.modified, entry=now),
-            Change(key="job/a", revision=now.modified + 1, entry=None),
-            Change(key="job/b", revision=other.modified, entry=other),
-        ]
-
-    within_deadline(check())
+async def test_keys_that_came_and_went_before_are_not_told(adapter: Adapter) -> None:
+    store = adapter.make()
+    await _come_and_gone(store, "job/a", "job/b", "job/a")
+    async with aclosing(follow(store, "job/")) as news:
+        assert (await _listing(news)).entries == ()
+        now = await store.put("job/a", b"now")
+        await store.delete("job/a")
+        other = await store.put("job/b", b"now")
+        told = [await anext(news) for _ in range(3)]
+    assert told == [
+        Change(key="job/a", revision=now.modified, entry=now),
+        Change(key="job/a", revision=now.modified + 1, entry=None),
+        Change(key="job/b", revision=other.modified, entry=other),
+    ]
 
 
-def test_what_happens_between_the_listing_and_the_watch_is_told(adapter: Adapter) -> None:
+async def test_what_happens_between_the_listing_and_the_watch_is_told(adapter: Adapter) -> None:
     """Also a removal that is followed by a new entry of the same key."""
-
-    async def check() -> None:
-        store = adapter.make()
-        first = await store.put("job/a", b"1")
-        async with aclosing(follow(store, "job/")) as news:
-            assert (await _listing(news)).entries == (first,)
-            await store.delete("job/a")  # the watch begins when its first change is asked for
-            second = await store.put("job/a", b"2")
-            assert await anext(news) == Change(
-                key="job/a", revision=second.modified - 1, entry=None
-            )
-            assert await anext(news) == Change(key="job/a", revision=second.modified, entry=second)
-
-    within_deadline(check())
+    store = adapter.make()
+    first = await store.put("job/a", b"1")
+    async with aclosing(follow(store, "job/")) as news:
+        assert (await _listing(news)).entries == (first,)
+        await store.delete("job/a")  # the watch begins when its first change is asked for
+        second = await store.put("job/a", b"2")
+        assert await anext(news) == Change(key="job/a", revision=second.modified - 1, entry=None)
+        assert await anext(news) == Change(key="job/a", revision=second.modified, entry=second)
 
 
 async def _listing(news: AsyncGenerator[Listing | Change, None]) -> Listing:
@@ -84,79 +72,69 @@ async def _listing(news: AsyncGenerator[Listing | Change, None]) -> Listing:
     return item
 
 
-def test_a_history_that_is_forgotten_is_listed_again(adapter: Adapter) -> None:
-    async def check() -> None:
-        store = adapter.make()
-        kept = await store.put("job/kept", b"1")
-        async with aclosing(follow(store, "job/")) as news:
-            assert (await _listing(news)).entries == (kept,)
-            # Before the watch has begun.
-            await adapter.compact(store, await _come_and_gone(store, "job/a", "job/b"))
-            assert (await _listing(news)).entries == (kept,)
-            new = await store.put("job/new", b"1")
-            assert await anext(news) == Change(key="job/new", revision=new.modified, entry=new)
-
-    within_deadline(check())
+async def test_a_history_that_is_forgotten_is_listed_again(adapter: Adapter) -> None:
+    store = adapter.make()
+    kept = await store.put("job/kept", b"1")
+    async with aclosing(follow(store, "job/")) as news:
+        assert (await _listing(news)).entries == (kept,)
+        # Before the watch has begun.
+        await adapter.compact(store, await _come_and_gone(store, "job/a", "job/b"))
+        assert (await _listing(news)).entries == (kept,)
+        new = await store.put("job/new", b"1")
+        assert await anext(news) == Change(key="job/new", revision=new.modified, entry=new)
 
 
-def test_one_key_and_not_its_neighbours(adapter: Adapter) -> None:
-    async def check() -> None:
-        store = adapter.make()
-        await store.put("nodes/n10", b"1")
-        async with aclosing(follow_key(store, "nodes/n1")) as entries:
-            assert await anext(entries) is None
-            await store.put("nodes/n11", b"1")
-            mine = await store.put("nodes/n1", b"1")
-            assert await anext(entries) == mine
-            await store.delete("nodes/n10")
-            await store.delete("nodes/n1")
-            assert await anext(entries) is None
-
-    within_deadline(check())
+async def test_one_key_and_not_its_neighbours(adapter: Adapter) -> None:
+    store = adapter.make()
+    await store.put("nodes/n10", b"1")
+    async with aclosing(follow_key(store, "nodes/n1")) as entries:
+        assert await anext(entries) is None
+        await store.put("nodes/n11", b"1")
+        mine = await store.put("nodes/n1", b"1")
+        assert await anext(entries) == mine
+        await store.delete("nodes/n10")
+        await store.delete("nodes/n1")
+        assert await anext(entries) is None
 
 
-def test_a_leader_is_found_and_followed_by_all_who_ask(adapter: Adapter) -> None:
-    async def check() -> None:
-        store = adapter.make()
-        watch = LeaderWatch(store, job="job")
-        running = asyncio.create_task(watch.run())
-        asking = [asyncio.create_task(watch.newer()) for _ in range(3)]
-        assert await find_leader(store, job="job") is None
-        one = await _elect(store, "one:1")
-        assert await asyncio.gather(*asking) == [one] * 3
-        assert await find_leader(store, job="job") == one
-        async with aclosing(watch.leaders()) as leaders:
-            assert await anext(leaders) == one
-            asking = [asyncio.create_task(watch.newer(one)) for _ in range(3)]
-            await store.delete(JobKeys("job").leader)
-            again = await _elect(store, "one:1")
-            assert again.term > one.term
-            assert await anext(leaders) == again
-        assert await asyncio.gather(*asking) == [again] * 3
-        running.cancel()
-
-    within_deadline(check())
-
-
-def test_the_last_leader_stays_known_while_nobody_leads_or_can_be_read(adapter: Adapter) -> None:
-    async def check() -> None:
-        store = adapter.make()
-        watch = LeaderWatch(store, job="job")
-        running = asyncio.create_task(watch.run())
-        one = await _elect(store, "one:1")
-        assert await watch.newer() == one
-        assert not watch.vacant
+async def test_a_leader_is_found_and_followed_by_all_who_ask(adapter: Adapter) -> None:
+    store = adapter.make()
+    watch = LeaderWatch(store, job="job")
+    running = asyncio.create_task(watch.run())
+    asking = [asyncio.create_task(watch.newer()) for _ in range(3)]
+    assert await find_leader(store, job="job") is None
+    one = await _elect(store, "one:1")
+    assert await asyncio.gather(*asking) == [one] * 3
+    assert await find_leader(store, job="job") == one
+    async with aclosing(watch.leaders()) as leaders:
+        assert await anext(leaders) == one
+        asking = [asyncio.create_task(watch.newer(one)) for _ in range(3)]
         await store.delete(JobKeys("job").leader)
-        while not watch.vacant:
-            await asyncio.sleep(0.01)
-        assert watch.leader == one
-        await store.put(JobKeys("job").leader, b"of another version")
-        while watch.vacant:
-            await asyncio.sleep(0.01)
-        assert watch.leader == one
-        running.cancel()
+        again = await _elect(store, "one:1")
+        assert again.term > one.term
+        assert await anext(leaders) == again
+    assert await asyncio.gather(*asking) == [again] * 3
+    running.cancel()
 
-    within_deadline(check())
+
+async def test_the_last_leader_stays_known_while_nobody_leads_or_can_be_read(
+    adapter: Adapter,
+) -> None:
+    store = adapter.make()
+    watch = LeaderWatch(store, job="job")
+    running = asyncio.create_task(watch.run())
+    one = await _elect(store, "one:1")
+    assert await watch.newer() == one
+    assert not watch.vacant
+    await store.delete(JobKeys("job").leader)
+    while not watch.vacant:
+        await asyncio.sleep(0.01)
+    assert watch.leader == one
+    await store.put(JobKeys("job").leader, b"of another version")
+    while watch.vacant:
+        await asyncio.sleep(0.01)
+    assert watch.leader == one
+    running.cancel()
 
 
 async def _elect(store: Store, address: str) -> Leader:

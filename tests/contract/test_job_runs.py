@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,7 @@ from elastic.store.job_runs import (
     forget_run,
     list_runs,
 )
-from tests.contract.conftest import Adapter, within_deadline
+from tests.contract.conftest import Adapter
 
 KEYS = JobKeys("job")
 INCIDENT = "incidents/default/000000001"
@@ -74,159 +73,124 @@ async def keys(store: Store) -> list[str]:
     return [entry.key.removeprefix(KEYS.folder) for entry in await store.list(KEYS.folder)]
 
 
-def check_on(adapter: Adapter, check: Any) -> None:
-    async def main() -> None:
-        await check(adapter.make())
-
-    within_deadline(main())
+@pytest.fixture
+async def store(adapter: Adapter) -> Store:
+    return adapter.make()
 
 
 @pytest.mark.parametrize("ending", [end(0), end(82), end(143, left=True)])
-def test_the_end_is_heard_by_all_who_listen(adapter: Adapter, ending: RunEnd) -> None:
-    async def check(store: Store) -> None:
-        leadership = await train(store)
-        waiting = [asyncio.create_task((await listener(store)).next_end()) for _ in range(2)]
-        await ended(store, leadership, ending)
-        assert await asyncio.gather(*waiting) == [ending, ending]
-
-    check_on(adapter, check)
+async def test_the_end_is_heard_by_all_who_listen(store: Store, ending: RunEnd) -> None:
+    leadership = await train(store)
+    waiting = [asyncio.create_task((await listener(store)).next_end()) for _ in range(2)]
+    await ended(store, leadership, ending)
+    assert await asyncio.gather(*waiting) == [ending, ending]
 
 
 @pytest.mark.parametrize("exit_code", [0, 1, 82])
-def test_a_run_that_has_ended_is_not_begun_again(adapter: Adapter, exit_code: int) -> None:
-    async def check(store: Store) -> None:
-        await ended(store, await train(store), end(exit_code))
-        for _ in range(2):
-            with pytest.raises(AlreadyEnded, match="after 12 steps with exit code") as one:
-                await listener(store)
-            assert one.value.end == end(exit_code)
-            with pytest.raises(AlreadyEnded):
-                await lead(store, job="job", candidate="again")
-            await store.delete(KEYS.leader)
-        assert await keys(store) == ["ended/default", INCIDENT]
-
-    check_on(adapter, check)
-
-
-def test_a_run_that_all_nodes_have_left_goes_on_when_they_come_again(adapter: Adapter) -> None:
-    async def check(store: Store) -> None:
-        await ended(store, await train(store), end(143, left=True))
-        assert await keys(store) == ["drain/n", "ended/default", INCIDENT, "quarantine/m"]
-        waiting = asyncio.create_task((await listener(store)).next_end())
-        again = await lead(store, job="job", candidate="again")
-        assert (again.incarnation, again.last) == ("again", None)
-        assert "ended/default" not in await keys(store)
-        assert INCIDENT in await keys(store), "it is the same run"
-        assert not waiting.done()
-        await ended(store, again, end(0))
-        assert await waiting == end(0)
-
-    check_on(adapter, check)
-
-
-def test_the_next_run_begins_anew(adapter: Adapter) -> None:
-    async def check(store: Store) -> None:
-        await ended(store, await train(store), end(0))
-        again = await lead(store, job="job", candidate="second", run_id="2")
-        assert (again.incarnation, again.last) == ("second", None)
-        assert await keys(store) == ["ended/default", "incarnation", "leader", "run"]
-
-    check_on(adapter, check)
-
-
-def test_another_run_is_refused_while_one_is_under_way(adapter: Adapter) -> None:
-    async def check(store: Store) -> None:
-        await train(store)
+async def test_a_run_that_has_ended_is_not_begun_again(store: Store, exit_code: int) -> None:
+    await ended(store, await train(store), end(exit_code))
+    for _ in range(2):
+        with pytest.raises(AlreadyEnded, match="after 12 steps with exit code") as one:
+            await listener(store)
+        assert one.value.end == end(exit_code)
+        with pytest.raises(AlreadyEnded):
+            await lead(store, job="job", candidate="again")
         await store.delete(KEYS.leader)
-        with pytest.raises(ConfigurationError, match=r"is at run 'default', .* not at '2'; give"):
-            await lead(store, job="job", candidate="second", run_id="2")
-        await store.delete(KEYS.leader)
-        assert (await lead(store, job="job", candidate="second")).last_number == 7
-
-    check_on(adapter, check)
+    assert await keys(store) == ["ended/default", INCIDENT]
 
 
-def test_what_a_leader_was_killed_before_removing_the_next_one_removes(adapter: Adapter) -> None:
-    async def check(store: Store) -> None:
-        await train(store)
-        await store.put(KEYS.end("default"), b"what a newer version writes")
-        await store.delete(KEYS.leader)
-        again = await lead(store, job="job", candidate="second", run_id="2")
-        assert (again.incarnation, again.last) == ("second", None)
-        assert "drain/n" not in await keys(store)
-
-    check_on(adapter, check)
-
-
-def test_a_deposed_leader_ends_no_run(adapter: Adapter) -> None:
-    async def check(store: Store) -> None:
-        deposed = await train(store)
-        await store.delete(KEYS.leader)
-        before = await keys(store)
-        await lead(store, job="job", candidate="second")
-        with pytest.raises(GuardFailed):
-            await announce_end(store, job="job", guard=deposed.guard, end=end(1))
-        assert await keys(store) == sorted([*before, "leader"])
-
-    check_on(adapter, check)
+async def test_a_run_that_all_nodes_have_left_goes_on_when_they_come_again(store: Store) -> None:
+    await ended(store, await train(store), end(143, left=True))
+    assert await keys(store) == ["drain/n", "ended/default", INCIDENT, "quarantine/m"]
+    waiting = asyncio.create_task((await listener(store)).next_end())
+    again = await lead(store, job="job", candidate="again")
+    assert (again.incarnation, again.last) == ("again", None)
+    assert "ended/default" not in await keys(store)
+    assert INCIDENT in await keys(store), "it is the same run"
+    assert not waiting.done()
+    await ended(store, again, end(0))
+    assert await waiting == end(0)
 
 
-def test_what_is_not_this_runs_end(adapter: Adapter) -> None:
-    async def check(store: Store) -> None:
-        waiting = asyncio.create_task((await listener(store)).next_end())
-        await store.put(KEYS.end("default2"), b"{}")
-        await store.put(JobKeys("job2").end("default"), b"{}")
-        await asyncio.sleep(0.1)
-        assert not waiting.done()
-        await store.put(KEYS.end("default"), b"no document")
-        assert await waiting == RunEnd(run_id="default", exit_code=1)
-
-    check_on(adapter, check)
+async def test_the_next_run_begins_anew(store: Store) -> None:
+    await ended(store, await train(store), end(0))
+    again = await lead(store, job="job", candidate="second", run_id="2")
+    assert (again.incarnation, again.last) == ("second", None)
+    assert await keys(store) == ["ended/default", "incarnation", "leader", "run"]
 
 
-def test_all_runs_are_listed(adapter: Adapter) -> None:
-    async def check(store: Store) -> None:
-        assert await list_runs(store) == []
-        await ended(store, await train(store), end(0))
-        await train(store, run_id="2")
-        await store.put(KEYS.node("n"), to_json(NODE))
-        await store.put(JobKeys("a").node("n"), to_json(NODE))
-        assert [(r.job, r.run_id, r.nodes, r.end) for r in await list_runs(store)] == [
-            ("a", "default", 1, None),
-            ("job", "default", 0, end(0)),
-            ("job", "2", 1, None),
-        ]
-
-    check_on(adapter, check)
+async def test_another_run_is_refused_while_one_is_under_way(store: Store) -> None:
+    await train(store)
+    await store.delete(KEYS.leader)
+    with pytest.raises(ConfigurationError, match=r"is at run 'default', .* not at '2'; give"):
+        await lead(store, job="job", candidate="second", run_id="2")
+    await store.delete(KEYS.leader)
+    assert (await lead(store, job="job", candidate="second")).last_number == 7
 
 
-def test_a_run_that_is_forgotten_leaves_nothing(adapter: Adapter) -> None:
-    async def check(store: Store) -> None:
-        await ended(store, await train(store), end(0))
-        assert await forget_run(store, job="job", run_id="default")
-        assert await keys(store) == []
-        assert not await forget_run(store, job="job", run_id="default")
-        await train(store)
-        await store.delete(KEYS.leader)  # all were killed
-        assert await forget_run(store, job="job", run_id="default")
-        assert await keys(store) == []
-        assert (await lead(store, job="job", candidate="new")).incarnation == "new"
-
-    check_on(adapter, check)
+async def test_what_a_leader_was_killed_before_removing_the_next_one_removes(store: Store) -> None:
+    await train(store)
+    await store.put(KEYS.end("default"), b"what a newer version writes")
+    await store.delete(KEYS.leader)
+    again = await lead(store, job="job", candidate="second", run_id="2")
+    assert (again.incarnation, again.last) == ("second", None)
+    assert "drain/n" not in await keys(store)
 
 
-def test_a_run_that_somebody_works_on_is_not_forgotten(adapter: Adapter) -> None:
-    async def check(store: Store) -> None:
-        await ended(store, await train(store, run_id="1"), end(0, "1"))
-        await train(store, run_id="2")
-        await store.delete(KEYS.leader)
-        await store.put(KEYS.node("n"), to_json(NODE))
-        with pytest.raises(ConfigurationError, match=r"'2' of job 'job' is under way \(1 agents\)"):
-            await forget_run(store, job="job", run_id="2")
-        assert "generation" in await keys(store)
-        assert await forget_run(store, job="job", run_id="1")
-        assert "generation" in await keys(store)
-        assert (await lead(store, job="job", candidate="next", run_id="2")).last_number == 7
-        assert not await forget_run(store, job="job", run_id="1")
+async def test_a_deposed_leader_ends_no_run(store: Store) -> None:
+    deposed = await train(store)
+    await store.delete(KEYS.leader)
+    before = await keys(store)
+    await lead(store, job="job", candidate="second")
+    with pytest.raises(GuardFailed):
+        await announce_end(store, job="job", guard=deposed.guard, end=end(1))
+    assert await keys(store) == sorted([*before, "leader"])
 
-    check_on(adapter, check)
+
+async def test_what_is_not_this_runs_end(store: Store) -> None:
+    waiting = asyncio.create_task((await listener(store)).next_end())
+    await store.put(KEYS.end("default2"), b"{}")
+    await store.put(JobKeys("job2").end("default"), b"{}")
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    await store.put(KEYS.end("default"), b"no document")
+    assert await waiting == RunEnd(run_id="default", exit_code=1)
+
+
+async def test_all_runs_are_listed(store: Store) -> None:
+    assert await list_runs(store) == []
+    await ended(store, await train(store), end(0))
+    await train(store, run_id="2")
+    await store.put(KEYS.node("n"), to_json(NODE))
+    await store.put(JobKeys("a").node("n"), to_json(NODE))
+    assert [(r.job, r.run_id, r.nodes, r.end) for r in await list_runs(store)] == [
+        ("a", "default", 1, None),
+        ("job", "default", 0, end(0)),
+        ("job", "2", 1, None),
+    ]
+
+
+async def test_a_run_that_is_forgotten_leaves_nothing(store: Store) -> None:
+    await ended(store, await train(store), end(0))
+    assert await forget_run(store, job="job", run_id="default")
+    assert await keys(store) == []
+    assert not await forget_run(store, job="job", run_id="default")
+    await train(store)
+    await store.delete(KEYS.leader)  # all were killed
+    assert await forget_run(store, job="job", run_id="default")
+    assert await keys(store) == []
+    assert (await lead(store, job="job", candidate="new")).incarnation == "new"
+
+
+async def test_a_run_that_somebody_works_on_is_not_forgotten(store: Store) -> None:
+    await ended(store, await train(store, run_id="1"), end(0, "1"))
+    await train(store, run_id="2")
+    await store.delete(KEYS.leader)
+    await store.put(KEYS.node("n"), to_json(NODE))
+    with pytest.raises(ConfigurationError, match=r"'2' of job 'job' is under way \(1 agents\)"):
+        await forget_run(store, job="job", run_id="2")
+    assert "generation" in await keys(store)
+    assert await forget_run(store, job="job", run_id="1")
+    assert "generation" in await keys(store)
+    assert (await lead(store, job="job", candidate="next", run_id="2")).last_number == 7
+    assert not await forget_run(store, job="job", run_id="1")

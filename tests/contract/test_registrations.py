@@ -18,7 +18,7 @@ from elastic.store.interface import Entry, Store
 from elastic.store.job_documents import NodeDocument, node_from_json, to_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.lease_keeper import LeaseState
-from tests.contract.conftest import Adapter, within_deadline
+from tests.contract.conftest import Adapter
 
 HELD, SUSPECT, GONE = LeaseState.HELD, LeaseState.SUSPECT, LeaseState.GONE
 DEADLINE_S = 30.0
@@ -129,242 +129,209 @@ async def leader(
         await asyncio.gather(running, return_exceptions=True)
 
 
-def test_a_node_that_says_it_leaves_is_gone_at_once(adapter: Adapter) -> None:
-    async def check() -> None:
-        store = adapter.make()
-        before = Agent(store, "n1", document("a"))
-        await before.start()
-        async with leader(store) as (_, heard):
-            later = Agent(store, "n2", document("b"))
-            await later.start()
-            await heard.until(("registered", "n1", "a"), ("registered", "n2", "b"))
-            assert node_from_json((await later.entry()).value) == document("b")
-            for agent in (before, later):
-                await agent.registration.close()
-                await agent.keeping
-                assert agent.told == [HELD]
-                assert await store.get(agent.key) is None
-            await heard.until(
-                ("registered", "n1", "a"),
-                ("registered", "n2", "b"),
-                ("gone", "n1", "a"),
-                ("gone", "n2", "b"),
-            )
-
-    within_deadline(check(), DEADLINE_S)
+async def test_a_node_that_says_it_leaves_is_gone_at_once(adapter: Adapter) -> None:
+    store = adapter.make()
+    before = Agent(store, "n1", document("a"))
+    await before.start()
+    async with leader(store) as (_, heard):
+        later = Agent(store, "n2", document("b"))
+        await later.start()
+        await heard.until(("registered", "n1", "a"), ("registered", "n2", "b"))
+        assert node_from_json((await later.entry()).value) == document("b")
+        for agent in (before, later):
+            await agent.registration.close()
+            await agent.keeping
+            assert agent.told == [HELD]
+            assert await store.get(agent.key) is None
+        await heard.until(
+            ("registered", "n1", "a"),
+            ("registered", "n2", "b"),
+            ("gone", "n1", "a"),
+            ("gone", "n2", "b"),
+        )
 
 
-def test_a_lost_lease_is_taken_anew_and_the_node_is_not_gone(adapter: Adapter) -> None:
-    async def check() -> None:
-        store = adapter.make()
-        agent, other = (Agent(store, f"n{i}", document(f"{i}")) for i in (1, 2))
-        await agent.start()
-        await other.start()
-        async with leader(store, isolation_timeout_s=3.0) as (_, heard):
-            await heard.until(("registered", "n1", "1"), ("registered", "n2", "2"))
-            first = await agent.entry()
-            await agent.lose_lease()
-            await agent.until_told(HELD, GONE, HELD)
-            assert (await agent.entry()).lease != first.lease
-            assert agent.registration.held()
-            # What would be gone before this one is not gone.
-            await other.kill()
-            await other.lose_lease()
-            await heard.until(
-                ("registered", "n1", "1"),
-                ("registered", "n2", "2"),
-                ("vanished", "n1", None),
-                ("registered", "n1", "1"),
-                ("vanished", "n2", None),
-                ("gone", "n2", "2"),
-            )
+async def test_a_lost_lease_is_taken_anew_and_the_node_is_not_gone(adapter: Adapter) -> None:
+    store = adapter.make()
+    agent, other = (Agent(store, f"n{i}", document(f"{i}")) for i in (1, 2))
+    await agent.start()
+    await other.start()
+    async with leader(store, isolation_timeout_s=3.0) as (_, heard):
+        await heard.until(("registered", "n1", "1"), ("registered", "n2", "2"))
+        first = await agent.entry()
+        await agent.lose_lease()
+        await agent.until_told(HELD, GONE, HELD)
+        assert (await agent.entry()).lease != first.lease
+        assert agent.registration.held()
+        # What would be gone before this one is not gone.
+        await other.kill()
+        await other.lose_lease()
+        await heard.until(
+            ("registered", "n1", "1"),
+            ("registered", "n2", "2"),
+            ("vanished", "n1", None),
+            ("registered", "n1", "1"),
+            ("vanished", "n2", None),
+            ("gone", "n2", "2"),
+        )
+    await agent.registration.close()
+
+
+async def test_a_node_that_vanished_is_gone_after_its_time(adapter: Adapter) -> None:
+    store = adapter.make()
+    agent = Agent(store, "n1", document("a"))
+    await agent.start()
+    async with leader(store, isolation_timeout_s=0.3, margin_s=0.2) as (_, heard):
+        await heard.until(("registered", "n1", "a"))
+        await agent.kill()
+        await agent.lose_lease()
+        await heard.until(("registered", "n1", "a"), ("vanished", "n1", None), ("gone", "n1", "a"))
+        assert heard.gone_at[0] >= heard.vanished_at[0] + 0.5
+
+
+async def test_another_agent_of_that_name_proves_nothing_about_the_one_before(
+    adapter: Adapter,
+) -> None:
+    store = adapter.make()
+    before, after = (Agent(store, "n1", document(token)) for token in "ab")
+    await before.start()
+    async with leader(store, isolation_timeout_s=3.0) as (_, heard):
+        await heard.until(("registered", "n1", "a"))
+        await before.kill()
+        await before.lose_lease()
+        await after.start()
+        await heard.until(
+            ("registered", "n1", "a"),
+            ("vanished", "n1", None),
+            ("registered", "n1", "b"),
+            ("gone", "n1", "a"),
+        )
+    await after.registration.close()
+
+
+async def test_who_is_connected_is_not_cut_off(adapter: Adapter) -> None:
+    store = adapter.make()
+    agent, other = (Agent(store, f"n{i}", document(f"{i}")) for i in (1, 2))
+    await agent.start()
+    await other.start()
+    async with leader(store, isolation_timeout_s=0.3) as (registry, heard):
+        await heard.until(("registered", "n1", "1"), ("registered", "n2", "2"))
+        registry.connected("n1", "1")
+        for each in (agent, other):
+            await each.kill()
+            await each.lose_lease()
+        told = [("registered", "n1", "1"), ("registered", "n2", "2")]
+        told += [("vanished", "n1", None), ("vanished", "n2", None), ("gone", "n2", "2")]
+        await heard.until(*told)
+        disconnected_at = time.monotonic()
+        registry.disconnected("n1", "1")
+        await heard.until(*told, ("gone", "n1", "1"))
+        assert heard.gone_at[-1] >= disconnected_at + 0.3
+
+
+async def test_a_new_leader_waits_for_the_nodes_that_it_does_not_find(adapter: Adapter) -> None:
+    store = adapter.make()
+    same, later, other = (Agent(store, f"n{i}", document(f"{i}")) for i in (1, 2, 4))
+    await same.start()
+    await other.start()
+    decided = await store.put(KEYS.generation, b"")
+    await later.start()
+    nodes = ["n1@1", "n2@2", "n3@3", "n4@before"]
+    expected = {"expected": nodes, "as_of": decided.modified}
+    async with leader(store, isolation_timeout_s=0.3, **expected) as (_, heard):
+        await heard.until(
+            ("vanished", "n2", None),
+            ("vanished", "n3", None),
+            ("vanished", "n4", None),
+            ("registered", "n1", "1"),
+            ("registered", "n2", "2"),
+            ("registered", "n4", "4"),
+            ("gone", "n2", None),
+            ("gone", "n3", None),
+            ("gone", "n4", None),
+        )
+    for agent in (same, later, other):
         await agent.registration.close()
 
-    within_deadline(check(), DEADLINE_S)
 
-
-def test_a_node_that_vanished_is_gone_after_its_time(adapter: Adapter) -> None:
-    async def check() -> None:
-        store = adapter.make()
-        agent = Agent(store, "n1", document("a"))
-        await agent.start()
-        async with leader(store, isolation_timeout_s=0.3, margin_s=0.2) as (_, heard):
-            await heard.until(("registered", "n1", "a"))
-            await agent.kill()
-            await agent.lose_lease()
-            await heard.until(
-                ("registered", "n1", "a"), ("vanished", "n1", None), ("gone", "n1", "a")
-            )
-            assert heard.gone_at[0] >= heard.vanished_at[0] + 0.5
-
-    within_deadline(check(), DEADLINE_S)
-
-
-def test_another_agent_of_that_name_proves_nothing_about_the_one_before(adapter: Adapter) -> None:
-    async def check() -> None:
-        store = adapter.make()
-        before, after = (Agent(store, "n1", document(token)) for token in "ab")
-        await before.start()
-        async with leader(store, isolation_timeout_s=3.0) as (_, heard):
-            await heard.until(("registered", "n1", "a"))
-            await before.kill()
-            await before.lose_lease()
-            await after.start()
-            await heard.until(
-                ("registered", "n1", "a"),
-                ("vanished", "n1", None),
-                ("registered", "n1", "b"),
-                ("gone", "n1", "a"),
-            )
+async def test_an_agent_started_again_takes_its_key_over(adapter: Adapter) -> None:
+    store = adapter.make()
+    before = Agent(store, "n1", document("a", started_unix_s=1.0))
+    after = Agent(store, "n1", document("a", started_unix_s=2.0))
+    await before.start()
+    first = await before.entry()
+    async with leader(store) as (_, heard):
+        await heard.until(("registered", "n1", "a"))
+        await before.kill()
+        await after.start()
+        second = await after.entry()
+        assert second.created == first.created
+        assert second.lease != first.lease
+        await store.revoke(first.lease)
+        assert await after.entry() == second
+        # Nothing is told of a loss: there was none.
         await after.registration.close()
-
-    within_deadline(check(), DEADLINE_S)
-
-
-def test_who_is_connected_is_not_cut_off(adapter: Adapter) -> None:
-    async def check() -> None:
-        store = adapter.make()
-        agent, other = (Agent(store, f"n{i}", document(f"{i}")) for i in (1, 2))
-        await agent.start()
-        await other.start()
-        async with leader(store, isolation_timeout_s=0.3) as (registry, heard):
-            await heard.until(("registered", "n1", "1"), ("registered", "n2", "2"))
-            registry.connected("n1", "1")
-            for each in (agent, other):
-                await each.kill()
-                await each.lose_lease()
-            told = [("registered", "n1", "1"), ("registered", "n2", "2")]
-            told += [("vanished", "n1", None), ("vanished", "n2", None), ("gone", "n2", "2")]
-            await heard.until(*told)
-            disconnected_at = time.monotonic()
-            registry.disconnected("n1", "1")
-            await heard.until(*told, ("gone", "n1", "1"))
-            assert heard.gone_at[-1] >= disconnected_at + 0.3
-
-    within_deadline(check(), DEADLINE_S)
+        await heard.until(("registered", "n1", "a"), ("registered", "n1", "a"), ("gone", "n1", "a"))
 
 
-def test_a_new_leader_waits_for_the_nodes_that_it_does_not_find(adapter: Adapter) -> None:
-    async def check() -> None:
-        store = adapter.make()
-        same, later, other = (Agent(store, f"n{i}", document(f"{i}")) for i in (1, 2, 4))
-        await same.start()
-        await other.start()
-        decided = await store.put(KEYS.generation, b"")
-        await later.start()
-        nodes = ["n1@1", "n2@2", "n3@3", "n4@before"]
-        expected = {"expected": nodes, "as_of": decided.modified}
-        async with leader(store, isolation_timeout_s=0.3, **expected) as (_, heard):
-            await heard.until(
-                ("vanished", "n2", None),
-                ("vanished", "n3", None),
-                ("vanished", "n4", None),
-                ("registered", "n1", "1"),
-                ("registered", "n2", "2"),
-                ("registered", "n4", "4"),
-                ("gone", "n2", None),
-                ("gone", "n3", None),
-                ("gone", "n4", None),
-            )
-        for agent in (same, later, other):
-            await agent.registration.close()
-
-    within_deadline(check(), DEADLINE_S)
+async def test_a_name_that_is_taken_is_told_with_its_owner(adapter: Adapter) -> None:
+    store = adapter.make()
+    owner = Agent(store, "n1", document("a", started_unix_s=1_000_000_000.0))
+    await owner.start()
+    before = await owner.entry()
+    late = Agent(store, "n1", document("b"), ttl_s=1.0)
+    asked_at = time.monotonic()
+    with pytest.raises(ConfigurationError) as caught:
+        await late.start()
+    assert time.monotonic() - asked_at >= 2.0
+    assert str(caught.value) == (
+        "the node name 'n1' of the job 'job' is taken by an agent on host 'host-of-a', "
+        "started 2001-09-09 01:46:40 UTC; stop that one, or give this one another name with "
+        "--node-name"
+    )
+    assert await owner.entry() == before
+    assert late.told == []
+    owned_by = "an agent on host 'host-of-a', started 2001-09-09 01:46:40 UTC"
+    assert late.waited == [(owned_by, 2.0)]
+    assert owner.waited == []
+    await owner.registration.close()
 
 
-def test_an_agent_started_again_takes_its_key_over(adapter: Adapter) -> None:
-    async def check() -> None:
-        store = adapter.make()
-        before = Agent(store, "n1", document("a", started_unix_s=1.0))
-        after = Agent(store, "n1", document("a", started_unix_s=2.0))
-        await before.start()
-        first = await before.entry()
-        async with leader(store) as (_, heard):
-            await heard.until(("registered", "n1", "a"))
-            await before.kill()
-            await after.start()
-            second = await after.entry()
-            assert second.created == first.created
-            assert second.lease != first.lease
-            await store.revoke(first.lease)
-            assert await after.entry() == second
-            # Nothing is told of a loss: there was none.
-            await after.registration.close()
-            await heard.until(
-                ("registered", "n1", "a"), ("registered", "n1", "a"), ("gone", "n1", "a")
-            )
-
-    within_deadline(check(), DEADLINE_S)
+async def test_a_name_that_comes_free_in_time_is_taken(adapter: Adapter) -> None:
+    store = adapter.make()
+    owner, late = (Agent(store, "n1", document(token)) for token in "ab")
+    await owner.start()
+    starting = asyncio.create_task(late.start())
+    await asyncio.sleep(0.1)
+    assert not starting.done()
+    await owner.registration.close()
+    await starting
+    assert node_from_json((await late.entry()).value) == document("b")
+    await late.registration.close()
 
 
-def test_a_name_that_is_taken_is_told_with_its_owner(adapter: Adapter) -> None:
-    async def check() -> None:
-        store = adapter.make()
-        owner = Agent(store, "n1", document("a", started_unix_s=1_000_000_000.0))
-        await owner.start()
-        before = await owner.entry()
-        late = Agent(store, "n1", document("b"), ttl_s=1.0)
-        asked_at = time.monotonic()
-        with pytest.raises(ConfigurationError) as caught:
-            await late.start()
-        assert time.monotonic() - asked_at >= 2.0
-        assert str(caught.value) == (
-            "the node name 'n1' of the job 'job' is taken by an agent on host 'host-of-a', "
-            "started 2001-09-09 01:46:40 UTC; stop that one, or give this one another name with "
-            "--node-name"
-        )
-        assert await owner.entry() == before
-        assert late.told == []
-        owned_by = "an agent on host 'host-of-a', started 2001-09-09 01:46:40 UTC"
-        assert late.waited == [(owned_by, 2.0)]
-        assert owner.waited == []
-        await owner.registration.close()
-
-    within_deadline(check(), DEADLINE_S)
+async def test_a_second_agent_in_the_same_directory_makes_the_first_one_end(
+    adapter: Adapter,
+) -> None:
+    store = adapter.make()
+    first = Agent(store, "n1", document("a"), ttl_s=1.0)
+    second = Agent(store, "n1", document("a"))
+    await first.start()
+    await second.start()
+    with pytest.raises(ConfigurationError, match="'n1' of the job 'job' is taken by an agent"):
+        await first.keeping
+    assert first.told == [HELD, GONE]
+    assert second.told == [HELD]
+    await second.registration.close()
 
 
-def test_a_name_that_comes_free_in_time_is_taken(adapter: Adapter) -> None:
-    async def check() -> None:
-        store = adapter.make()
-        owner, late = (Agent(store, "n1", document(token)) for token in "ab")
-        await owner.start()
-        starting = asyncio.create_task(late.start())
-        await asyncio.sleep(0.1)
-        assert not starting.done()
-        await owner.registration.close()
-        await starting
-        assert node_from_json((await late.entry()).value) == document("b")
-        await late.registration.close()
-
-    within_deadline(check(), DEADLINE_S)
-
-
-def test_a_second_agent_in_the_same_directory_makes_the_first_one_end(adapter: Adapter) -> None:
-    async def check() -> None:
-        store = adapter.make()
-        first = Agent(store, "n1", document("a"), ttl_s=1.0)
-        second = Agent(store, "n1", document("a"))
-        await first.start()
-        await second.start()
-        with pytest.raises(ConfigurationError, match="'n1' of the job 'job' is taken by an agent"):
-            await first.keeping
-        assert first.told == [HELD, GONE]
-        assert second.told == [HELD]
-        await second.registration.close()
-
-    within_deadline(check(), DEADLINE_S)
-
-
-def test_a_document_that_cannot_be_read_is_no_node(adapter: Adapter) -> None:
-    async def check() -> None:
-        store = adapter.make()
-        await store.put(KEYS.node("n1"), b"of another version")
-        agent = Agent(store, "n1", document("a"), ttl_s=0.0)
-        async with leader(store) as (_, heard):
-            with pytest.raises(ConfigurationError, match="something that this version cannot"):
-                await agent.start()
-            left = dataclasses.replace(document("b"), left=True)
-            await store.put(KEYS.node("n2"), to_json(left))
-            await heard.until(("gone", "n2", "b"))
-
-    within_deadline(check(), DEADLINE_S)
+async def test_a_document_that_cannot_be_read_is_no_node(adapter: Adapter) -> None:
+    store = adapter.make()
+    await store.put(KEYS.node("n1"), b"of another version")
+    agent = Agent(store, "n1", document("a"), ttl_s=0.0)
+    async with leader(store) as (_, heard):
+        with pytest.raises(ConfigurationError, match="something that this version cannot"):
+            await agent.start()
+        left = dataclasses.replace(document("b"), left=True)
+        await store.put(KEYS.node("n2"), to_json(left))
+        await heard.until(("gone", "n2", "b"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,6 @@ from elastic.store.job_documents import LeaderDocument, to_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.leader_watch import LeaderWatch
 from elastic.store.memory import MemoryStore
-from tests.contract.conftest import within_deadline
 from tests.unit.store.failing_store import Clock
 
 TIMEOUT_S = 30.0
@@ -70,87 +70,73 @@ class Node:
         return self.told
 
 
-def run(
+@asynccontextmanager
+async def watching(
     monkeypatch: pytest.MonkeyPatch,
-    check: Callable[[Node], object],
+    contact: LastContact,
     *,
-    contact: LastContact | None = None,
     goes_on: bool = False,
     begins_at: float = 0.0,
-) -> None:
+) -> AsyncIterator[Node]:
     clock = Clock()
     clock.now = begins_at
     monkeypatch.setattr(registration, "_LOOK_S", 0.001)
     monkeypatch.setattr(registration, "boot_time_s", clock)
-
-    async def main() -> None:
-        node = Node(clock, contact or LastContact(Path("/dev/null")), goes_on)
-        try:
-            await node.after(begins_at)
-            await check(node)  # type: ignore[misc]
-        finally:
-            node.watching.cancel()
-
-    within_deadline(main())
+    node = Node(clock, contact, goes_on)
+    try:
+        await node.after(begins_at)
+        yield node
+    finally:
+        node.watching.cancel()
 
 
-def test_neither_heard_of_for_too_long_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(node: Node) -> None:
-        assert await node.after(TIMEOUT_S - 0.1) == []
-        assert await node.after(TIMEOUT_S) == [TIMEOUT_S]
-        assert await node.after(9 * TIMEOUT_S) == [TIMEOUT_S]
-
-    run(monkeypatch, check)
+@pytest.fixture
+async def node(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
+    async with watching(monkeypatch, LastContact(Path("/dev/null"))) as node:
+        yield node
 
 
-def test_the_store_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(node: Node) -> None:
-        node.registration.at_s = 100.0
-        assert await node.after(100.0 + TIMEOUT_S - 0.1) == []
-        node.registration.at_s = 120.0
-        assert await node.after(120.0 + TIMEOUT_S - 0.1) == []
-        assert await node.after(120.0 + TIMEOUT_S) == [TIMEOUT_S]
-
-    run(monkeypatch, check)
+async def test_neither_heard_of_for_too_long_is_told_once(node: Node) -> None:
+    assert await node.after(TIMEOUT_S - 0.1) == []
+    assert await node.after(TIMEOUT_S) == [TIMEOUT_S]
+    assert await node.after(9 * TIMEOUT_S) == [TIMEOUT_S]
 
 
-def test_the_coordinator_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(node: Node) -> None:
-        node.contact = True
-        for now in (100.0, 200.0):
-            assert await node.after(now) == []
-        node.contact = False
-        assert await node.after(200.0 + TIMEOUT_S - 0.1) == []
-        assert await node.after(200.0 + TIMEOUT_S) == [TIMEOUT_S]
+async def test_the_store_is_enough(node: Node) -> None:
+    node.registration.at_s = 100.0
+    assert await node.after(100.0 + TIMEOUT_S - 0.1) == []
+    node.registration.at_s = 120.0
+    assert await node.after(120.0 + TIMEOUT_S - 0.1) == []
+    assert await node.after(120.0 + TIMEOUT_S) == [TIMEOUT_S]
 
-    run(monkeypatch, check)
+
+async def test_the_coordinator_is_enough(node: Node) -> None:
+    node.contact = True
+    for now in (100.0, 200.0):
+        assert await node.after(now) == []
+    node.contact = False
+    assert await node.after(200.0 + TIMEOUT_S - 0.1) == []
+    assert await node.after(200.0 + TIMEOUT_S) == [TIMEOUT_S]
 
 
 @pytest.mark.parametrize(("goes_on", "left_s"), [(True, 10.0), (False, TIMEOUT_S)])
-def test_the_time_counts_on_where_an_agent_goes_on_with_the_workers_of_another(
+async def test_the_time_counts_on_where_an_agent_goes_on_with_the_workers_of_another(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, goes_on: bool, left_s: float
 ) -> None:
     """Else a node that is cut off could train on for longer than others wait for it."""
     contact = LastContact(tmp_path / "last-contact")
-
-    async def first(node: Node) -> None:
+    async with watching(monkeypatch, contact) as node:
         node.registration.at_s = 50.0
         assert await node.after(60.0) == []
         while contact.last() != 50.0:  # noted by a thread
             await asyncio.sleep(0.001)
-
-    run(monkeypatch, first, contact=contact)
-
-    async def second(node: Node) -> None:
-        now = 50.0 + TIMEOUT_S - 10.0
+    now = 50.0 + TIMEOUT_S - 10.0
+    async with watching(monkeypatch, contact, goes_on=goes_on, begins_at=now) as node:
         assert await node.after(now + left_s - 0.1) == []
         assert len(await node.after(now + left_s)) == 1
 
-    begins_at = 50.0 + TIMEOUT_S - 10.0
-    run(monkeypatch, second, contact=contact, goes_on=goes_on, begins_at=begins_at)
 
-
-def test_what_was_heard_of_while_a_note_was_written_is_noted_after_it(
+async def test_what_was_heard_of_while_a_note_was_written_is_noted_after_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Heard of once and never again, while the disk was slow: still the newest that is known."""
@@ -162,15 +148,12 @@ def test_what_was_heard_of_while_a_note_was_written_is_noted_after_it(
             super().note(at_s)
 
     contact = Slow(tmp_path / "last-contact")
-
-    async def check(node: Node) -> None:
+    async with watching(monkeypatch, contact) as node:
         node.registration.at_s = 50.0
         await node.after(60.0)
         writes.set()
         while contact.last() != 50.0:
             await asyncio.sleep(0.001)
-
-    run(monkeypatch, check, contact=contact)
 
 
 @pytest.mark.parametrize("kept", ["", "another-boot 50.0 ", "x y z", "\xff"])
@@ -182,44 +165,38 @@ def test_what_was_kept_and_says_nothing_is_as_if_nothing_was_kept(
     assert LastContact(tmp_path / "nothing").last() is None
 
 
-def test_cut_off_again_it_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(node: Node) -> None:
-        await node.after(TIMEOUT_S)
-        node.registration.at_s = 50.0
-        assert len(await node.after(51.0)) == 1
-        assert len(await node.after(50.0 + TIMEOUT_S)) == 2
-
-    run(monkeypatch, check)
+async def test_cut_off_again_it_is_told_again(node: Node) -> None:
+    await node.after(TIMEOUT_S)
+    node.registration.at_s = 50.0
+    assert len(await node.after(51.0)) == 1
+    assert len(await node.after(50.0 + TIMEOUT_S)) == 2
 
 
-def test_there_is_no_leader_for_a_node_without_its_name() -> None:
-    async def check() -> None:
-        store = MemoryStore()
-        document = LeaderDocument(candidate="c", address="one:1")
-        await store.put(JobKeys("job").leader, to_json(document))
-        watch = LeaderWatch(store, job="job")
-        watching = asyncio.create_task(watch.run())
-        leaders = LeaderOnceRegistered(watch)
-        asking = asyncio.create_task(leaders.newer())
-        while watch.leader is None:
-            await asyncio.sleep(0)
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert not asking.done()
-        leaders.registered.set()
-        first = await asking
-        assert first.address == "one:1"
-        asking = asyncio.create_task(leaders.newer(first))
-        await store.delete(JobKeys("job").leader)
-        document = LeaderDocument(candidate="d", address="two:1")
-        await store.put(JobKeys("job").leader, to_json(document))
-        assert (await asking).address == "two:1"
-        watching.cancel()
-
-    within_deadline(check())
+async def test_there_is_no_leader_for_a_node_without_its_name() -> None:
+    store = MemoryStore()
+    document = LeaderDocument(candidate="c", address="one:1")
+    await store.put(JobKeys("job").leader, to_json(document))
+    watch = LeaderWatch(store, job="job")
+    watching = asyncio.create_task(watch.run())
+    leaders = LeaderOnceRegistered(watch)
+    asking = asyncio.create_task(leaders.newer())
+    while watch.leader is None:
+        await asyncio.sleep(0)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not asking.done()
+    leaders.registered.set()
+    first = await asking
+    assert first.address == "one:1"
+    asking = asyncio.create_task(leaders.newer(first))
+    await store.delete(JobKeys("job").leader)
+    document = LeaderDocument(candidate="d", address="two:1")
+    await store.put(JobKeys("job").leader, to_json(document))
+    assert (await asking).address == "two:1"
+    watching.cancel()
 
 
-def test_a_disk_that_does_not_answer_does_not_keep_a_node_from_being_cut_off(
+async def test_a_disk_that_does_not_answer_does_not_keep_a_node_from_being_cut_off(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     answers = threading.Event()
@@ -229,20 +206,17 @@ def test_a_disk_that_does_not_answer_does_not_keep_a_node_from_being_cut_off(
             del at_s
             assert answers.wait(60.0)
 
-    async def main() -> None:
-        clock = Clock()
-        monkeypatch.setattr(registration, "boot_time_s", lambda: clock.now)
-        monkeypatch.setattr(registration, "_LOOK_S", 0.001)
-        node = Node(clock, Hangs(tmp_path / "last-contact"), goes_on=False)
-        begun = clock.now
-        try:
-            assert await node.after(begun + 1.0) == []
-            assert await node.after(begun + TIMEOUT_S + 2.0) != []
-        finally:
-            answers.set()
-            node.watching.cancel()
-
-    within_deadline(main())
+    clock = Clock()
+    monkeypatch.setattr(registration, "boot_time_s", lambda: clock.now)
+    monkeypatch.setattr(registration, "_LOOK_S", 0.001)
+    node = Node(clock, Hangs(tmp_path / "last-contact"), goes_on=False)
+    begun = clock.now
+    try:
+        assert await node.after(begun + 1.0) == []
+        assert await node.after(begun + TIMEOUT_S + 2.0) != []
+    finally:
+        answers.set()
+        node.watching.cancel()
 
 
 @pytest.mark.parametrize("at_s", ["nan", "inf", "1e300", "x", ""])

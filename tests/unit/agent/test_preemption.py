@@ -25,16 +25,13 @@ def looking(file: Path | None = None, command: Sequence[str] | None = None) -> a
     return asyncio.create_task(until_preempted(file=file, command=command, interval_s=0.01))
 
 
-def test_a_file_that_appears(tmp_path: Path) -> None:
-    async def check() -> None:
-        notice = tmp_path / "notice"
-        task = looking(file=notice)
-        await asyncio.sleep(0.1)
-        assert not task.done()
-        notice.touch()
-        assert await task == f"preemption: {notice} exists"
-
-    within_deadline(check(), DEADLINE_S)
+async def test_a_file_that_appears(tmp_path: Path) -> None:
+    notice = tmp_path / "notice"
+    task = looking(file=notice)
+    await asyncio.sleep(0.1)
+    assert not task.done()
+    notice.touch()
+    assert await task == f"preemption: {notice} exists"
 
 
 @pytest.mark.parametrize(
@@ -60,66 +57,51 @@ def test_a_file_that_cannot_be_looked_at_says_nothing(
     within_deadline(check(), DEADLINE_S)
 
 
-def test_a_command_that_succeeds_at_last(tmp_path: Path) -> None:
+async def test_a_command_that_succeeds_at_last(tmp_path: Path) -> None:
     """It is asked again and again, and its output is nobody's."""
     asked, notice = tmp_path / "asked", tmp_path / "notice"
     code = (
         f"import os, sys; open({str(asked)!r}, 'a').write('x'); print('no'); "
         f"sys.exit(0 if os.path.exists({str(notice)!r}) else 3)"
     )
-
-    async def check() -> None:
-        task = looking(command=python(code))
-        while not asked.exists() or len(asked.read_text()) < 2:
-            await asyncio.sleep(0.01)
-        assert not task.done()
-        notice.touch()
-        assert (await task).startswith(f"preemption: {sys.executable}")
-
-    within_deadline(check(), DEADLINE_S)
+    task = looking(command=python(code))
+    while not asked.exists() or len(asked.read_text()) < 2:
+        await asyncio.sleep(0.01)
+    assert not task.done()
+    notice.touch()
+    assert (await task).startswith(f"preemption: {sys.executable}")
 
 
-def test_a_command_that_cannot_be_run_says_nothing(tmp_path: Path) -> None:
-    async def check() -> None:
-        notice = tmp_path / "notice"
-        task = looking(file=notice, command=[str(tmp_path / "no-such-command")])
-        await asyncio.sleep(0.1)
-        assert not task.done()
-        notice.touch()
-        await task
-
-    within_deadline(check(), DEADLINE_S)
+async def test_a_command_that_cannot_be_run_says_nothing(tmp_path: Path) -> None:
+    notice = tmp_path / "notice"
+    task = looking(file=notice, command=[str(tmp_path / "no-such-command")])
+    await asyncio.sleep(0.1)
+    assert not task.done()
+    notice.touch()
+    await task
 
 
-def test_a_command_under_way_is_ended_with_the_watch(tmp_path: Path) -> None:
+async def test_a_command_under_way_is_ended_with_the_watch(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     shell = f"sh -c 'echo $$ > {pid}; exec sleep 600'; true"  # a child of the command's
     code = f"import subprocess; subprocess.run(['sh', '-c', {shell!r}])"
-
-    async def check() -> None:
-        task = looking(command=python(code))
-        while not pid.exists() or not pid.read_text().strip():
-            await asyncio.sleep(0.01)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        while is_alive(int(pid.read_text())):
-            await asyncio.sleep(0.01)
-
-    within_deadline(check(), DEADLINE_S)
+    task = looking(command=python(code))
+    while not pid.exists() or not pid.read_text().strip():
+        await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    while is_alive(int(pid.read_text())):
+        await asyncio.sleep(0.01)
 
 
-def test_a_command_that_takes_too_long_says_nothing(
+async def test_a_command_that_takes_too_long_says_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preemption, "_COMMAND_TIMEOUT_S", 0.2)
     asked, notice = tmp_path / "asked", tmp_path / "notice"
     code = f"import time; open({str(asked)!r}, 'a').write('x'); time.sleep(600)"
-
-    async def check() -> None:
-        task = looking(file=notice, command=python(code))
-        while not task.done() and (not asked.exists() or len(asked.read_text()) < 2):
-            await asyncio.sleep(0.01)
-        notice.touch()
-        assert "exists" in await task
-
-    within_deadline(check(), DEADLINE_S)
+    task = looking(file=notice, command=python(code))
+    while not task.done() and (not asked.exists() or len(asked.read_text()) < 2):
+        await asyncio.sleep(0.01)
+    notice.touch()
+    assert "exists" in await task

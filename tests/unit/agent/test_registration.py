@@ -11,7 +11,6 @@ from elastic.agent.registration import Registration
 from elastic.store.job_documents import NodeDocument
 from elastic.store.job_keys import JobKeys
 from elastic.store.lease_keeper import LeaseState
-from tests.contract.conftest import within_deadline
 from tests.unit.store.failing_store import Clock, FailingStore
 
 KEY = JobKeys("job").node("n1")
@@ -68,97 +67,78 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_an_outage_at_the_start_is_sat_out() -> None:
-    async def check() -> None:
-        node = Node()
-        for method in ("list", "grant", "create", "get"):
-            node.store.refuses[method] = 2
-        await node.start()
-        assert node.told == [HELD]
-        assert node.registration.held()
-        await node.registration.close()
-
-    within_deadline(check())
+async def test_an_outage_at_the_start_is_sat_out() -> None:
+    node = Node()
+    for method in ("list", "grant", "create", "get"):
+        node.store.refuses[method] = 2
+    await node.start()
+    assert node.told == [HELD]
+    assert node.registration.held()
+    await node.registration.close()
 
 
-def test_in_doubt_for_a_while_and_since_when() -> None:
-    async def check() -> None:
-        node = Node()
-        await node.start()
-        node.extend_leases()
-        node.store.refuses["renew"] = 10**9
-        node.clock.now += TTL_S
-        await node.until_told(HELD, SUSPECT)
-        assert not node.registration.held()
-        assert node.registration.renewed_at_s == 0.0
-        node.store.refuses["renew"] = 0
-        await node.until_told(HELD, SUSPECT, HELD)
-        assert node.registration.renewed_at_s == TTL_S
-        await node.registration.close()
-
-    within_deadline(check())
+async def test_in_doubt_for_a_while_and_since_when() -> None:
+    node = Node()
+    await node.start()
+    node.extend_leases()
+    node.store.refuses["renew"] = 10**9
+    node.clock.now += TTL_S
+    await node.until_told(HELD, SUSPECT)
+    assert not node.registration.held()
+    assert node.registration.renewed_at_s == 0.0
+    node.store.refuses["renew"] = 0
+    await node.until_told(HELD, SUSPECT, HELD)
+    assert node.registration.renewed_at_s == TTL_S
+    await node.registration.close()
 
 
-def test_in_doubt_from_the_first_moment() -> None:
-    async def check() -> None:
-        node = Node()
-        node.store.hangs["answer to create"] = asyncio.Event()
-        starting = asyncio.create_task(node.start())
-        await until(lambda: KEY in node.store._entries)
-        node.extend_leases()
-        node.store.refuses["renew"] = 10**9
-        node.clock.now += TTL_S
-        node.store.hangs.pop("answer to create").set()
-        await starting
-        assert node.told == [HELD, SUSPECT]
-        await node.registration.close()
-
-    within_deadline(check())
+async def test_in_doubt_from_the_first_moment() -> None:
+    node = Node()
+    node.store.hangs["answer to create"] = asyncio.Event()
+    starting = asyncio.create_task(node.start())
+    await until(lambda: KEY in node.store._entries)
+    node.extend_leases()
+    node.store.refuses["renew"] = 10**9
+    node.clock.now += TTL_S
+    node.store.hangs.pop("answer to create").set()
+    await starting
+    assert node.told == [HELD, SUSPECT]
+    await node.registration.close()
 
 
-def test_cut_off_for_too_long_it_registers_again_when_it_can() -> None:
-    async def check() -> None:
-        node = Node()
-        await node.start()
-        node.store.refuses["renew"] = node.store.refuses["list"] = 10**9
-        node.clock.now += TTL_S
-        await node.until_told(HELD, SUSPECT)
-        assert await node.store.get(KEY) is None
-        node.store.refuses.clear()
-        await node.until_told(HELD, SUSPECT, GONE, HELD)
-        assert await node.store.get(KEY) is not None
-        await node.registration.close()
-
-    within_deadline(check())
+async def test_cut_off_for_too_long_it_registers_again_when_it_can() -> None:
+    node = Node()
+    await node.start()
+    node.store.refuses["renew"] = node.store.refuses["list"] = 10**9
+    node.clock.now += TTL_S
+    await node.until_told(HELD, SUSPECT)
+    assert await node.store.get(KEY) is None
+    node.store.refuses.clear()
+    await node.until_told(HELD, SUSPECT, GONE, HELD)
+    assert await node.store.get(KEY) is not None
+    await node.registration.close()
 
 
-def test_leaving_a_store_that_does_not_answer_takes_no_time(
+async def test_leaving_a_store_that_does_not_answer_takes_no_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("elastic.store.claim._FAREWELL_S", 0.05)
-
-    async def check() -> None:
-        node = Node()
-        keeping = await node.start()
-        for method in ("put", "revoke"):
-            node.store.hangs[method] = asyncio.Event()
-        await node.registration.close()
-        await keeping
-        assert node.told == [HELD]
-
-    within_deadline(check())
+    node = Node()
+    keeping = await node.start()
+    for method in ("put", "revoke"):
+        node.store.hangs[method] = asyncio.Event()
+    await node.registration.close()
+    await keeping
+    assert node.told == [HELD]
 
 
-def test_closed_while_it_waits_for_its_name() -> None:
-    async def check() -> None:
-        node = Node()
-        node.store.refuses["grant"] = 10**9
-        registering = asyncio.create_task(node.registration.register())
-        await until(lambda: node.store.refuses["grant"] < 10**9)
-        await node.registration.close()
-        node.store.refuses.clear()
-        await registering
-        assert node.told == []
-        assert await node.store.get(KEY) is None
-
-    within_deadline(check())
+async def test_closed_while_it_waits_for_its_name() -> None:
+    node = Node()
+    node.store.refuses["grant"] = 10**9
+    registering = asyncio.create_task(node.registration.register())
+    await until(lambda: node.store.refuses["grant"] < 10**9)
+    await node.registration.close()
+    node.store.refuses.clear()
+    await registering
+    assert node.told == []
+    assert await node.store.get(KEY) is None

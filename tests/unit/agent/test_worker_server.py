@@ -7,7 +7,7 @@ import contextlib
 import os
 import stat
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -80,52 +80,45 @@ class Peer:
         return await read_message(self._reader, pb.WorkerCommand)
 
 
-def with_place(tmp_path: Path, check: Callable[[Place], Awaitable[None]]) -> None:
-    async def main() -> None:
-        place = Place(tmp_path / "agent.sock")
-        await place.server.start()
-        try:
-            await asyncio.wait_for(check(place), 10)
-        finally:
-            await place.close()
-
-    asyncio.run(main())
+@pytest.fixture
+async def place(tmp_path: Path) -> AsyncIterator[Place]:
+    place = Place(tmp_path / "agent.sock")
+    await place.server.start()
+    yield place
+    await place.close()
 
 
 STATUS = job_pb2.WorkerStatus(worker="a")
 
 
-def test_only_this_user_can_connect(tmp_path: Path) -> None:
-    async def check(place: Place) -> None:
-        assert stat.S_IMODE(place.path.stat().st_mode) == 0o600
-        assert stat.S_ISSOCK(place.path.stat().st_mode)
-
+@pytest.fixture
+def umask() -> Iterator[int]:
     before = os.umask(0o022)
-    try:
-        with_place(tmp_path, check)
-        assert os.umask(0o022) == 0o022
-    finally:
-        os.umask(before)
+    yield 0o022
+    os.umask(before)
 
 
-def test_workers_are_heard_and_told(tmp_path: Path) -> None:
-    async def check(place: Place) -> None:
-        a, b = await place.connect(hello="a"), await place.connect(hello="b")
-        for worker, peer in (("a", a), ("b", b)):
-            peer.send(status=STATUS)
-            assert await place.heard.get() == (worker, "status")
-        place.server.send("a", assignment=pb.Assignment(slot=3))
-        place.server.send("nobody", dismiss=pb.Dismiss())
-        place.server.broadcast(ledger_stored=pb.LedgerStored(committed=5))
-        first = await a.receive()
-        assert first is not None
-        assert first.assignment.slot == 3
-        for peer in (a, b):
-            stored = await peer.receive()
-            assert stored is not None
-            assert stored.ledger_stored.committed == 5
+async def test_only_this_user_can_connect(umask: int, place: Place) -> None:
+    assert stat.S_IMODE(place.path.stat().st_mode) == 0o600
+    assert stat.S_ISSOCK(place.path.stat().st_mode)
+    assert os.umask(umask) == umask
 
-    with_place(tmp_path, check)
+
+async def test_workers_are_heard_and_told(place: Place) -> None:
+    a, b = await place.connect(hello="a"), await place.connect(hello="b")
+    for worker, peer in (("a", a), ("b", b)):
+        peer.send(status=STATUS)
+        assert await place.heard.get() == (worker, "status")
+    place.server.send("a", assignment=pb.Assignment(slot=3))
+    place.server.send("nobody", dismiss=pb.Dismiss())
+    place.server.broadcast(ledger_stored=pb.LedgerStored(committed=5))
+    first = await a.receive()
+    assert first is not None
+    assert first.assignment.slot == 3
+    for peer in (a, b):
+        stored = await peer.receive()
+        assert stored is not None
+        assert stored.ledger_stored.committed == 5
 
 
 LONG_NAME = encode(pb.WorkerMessage(hello=pb.Hello(worker="a" * 100_000)))
@@ -144,232 +137,187 @@ LONG_NAME = encode(pb.WorkerMessage(hello=pb.Hello(worker="a" * 100_000)))
     ],
     ids=["stranger", "no hello", "oversized", "long name", "garbage", "http", "tls"],
 )
-def test_others_are_turned_away_and_nobody_minds(tmp_path: Path, frame: bytes, why: str) -> None:
-    async def check(place: Place) -> None:
-        a = await place.connect(hello="a")
-        bad = await place.connect()
-        bad.writer.write(frame)
-        bad.send(status=STATUS)
-        assert await bad.receive() is None
-        a.send(status=STATUS)
-        assert await place.heard.get() == ("a", "status")
-        assert place.heard.empty()
-        reason = await place.reports.get()
-        assert reason.startswith("somebody: ")
-        assert why in reason
+async def test_others_are_turned_away_and_nobody_minds(
+    place: Place, frame: bytes, why: str
+) -> None:
+    a = await place.connect(hello="a")
+    bad = await place.connect()
+    bad.writer.write(frame)
+    bad.send(status=STATUS)
+    assert await bad.receive() is None
+    a.send(status=STATUS)
+    assert await place.heard.get() == ("a", "status")
+    assert place.heard.empty()
+    reason = await place.reports.get()
+    assert reason.startswith("somebody: ")
+    assert why in reason
 
-    with_place(tmp_path, check)
 
-
-def test_who_comes_before_it_is_known_who_is_here_waits_for_that(tmp_path: Path) -> None:
+async def test_who_comes_before_it_is_known_who_is_here_waits_for_that(place: Place) -> None:
     """As a worker does whose agent begins anew: the zygote has not told of it yet."""
-
-    async def check(place: Place) -> None:
-        place.known.clear()
-        peer, stranger = await place.connect(hello="c"), await place.connect(hello="stranger")
-        peer.send(status=STATUS)
-        await asyncio.sleep(0.05)
-        assert place.reports.empty()
-        place.workers.add("c")
-        place.known.set()
-        assert await place.heard.get() == ("c", "status")
-        assert "says that it is 'stranger'" in await place.reports.get()
-        assert await stranger.receive() is None
-
-    with_place(tmp_path, check)
+    place.known.clear()
+    peer, stranger = await place.connect(hello="c"), await place.connect(hello="stranger")
+    peer.send(status=STATUS)
+    await asyncio.sleep(0.05)
+    assert place.reports.empty()
+    place.workers.add("c")
+    place.known.set()
+    assert await place.heard.get() == ("c", "status")
+    assert "says that it is 'stranger'" in await place.reports.get()
+    assert await stranger.receive() is None
 
 
-def test_who_is_not_known_in_time_is_turned_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_who_is_not_known_in_time_is_turned_away(
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_server, "_HELLO_TIMEOUT_S", 0.05)
-
-    async def check(place: Place) -> None:
-        place.known.clear()
-        stranger = await place.connect(hello="stranger")
-        assert "says that it is 'stranger'" in await place.reports.get()
-        assert await stranger.receive() is None
-
-    with_place(tmp_path, check)
+    place.known.clear()
+    stranger = await place.connect(hello="stranger")
+    assert "says that it is 'stranger'" in await place.reports.get()
+    assert await stranger.receive() is None
 
 
-def test_garbage_of_a_worker_closes_its_connection(tmp_path: Path) -> None:
-    async def check(place: Place) -> None:
-        a = await place.connect(hello="a")
-        a.writer.write(struct.pack("!I", MAX_FRAME_BYTES + 1))
-        assert await a.receive() is None
-        assert (await place.reports.get()).startswith("worker a: frame of ")
-        again = await place.connect(hello="a")
-        again.send(status=STATUS)
-        assert await place.heard.get() == ("a", "status")
-
-    with_place(tmp_path, check)
+async def test_garbage_of_a_worker_closes_its_connection(place: Place) -> None:
+    a = await place.connect(hello="a")
+    a.writer.write(struct.pack("!I", MAX_FRAME_BYTES + 1))
+    assert await a.receive() is None
+    assert (await place.reports.get()).startswith("worker a: frame of ")
+    again = await place.connect(hello="a")
+    again.send(status=STATUS)
+    assert await place.heard.get() == ("a", "status")
 
 
-def test_whoever_says_nothing_is_turned_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_whoever_says_nothing_is_turned_away(
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_server, "_HELLO_TIMEOUT_S", 0.02)
-
-    async def check(place: Place) -> None:
-        for said in (b"", struct.pack("!I", 20) + b"half"):
-            silent = await place.connect()
-            silent.writer.write(said)
-            assert await silent.receive() is None
-            assert "did not say its name within 0.02 s" in await place.reports.get()
-
-    with_place(tmp_path, check)
+    for said in (b"", struct.pack("!I", 20) + b"half"):
+        silent = await place.connect()
+        silent.writer.write(said)
+        assert await silent.receive() is None
+        assert "did not say its name within 0.02 s" in await place.reports.get()
 
 
 @pytest.mark.parametrize("said", [b"", b"\0\0", struct.pack("!I", 20) + b"half"])
-def test_whoever_leaves_at_once_leaves_nothing_behind(tmp_path: Path, said: bytes) -> None:
-    async def check(place: Place) -> None:
-        a = await place.connect(hello="a")
-        gone = await place.connect()
-        gone.writer.write(said)
-        gone.writer.close()
-        assert "left without" in await place.reports.get()
-        a.send(status=STATUS)
-        assert await place.heard.get() == ("a", "status")
-
-    with_place(tmp_path, check)
+async def test_whoever_leaves_at_once_leaves_nothing_behind(place: Place, said: bytes) -> None:
+    a = await place.connect(hello="a")
+    gone = await place.connect()
+    gone.writer.write(said)
+    gone.writer.close()
+    assert "left without" in await place.reports.get()
+    a.send(status=STATUS)
+    assert await place.heard.get() == ("a", "status")
 
 
-def test_many_that_say_nothing(tmp_path: Path) -> None:
-    async def check(place: Place) -> None:
-        for _ in range(200):
-            await place.connect()
-        a = await place.connect(hello="a")
-        a.send(status=STATUS)
-        assert await place.heard.get() == ("a", "status")
-
-    with_place(tmp_path, check)
+async def test_many_that_say_nothing(place: Place) -> None:
+    for _ in range(200):
+        await place.connect()
+    a = await place.connect(hello="a")
+    a.send(status=STATUS)
+    assert await place.heard.get() == ("a", "status")
 
 
-def test_a_worker_that_stops_in_the_middle_of_a_frame_holds_up_nobody(tmp_path: Path) -> None:
-    async def check(place: Place) -> None:
-        a, b = await place.connect(hello="a"), await place.connect(hello="b")
-        a.writer.write(struct.pack("!I", MAX_FRAME_BYTES) + b"half")
-        b.send(status=STATUS)
-        assert await place.heard.get() == ("b", "status")
-        a.writer.close()
-        assert await a.receive() is None
-        assert place.reports.empty()  # it has died, as workers do
-
-    with_place(tmp_path, check)
+async def test_a_worker_that_stops_in_the_middle_of_a_frame_holds_up_nobody(place: Place) -> None:
+    a, b = await place.connect(hello="a"), await place.connect(hello="b")
+    a.writer.write(struct.pack("!I", MAX_FRAME_BYTES) + b"half")
+    b.send(status=STATUS)
+    assert await place.heard.get() == ("b", "status")
+    a.writer.close()
+    assert await a.receive() is None
+    assert place.reports.empty()  # it has died, as workers do
 
 
-def test_a_message_that_makes_no_sense_costs_its_worker_the_connection(tmp_path: Path) -> None:
-    async def check(place: Place) -> None:
-        a = await place.connect(hello="a")
-        place.raises = ValueError("17 is not a valid phase")
-        a.send(status=STATUS)
-        assert await a.receive() is None
-        assert await place.reports.get() == (
-            "worker a: a message that makes no sense: 17 is not a valid phase"
-        )
-        assert place.errors.empty()
-
-    with_place(tmp_path, check)
+async def test_a_message_that_makes_no_sense_costs_its_worker_the_connection(place: Place) -> None:
+    a = await place.connect(hello="a")
+    place.raises = ValueError("17 is not a valid phase")
+    a.send(status=STATUS)
+    assert await a.receive() is None
+    assert await place.reports.get() == (
+        "worker a: a message that makes no sense: 17 is not a valid phase"
+    )
+    assert place.errors.empty()
 
 
-def test_an_error_of_the_agent_itself_is_not_lost(tmp_path: Path) -> None:
-    async def check(place: Place) -> None:
-        a = await place.connect(hello="a")
-        place.raises = KeyError("a bug")
-        a.send(status=STATUS)
-        assert await place.errors.get() is place.raises
-
-    with_place(tmp_path, check)
+async def test_an_error_of_the_agent_itself_is_not_lost(place: Place) -> None:
+    a = await place.connect(hello="a")
+    place.raises = KeyError("a bug")
+    a.send(status=STATUS)
+    assert await place.errors.get() is place.raises
 
 
-def test_the_end_of_an_older_connection_does_not_end_the_newer(tmp_path: Path) -> None:
-    async def check(place: Place) -> None:
-        old = await place.connect(hello="a")
-        old.send(status=STATUS)
-        await place.heard.get()
-        new = await place.connect(hello="a")
-        new.send(status=STATUS)
-        await place.heard.get()
-        old.writer.close()
-        assert await old.receive() is None
-        await asyncio.sleep(0.01)
-        place.server.send("a", dismiss=pb.Dismiss())
-        assert await new.receive() == pb.WorkerCommand(dismiss=pb.Dismiss())
-
-    with_place(tmp_path, check)
+async def test_the_end_of_an_older_connection_does_not_end_the_newer(place: Place) -> None:
+    old = await place.connect(hello="a")
+    old.send(status=STATUS)
+    await place.heard.get()
+    new = await place.connect(hello="a")
+    new.send(status=STATUS)
+    await place.heard.get()
+    old.writer.close()
+    assert await old.receive() is None
+    await asyncio.sleep(0.01)
+    place.server.send("a", dismiss=pb.Dismiss())
+    assert await new.receive() == pb.WorkerCommand(dismiss=pb.Dismiss())
 
 
-def test_closing_ends_every_connection(tmp_path: Path) -> None:
-    async def check(place: Place) -> None:
-        a = await place.connect(hello="a")
-        a.send(status=STATUS)
-        await place.heard.get()
-        await place.server.close()
-        assert await a.receive() is None
-        with pytest.raises(ConnectionRefusedError):
-            await place.connect()
-
-    with_place(tmp_path, check)
+async def test_closing_ends_every_connection(place: Place) -> None:
+    a = await place.connect(hello="a")
+    a.send(status=STATUS)
+    await place.heard.get()
+    await place.server.close()
+    assert await a.receive() is None
+    with pytest.raises(ConnectionRefusedError):
+        await place.connect()
 
 
-def test_a_worker_that_does_not_read_is_cut_off_before_it_costs_much_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_worker_that_does_not_read_is_cut_off_before_it_costs_much_memory(
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_server, "_MOST_UNREAD_BYTES", 1 << 20)
-
-    async def check(place: Place) -> None:
-        peer = await place.connect(hello="a")
-        peer.send(status=STATUS)
-        await place.heard.get()
-        peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        assignment = pb.Assignment(job="x" * 100_000)
-        for _ in range(100):  # more than the kernel's own buffers and ours
-            place.server.send("a", assignment=assignment)
-        assert "does not read" in await place.reports.get()
-
-    with_place(tmp_path, check)
+    peer = await place.connect(hello="a")
+    peer.send(status=STATUS)
+    await place.heard.get()
+    peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    assignment = pb.Assignment(job="x" * 100_000)
+    for _ in range(100):  # more than the kernel's own buffers and ours
+        place.server.send("a", assignment=assignment)
+    assert "does not read" in await place.reports.get()
 
 
 @pytest.mark.parametrize("removed", [False, True], ids=["kept", "its path is gone"])
-def test_who_connects_while_the_agent_begins_anew_is_served_by_the_next(
-    tmp_path: Path, *, removed: bool
+async def test_who_connects_while_the_agent_begins_anew_is_served_by_the_next(
+    place: Place, *, removed: bool
 ) -> None:
-    async def check(place: Place) -> None:
-        kept = place.server.keep_listening()
-        await place.server.close()
-        if removed:
-            place.path.unlink(missing_ok=True)
-        else:
-            waiting = await place.connect(hello="a")
-            waiting.send(status=STATUS)
-        following = Place(place.path, listener=kept)
-        await following.server.start()
-        if removed:
-            waiting = await following.connect(hello="a")
-            waiting.send(status=STATUS)
-        assert await following.heard.get() == ("a", "status")
-        following.server.send("a", dismiss=pb.Dismiss())
-        told = await waiting.receive()
-        assert told is not None
-        assert told.HasField("dismiss")
-        await following.close()
-
-    with_place(tmp_path, check)
+    kept = place.server.keep_listening()
+    await place.server.close()
+    if removed:
+        place.path.unlink(missing_ok=True)
+    else:
+        waiting = await place.connect(hello="a")
+        waiting.send(status=STATUS)
+    following = Place(place.path, listener=kept)
+    await following.server.start()
+    if removed:
+        waiting = await following.connect(hello="a")
+        waiting.send(status=STATUS)
+    assert await following.heard.get() == ("a", "status")
+    following.server.send("a", dismiss=pb.Dismiss())
+    told = await waiting.receive()
+    assert told is not None
+    assert told.HasField("dismiss")
+    await following.close()
 
 
-def test_a_socket_that_was_removed_is_made_anew_and_connections_stay(tmp_path: Path) -> None:
-    async def check(place: Place) -> None:
-        a = await place.connect(hello="a")
-        a.send(status=STATUS)
-        assert await place.heard.get() == ("a", "status")
-        place.path.unlink()
-        place.path = tmp_path / "anew.sock"
-        await place.server.listen_at(place.path)
-        assert stat.S_IMODE(place.path.stat().st_mode) == 0o600
-        b = await place.connect(hello="b")
-        for name, peer in (("a", a), ("b", b)):
-            peer.send(status=STATUS)
-            assert await place.heard.get() == (name, "status")
-
-    with_place(tmp_path, check)
+async def test_a_socket_that_was_removed_is_made_anew_and_connections_stay(
+    place: Place, tmp_path: Path
+) -> None:
+    a = await place.connect(hello="a")
+    a.send(status=STATUS)
+    assert await place.heard.get() == ("a", "status")
+    place.path.unlink()
+    place.path = tmp_path / "anew.sock"
+    await place.server.listen_at(place.path)
+    assert stat.S_IMODE(place.path.stat().st_mode) == 0o600
+    b = await place.connect(hello="b")
+    for name, peer in (("a", a), ("b", b)):
+        peer.send(status=STATUS)
+        assert await place.heard.get() == (name, "status")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -17,7 +17,6 @@ from elastic.core.quarantine import NodeFailures
 from elastic.errors import ConfigurationError, TransientError
 from elastic.store.job_keys import JobKeys
 from elastic.store.memory import MemoryStore
-from tests.contract.conftest import within_deadline
 from tests.unit.coordinator.agents import Diary, agent, kinds, sent
 from tests.unit.store.failing_store import Clock, FailingStore
 
@@ -72,202 +71,162 @@ class Place:
         self._tasks.append(asyncio.create_task(work, name=name))
 
 
-def check(test: Callable[[Place], Awaitable[None]], store: MemoryStore | None = None) -> None:
-    async def run() -> None:
-        nonlocal store
-        store = store or MemoryStore()
-        leadership = await lead(store, job="job", candidate="c")
-        await test(Place(store, Exclusions(store, job="job", guard=leadership.guard)))
-
-    within_deadline(run())
+@pytest.fixture
+def store() -> FailingStore:
+    return FailingStore(Clock())
 
 
-def test_the_agent_of_a_drained_node_is_told_at_once_and_when_it_is_out() -> None:
-    async def test(place: Place) -> None:
-        said = await place.departing.drain("n1", "a new disk")
-        assert said == "the workers of n1 leave at the next step boundary"
-        assert place.posted == [ev.NodeLeaving(node=place.node("n1").node, reason="a new disk")]
-        assert kinds(place.node("n1").stream) == ["drain"]
-        place.departing.left_group(place.node("n1"))
-        (message,) = sent(place.node("n1").stream)
-        assert message.drained.reason == (
-            "a new disk; `elastic nodes --clear n1` lets it come back"
-        )
-        assert await place.states() == {"n1": "drained", "n2": "ready", "n3": "ready"}
-        assert place.diary.names() == ["node_drained", "node_left_group"]
+@pytest.fixture
+async def place(store: FailingStore) -> Place:
+    leadership = await lead(store, job="job", candidate="c")
+    return Place(store, Exclusions(store, job="job", guard=leadership.guard))
 
-    check(test)
+
+async def test_the_agent_of_a_drained_node_is_told_at_once_and_when_it_is_out(place: Place) -> None:
+    said = await place.departing.drain("n1", "a new disk")
+    assert said == "the workers of n1 leave at the next step boundary"
+    assert place.posted == [ev.NodeLeaving(node=place.node("n1").node, reason="a new disk")]
+    assert kinds(place.node("n1").stream) == ["drain"]
+    place.departing.left_group(place.node("n1"))
+    (message,) = sent(place.node("n1").stream)
+    assert message.drained.reason == ("a new disk; `elastic nodes --clear n1` lets it come back")
+    assert await place.states() == {"n1": "drained", "n2": "ready", "n3": "ready"}
+    assert place.diary.names() == ["node_drained", "node_left_group"]
 
 
 @pytest.mark.parametrize("name", ["", "a/../b", "n1@0123", "n 1", "n" * 300, "\x1b[2J"])
-def test_what_no_node_can_be_called_is_not_kept(name: str) -> None:
-    async def test(place: Place) -> None:
-        with pytest.raises(ConfigurationError, match=r"is no name of a node; expected .*letters"):
-            await place.departing.drain(name, "")
-        with pytest.raises(ConfigurationError, match=r"is no name of a node; expected .*letters"):
-            await place.departing.clear(name)
-        assert place.diary.names() == []
-
-    check(test)
+async def test_what_no_node_can_be_called_is_not_kept(place: Place, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"is no name of a node; expected .*letters"):
+        await place.departing.drain(name, "")
+    with pytest.raises(ConfigurationError, match=r"is no name of a node; expected .*letters"):
+        await place.departing.clear(name)
+    assert place.diary.names() == []
 
 
-def test_a_drained_node_that_comes_back_is_told_again() -> None:
-    async def test(place: Place) -> None:
-        said = await place.departing.drain("n4", "")
-        assert said == "no node n4 is connected now; it will be kept out when it comes"
-        assert (await place.states())["n4"] == "drained"
-        node = place.connect("n4")
-        assert kinds(node.stream) == ["drain"]
-        assert place.posted == [ev.NodeLeaving(node=node.node, reason="drained by an operator")]
-
-    check(test)
+async def test_a_drained_node_that_comes_back_is_told_again(place: Place) -> None:
+    said = await place.departing.drain("n4", "")
+    assert said == "no node n4 is connected now; it will be kept out when it comes"
+    assert (await place.states())["n4"] == "drained"
+    node = place.connect("n4")
+    assert kinds(node.stream) == ["drain"]
+    assert place.posted == [ev.NodeLeaving(node=node.node, reason="drained by an operator")]
 
 
-def test_a_drain_is_called_off_by_clearing_the_node() -> None:
-    async def test(place: Place) -> None:
-        await place.departing.drain("n1", "")
-        assert await place.departing.clear("n1") == "n1 may take part again"
-        drain, called_off = sent(place.node("n1").stream)
-        assert (drain.drain.called_off, called_off.drain.called_off) == (False, True)
-        assert place.posted[-1] == ev.NodeWelcomed(node=place.node("n1").node)
-        assert (await place.states())["n1"] == "ready"
-        assert await place.departing.clear("n1") == "n1 was neither drained nor in quarantine"
-
-    check(test)
+async def test_a_drain_is_called_off_by_clearing_the_node(place: Place) -> None:
+    await place.departing.drain("n1", "")
+    assert await place.departing.clear("n1") == "n1 may take part again"
+    drain, called_off = sent(place.node("n1").stream)
+    assert (drain.drain.called_off, called_off.drain.called_off) == (False, True)
+    assert place.posted[-1] == ev.NodeWelcomed(node=place.node("n1").node)
+    assert (await place.states())["n1"] == "ready"
+    assert await place.departing.clear("n1") == "n1 was neither drained nor in quarantine"
 
 
-def test_a_node_that_wants_to_leave_is_let_go_without_a_mark() -> None:
-    async def test(place: Place) -> None:
-        node = place.node("n1")
-        for _ in range(2):
-            place.departing.wants_to_leave(node, "SIGTERM")
-        assert place.diary.of("node_leaving") == [{"node": "n1", "reason": "SIGTERM"}]
-        assert (await place.states())["n1"] == "leaving"
-        place.departing.left_group(node)
-        (message,) = sent(node.stream)
-        assert message.drained.reason == "SIGTERM"
-        place.departing.gone(node.node)
-        assert (await place.states())["n1"] == "ready"
-
-    check(test)
+async def test_a_node_that_wants_to_leave_is_let_go_without_a_mark(place: Place) -> None:
+    node = place.node("n1")
+    for _ in range(2):
+        place.departing.wants_to_leave(node, "SIGTERM")
+    assert place.diary.of("node_leaving") == [{"node": "n1", "reason": "SIGTERM"}]
+    assert (await place.states())["n1"] == "leaving"
+    place.departing.left_group(node)
+    (message,) = sent(node.stream)
+    assert message.drained.reason == "SIGTERM"
+    place.departing.gone(node.node)
+    assert (await place.states())["n1"] == "ready"
 
 
-def test_failures_of_workers_put_a_node_into_quarantine_where_it_waits() -> None:
-    async def test(place: Place) -> None:
-        node = place.node("n1")
-        for failure in (KILLED, RAISED, RAISED, KILLED):
-            place.departing.worker_failed(node, failure)
-        assert (await place.states())["n1"] == "quarantined"
-        assert place.diary.of("node_quarantined") == [
-            {"node": "n1", "machine": "", "reason": "2 failures within 60 s"}
-        ]
-        place.departing.left_group(node)
-        assert kinds(node.stream) == []
-
-    check(test)
+async def test_failures_of_workers_put_a_node_into_quarantine_where_it_waits(place: Place) -> None:
+    node = place.node("n1")
+    for failure in (KILLED, RAISED, RAISED, KILLED):
+        place.departing.worker_failed(node, failure)
+    assert (await place.states())["n1"] == "quarantined"
+    assert place.diary.of("node_quarantined") == [
+        {"node": "n1", "machine": "", "reason": "2 failures within 60 s"}
+    ]
+    place.departing.left_group(node)
+    assert kinds(node.stream) == []
 
 
 @pytest.mark.parametrize("way", ["refuses", "loses"])
-def test_a_quarantine_waits_for_the_store_and_ends_no_coordinator(way: str) -> None:
-    store = FailingStore(Clock())
-
-    async def test(place: Place) -> None:
-        getattr(store, way)["put"] = 3
-        for _ in range(2):
-            place.departing.worker_failed(place.node("n1"), KILLED)
-        assert kinds(place.node("n1").stream) == []
-        assert place.diary.names() == ["node_quarantined"]
-        assert (await place.states())["n1"] == "quarantined"
-        assert place.diary.names() == ["node_quarantined"]
-        assert [entry.key for entry in await store.list(JobKeys("job").quarantined)] == [
-            JobKeys("job").quarantine("n1")
-        ]
-
-    check(test, store)
+async def test_a_quarantine_waits_for_the_store_and_ends_no_coordinator(
+    place: Place, store: FailingStore, way: str
+) -> None:
+    getattr(store, way)["put"] = 3
+    for _ in range(2):
+        place.departing.worker_failed(place.node("n1"), KILLED)
+    assert kinds(place.node("n1").stream) == []
+    assert place.diary.names() == ["node_quarantined"]
+    assert (await place.states())["n1"] == "quarantined"
+    assert place.diary.names() == ["node_quarantined"]
+    assert [entry.key for entry in await store.list(JobKeys("job").quarantined)] == [
+        JobKeys("job").quarantine("n1")
+    ]
 
 
-def test_one_that_is_cleared_while_the_store_does_not_answer_is_not_kept_after_all() -> None:
-    store = FailingStore(Clock())
-
-    async def test(place: Place) -> None:
-        store.refuses["put"] = 1
-        for _ in range(2):
-            place.departing.worker_failed(place.node("n1"), KILLED)
-        await asyncio.sleep(0)
-        assert await place.departing.clear("n1") == "n1 may take part again"
-        assert (await place.states())["n1"] == "ready"
-        assert list(await store.list(JobKeys("job").quarantined)) == []
-
-    check(test, store)
+async def test_one_that_is_cleared_while_the_store_does_not_answer_is_not_kept_after_all(
+    place: Place, store: FailingStore
+) -> None:
+    store.refuses["put"] = 1
+    for _ in range(2):
+        place.departing.worker_failed(place.node("n1"), KILLED)
+    await asyncio.sleep(0)
+    assert await place.departing.clear("n1") == "n1 may take part again"
+    assert (await place.states())["n1"] == "ready"
+    assert list(await store.list(JobKeys("job").quarantined)) == []
 
 
-def test_a_drain_that_the_store_does_not_take_changes_nothing_and_is_told_once() -> None:
-    store = FailingStore(Clock())
-
-    async def test(place: Place) -> None:
-        store.refuses["put"] = 2
-        for _ in range(2):
-            with pytest.raises(TransientError):
-                await place.departing.drain("n1", "")
-        assert (await place.states())["n1"] == "ready"
-        assert (place.posted, place.diary.names()) == ([], [])
-        assert kinds(place.node("n1").stream) == []
-        await place.departing.drain("n1", "")
-        assert (await place.states())["n1"] == "drained"
-        assert place.diary.names() == ["node_drained"]
-
-    check(test, store)
+async def test_a_drain_that_the_store_does_not_take_changes_nothing_and_is_told_once(
+    place: Place, store: FailingStore
+) -> None:
+    store.refuses["put"] = 2
+    for _ in range(2):
+        with pytest.raises(TransientError):
+            await place.departing.drain("n1", "")
+    assert (await place.states())["n1"] == "ready"
+    assert (place.posted, place.diary.names()) == ([], [])
+    assert kinds(place.node("n1").stream) == []
+    await place.departing.drain("n1", "")
+    assert (await place.states())["n1"] == "drained"
+    assert place.diary.names() == ["node_drained"]
 
 
-def test_a_node_that_is_lost_again_and_again_is_kept_out() -> None:
-    async def test(place: Place) -> None:
-        for _ in range(2):
-            place.lose("n1")
-            place.connect("n1")
-        assert (await place.states())["n1"] == "quarantined"
-
-    check(test)
+async def test_a_node_that_is_lost_again_and_again_is_kept_out(place: Place) -> None:
+    for _ in range(2):
+        place.lose("n1")
+        place.connect("n1")
+    assert (await place.states())["n1"] == "quarantined"
 
 
 @pytest.mark.parametrize("why", ["several at once", "agents are there", "it was leaving"])
-def test_losses_that_are_not_the_nodes_fault(why: str) -> None:
-    async def test(place: Place) -> None:
+async def test_losses_that_are_not_the_nodes_fault(place: Place, why: str) -> None:
+    for _ in range(3):
+        if why == "several at once":
+            place.lose("n1", "n2")
+            place.connect("n2")
+        elif why == "agents are there":
+            place.departing.members_lost([place.node("n1").node])
+            continue
+        else:
+            place.departing.wants_to_leave(place.node("n1"), "SIGTERM")
+            place.lose("n1")
+        place.connect("n1")
+    assert "quarantined" not in (await place.states()).values()
+
+
+async def test_nodes_that_come_to_be_kept_out_do_not_count_as_others(place: Place) -> None:
+    for name in ("n2", "n3"):
+        place.lose(name)
+        await place.departing.drain(name, "")
+        place.connect(name)
+    for _ in range(3):
+        place.departing.worker_failed(place.node("n1"), KILLED)
+    assert (await place.states())["n1"] == "ready"
+
+
+async def test_the_last_node_that_is_left_is_not_put_out(place: Place) -> None:
+    for name in ("n1", "n2", "n3"):
         for _ in range(3):
-            if why == "several at once":
-                place.lose("n1", "n2")
-                place.connect("n2")
-            elif why == "agents are there":
-                place.departing.members_lost([place.node("n1").node])
-                continue
-            else:
-                place.departing.wants_to_leave(place.node("n1"), "SIGTERM")
-                place.lose("n1")
-            place.connect("n1")
-        assert "quarantined" not in (await place.states()).values()
-
-    check(test)
-
-
-def test_nodes_that_come_to_be_kept_out_do_not_count_as_others() -> None:
-    async def test(place: Place) -> None:
-        for name in ("n2", "n3"):
-            place.lose(name)
-            await place.departing.drain(name, "")
-            place.connect(name)
-        for _ in range(3):
-            place.departing.worker_failed(place.node("n1"), KILLED)
-        assert (await place.states())["n1"] == "ready"
-
-    check(test)
-
-
-def test_the_last_node_that_is_left_is_not_put_out() -> None:
-    async def test(place: Place) -> None:
-        for name in ("n1", "n2", "n3"):
-            for _ in range(3):
-                place.departing.worker_failed(place.node(name), KILLED)
-            await place.states()
-        states = await place.states()
-        assert states == {"n1": "quarantined", "n2": "quarantined", "n3": "ready"}
-
-    check(test)
+            place.departing.worker_failed(place.node(name), KILLED)
+        await place.states()
+    states = await place.states()
+    assert states == {"n1": "quarantined", "n2": "quarantined", "n3": "ready"}

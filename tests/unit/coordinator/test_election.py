@@ -72,128 +72,107 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_the_second_waits_and_follows_the_first_that_resigns() -> None:
-    async def check() -> None:
-        contest = Contest()
-        first = await contest.start()
-        assert contest.one.election.held()
-        campaigning = contest.two.campaign()
-        generation = Generation(
-            number=3, incarnation=first.incarnation, members=(), reason=ChangeReason.STARTED
-        )
-        await save_generation(contest.store, first, generation)
-        assert await contest.leader() == Leader(address="one:1", term=first.guard.created)
-        assert not campaigning.done()
-        await contest.one.election.resign()
-        second = await campaigning
-        assert await contest.leader() == Leader(address="two:1", term=second.guard.created)
-        assert second.guard.created > first.guard.created
-        assert second.incarnation == first.incarnation
-        assert second.last_generation == generation
-        await contest.holding
-        assert not contest.one.election.held()
-        assert contest.one.told == []
-        await contest.two.election.resign()
-        assert (await contest.one.election.campaign()).last_number == 3
-
-    within_deadline(check())
+async def test_the_second_waits_and_follows_the_first_that_resigns() -> None:
+    contest = Contest()
+    first = await contest.start()
+    assert contest.one.election.held()
+    campaigning = contest.two.campaign()
+    generation = Generation(
+        number=3, incarnation=first.incarnation, members=(), reason=ChangeReason.STARTED
+    )
+    await save_generation(contest.store, first, generation)
+    assert await contest.leader() == Leader(address="one:1", term=first.guard.created)
+    assert not campaigning.done()
+    await contest.one.election.resign()
+    second = await campaigning
+    assert await contest.leader() == Leader(address="two:1", term=second.guard.created)
+    assert second.guard.created > first.guard.created
+    assert second.incarnation == first.incarnation
+    assert second.last_generation == generation
+    await contest.holding
+    assert not contest.one.election.held()
+    assert contest.one.told == []
+    await contest.two.election.resign()
+    assert (await contest.one.election.campaign()).last_number == 3
 
 
-def test_an_outage_that_the_lease_outlives_is_no_deposition() -> None:
-    async def check() -> None:
-        contest = Contest()
-        first = await contest.start()
-        campaigning = contest.two.campaign()
-        contest.store.refuses["renew"] = 10**9
-        for lease in contest.store._leases.values():
-            lease.deadline += 100  # as etcd does when it has elected a leader
-        contest.clock.now += TTL_S
-        await contest.one.until_told(SUSPECT)
-        assert not contest.one.election.held()
-        contest.store.refuses["renew"] = 0
-        await contest.one.until_told(SUSPECT, HELD)
-        assert contest.one.election.held()
-        assert not campaigning.done()
-        leader = await contest.leader()
-        assert leader is not None
-        assert leader.term == first.guard.created
-
-    within_deadline(check())
+async def test_an_outage_that_the_lease_outlives_is_no_deposition() -> None:
+    contest = Contest()
+    first = await contest.start()
+    campaigning = contest.two.campaign()
+    contest.store.refuses["renew"] = 10**9
+    for lease in contest.store._leases.values():
+        lease.deadline += 100  # as etcd does when it has elected a leader
+    contest.clock.now += TTL_S
+    await contest.one.until_told(SUSPECT)
+    assert not contest.one.election.held()
+    contest.store.refuses["renew"] = 0
+    await contest.one.until_told(SUSPECT, HELD)
+    assert contest.one.election.held()
+    assert not campaigning.done()
+    leader = await contest.leader()
+    assert leader is not None
+    assert leader.term == first.guard.created
 
 
-def test_who_lost_its_lease_is_deposed_and_may_campaign_again() -> None:
-    async def check() -> None:
-        contest = Contest()
-        await contest.start()
-        campaigning = contest.two.campaign()
-        contest.store.hangs["renew"] = asyncio.Event()
-        contest.clock.now += TTL_S
-        await contest.store.get("anything")  # the store looks at its clock
-        second = await campaigning
-        await contest.holding
-        assert contest.one.told in ([GONE], [SUSPECT, GONE])
-        assert not contest.one.election.held()
-        contest.store.hangs.clear()
-        again = contest.one.campaign()
-        await contest.two.election.resign()
-        assert (await again).guard.created > second.guard.created
-
-    within_deadline(check())
+async def test_who_lost_its_lease_is_deposed_and_may_campaign_again() -> None:
+    contest = Contest()
+    await contest.start()
+    campaigning = contest.two.campaign()
+    contest.store.hangs["renew"] = asyncio.Event()
+    contest.clock.now += TTL_S
+    await contest.store.get("anything")  # the store looks at its clock
+    second = await campaigning
+    await contest.holding
+    assert contest.one.told in ([GONE], [SUSPECT, GONE])
+    assert not contest.one.election.held()
+    contest.store.hangs.clear()
+    again = contest.one.campaign()
+    await contest.two.election.resign()
+    assert (await again).guard.created > second.guard.created
 
 
-def test_an_election_key_that_is_taken_away_deposes() -> None:
-    async def check() -> None:
-        contest = Contest()
-        first = await contest.start()
-        await contest.store.delete(KEYS.leader)
-        await contest.holding
-        assert contest.one.told == [GONE]
-        assert not contest.one.election.held()
-        assert contest.store._leases == {}
-        assert (await contest.one.election.campaign()).guard.created > first.guard.created
-
-    within_deadline(check())
+async def test_an_election_key_that_is_taken_away_deposes() -> None:
+    contest = Contest()
+    first = await contest.start()
+    await contest.store.delete(KEYS.leader)
+    await contest.holding
+    assert contest.one.told == [GONE]
+    assert not contest.one.election.held()
+    assert contest.store._leases == {}
+    assert (await contest.one.election.campaign()).guard.created > first.guard.created
 
 
-def test_a_candidate_whose_answer_was_lost_leads_at_once() -> None:
-    async def check() -> None:
-        contest = Contest()
-        contest.store.loses["create"] = 1
-        leadership = await contest.start()
-        entry = await contest.store.get(KEYS.leader)
-        assert isinstance(entry, Entry)
-        assert leadership.guard.created == entry.created == entry.modified == 1
-
-    within_deadline(check())
+async def test_a_candidate_whose_answer_was_lost_leads_at_once() -> None:
+    contest = Contest()
+    contest.store.loses["create"] = 1
+    leadership = await contest.start()
+    entry = await contest.store.get(KEYS.leader)
+    assert isinstance(entry, Entry)
+    assert leadership.guard.created == entry.created == entry.modified == 1
 
 
-def test_a_candidate_sits_an_outage_out() -> None:
-    async def check() -> None:
-        contest = Contest()
-        for method in ("list", "grant", "create", "get"):
-            contest.store.refuses[method] = 2
-        await contest.start()
-        assert contest.one.told == []
-
-    within_deadline(check())
+async def test_a_candidate_sits_an_outage_out() -> None:
+    contest = Contest()
+    for method in ("list", "grant", "create", "get"):
+        contest.store.refuses[method] = 2
+    await contest.start()
+    assert contest.one.told == []
 
 
-def test_deposed_before_the_office_is_taken_means_another_campaign() -> None:
-    async def check() -> None:
-        contest = Contest()
-        contest.store.hangs["get"] = asyncio.Event()  # reads the generation
-        campaigning = contest.one.campaign()
-        await until(lambda: KEYS.leader in contest.store._entries)
-        first = contest.store._entries[KEYS.leader]
-        await contest.store.delete(KEYS.leader)
-        await until(lambda: contest.store._entries.get(KEYS.leader, first).created > first.created)
-        contest.store.hangs["get"].set()
-        leadership = await campaigning
-        assert leadership.guard.created == contest.store._entries[KEYS.leader].created
-        assert contest.one.told == []
-        assert contest.one.election.held()
-
-    within_deadline(check())
+async def test_deposed_before_the_office_is_taken_means_another_campaign() -> None:
+    contest = Contest()
+    contest.store.hangs["get"] = asyncio.Event()  # reads the generation
+    campaigning = contest.one.campaign()
+    await until(lambda: KEYS.leader in contest.store._entries)
+    first = contest.store._entries[KEYS.leader]
+    await contest.store.delete(KEYS.leader)
+    await until(lambda: contest.store._entries.get(KEYS.leader, first).created > first.created)
+    contest.store.hangs["get"].set()
+    leadership = await campaigning
+    assert leadership.guard.created == contest.store._entries[KEYS.leader].created
+    assert contest.one.told == []
+    assert contest.one.election.held()
 
 
 def test_deposed_in_the_moment_in_which_the_office_is_taken(
@@ -229,35 +208,28 @@ def test_deposed_in_the_moment_in_which_the_office_is_taken(
     within_deadline(check())
 
 
-def test_in_doubt_from_the_first_moment() -> None:
-    async def check() -> None:
-        contest = Contest()
-        contest.store.hangs["get"] = asyncio.Event()
-        campaigning = contest.one.campaign()
-        await until(lambda: KEYS.leader in contest.store._entries)
-        contest.store.refuses["renew"] = 10**9
-        for lease in contest.store._leases.values():
-            lease.deadline += 100
-        contest.clock.now += TTL_S
-        contest.store.hangs["get"].set()
-        await campaigning
-        assert contest.one.told == [SUSPECT]
-
-    within_deadline(check())
+async def test_in_doubt_from_the_first_moment() -> None:
+    contest = Contest()
+    contest.store.hangs["get"] = asyncio.Event()
+    campaigning = contest.one.campaign()
+    await until(lambda: KEYS.leader in contest.store._entries)
+    contest.store.refuses["renew"] = 10**9
+    for lease in contest.store._leases.values():
+        lease.deadline += 100
+    contest.clock.now += TTL_S
+    contest.store.hangs["get"].set()
+    await campaigning
+    assert contest.one.told == [SUSPECT]
 
 
-def test_resigning_from_a_store_that_does_not_answer_takes_no_time(
+async def test_resigning_from_a_store_that_does_not_answer_takes_no_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("elastic.store.claim._FAREWELL_S", 0.05)
-
-    async def check() -> None:
-        contest = Contest()
-        await contest.start()
-        contest.store.hangs["revoke"] = asyncio.Event()
-        await contest.one.election.resign()
-        await contest.holding
-        assert contest.one.told == []
-        assert not contest.one.election.held()
-
-    within_deadline(check())
+    contest = Contest()
+    await contest.start()
+    contest.store.hangs["revoke"] = asyncio.Event()
+    await contest.one.election.resign()
+    await contest.holding
+    assert contest.one.told == []
+    assert not contest.one.election.held()

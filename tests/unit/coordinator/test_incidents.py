@@ -57,137 +57,113 @@ async def office() -> tuple[MemoryStore, Leadership]:
     return store, await lead(store, job="job", candidate="c")
 
 
-def test_an_incident_is_kept_told_and_explained() -> None:
-    async def check() -> None:
-        leader = Leader(*await office())
-        leader.incidents.save_failed(10, 1, "the disk is full")
-        (entry,) = leader.diary.of("incident")
-        assert entry["explain"] == "elastic explain 1"
-        assert entry["summary"] == "the checkpoint of step 10 was not saved: the disk is full"
-        assert list(await leader.kept()) == [1]
-        (brief,) = leader.incidents.brief()
-        assert (brief["number"], brief["cause"]) == (1, "save_failed")
-        assert leader.incidents.document(1) == leader.incidents.document(0)
-        with pytest.raises(ConfigurationError, match=r"no incident 7; .* remembered: 1"):
-            leader.incidents.document(7)
-
-    within_deadline(check())
+async def test_an_incident_is_kept_told_and_explained() -> None:
+    leader = Leader(*await office())
+    leader.incidents.save_failed(10, 1, "the disk is full")
+    (entry,) = leader.diary.of("incident")
+    assert entry["explain"] == "elastic explain 1"
+    assert entry["summary"] == "the checkpoint of step 10 was not saved: the disk is full"
+    assert list(await leader.kept()) == [1]
+    (brief,) = leader.incidents.brief()
+    assert (brief["number"], brief["cause"]) == (1, "save_failed")
+    assert leader.incidents.document(1) == leader.incidents.document(0)
+    with pytest.raises(ConfigurationError, match=r"no incident 7; .* remembered: 1"):
+        leader.incidents.document(7)
 
 
-def test_the_next_leader_has_them_and_numbers_on() -> None:
-    async def check() -> None:
-        store, leadership = await office()
-        first = Leader(store, leadership)
-        first.incidents.save_failed(10, 1, "the disk is full")
-        await first.kept()
-        await store.put(KEYS.incident("default", 3), json.dumps(STORED).encode())
-        second = Leader(store, leadership)
-        await second.incidents.load()
-        second.incidents.save_failed(20, 2, "the network is down")
-        found = await second.kept()
-        assert list(found) == [1, 3, 4]
-        assert [b["outcome"] for b in second.incidents.brief()] == [
-            "trains_on",
-            "unknown",
-            "trains_on",
-        ]
-
-    within_deadline(check())
+async def test_the_next_leader_has_them_and_numbers_on() -> None:
+    store, leadership = await office()
+    first = Leader(store, leadership)
+    first.incidents.save_failed(10, 1, "the disk is full")
+    await first.kept()
+    await store.put(KEYS.incident("default", 3), json.dumps(STORED).encode())
+    second = Leader(store, leadership)
+    await second.incidents.load()
+    second.incidents.save_failed(20, 2, "the network is down")
+    found = await second.kept()
+    assert list(found) == [1, 3, 4]
+    assert [b["outcome"] for b in second.incidents.brief()] == [
+        "trains_on",
+        "unknown",
+        "trains_on",
+    ]
 
 
-def test_one_that_was_open_when_the_leader_changed_ends_with_the_recovery() -> None:
-    async def check() -> None:
-        store, leadership = await office()
-        for number in (3, 4):
-            document = {**STORED, "number": number, "committed": 12}
-            await store.put(KEYS.incident("default", number), json.dumps(document).encode())
-        leader = Leader(store, leadership)
-        await leader.incidents.load()
-        leader.incidents.recovered({"generation": 7, "lost": ["wb"], "committed": 10, "join_s": 1})
-        leader.incidents.recovered({"generation": 8, "lost": [], "committed": 30})
-        first, second = (await leader.kept()).values()
-        assert (first["outcome"], second["outcome"]) == ("struck_again", "recovered")
-        assert second["followed_by"] == 7
-        assert second["recovery"] == {"generation": 7, "committed": 10, "join_s": 1}
-        assert second["steps_lost"] == 2
-        assert second["lasted_s"] > 0.0
-
-    within_deadline(check())
+async def test_one_that_was_open_when_the_leader_changed_ends_with_the_recovery() -> None:
+    store, leadership = await office()
+    for number in (3, 4):
+        document = {**STORED, "number": number, "committed": 12}
+        await store.put(KEYS.incident("default", number), json.dumps(document).encode())
+    leader = Leader(store, leadership)
+    await leader.incidents.load()
+    leader.incidents.recovered({"generation": 7, "lost": ["wb"], "committed": 10, "join_s": 1})
+    leader.incidents.recovered({"generation": 8, "lost": [], "committed": 30})
+    first, second = (await leader.kept()).values()
+    assert (first["outcome"], second["outcome"]) == ("struck_again", "recovered")
+    assert second["followed_by"] == 7
+    assert second["recovery"] == {"generation": 7, "committed": 10, "join_s": 1}
+    assert second["steps_lost"] == 2
+    assert second["lasted_s"] > 0.0
 
 
-def test_what_one_has_cost_since_it_was_told_is_known_to_later_leaders() -> None:
-    async def check() -> None:
-        store, leadership = await office()
-        first = Leader(store, leadership)
-        first.incidents.save_failed(10, 1, "the disk is full")
-        assert (await first.kept())[1]["lost_s"] == 0.0
-        first.accounts.costs()[1].seconds[Kind.SLOT_EMPTY] += 30.0
-        second = Leader(store, leadership)
-        second.accounts.adopt(first.accounts.to_document(5.0, 0.0), 5.0, 0.0)
-        await second.incidents.load()
-        second.accounts.costs()[1].seconds[Kind.SLOT_EMPTY] += 2.5
-        for document in (second.incidents.document(1), *second.incidents.brief()):
-            assert document["lost_s"] == 32.5
-        assert second.incidents.document(1)["seconds"] == {"slot_empty": 32.5}
-        second.incidents.ended("an operator has stopped it")
-        assert (await second.kept())[1]["lost_s"] == 32.5
-
-    within_deadline(check())
+async def test_what_one_has_cost_since_it_was_told_is_known_to_later_leaders() -> None:
+    store, leadership = await office()
+    first = Leader(store, leadership)
+    first.incidents.save_failed(10, 1, "the disk is full")
+    assert (await first.kept())[1]["lost_s"] == 0.0
+    first.accounts.costs()[1].seconds[Kind.SLOT_EMPTY] += 30.0
+    second = Leader(store, leadership)
+    second.accounts.adopt(first.accounts.to_document(5.0, 0.0), 5.0, 0.0)
+    await second.incidents.load()
+    second.accounts.costs()[1].seconds[Kind.SLOT_EMPTY] += 2.5
+    for document in (second.incidents.document(1), *second.incidents.brief()):
+        assert document["lost_s"] == 32.5
+    assert second.incidents.document(1)["seconds"] == {"slot_empty": 32.5}
+    second.incidents.ended("an operator has stopped it")
+    assert (await second.kept())[1]["lost_s"] == 32.5
 
 
-def test_what_was_kept_after_the_accounts_were_is_not_made_less() -> None:
-    async def check() -> None:
-        store, leadership = await office()
-        first = Leader(store, leadership)
-        first.incidents.save_failed(10, 1, "the disk is full")
-        accounts = first.accounts.to_document(5.0, 0.0)
-        first.accounts.costs()[1].seconds[Kind.SLOT_EMPTY] += 30.0
-        first.incidents.saved()
-        await first.kept()
-        second = Leader(store, leadership)
-        second.accounts.adopt(accounts, 5.0, 0.0)
-        await second.incidents.load()
-        assert second.incidents.document(1)["lost_s"] == 30.0
-
-    within_deadline(check())
+async def test_what_was_kept_after_the_accounts_were_is_not_made_less() -> None:
+    store, leadership = await office()
+    first = Leader(store, leadership)
+    first.incidents.save_failed(10, 1, "the disk is full")
+    accounts = first.accounts.to_document(5.0, 0.0)
+    first.accounts.costs()[1].seconds[Kind.SLOT_EMPTY] += 30.0
+    first.incidents.saved()
+    await first.kept()
+    second = Leader(store, leadership)
+    second.accounts.adopt(accounts, 5.0, 0.0)
+    await second.incidents.load()
+    assert second.incidents.document(1)["lost_s"] == 30.0
 
 
-def test_a_save_that_failed_under_the_leader_before_is_made_up_for_by_the_next_one() -> None:
-    async def check() -> None:
-        store, leadership = await office()
-        first = Leader(store, leadership)
-        first.incidents.save_failed(10, 1, "the disk is full")
-        await first.kept()
-        second = Leader(store, leadership)
-        await second.incidents.load()
-        second.incidents.saved()
-        found = await second.kept()
-        assert found[1]["outcome"] == "saved_since"
-        assert [b["outcome"] for b in second.incidents.brief()] == ["saved_since"]
-
-    within_deadline(check())
+async def test_a_save_that_failed_under_the_leader_before_is_made_up_for_by_the_next_one() -> None:
+    store, leadership = await office()
+    first = Leader(store, leadership)
+    first.incidents.save_failed(10, 1, "the disk is full")
+    await first.kept()
+    second = Leader(store, leadership)
+    await second.incidents.load()
+    second.incidents.saved()
+    found = await second.kept()
+    assert found[1]["outcome"] == "saved_since"
+    assert [b["outcome"] for b in second.incidents.brief()] == ["saved_since"]
 
 
-def test_the_oldest_go_from_the_store() -> None:
-    async def check() -> None:
-        leader = Leader(*await office())
-        for step in range(MOST_INCIDENTS + 5):
-            leader.incidents.save_failed(step, 1, f"for another reason: {'x' * step}")
-            await leader.kept()
-        assert list(await leader.kept()) == list(range(6, MOST_INCIDENTS + 6))
-
-    within_deadline(check())
+async def test_the_oldest_go_from_the_store() -> None:
+    leader = Leader(*await office())
+    for step in range(MOST_INCIDENTS + 5):
+        leader.incidents.save_failed(step, 1, f"for another reason: {'x' * step}")
+        await leader.kept()
+    assert list(await leader.kept()) == list(range(6, MOST_INCIDENTS + 6))
 
 
-def test_one_that_leads_no_more_writes_nothing() -> None:
-    async def check() -> None:
-        store, leadership = await office()
-        await store.delete(KEYS.leader)
-        leader = Leader(store, leadership)
-        leader.incidents.save_failed(10, 1, "the disk is full")
-        assert await leader.kept() == {}
-
-    within_deadline(check())
+async def test_one_that_leads_no_more_writes_nothing() -> None:
+    store, leadership = await office()
+    await store.delete(KEYS.leader)
+    leader = Leader(store, leadership)
+    leader.incidents.save_failed(10, 1, "the disk is full")
+    assert await leader.kept() == {}
 
 
 def test_an_error_in_here_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:

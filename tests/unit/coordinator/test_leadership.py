@@ -43,55 +43,46 @@ GENERATION = Generation(
 )
 
 
-def test_the_first_leader_makes_the_incarnation_and_later_ones_keep_it() -> None:
-    async def check() -> None:
-        store = MemoryStore()
-        first = await lead(store, job="job", candidate="first")
-        assert (first.incarnation, first.last, first.last_number) == ("first", None, 0)
-        with pytest.raises(TransientError, match="another coordinator leads the job 'job'"):
-            await lead(store, job="job", candidate="second")
-        await save_generation(store, first, GENERATION)
-        await store.delete(KEYS.leader)
-        second = await lead(store, job="job", candidate="second")
-        assert second.incarnation == "first"
-        assert second.last_generation == GENERATION
-        assert second.last_number == 7
-        other = await lead(store, job="other", candidate="third")
-        assert (other.incarnation, other.last) == ("third", None)
-
-    within_deadline(check())
-
-
-def test_all_of_a_generation_is_kept() -> None:
-    async def check() -> None:
-        store = MemoryStore()
-        leadership = await lead(store, job="job", candidate="c")
-        assert await load_generation(store, "job") is None
-        before = (replace(GENERATION, number=5), replace(GENERATION, number=6))
-        command = Command(text="train.py --lr 1", digest="d")
-        await save_generation(store, leadership, GENERATION, before, command)
-        entry = await store.get(KEYS.generation)
-        assert entry is not None
-        assert await load_generation(store, "job") == Stored(
-            generation=GENERATION, may_train=before, revision=entry.modified, command=command
-        )
-
-    within_deadline(check())
-
-
-def test_a_deposed_leader_writes_nothing() -> None:
-    async def check() -> None:
-        store = MemoryStore()
-        deposed = await lead(store, job="job", candidate="first")
-        await store.delete(KEYS.leader)
-        with pytest.raises(GuardFailed):
-            await save_generation(store, deposed, GENERATION)
+async def test_the_first_leader_makes_the_incarnation_and_later_ones_keep_it() -> None:
+    store = MemoryStore()
+    first = await lead(store, job="job", candidate="first")
+    assert (first.incarnation, first.last, first.last_number) == ("first", None, 0)
+    with pytest.raises(TransientError, match="another coordinator leads the job 'job'"):
         await lead(store, job="job", candidate="second")
-        with pytest.raises(GuardFailed):
-            await save_generation(store, deposed, GENERATION)
-        assert await load_generation(store, "job") is None
+    await save_generation(store, first, GENERATION)
+    await store.delete(KEYS.leader)
+    second = await lead(store, job="job", candidate="second")
+    assert second.incarnation == "first"
+    assert second.last_generation == GENERATION
+    assert second.last_number == 7
+    other = await lead(store, job="other", candidate="third")
+    assert (other.incarnation, other.last) == ("third", None)
 
-    within_deadline(check())
+
+async def test_all_of_a_generation_is_kept() -> None:
+    store = MemoryStore()
+    leadership = await lead(store, job="job", candidate="c")
+    assert await load_generation(store, "job") is None
+    before = (replace(GENERATION, number=5), replace(GENERATION, number=6))
+    command = Command(text="train.py --lr 1", digest="d")
+    await save_generation(store, leadership, GENERATION, before, command)
+    entry = await store.get(KEYS.generation)
+    assert entry is not None
+    assert await load_generation(store, "job") == Stored(
+        generation=GENERATION, may_train=before, revision=entry.modified, command=command
+    )
+
+
+async def test_a_deposed_leader_writes_nothing() -> None:
+    store = MemoryStore()
+    deposed = await lead(store, job="job", candidate="first")
+    await store.delete(KEYS.leader)
+    with pytest.raises(GuardFailed):
+        await save_generation(store, deposed, GENERATION)
+    await lead(store, job="job", candidate="second")
+    with pytest.raises(GuardFailed):
+        await save_generation(store, deposed, GENERATION)
+    assert await load_generation(store, "job") is None
 
 
 @pytest.mark.parametrize("way", ["refuses", "loses"])
@@ -111,43 +102,34 @@ def test_an_outage_is_sat_out(way: str, caplog: pytest.LogCaptureFixture) -> Non
     assert caplog.messages == ["save generation 7: trying again: etcd did not answer"] * 3
 
 
-def test_a_save_under_way_can_be_cancelled() -> None:
-    async def check() -> None:
-        store = FailingStore(Clock())
-        leadership = await lead(store, job="job", candidate="c")
-        store.refuses["put"] = 10**9
-        saving = asyncio.create_task(save_generation(store, leadership, GENERATION))
-        while store.refuses["put"] == 10**9:
-            await asyncio.sleep(0)
-        saving.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await saving
-
-    within_deadline(check())
+async def test_a_save_under_way_can_be_cancelled() -> None:
+    store = FailingStore(Clock())
+    leadership = await lead(store, job="job", candidate="c")
+    store.refuses["put"] = 10**9
+    saving = asyncio.create_task(save_generation(store, leadership, GENERATION))
+    while store.refuses["put"] == 10**9:
+        await asyncio.sleep(0)
+    saving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await saving
 
 
-def test_what_is_found_in_an_outage_is_what_is_there() -> None:
-    async def check() -> None:
-        store = FailingStore(Clock())
-        leadership = await lead(store, job="job", candidate="first")
-        await save_generation(store, leadership, GENERATION)
-        await store.delete(KEYS.leader)
-        store.refuses["get"] = 3
-        later = await lead(store, job="job", candidate="second")
-        assert (later.incarnation, later.last_generation) == ("first", GENERATION)
-
-    within_deadline(check())
+async def test_what_is_found_in_an_outage_is_what_is_there() -> None:
+    store = FailingStore(Clock())
+    leadership = await lead(store, job="job", candidate="first")
+    await save_generation(store, leadership, GENERATION)
+    await store.delete(KEYS.leader)
+    store.refuses["get"] = 3
+    later = await lead(store, job="job", candidate="second")
+    assert (later.incarnation, later.last_generation) == ("first", GENERATION)
 
 
 @pytest.mark.parametrize("value", [b"12", b"\x20\x63"], ids=["no message", "a reason unknown"])
-def test_what_cannot_be_read_must_be_mended(value: bytes) -> None:
-    async def check() -> None:
-        store = MemoryStore()
-        await store.put(KEYS.generation, value)
-        with pytest.raises(ConfigurationError, match="'elastic/job/generation' holds no gener"):
-            await lead(store, job="job", candidate="c")
-
-    within_deadline(check())
+async def test_what_cannot_be_read_must_be_mended(value: bytes) -> None:
+    store = MemoryStore()
+    await store.put(KEYS.generation, value)
+    with pytest.raises(ConfigurationError, match="'elastic/job/generation' holds no gener"):
+        await lead(store, job="job", candidate="c")
 
 
 _STORED = messages(pb.StoredGeneration).map(lambda document: document.SerializeToString())

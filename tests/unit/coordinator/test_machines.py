@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -14,7 +13,6 @@ from elastic.core.membership import Failure, FailureKind
 from elastic.errors import ConfigurationError
 from elastic.store.job_keys import JobKeys
 from elastic.store.memory import MemoryStore
-from tests.contract.conftest import within_deadline
 from tests.unit.coordinator.agents import kinds
 from tests.unit.coordinator.test_departing_nodes import Place
 
@@ -22,16 +20,13 @@ KILLED = Failure(worker="pod-0-1", kind=FailureKind.SIGNAL)
 KEYS = JobKeys("job")
 
 
-def check(test: Callable[[Place], Awaitable[None]]) -> None:
+@pytest.fixture
+async def place() -> Place:
     """pod-0 is on the machine bad; n1, n2 and n3 do not tell theirs."""
-
-    async def run() -> None:
-        store = MemoryStore()
-        place = Place(store, await exclusions(store))
-        place.connect("pod-0", "bad", "aaaaaaaa")
-        await test(place)
-
-    within_deadline(run())
+    store = MemoryStore()
+    place = Place(store, await exclusions(store))
+    place.connect("pod-0", "bad", "aaaaaaaa")
+    return place
 
 
 async def exclusions(store: MemoryStore) -> Exclusions:
@@ -51,196 +46,158 @@ async def quarantined(place: Place) -> None:
     assert (told["node"], told["machine"]) == ("pod-0", "bad")
 
 
-def test_another_machine_with_the_nodes_name_is_welcome() -> None:
-    async def test(place: Place) -> None:
-        await quarantined(place)
-        place.nodes.leave(place.node("pod-0").stream)
-        replacement = place.connect("pod-0", "good", "bbbbbbbb")
-        assert ev.NodeLeaving(node=replacement.node, reason="2 failures within 60 s") not in (
-            place.posted
-        )
-        rows = {(s.node, s.machine): (s.state, s.failures) for s in place.departing.statuses()}
-        assert rows["pod-0", "good"] == ("ready", 0)
-        assert rows["pod-0", "bad"][0] == QUARANTINED
-
-    check(test)
+async def test_another_machine_with_the_nodes_name_is_welcome(place: Place) -> None:
+    await quarantined(place)
+    place.nodes.leave(place.node("pod-0").stream)
+    replacement = place.connect("pod-0", "good", "bbbbbbbb")
+    assert ev.NodeLeaving(node=replacement.node, reason="2 failures within 60 s") not in (
+        place.posted
+    )
+    rows = {(s.node, s.machine): (s.state, s.failures) for s in place.departing.statuses()}
+    assert rows["pod-0", "good"] == ("ready", 0)
+    assert rows["pod-0", "bad"][0] == QUARANTINED
 
 
-def test_the_bad_machine_is_kept_out_under_another_name() -> None:
-    async def test(place: Place) -> None:
-        await quarantined(place)
-        place.nodes.leave(place.node("pod-0").stream)
-        again = place.connect("pod-7", "bad", "cccccccc")
-        assert place.posted[-1] == ev.NodeLeaving(node=again.node, reason="2 failures within 60 s")
-        assert (await place.states())["pod-7"] == QUARANTINED
-
-    check(test)
+async def test_the_bad_machine_is_kept_out_under_another_name(place: Place) -> None:
+    await quarantined(place)
+    place.nodes.leave(place.node("pod-0").stream)
+    again = place.connect("pod-7", "bad", "cccccccc")
+    assert place.posted[-1] == ev.NodeLeaving(node=again.node, reason="2 failures within 60 s")
+    assert (await place.states())["pod-7"] == QUARANTINED
 
 
-def test_failures_of_a_machine_count_under_all_of_its_names() -> None:
-    async def test(place: Place) -> None:
-        place.departing.worker_failed(place.node("pod-0"), KILLED)
-        place.nodes.leave(place.node("pod-0").stream)
-        place.connect("pod-0", "good", "bbbbbbbb")
-        place.departing.worker_failed(place.node("pod-0"), KILLED)
-        assert (await place.states())["pod-0"] == "ready"
-        place.connect("pod-7", "bad", "cccccccc")
-        place.departing.worker_failed(place.node("pod-7"), KILLED)
-        assert await place.states() == {
-            "n1": "ready",
-            "n2": "ready",
-            "n3": "ready",
-            "pod-0": "ready",
-            "pod-7": QUARANTINED,
-        }
-
-    check(test)
+async def test_failures_of_a_machine_count_under_all_of_its_names(place: Place) -> None:
+    place.departing.worker_failed(place.node("pod-0"), KILLED)
+    place.nodes.leave(place.node("pod-0").stream)
+    place.connect("pod-0", "good", "bbbbbbbb")
+    place.departing.worker_failed(place.node("pod-0"), KILLED)
+    assert (await place.states())["pod-0"] == "ready"
+    place.connect("pod-7", "bad", "cccccccc")
+    place.departing.worker_failed(place.node("pod-7"), KILLED)
+    assert await place.states() == {
+        "n1": "ready",
+        "n2": "ready",
+        "n3": "ready",
+        "pod-0": "ready",
+        "pod-7": QUARANTINED,
+    }
 
 
-def test_a_lost_node_counts_against_the_machine_that_it_had_registered() -> None:
+async def test_a_lost_node_counts_against_the_machine_that_it_had_registered(place: Place) -> None:
     """Also under a leader that has never had a connection to it."""
-
-    async def test(place: Place) -> None:
-        for _ in range(2):
-            place.departing.registered("pod-9@dddddddd", "worn")
-            place.departing.members_lost(["pod-9@dddddddd"])
-        await place.states()
-        assert [(t["node"], t["machine"]) for t in place.diary.of("node_quarantined")] == [
-            ("pod-9", "worn")
-        ]
-        place.connect("pod-1", "worn", "eeeeeeee")
-        assert (await place.states())["pod-1"] == QUARANTINED
-
-    check(test)
+    for _ in range(2):
+        place.departing.registered("pod-9@dddddddd", "worn")
+        place.departing.members_lost(["pod-9@dddddddd"])
+    await place.states()
+    assert [(t["node"], t["machine"]) for t in place.diary.of("node_quarantined")] == [
+        ("pod-9", "worn")
+    ]
+    place.connect("pod-1", "worn", "eeeeeeee")
+    assert (await place.states())["pod-1"] == QUARANTINED
 
 
 @pytest.mark.parametrize("name", ["bad", "pod-0"])
-def test_cleared_by_the_name_of_the_machine_or_of_its_node(name: str) -> None:
-    async def test(place: Place) -> None:
-        await quarantined(place)
-        assert await place.departing.clear(name) == f"{name} may take part again"
-        assert (await place.states())["pod-0"] == "ready"
-        assert place.diary.of("node_cleared") == [
-            {"node": "pod-0", "machine": "bad", "state": QUARANTINED}
-        ]
-        place.departing.worker_failed(place.node("pod-0"), KILLED)
-        assert (await place.states())["pod-0"] == "ready"
-
-    check(test)
+async def test_cleared_by_the_name_of_the_machine_or_of_its_node(place: Place, name: str) -> None:
+    await quarantined(place)
+    assert await place.departing.clear(name) == f"{name} may take part again"
+    assert (await place.states())["pod-0"] == "ready"
+    assert place.diary.of("node_cleared") == [
+        {"node": "pod-0", "machine": "bad", "state": QUARANTINED}
+    ]
+    place.departing.worker_failed(place.node("pod-0"), KILLED)
+    assert (await place.states())["pod-0"] == "ready"
 
 
-def test_of_several_machines_that_had_the_name_one_is_to_be_named() -> None:
-    async def test(place: Place) -> None:
+async def test_of_several_machines_that_had_the_name_one_is_to_be_named(place: Place) -> None:
+    await place.departing.drain("pod-0", "")
+    place.nodes.leave(place.node("pod-0").stream)
+    place.connect("pod-0", "other", "bbbbbbbb")
+    await place.departing.drain("pod-0", "")
+    with pytest.raises(ConfigurationError, match=r"\(bad, other\); clear one of them"):
+        await place.departing.clear("pod-0")
+    assert await place.departing.clear("bad") == "bad may take part again"
+    assert (await place.states())["pod-0"] == DRAINED
+
+
+async def test_the_drain_of_a_node_that_shares_its_machine_is_refused_by_its_name(
+    place: Place,
+) -> None:
+    place.connect("pod-1", "bad", "bbbbbbbb")
+    with pytest.raises(ConfigurationError, match="is on machine bad, as pod-1 is"):
         await place.departing.drain("pod-0", "")
-        place.nodes.leave(place.node("pod-0").stream)
-        place.connect("pod-0", "other", "bbbbbbbb")
-        await place.departing.drain("pod-0", "")
-        with pytest.raises(ConfigurationError, match=r"\(bad, other\); clear one of them"):
-            await place.departing.clear("pod-0")
-        assert await place.departing.clear("bad") == "bad may take part again"
-        assert (await place.states())["pod-0"] == DRAINED
-
-    check(test)
+    assert (await place.states())["pod-0"] == "ready"
+    said = await place.departing.drain("bad", "")
+    assert said == ("the workers of pod-0 and pod-1 (machine bad) leave at the next step boundary")
+    assert kinds(place.node("pod-1").stream) == ["drain"]
+    states = await place.states()
+    assert (states["pod-0"], states["pod-1"]) == (DRAINED, DRAINED)
 
 
-def test_the_drain_of_a_node_that_shares_its_machine_is_refused_by_its_name() -> None:
-    async def test(place: Place) -> None:
-        place.connect("pod-1", "bad", "bbbbbbbb")
-        with pytest.raises(ConfigurationError, match="is on machine bad, as pod-1 is"):
-            await place.departing.drain("pod-0", "")
-        assert (await place.states())["pod-0"] == "ready"
-        said = await place.departing.drain("bad", "")
-        assert said == (
-            "the workers of pod-0 and pod-1 (machine bad) leave at the next step boundary"
-        )
-        assert kinds(place.node("pod-1").stream) == ["drain"]
-        states = await place.states()
-        assert (states["pod-0"], states["pod-1"]) == (DRAINED, DRAINED)
-
-    check(test)
+async def test_the_drain_of_a_node_that_was_just_lost_is_that_of_its_machine(place: Place) -> None:
+    place.nodes.leave(place.node("pod-0").stream)
+    said = await place.departing.drain("pod-0", "")
+    assert said == "no machine bad is connected now; it will be kept out when it comes"
+    place.connect("pod-0", "good", "bbbbbbbb")
+    place.connect("pod-7", "bad", "cccccccc")
+    states = {(s.node, s.machine): s.state for s in place.departing.statuses()}
+    assert states["pod-0", "good"] == "ready"
+    assert states["pod-7", "bad"] == DRAINED
 
 
-def test_the_drain_of_a_node_that_was_just_lost_is_that_of_its_machine() -> None:
-    async def test(place: Place) -> None:
-        place.nodes.leave(place.node("pod-0").stream)
-        said = await place.departing.drain("pod-0", "")
-        assert said == "no machine bad is connected now; it will be kept out when it comes"
-        place.connect("pod-0", "good", "bbbbbbbb")
-        place.connect("pod-7", "bad", "cccccccc")
-        states = {(s.node, s.machine): s.state for s in place.departing.statuses()}
-        assert states["pod-0", "good"] == "ready"
-        assert states["pod-7", "bad"] == DRAINED
-
-    check(test)
-
-
-def test_a_drain_that_is_repeated_keeps_out_nothing_more() -> None:
-    async def test(place: Place) -> None:
-        node = place.node("pod-0").node
-        await place.departing.drain("pod-0", "")
-        place.nodes.leave(place.node("pod-0").stream)
-        place.departing.gone(node)
-        said = await place.departing.drain("pod-0", "")
-        assert said == "pod-0 is drained already; `elastic nodes --clear bad` lets it come back"
-        place.connect("pod-0", "good", "bbbbbbbb")
-        states = {(s.node, s.machine): s.state for s in place.departing.statuses()}
-        assert states["pod-0", "good"] == "ready"
-        assert states["pod-0", "bad"] == DRAINED
-
-    check(test)
+async def test_a_drain_that_is_repeated_keeps_out_nothing_more(place: Place) -> None:
+    node = place.node("pod-0").node
+    await place.departing.drain("pod-0", "")
+    place.nodes.leave(place.node("pod-0").stream)
+    place.departing.gone(node)
+    said = await place.departing.drain("pod-0", "")
+    assert said == "pod-0 is drained already; `elastic nodes --clear bad` lets it come back"
+    place.connect("pod-0", "good", "bbbbbbbb")
+    states = {(s.node, s.machine): s.state for s in place.departing.statuses()}
+    assert states["pod-0", "good"] == "ready"
+    assert states["pod-0", "bad"] == DRAINED
 
 
-def test_the_drain_of_a_quarantined_node_that_is_gone_is_that_of_its_machine() -> None:
-    async def test(place: Place) -> None:
-        await quarantined(place)
-        node = place.node("pod-0").node
-        place.nodes.leave(place.node("pod-0").stream)
-        place.departing.gone(node)
-        said = await place.departing.drain("pod-0", "")
-        assert said == "no machine bad is connected now; it will be kept out when it comes"
-        states = {(s.node, s.machine): s.state for s in place.departing.statuses()}
-        assert states == {**states, ("pod-0", "bad"): DRAINED}
-
-    check(test)
-
-
-def test_a_name_alone_keeps_out_a_node_or_a_machine_that_comes_with_it() -> None:
-    async def test(place: Place) -> None:
-        await place.departing.drain("later", "")
-        place.connect("later", "m1", "bbbbbbbb")
-        place.connect("pod-5", "later", "cccccccc")
-        states = await place.states()
-        assert (states["later"], states["pod-5"]) == (DRAINED, DRAINED)
-        await place.departing.clear("later")
-        states = await place.states()
-        assert (states["later"], states["pod-5"]) == ("ready", "ready")
-
-    check(test)
+async def test_the_drain_of_a_quarantined_node_that_is_gone_is_that_of_its_machine(
+    place: Place,
+) -> None:
+    await quarantined(place)
+    node = place.node("pod-0").node
+    place.nodes.leave(place.node("pod-0").stream)
+    place.departing.gone(node)
+    said = await place.departing.drain("pod-0", "")
+    assert said == "no machine bad is connected now; it will be kept out when it comes"
+    states = {(s.node, s.machine): s.state for s in place.departing.statuses()}
+    assert states == {**states, ("pod-0", "bad"): DRAINED}
 
 
-def test_the_next_leader_knows_the_machine() -> None:
-    async def test(place: Place) -> None:
-        await quarantined(place)
-        after = await exclusions(place.store)
-        found = after.of("bad", "pod-7")
-        assert found is not None
-        assert (found.state, found.machine, found.node) == (QUARANTINED, "bad", "pod-0")
-        assert after.of("good", "pod-0") is None
-        assert after.named("pod-0") == after.named("bad") == ["bad"]
-
-    check(test)
+async def test_a_name_alone_keeps_out_a_node_or_a_machine_that_comes_with_it(place: Place) -> None:
+    await place.departing.drain("later", "")
+    place.connect("later", "m1", "bbbbbbbb")
+    place.connect("pod-5", "later", "cccccccc")
+    states = await place.states()
+    assert (states["later"], states["pod-5"]) == (DRAINED, DRAINED)
+    await place.departing.clear("later")
+    states = await place.states()
+    assert (states["later"], states["pod-5"]) == ("ready", "ready")
 
 
-def test_what_an_older_version_has_stored_keeps_the_name_out() -> None:
-    async def test() -> None:
-        store = MemoryStore()
-        older = json.dumps({"reason": "3 failures", "since_unix_s": 1.75e9}).encode()
-        await store.put(KEYS.quarantine("n1"), older)
-        found = await exclusions(store)
-        for machine, node in (("any", "n1"), ("n1", "any")):
-            exclusion = found.of(machine, node)
-            assert exclusion is not None
-            assert (exclusion.reason, exclusion.machine) == ("3 failures", "")
-        assert found.of("any", "other") is None
+async def test_the_next_leader_knows_the_machine(place: Place) -> None:
+    await quarantined(place)
+    after = await exclusions(place.store)
+    found = after.of("bad", "pod-7")
+    assert found is not None
+    assert (found.state, found.machine, found.node) == (QUARANTINED, "bad", "pod-0")
+    assert after.of("good", "pod-0") is None
+    assert after.named("pod-0") == after.named("bad") == ["bad"]
 
-    within_deadline(test())
+
+async def test_what_an_older_version_has_stored_keeps_the_name_out() -> None:
+    store = MemoryStore()
+    older = json.dumps({"reason": "3 failures", "since_unix_s": 1.75e9}).encode()
+    await store.put(KEYS.quarantine("n1"), older)
+    found = await exclusions(store)
+    for machine, node in (("any", "n1"), ("n1", "any")):
+        exclusion = found.of(machine, node)
+        assert exclusion is not None
+        assert (exclusion.reason, exclusion.machine) == ("3 failures", "")
+    assert found.of("any", "other") is None

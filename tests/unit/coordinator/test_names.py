@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -21,7 +20,6 @@ from elastic.errors import ConfigurationError
 from elastic.store.job_documents import NodeDocument, to_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.memory import MemoryStore
-from tests.contract.conftest import within_deadline
 from tests.unit.coordinator.agents import Diary, agent, closed, kinds, refused, view, worker
 
 ONE, OTHER = "0123", "4567"
@@ -55,226 +53,201 @@ class Place:
             await asyncio.sleep(0.001)
 
 
-def check(
-    what: Callable[[Place], Coroutine[Any, Any, None]], *, before: Command | None = None
+@pytest.fixture
+def before() -> Command | None:
+    """What the group runs that the leader before has left; None: there was no leader."""
+    return None
+
+
+runs_already = pytest.mark.parametrize(
+    "before", [Command(text="train.py", digest="d")], ids=["train.py"]
+)
+
+
+@pytest.fixture
+async def place(before: Command | None) -> AsyncIterator[Place]:
+    store, diary = MemoryStore(), Diary()
+    leadership = await lead(store, job="job", candidate="c")
+    if before is not None:
+        await save_generation(store, leadership, RUNNING, command=before)
+        await store.delete(JobKeys("job").leader)
+        leadership = await lead(store, job="job", candidate="d")
+    options = JobOptions(
+        job="job",
+        formation=FormationPolicy(min_workers=1, max_workers=2),
+        stall=StallPolicy(),
+        max_restarts=3,
+        restart_window_s=60.0,
+        stop_grace_s=5.0,
+    )
+    place = Place(store, CoordinatorDaemon(options, store, leadership, diary.journal), diary)
+    following = asyncio.ensure_future(place.registry.run())
+    yield place
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    await place.daemon.close()
+
+
+async def test_another_agent_does_not_take_the_place_of_the_one_that_is_registered(
+    place: Place,
 ) -> None:
-    """before: what the group runs that the leader before has left."""
-
-    async def main() -> None:
-        store, diary = MemoryStore(), Diary()
-        leadership = await lead(store, job="job", candidate="c")
-        if before is not None:
-            await save_generation(store, leadership, RUNNING, command=before)
-            await store.delete(JobKeys("job").leader)
-            leadership = await lead(store, job="job", candidate="d")
-        options = JobOptions(
-            job="job",
-            formation=FormationPolicy(min_workers=1, max_workers=2),
-            stall=StallPolicy(),
-            max_restarts=3,
-            restart_window_s=60.0,
-            stop_grace_s=5.0,
-        )
-        place = Place(store, CoordinatorDaemon(options, store, leadership, diary.journal), diary)
-        following = asyncio.ensure_future(place.registry.run())
-        try:
-            await what(place)
-        finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
-            await place.daemon.close()
-
-    within_deadline(main())
-
-
-def test_another_agent_does_not_take_the_place_of_the_one_that_is_registered() -> None:
-    async def main(place: Place) -> None:
-        await place.registered(ONE)
-        first = agent("n1", ONE)
-        place.daemon.agent_connected(first)
-        for _ in range(3):
-            second = agent("n1", OTHER)
-            place.daemon.agent_connected(second)
-            assert closed(second)
-            place.daemon.agent_lost(second)
-        assert None not in kinds(first)
-        (told,) = place.diary.of("node_refused")
-        assert "--node-name" in told["reason"]
-        assert not place.diary.of("node_lost")
-
-    check(main)
-
-
-def test_one_that_has_lost_its_name_attends_no_more() -> None:
-    async def main(place: Place) -> None:
-        await place.registered(ONE)
-        first = agent("n1", ONE)
-        place.daemon.agent_connected(first)
-        await place.registered(OTHER)
-        assert closed(first)
-        place.daemon.agent_lost(first)
+    await place.registered(ONE)
+    first = agent("n1", ONE)
+    place.daemon.agent_connected(first)
+    for _ in range(3):
         second = agent("n1", OTHER)
         place.daemon.agent_connected(second)
-        assert None not in kinds(second)
-
-    check(main)
-
-
-def test_one_that_is_started_again_takes_its_own_place() -> None:
-    async def main(place: Place) -> None:
-        await place.registered(ONE)
-        first, again = agent("n1", ONE), agent("n1", ONE)
-        place.daemon.agent_connected(first)
-        place.daemon.agent_connected(again)
-        assert closed(first)
-        assert None not in kinds(again)
-
-    check(main)
+        assert closed(second)
+        place.daemon.agent_lost(second)
+    assert None not in kinds(first)
+    (told,) = place.diary.of("node_refused")
+    assert "--node-name" in told["reason"]
+    assert not place.diary.of("node_lost")
 
 
-def test_the_machine_hears_that_a_node_has_opened_another_stream(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_one_that_has_lost_its_name_attends_no_more(place: Place) -> None:
+    await place.registered(ONE)
+    first = agent("n1", ONE)
+    place.daemon.agent_connected(first)
+    await place.registered(OTHER)
+    assert closed(first)
+    place.daemon.agent_lost(first)
+    second = agent("n1", OTHER)
+    place.daemon.agent_connected(second)
+    assert None not in kinds(second)
+
+
+async def test_one_that_is_started_again_takes_its_own_place(place: Place) -> None:
+    await place.registered(ONE)
+    first, again = agent("n1", ONE), agent("n1", ONE)
+    place.daemon.agent_connected(first)
+    place.daemon.agent_connected(again)
+    assert closed(first)
+    assert None not in kinds(again)
+
+
+async def test_the_machine_hears_that_a_node_has_opened_another_stream(
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[ev.Event] = []
     monkeypatch.setattr(Coordinator, "handle", lambda _self, event, _now: heard.append(event) or [])
-
-    async def main(place: Place) -> None:
-        place.daemon.agent_connected(agent("n1", ONE))
-        assert heard == []
-        place.daemon.agent_connected(agent("n1", ONE))
-        assert heard == [ev.NodeReconnected(node=f"n1@{ONE}")]
-
-    check(main)
+    place.daemon.agent_connected(agent("n1", ONE))
+    assert heard == []
+    place.daemon.agent_connected(agent("n1", ONE))
+    assert heard == [ev.NodeReconnected(node=f"n1@{ONE}")]
 
 
-def test_where_the_news_of_a_registration_is_late_the_newer_agent_comes_in() -> None:
+async def test_where_the_news_of_a_registration_is_late_the_newer_agent_comes_in(
+    place: Place,
+) -> None:
     """Nobody attends under the name that is known, or it is known for nobody."""
-
-    async def main(place: Place) -> None:
-        early = agent("n1", ONE)
-        place.daemon.agent_connected(early)
-        assert None not in kinds(early)
-        later = agent("n1", OTHER)
-        place.daemon.agent_connected(later)
-        assert closed(early)
-        assert None not in kinds(later)
-        await place.registered(OTHER)
-        assert None not in kinds(later)
-
-    check(main)
+    early = agent("n1", ONE)
+    place.daemon.agent_connected(early)
+    assert None not in kinds(early)
+    later = agent("n1", OTHER)
+    place.daemon.agent_connected(later)
+    assert closed(early)
+    assert None not in kinds(later)
+    await place.registered(OTHER)
+    assert None not in kinds(later)
 
 
 # ---- the command
 
 
-def test_after_a_change_of_leader_the_group_that_trains_says_what_the_job_runs() -> None:
+@runs_already
+async def test_after_a_change_of_leader_the_group_that_trains_says_what_the_job_runs(
+    place: Place,
+) -> None:
     """And not the agent that comes first."""
-
-    async def main(place: Place) -> None:
-        stranger = agent("n2", OTHER, command="other.py", command_digest="x")
-        place.daemon.agent_connected(stranger)
-        assert kinds(stranger) == []  # before it has told what it has found on its node
-        place.daemon.agent_said(stranger, view())
-        assert refused(stranger).for_now
-        (told,) = place.diary.of("node_refused")
-        assert "'other.py', not 'train.py'" in told["reason"]
-        assert "may live on 'n1'" in told["reason"]
-        member = agent("n1", ONE)
-        place.daemon.agent_connected(member)
-        assert None not in kinds(member)
-        again = agent("n2", OTHER, command="other.py", command_digest="x")
-        place.daemon.agent_connected(again)
-        assert not refused(again).for_now
-
-    check(main, before=Command(text="train.py", digest="d"))
+    stranger = agent("n2", OTHER, command="other.py", command_digest="x")
+    place.daemon.agent_connected(stranger)
+    assert kinds(stranger) == []  # before it has told what it has found on its node
+    place.daemon.agent_said(stranger, view())
+    assert refused(stranger).for_now
+    (told,) = place.diary.of("node_refused")
+    assert "'other.py', not 'train.py'" in told["reason"]
+    assert "may live on 'n1'" in told["reason"]
+    member = agent("n1", ONE)
+    place.daemon.agent_connected(member)
+    assert None not in kinds(member)
+    again = agent("n2", OTHER, command="other.py", command_digest="x")
+    place.daemon.agent_connected(again)
+    assert not refused(again).for_now
 
 
-def test_once_nobody_can_train_any_more_a_job_may_run_something_else() -> None:
-    async def main(place: Place) -> None:
-        place.daemon.node_gone("n1", ONE)
-        newcomer = agent("n2", OTHER, command="other.py", command_digest="x")
-        place.daemon.agent_connected(newcomer)
-        assert None not in kinds(newcomer)
-
-    check(main, before=Command(text="train.py", digest="d"))
+@runs_already
+async def test_once_nobody_can_train_any_more_a_job_may_run_something_else(place: Place) -> None:
+    place.daemon.node_gone("n1", ONE)
+    newcomer = agent("n2", OTHER, command="other.py", command_digest="x")
+    place.daemon.agent_connected(newcomer)
+    assert None not in kinds(newcomer)
 
 
-def test_all_nodes_may_come_back_with_another_command() -> None:
+@runs_already
+async def test_all_nodes_may_come_back_with_another_command(place: Place) -> None:
     """The last one that was out of contact tells that nothing of the group is left."""
-
-    async def main(place: Place) -> None:
-        waiting = agent("n2", OTHER, command="other.py", command_digest="x")
-        place.daemon.agent_connected(waiting)
-        place.daemon.agent_said(waiting, view())
-        assert refused(waiting).for_now
-        member = agent("n1", ONE, command="other.py", command_digest="x")
-        place.daemon.agent_connected(member)
-        place.daemon.agent_said(member, view(worker("n1-2", WorkerPhase.SPARE)))
-        assert None not in kinds(member)
-        again = agent("n2", OTHER, command="other.py", command_digest="x")
-        place.daemon.agent_connected(again)
-        assert None not in kinds(again)
-
-    check(main, before=Command(text="train.py", digest="d"))
+    waiting = agent("n2", OTHER, command="other.py", command_digest="x")
+    place.daemon.agent_connected(waiting)
+    place.daemon.agent_said(waiting, view())
+    assert refused(waiting).for_now
+    member = agent("n1", ONE, command="other.py", command_digest="x")
+    place.daemon.agent_connected(member)
+    place.daemon.agent_said(member, view(worker("n1-2", WorkerPhase.SPARE)))
+    assert None not in kinds(member)
+    again = agent("n2", OTHER, command="other.py", command_digest="x")
+    place.daemon.agent_connected(again)
+    assert None not in kinds(again)
 
 
-def test_a_node_with_workers_of_the_group_may_not_run_another_command() -> None:
-    async def main(place: Place) -> None:
-        member = agent("n1", ONE, command="other.py", command_digest="x")
-        place.daemon.agent_connected(member)
-        place.daemon.agent_said(member, view(worker("n1-1", WorkerPhase.TRAINING, 3)))
-        assert "than the workers that it has found" in (turned_away := refused(member)).message
-        assert not turned_away.for_now
-        assert place.daemon._machine.members_that_may_train()
-
-    check(main, before=Command(text="train.py", digest="d"))
+@runs_already
+async def test_a_node_with_workers_of_the_group_may_not_run_another_command(place: Place) -> None:
+    member = agent("n1", ONE, command="other.py", command_digest="x")
+    place.daemon.agent_connected(member)
+    place.daemon.agent_said(member, view(worker("n1-1", WorkerPhase.TRAINING, 3)))
+    assert "than the workers that it has found" in (turned_away := refused(member)).message
+    assert not turned_away.for_now
+    assert place.daemon._machine.members_that_may_train()
 
 
-def test_a_coordinator_without_a_directory_does_not_lead_a_group_that_saves() -> None:
+@runs_already
+async def test_a_coordinator_without_a_directory_does_not_lead_a_group_that_saves(
+    place: Place,
+) -> None:
     """It could complete no checkpoint, and not end the job without losing steps."""
-
-    async def main(place: Place) -> None:
-        place.daemon.agent_connected(agent("n1", ONE, saves=True))
-        error = place.daemon.ended.exception()
-        assert isinstance(error, ConfigurationError)
-        assert "--checkpoint-dir, this coordinator has not" in str(error)
-
-    check(main, before=Command(text="train.py", digest="d"))
+    place.daemon.agent_connected(agent("n1", ONE, saves=True))
+    error = place.daemon.ended.exception()
+    assert isinstance(error, ConfigurationError)
+    assert "--checkpoint-dir, this coordinator has not" in str(error)
 
 
-def test_a_member_that_has_registered_again_and_not_come_yet_is_not_taken_for_gone() -> None:
+@runs_already
+async def test_a_member_that_has_registered_again_and_not_come_yet_is_not_taken_for_gone(
+    place: Place,
+) -> None:
     """Its agent renews its lease, so that its workers may train on."""
-
-    async def main(place: Place) -> None:
-        await place.registered(ONE)
-        place.daemon.node_gone("n1", None)
-        stranger = agent("n2", OTHER, command="other.py", command_digest="x")
-        place.daemon.agent_connected(stranger)
-        place.daemon.agent_said(stranger, view())
-        assert refused(stranger).for_now
-        await place.registered(OTHER)  # another machine takes the name
-        place.daemon.node_gone("n1", None)
-        newcomer = agent("n2", OTHER, command="other.py", command_digest="x")
-        place.daemon.agent_connected(newcomer)
-        assert None not in kinds(newcomer)
-
-    check(main, before=Command(text="train.py", digest="d"))
+    await place.registered(ONE)
+    place.daemon.node_gone("n1", None)
+    stranger = agent("n2", OTHER, command="other.py", command_digest="x")
+    place.daemon.agent_connected(stranger)
+    place.daemon.agent_said(stranger, view())
+    assert refused(stranger).for_now
+    await place.registered(OTHER)  # another machine takes the name
+    place.daemon.node_gone("n1", None)
+    newcomer = agent("n2", OTHER, command="other.py", command_digest="x")
+    place.daemon.agent_connected(newcomer)
+    assert None not in kinds(newcomer)
 
 
-def test_a_store_of_an_earlier_version_does_not_say_what_the_job_runs() -> None:
-    async def main(place: Place) -> None:
-        first = agent("n1", ONE)
-        place.daemon.agent_connected(first)
-        assert None not in kinds(first)
-
-    check(main, before=Command())
+@pytest.mark.parametrize("before", [Command()])
+async def test_a_store_of_an_earlier_version_does_not_say_what_the_job_runs(place: Place) -> None:
+    first = agent("n1", ONE)
+    place.daemon.agent_connected(first)
+    assert None not in kinds(first)
 
 
-def test_names_that_are_refused_are_not_remembered_for_ever() -> None:
-    async def main(place: Place) -> None:
-        for number in range(1100):
-            place.daemon.agent_connected(agent(f"n{number}", ONE, version="0.0.1"))
-        assert len(place.diary.of("node_refused")) == 1100
-        assert len(place.daemon._refused) == 1000
-
-    check(main)
+async def test_names_that_are_refused_are_not_remembered_for_ever(place: Place) -> None:
+    for number in range(1100):
+        place.daemon.agent_connected(agent(f"n{number}", ONE, version="0.0.1"))
+    assert len(place.diary.of("node_refused")) == 1100
+    assert len(place.daemon._refused) == 1000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -24,7 +24,6 @@ from elastic.store.job_keys import JobKeys
 from elastic.store.leader_watch import find_leader
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2
-from tests.contract.conftest import within_deadline
 from tests.unit.coordinator.agents import Diary, agent, closed, kinds, sent, view, worker
 from tests.unit.store.failing_store import Clock, FailingStore
 
@@ -106,17 +105,13 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def run(check: Callable[[Contest], Awaitable[None]], **options: Any) -> None:
-    async def main() -> None:
-        contest = Contest(**options)
-        try:
-            await contest.start()
-            await check(contest)
-        finally:
-            for candidate in (contest.one, contest.two):
-                await candidate.end()
-
-    within_deadline(main(), DEADLINE_S)
+@pytest.fixture
+async def contest() -> AsyncIterator[Contest]:
+    contest = Contest()
+    await contest.start()
+    yield contest
+    for candidate in (contest.one, contest.two):
+        await candidate.end()
 
 
 async def group_of_one(candidate: Candidate) -> tuple[AgentStream, int]:
@@ -129,129 +124,110 @@ async def group_of_one(candidate: Candidate) -> tuple[AgentStream, int]:
     return stream, number
 
 
-def test_a_follower_turns_everybody_away() -> None:
-    async def check(contest: Contest) -> None:
-        follower, stream = contest.two.office, agent("n1", "0123")
-        follower.agent_connected(stream)
-        assert closed(stream)
-        follower.agent_said(stream, view())
-        follower.agent_lost(stream)
-        for ask in (follower.status, lambda: follower.stop("why", 143)):
-            with pytest.raises(NotLeading, match="the coordinator at two:1 does not lead"):
-                ask()
-        for said in (follower.drain("n1", ""), follower.clear("n1")):
-            with pytest.raises(NotLeading):
-                await said
-        assert await contest.leader() == "one:1"
-        assert "node_connected" not in contest.two.diary.names()
-
-    run(check)
+async def test_a_follower_turns_everybody_away(contest: Contest) -> None:
+    follower, stream = contest.two.office, agent("n1", "0123")
+    follower.agent_connected(stream)
+    assert closed(stream)
+    follower.agent_said(stream, view())
+    follower.agent_lost(stream)
+    for ask in (follower.status, lambda: follower.stop("why", 143)):
+        with pytest.raises(NotLeading, match="the coordinator at two:1 does not lead"):
+            ask()
+    for said in (follower.drain("n1", ""), follower.clear("n1")):
+        with pytest.raises(NotLeading):
+            await said
+    assert await contest.leader() == "one:1"
+    assert "node_connected" not in contest.two.diary.names()
 
 
-def test_the_leader_says_so() -> None:
-    async def check(contest: Contest) -> None:
-        status = contest.one.office.status()
-        assert (status.coordinator, status.in_office, status.phase) == ("one:1", True, "gathering")
-        assert contest.one.diary.of("elected") == [
-            {"address": "one:1", "generation": 0, "members": []}
-        ]
-
-    run(check)
+async def test_the_leader_says_so(contest: Contest) -> None:
+    status = contest.one.office.status()
+    assert (status.coordinator, status.in_office, status.phase) == ("one:1", True, "gathering")
+    assert contest.one.diary.of("elected") == [{"address": "one:1", "generation": 0, "members": []}]
 
 
 @pytest.mark.parametrize(
     ("run_id", "waits_for"),
     [("default", "the end of that coordinator"), ("night", "the end of run 'default'")],
 )
-def test_one_that_waits_says_who_leads_and_what_it_waits_for(run_id: str, waits_for: str) -> None:
-    async def check(contest: Contest) -> None:
-        third = Candidate(contest.store, "three:1", run_id)
-        third.start()
-        await until(lambda: "standing_by" in third.diary.names())
-        assert third.diary.of("standing_by") == [
-            {
-                "address": "three:1",
-                "leader": "one:1",
-                "run_id": "default",
-                "waits_for": waits_for,
-            }
-        ]
-        await third.end()
-        assert "standing_by" not in contest.one.diary.names()
-
-    run(check)
-
-
-def test_both_stand_and_the_leader_knows_its_term() -> None:
-    async def check(contest: Contest) -> None:
-        one, two = contest.one.office, contest.two.office
-        assert (one.stands, two.stands) == (True, True)
-        assert (one.term, two.term) == (Term(), None)
-        stream, number = await group_of_one(contest.one)
-        progress = job_pb2.Progress(worker="w", generation=number, committed=7)
-        one.agent_said(stream, pb.AgentMessage(progress=progress))
-        assert one.term == Term(generation=number, world_size=1, step=7)
-
-    run(check)
+async def test_one_that_waits_says_who_leads_and_what_it_waits_for(
+    contest: Contest, run_id: str, waits_for: str
+) -> None:
+    third = Candidate(contest.store, "three:1", run_id)
+    third.start()
+    await until(lambda: "standing_by" in third.diary.names())
+    assert third.diary.of("standing_by") == [
+        {
+            "address": "three:1",
+            "leader": "one:1",
+            "run_id": "default",
+            "waits_for": waits_for,
+        }
+    ]
+    await third.end()
+    assert "standing_by" not in contest.one.diary.names()
 
 
-def test_each_tells_its_own_journal_in_office_or_not() -> None:
-    async def check(contest: Contest) -> None:
-        def of(candidate: Candidate) -> list[str]:
-            return candidate.diary.names()
-
-        for candidate in (contest.one, contest.two):
-            lines = [line async for line in candidate.office.follow_events(follow=False)]
-            assert len(lines) == len(of(candidate))
-            followed = candidate.office.follow_events(follow=True)
-            assert await anext(followed) == lines[0]
-            await followed.aclose()  # type: ignore[attr-defined]
-
-    run(check)
+async def test_both_stand_and_the_leader_knows_its_term(contest: Contest) -> None:
+    one, two = contest.one.office, contest.two.office
+    assert (one.stands, two.stands) == (True, True)
+    assert (one.term, two.term) == (Term(), None)
+    stream, number = await group_of_one(contest.one)
+    progress = job_pb2.Progress(worker="w", generation=number, committed=7)
+    one.agent_said(stream, pb.AgentMessage(progress=progress))
+    assert one.term == Term(generation=number, world_size=1, step=7)
 
 
-def test_one_that_is_asked_to_go_hands_over_at_once_and_the_group_trains_on() -> None:
-    async def check(contest: Contest) -> None:
-        stream, number = await group_of_one(contest.one)
-        kinds(stream)
-        assert contest.one.running is not None
-        contest.one.running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await contest.one.running
-        assert closed(stream)
-        assert not contest.one.leads()
-        await until(contest.two.leads)
-        assert await contest.leader() == "two:1"
-        assert contest.two.diary.of("elected") == [
-            {"address": "two:1", "generation": number, "members": ["w"]}
-        ]
-        again = agent("n1", "0123", slots=1)
-        await contest.two.attended_by(again, view(worker("w", TRAINING, number, committed=9)))
-        await until(lambda: "generation" in kinds(again))
-        status = contest.two.office.status()
-        assert (status.phase, status.generation.number) == ("running", number)
-        assert status.progress.committed == 9, "as a member says: rank 0 has not reported yet"
-        assert "generation_formed" not in contest.two.diary.names()
+async def test_each_tells_its_own_journal_in_office_or_not(contest: Contest) -> None:
+    def of(candidate: Candidate) -> list[str]:
+        return candidate.diary.names()
 
-    run(check)
+    for candidate in (contest.one, contest.two):
+        lines = [line async for line in candidate.office.follow_events(follow=False)]
+        assert len(lines) == len(of(candidate))
+        followed = candidate.office.follow_events(follow=True)
+        assert await anext(followed) == lines[0]
+        await followed.aclose()  # type: ignore[attr-defined]
 
 
-def test_a_deposed_leader_steps_down_and_waits_its_turn() -> None:
-    async def check(contest: Contest) -> None:
-        stream, _ = await group_of_one(contest.one)
-        kinds(stream)
-        await contest.store.delete(KEYS.leader)  # as when its lease is lost
-        await until(contest.two.leads)
-        await until(lambda: "deposed" in contest.one.diary.names())
-        await until(lambda: contest.one.diary.names().count("campaigning") == 2)
-        assert closed(stream)
-        assert not contest.one.leads()
-        assert await contest.leader() == "two:1"
-        await contest.two.end()
-        await until(contest.one.leads)
-        assert len(contest.one.diary.of("elected")) == 2
+async def test_one_that_is_asked_to_go_hands_over_at_once_and_the_group_trains_on(
+    contest: Contest,
+) -> None:
+    stream, number = await group_of_one(contest.one)
+    kinds(stream)
+    assert contest.one.running is not None
+    contest.one.running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await contest.one.running
+    assert closed(stream)
+    assert not contest.one.leads()
+    await until(contest.two.leads)
+    assert await contest.leader() == "two:1"
+    assert contest.two.diary.of("elected") == [
+        {"address": "two:1", "generation": number, "members": ["w"]}
+    ]
+    again = agent("n1", "0123", slots=1)
+    await contest.two.attended_by(again, view(worker("w", TRAINING, number, committed=9)))
+    await until(lambda: "generation" in kinds(again))
+    status = contest.two.office.status()
+    assert (status.phase, status.generation.number) == ("running", number)
+    assert status.progress.committed == 9, "as a member says: rank 0 has not reported yet"
+    assert "generation_formed" not in contest.two.diary.names()
 
-    run(check)
+
+async def test_a_deposed_leader_steps_down_and_waits_its_turn(contest: Contest) -> None:
+    stream, _ = await group_of_one(contest.one)
+    kinds(stream)
+    await contest.store.delete(KEYS.leader)  # as when its lease is lost
+    await until(contest.two.leads)
+    await until(lambda: "deposed" in contest.one.diary.names())
+    await until(lambda: contest.one.diary.names().count("campaigning") == 2)
+    assert closed(stream)
+    assert not contest.one.leads()
+    assert await contest.leader() == "two:1"
+    await contest.two.end()
+    await until(contest.one.leads)
+    assert len(contest.one.diary.of("elected")) == 2
 
 
 def known(number: int, incarnation: str) -> pb.AgentMessage:
@@ -267,356 +243,305 @@ def known(number: int, incarnation: str) -> pb.AgentMessage:
 
 @pytest.mark.parametrize("own", [True, False], ids=["of the run", "of nothing known"])
 @pytest.mark.parametrize("writes", [False, True])
-def test_what_the_store_has_lost_is_written_again(own: bool, writes: bool) -> None:
-    async def main() -> None:
-        store = FailingStore(Clock())
-        if own:
-            leadership = await lead(store, job="job", candidate="earlier")
-            stale = Generation(
-                number=3, incarnation="earlier", members=(), reason=ChangeReason.STARTED
-            )
-            await save_generation(store, leadership, stale)
-            await store.delete(KEYS.leader)
-        one = Candidate(store, "one:1")
-        one.start()
-        await until(one.leads)
-        if writes:  # a generation of its own, which nobody has heard of yet
-            store.hangs["put"] = asyncio.Event()
-            await one.attended_by(agent("n2", "4567", slots=1), view(worker("x", READY)))
-        first = agent("n1", "0123", slots=1)
-        await one.attended_by(first, known(57, "earlier"), view(worker("w", TRAINING, 57)))
-        if writes:
-            store.hangs.pop("put").set()
-        await until(lambda: "store_rolled_back" in one.diary.names())
-        await until(one.leads)
-        (told,) = one.diary.of("store_rolled_back")
-        assert told == {"generation": 57, "stored": 3 if own else 0}
-        assert closed(first)
-        await until(lambda: one.leads() and one.office.status().generation.number == 57)
-        entry = await store.get(KEYS.incarnation)
-        assert entry is not None
-        assert entry.value == b"earlier"
-        again = agent("n1", "0123", slots=1)
-        await one.attended_by(again, known(57, "earlier"), view(worker("w", TRAINING, 57)))
+async def test_what_the_store_has_lost_is_written_again(own: bool, writes: bool) -> None:
+    store = FailingStore(Clock())
+    if own:
+        leadership = await lead(store, job="job", candidate="earlier")
+        stale = Generation(number=3, incarnation="earlier", members=(), reason=ChangeReason.STARTED)
+        await save_generation(store, leadership, stale)
+        await store.delete(KEYS.leader)
+    one = Candidate(store, "one:1")
+    one.start()
+    await until(one.leads)
+    if writes:  # a generation of its own, which nobody has heard of yet
+        store.hangs["put"] = asyncio.Event()
         await one.attended_by(agent("n2", "4567", slots=1), view(worker("x", READY)))
-        await until(lambda: "generation_formed" in one.diary.names())
-        assert one.diary.of("generation_formed")[0]["generation"] == 58
-        assert one.diary.names().count("store_rolled_back") == 1
-        await one.end()
-
-    within_deadline(main(), DEADLINE_S)
-
-
-def test_what_the_store_knows_or_another_run_has_is_not_written_again() -> None:
-    async def check(contest: Contest) -> None:
-        _, number = await group_of_one(contest.one)
-        other = agent("n2", "4567", slots=1)
-        incarnation = contest.one.office.status().generation.incarnation
-        await contest.one.attended_by(
-            other, known(number, incarnation), known(number - 1, incarnation), known(99, "other")
-        )
-        assert contest.one.leads()
-        assert not closed(other)
-        assert "store_rolled_back" not in contest.one.diary.names()
-
-    run(check)
-
-
-def test_a_leader_that_finds_its_decisions_refused_steps_down() -> None:
-    async def check(contest: Contest) -> None:
-        holding = contest.one.office._election._claim
-        contest.store.hangs["put"] = asyncio.Event()
-        stream = agent("n1", "0123", slots=1)
-        await contest.one.attended_by(stream, view(worker("w", READY)))
-        assert holding.entry is not None
-        entry = contest.store._entries.pop(KEYS.leader)  # nobody hears of it but who writes
-        contest.store.hangs.pop("put").set()
-        await until(lambda: "deposed" in contest.one.diary.names())
-        assert entry.key in contest.one.diary.of("deposed")[0]["reason"]
-        await until(lambda: entry.lease not in contest.store._leases)  # it keeps nothing alive
-        assert "generation_formed" not in contest.one.diary.names()
-
-    run(check)
+    first = agent("n1", "0123", slots=1)
+    await one.attended_by(first, known(57, "earlier"), view(worker("w", TRAINING, 57)))
+    if writes:
+        store.hangs.pop("put").set()
+    await until(lambda: "store_rolled_back" in one.diary.names())
+    await until(one.leads)
+    (told,) = one.diary.of("store_rolled_back")
+    assert told == {"generation": 57, "stored": 3 if own else 0}
+    assert closed(first)
+    await until(lambda: one.leads() and one.office.status().generation.number == 57)
+    entry = await store.get(KEYS.incarnation)
+    assert entry is not None
+    assert entry.value == b"earlier"
+    again = agent("n1", "0123", slots=1)
+    await one.attended_by(again, known(57, "earlier"), view(worker("w", TRAINING, 57)))
+    await one.attended_by(agent("n2", "4567", slots=1), view(worker("x", READY)))
+    await until(lambda: "generation_formed" in one.diary.names())
+    assert one.diary.of("generation_formed")[0]["generation"] == 58
+    assert one.diary.names().count("store_rolled_back") == 1
+    await one.end()
 
 
-def test_the_end_of_the_job_ends_both() -> None:
-    async def check(contest: Contest) -> None:
-        stream, number = await group_of_one(contest.one)
-        kinds(stream)
-        contest.one.office.agent_said(stream, view(worker("w", FINISHED, number)))
-        await until(lambda: "job_ended" in kinds(stream))
-        office = contest.one.office
-        with pytest.raises(ConfigurationError, match="nothing is changed, since it has ended: run"):
-            office.stop("too late", 82)
-        for said in (office.drain("n1", ""), office.clear("n1")):
-            with pytest.raises(ConfigurationError, match="exit code 0"):
-                await said
-        office.agent_lost(stream)  # it ends when it has heard of it
-        assert contest.one.running is not None
-        assert contest.two.running is not None
-        assert await contest.one.running == 0
-        assert await contest.two.running == 0
-        assert "elected" not in contest.two.diary.names()
-        assert await contest.store.get(KEYS.generation) is None
-        assert await contest.store.get(KEYS.leader) is None
-
-    run(check)
+async def test_what_the_store_knows_or_another_run_has_is_not_written_again(
+    contest: Contest,
+) -> None:
+    _, number = await group_of_one(contest.one)
+    other = agent("n2", "4567", slots=1)
+    incarnation = contest.one.office.status().generation.incarnation
+    await contest.one.attended_by(
+        other, known(number, incarnation), known(number - 1, incarnation), known(99, "other")
+    )
+    assert contest.one.leads()
+    assert not closed(other)
+    assert "store_rolled_back" not in contest.one.diary.names()
 
 
-def test_status_is_answered_after_the_end_by_who_led() -> None:
-    async def check(contest: Contest) -> None:
-        stream, number = await group_of_one(contest.one)
-        contest.one.office.agent_said(stream, view(worker("w", FINISHED, number)))
-        contest.one.office.agent_lost(stream)
-        assert contest.one.running is not None
-        assert contest.two.running is not None
-        assert [await contest.one.running, await contest.two.running] == [0, 0]
-        assert contest.one.office.status().phase == "finished"
-        figures = contest.one.office.figures()
-        assert figures is not None
-        assert figures.exit_code == 0
-        for candidate in (contest.one, contest.two):
-            assert candidate.office.why_not_ready() == ""
-        with pytest.raises(NotLeading):
-            contest.two.office.status()
-        with pytest.raises(NotLeading):
-            contest.one.office.stop("why", 82)
-
-    run(check)
+async def test_a_leader_that_finds_its_decisions_refused_steps_down(contest: Contest) -> None:
+    holding = contest.one.office._election._claim
+    contest.store.hangs["put"] = asyncio.Event()
+    stream = agent("n1", "0123", slots=1)
+    await contest.one.attended_by(stream, view(worker("w", READY)))
+    assert holding.entry is not None
+    entry = contest.store._entries.pop(KEYS.leader)  # nobody hears of it but who writes
+    contest.store.hangs.pop("put").set()
+    await until(lambda: "deposed" in contest.one.diary.names())
+    assert entry.key in contest.one.diary.of("deposed")[0]["reason"]
+    await until(lambda: entry.lease not in contest.store._leases)  # it keeps nothing alive
+    assert "generation_formed" not in contest.one.diary.names()
 
 
-def test_a_run_that_was_left_goes_on_under_the_same_offices() -> None:
-    async def check(contest: Contest) -> None:
-        stream, _ = await group_of_one(contest.one)
-        for said in ("kill", "kill"):
-            contest.one.office.stop(said, 143)
-        await until(lambda: "generation" in kinds(stream))
-        number = contest.one.office.status().generation.number
-        contest.one.office.agent_said(stream, view(worker("w", FINISHED, number)))
-        contest.one.office.agent_lost(stream)
-        codes = [await c.running for c in (contest.one, contest.two) if c.running is not None]
-        assert codes == [143, 143]
-        contest.one.start()
-        await until(lambda: contest.one.diary.names().count("elected") == 2)
-        await until(contest.one.leads)
-        assert contest.one.office.status().phase == "gathering"
-        assert await contest.leader() == "one:1"
-
-    run(check)
-
-
-def test_who_comes_to_a_run_that_has_ended_ends_as_it_did() -> None:
-    async def main() -> None:
-        store = FailingStore(Clock())
-        await store.put(KEYS.end("default"), b"not legible")
-        candidate = Candidate(store, "one:1")
-        candidate.start()
-        assert candidate.running is not None
-        assert await candidate.running == 1
-        assert candidate.diary.names() == ["already_ended"]
-        assert [e.key for e in await store.list(KEYS.folder)] == [KEYS.end("default")]
-
-    within_deadline(main(), DEADLINE_S)
+async def test_the_end_of_the_job_ends_both(contest: Contest) -> None:
+    stream, number = await group_of_one(contest.one)
+    kinds(stream)
+    contest.one.office.agent_said(stream, view(worker("w", FINISHED, number)))
+    await until(lambda: "job_ended" in kinds(stream))
+    office = contest.one.office
+    with pytest.raises(ConfigurationError, match="nothing is changed, since it has ended: run"):
+        office.stop("too late", 82)
+    for said in (office.drain("n1", ""), office.clear("n1")):
+        with pytest.raises(ConfigurationError, match="exit code 0"):
+            await said
+    office.agent_lost(stream)  # it ends when it has heard of it
+    assert contest.one.running is not None
+    assert contest.two.running is not None
+    assert await contest.one.running == 0
+    assert await contest.two.running == 0
+    assert "elected" not in contest.two.diary.names()
+    assert await contest.store.get(KEYS.generation) is None
+    assert await contest.store.get(KEYS.leader) is None
 
 
-def test_the_next_leader_knows_of_the_order_to_stop() -> None:
-    async def check(contest: Contest) -> None:
-        await group_of_one(contest.one)
-        contest.one.office.stop("maintenance", 82)
-        while await contest.store.get(KEYS.stop) is None:
-            await asyncio.sleep(0.01)
-        await contest.one.end()
-        await until(contest.two.leads)
-        assert contest.two.diary.of("stop_requested") == [{"reason": "maintenance"}]
-        assert contest.two.running is not None
-        assert await contest.two.running == 82  # after the grace: nobody has come
-        left = [e.key for e in await contest.store.list(KEYS.folder)]
-        assert [key for key in left if not key.startswith(KEYS.incidents)] == [KEYS.end("default")]
-
-    run(check)
-
-
-def test_an_order_to_stop_that_the_store_has_lost_is_told_by_agents_and_written_again() -> None:
-    async def check(contest: Contest) -> None:
-        stream, _ = await group_of_one(contest.one)
-        kinds(stream)
-        contest.one.office.stop("maintenance", 82)
-        (order,) = (m.stop for m in sent(stream) if m.HasField("stop"))
-        late = agent("n2", "4567")
-        await contest.one.attended_by(late)
-        assert [m.stop for m in sent(late) if m.HasField("stop")] == [order]
-        await contest.one.end()
-        await until(contest.two.leads)
-        await contest.two.end()
-        for entry in await contest.store.list(KEYS.folder):
-            await contest.store.delete(entry.key)
-        three = Candidate(contest.store, "three:1")
-        three.start()
-        await until(three.leads)
-        again = agent("n1", "0123", slots=1)
-        told = pb.AgentMessage(stop=order)
-        await three.attended_by(again, told, told, view(worker("w", TRAINING, 1)))
-        assert three.diary.of("stop_requested") == [{"reason": "maintenance"}]
-        while (kept := await contest.store.get(KEYS.stop)) is None:
-            await asyncio.sleep(0.01)
-        assert json.loads(kept.value) == {"reason": "maintenance", "exit_code": 82}
-        await three.end()
-
-    run(check)
+async def test_status_is_answered_after_the_end_by_who_led(contest: Contest) -> None:
+    stream, number = await group_of_one(contest.one)
+    contest.one.office.agent_said(stream, view(worker("w", FINISHED, number)))
+    contest.one.office.agent_lost(stream)
+    assert contest.one.running is not None
+    assert contest.two.running is not None
+    assert [await contest.one.running, await contest.two.running] == [0, 0]
+    assert contest.one.office.status().phase == "finished"
+    figures = contest.one.office.figures()
+    assert figures is not None
+    assert figures.exit_code == 0
+    for candidate in (contest.one, contest.two):
+        assert candidate.office.why_not_ready() == ""
+    with pytest.raises(NotLeading):
+        contest.two.office.status()
+    with pytest.raises(NotLeading):
+        contest.one.office.stop("why", 82)
 
 
-def test_what_was_counted_counts_under_the_next_leader() -> None:
-    async def check(contest: Contest) -> None:
-        stream, _ = await group_of_one(contest.one)
-        failure = job_pb2.Failure(worker="w", kind="FAILURE_KIND_SIGNAL", retryable=True)
-        contest.one.office.agent_said(stream, pb.AgentMessage(failure=failure))
-        contest.one.office.agent_said(stream, view(worker("x", READY)))
-        named = contest.one.diary
-        await until(lambda: named.of("generation_formed")[-1]["members"] == ["x"])
-        number = named.of("generation_formed")[-1]["generation"]
-        reformed = job_pb2.Reformed(worker="x", generation=number, committed=1)
-        contest.one.office.agent_said(stream, pb.AgentMessage(reformed=reformed))
-        await until(lambda: "recovered" in named.names())
-        before = contest.one.office.status()
-        assert (before.restarts, len(before.recoveries_json)) == (1, 1)
-        await until(lambda: KEYS.records in contest.store._entries)
-        while b'"recoveries": [{' not in contest.store._entries[KEYS.records].value:
-            await asyncio.sleep(0.01)
-        await contest.one.end()
-        await until(contest.two.leads)
-        after = contest.two.office.status()
-        assert (after.restarts, list(after.recoveries_json)) == (1, list(before.recoveries_json))
-        assert after.started_unix_s == before.started_unix_s
-
-    run(check)
+async def test_a_run_that_was_left_goes_on_under_the_same_offices(contest: Contest) -> None:
+    stream, _ = await group_of_one(contest.one)
+    for said in ("kill", "kill"):
+        contest.one.office.stop(said, 143)
+    await until(lambda: "generation" in kinds(stream))
+    number = contest.one.office.status().generation.number
+    contest.one.office.agent_said(stream, view(worker("w", FINISHED, number)))
+    contest.one.office.agent_lost(stream)
+    codes = [await c.running for c in (contest.one, contest.two) if c.running is not None]
+    assert codes == [143, 143]
+    contest.one.start()
+    await until(lambda: contest.one.diary.names().count("elected") == 2)
+    await until(contest.one.leads)
+    assert contest.one.office.status().phase == "gathering"
+    assert await contest.leader() == "one:1"
 
 
-def test_the_job_has_begun_when_its_first_leader_says_so() -> None:
-    async def check(contest: Contest) -> None:
-        await group_of_one(contest.one)
-        before = contest.one.office.status()
-        while KEYS.records not in contest.store._entries:
-            await asyncio.sleep(0.01)
-        await contest.one.end()
-        await until(contest.two.leads)
-        assert contest.two.office.status().started_unix_s == before.started_unix_s
-
-    run(check)
+async def test_who_comes_to_a_run_that_has_ended_ends_as_it_did() -> None:
+    store = FailingStore(Clock())
+    await store.put(KEYS.end("default"), b"not legible")
+    candidate = Candidate(store, "one:1")
+    candidate.start()
+    assert candidate.running is not None
+    assert await candidate.running == 1
+    assert candidate.diary.names() == ["already_ended"]
+    assert [e.key for e in await store.list(KEYS.folder)] == [KEYS.end("default")]
 
 
-def test_a_job_that_failed_ends_with_its_exit_code_everywhere() -> None:
-    async def check(contest: Contest) -> None:
-        stream, _ = await group_of_one(contest.one)
-        for said in ("kill", "kill"):
-            contest.one.office.stop(said, 143)
-        await until(lambda: "generation" in kinds(stream))
-        number = contest.one.office.status().generation.number
-        contest.one.office.agent_said(stream, view(worker("w", FINISHED, number)))
-        contest.one.office.agent_lost(stream)
-        codes = [await c.running for c in (contest.one, contest.two) if c.running is not None]
-        assert codes == [143, 143]
+async def test_the_next_leader_knows_of_the_order_to_stop(contest: Contest) -> None:
+    await group_of_one(contest.one)
+    contest.one.office.stop("maintenance", 82)
+    while await contest.store.get(KEYS.stop) is None:
+        await asyncio.sleep(0.01)
+    await contest.one.end()
+    await until(contest.two.leads)
+    assert contest.two.diary.of("stop_requested") == [{"reason": "maintenance"}]
+    assert contest.two.running is not None
+    assert await contest.two.running == 82  # after the grace: nobody has come
+    left = [e.key for e in await contest.store.list(KEYS.folder)]
+    assert [key for key in left if not key.startswith(KEYS.incidents)] == [KEYS.end("default")]
 
-    run(check)
+
+async def test_an_order_to_stop_that_the_store_has_lost_is_told_by_agents_and_written_again(
+    contest: Contest,
+) -> None:
+    stream, _ = await group_of_one(contest.one)
+    kinds(stream)
+    contest.one.office.stop("maintenance", 82)
+    (order,) = (m.stop for m in sent(stream) if m.HasField("stop"))
+    late = agent("n2", "4567")
+    await contest.one.attended_by(late)
+    assert [m.stop for m in sent(late) if m.HasField("stop")] == [order]
+    await contest.one.end()
+    await until(contest.two.leads)
+    await contest.two.end()
+    for entry in await contest.store.list(KEYS.folder):
+        await contest.store.delete(entry.key)
+    three = Candidate(contest.store, "three:1")
+    three.start()
+    await until(three.leads)
+    again = agent("n1", "0123", slots=1)
+    told = pb.AgentMessage(stop=order)
+    await three.attended_by(again, told, told, view(worker("w", TRAINING, 1)))
+    assert three.diary.of("stop_requested") == [{"reason": "maintenance"}]
+    while (kept := await contest.store.get(KEYS.stop)) is None:
+        await asyncio.sleep(0.01)
+    assert json.loads(kept.value) == {"reason": "maintenance", "exit_code": 82}
+    await three.end()
 
 
-def test_doubt_is_recorded_once_and_so_is_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_counted_counts_under_the_next_leader(contest: Contest) -> None:
+    stream, _ = await group_of_one(contest.one)
+    failure = job_pb2.Failure(worker="w", kind="FAILURE_KIND_SIGNAL", retryable=True)
+    contest.one.office.agent_said(stream, pb.AgentMessage(failure=failure))
+    contest.one.office.agent_said(stream, view(worker("x", READY)))
+    named = contest.one.diary
+    await until(lambda: named.of("generation_formed")[-1]["members"] == ["x"])
+    number = named.of("generation_formed")[-1]["generation"]
+    reformed = job_pb2.Reformed(worker="x", generation=number, committed=1)
+    contest.one.office.agent_said(stream, pb.AgentMessage(reformed=reformed))
+    await until(lambda: "recovered" in named.names())
+    before = contest.one.office.status()
+    assert (before.restarts, len(before.recoveries_json)) == (1, 1)
+    await until(lambda: KEYS.records in contest.store._entries)
+    while b'"recoveries": [{' not in contest.store._entries[KEYS.records].value:
+        await asyncio.sleep(0.01)
+    await contest.one.end()
+    await until(contest.two.leads)
+    after = contest.two.office.status()
+    assert (after.restarts, list(after.recoveries_json)) == (1, list(before.recoveries_json))
+    assert after.started_unix_s == before.started_unix_s
+
+
+async def test_the_job_has_begun_when_its_first_leader_says_so(contest: Contest) -> None:
+    await group_of_one(contest.one)
+    before = contest.one.office.status()
+    while KEYS.records not in contest.store._entries:
+        await asyncio.sleep(0.01)
+    await contest.one.end()
+    await until(contest.two.leads)
+    assert contest.two.office.status().started_unix_s == before.started_unix_s
+
+
+async def test_a_job_that_failed_ends_with_its_exit_code_everywhere(contest: Contest) -> None:
+    stream, _ = await group_of_one(contest.one)
+    for said in ("kill", "kill"):
+        contest.one.office.stop(said, 143)
+    await until(lambda: "generation" in kinds(stream))
+    number = contest.one.office.status().generation.number
+    contest.one.office.agent_said(stream, view(worker("w", FINISHED, number)))
+    contest.one.office.agent_lost(stream)
+    codes = [await c.running for c in (contest.one, contest.two) if c.running is not None]
+    assert codes == [143, 143]
+
+
+async def test_doubt_is_recorded_once_and_so_is_its_end(
+    contest: Contest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("elastic.store.lease_keeper._LOOKS_PER_TTL", 2000)
-
-    async def check(contest: Contest) -> None:
-        keeper = contest.one.office._election._claim._keeper
-        keeper._clock, keeper._sent_at = contest.clock, contest.clock.now  # stands still
-        for lease in contest.store._leases.values():
-            lease.deadline += 1000.0
-        contest.store.refuses["renew"] = 10**9
-        contest.clock.now += 100.0
-        await until(lambda: "leadership_in_doubt" in contest.one.diary.names())
-        assert contest.one.leads()
-        assert not contest.one.office.status().in_office
-        contest.store.refuses.clear()
-        await until(lambda: "leadership_confirmed" in contest.one.diary.names())
-        assert contest.one.office.status().in_office
-        assert contest.one.diary.names().count("leadership_in_doubt") == 1
-        assert await contest.leader() == "one:1"
-
-    run(check)
+    keeper = contest.one.office._election._claim._keeper
+    keeper._clock, keeper._sent_at = contest.clock, contest.clock.now  # stands still
+    for lease in contest.store._leases.values():
+        lease.deadline += 1000.0
+    contest.store.refuses["renew"] = 10**9
+    contest.clock.now += 100.0
+    await until(lambda: "leadership_in_doubt" in contest.one.diary.names())
+    assert contest.one.leads()
+    assert not contest.one.office.status().in_office
+    contest.store.refuses.clear()
+    await until(lambda: "leadership_confirmed" in contest.one.diary.names())
+    assert contest.one.office.status().in_office
+    assert contest.one.diary.names().count("leadership_in_doubt") == 1
+    assert await contest.leader() == "one:1"
 
 
-def test_whoever_cannot_take_part_is_told_each_time_and_reported_once() -> None:
-    async def check(contest: Contest) -> None:
-        for _ in range(3):
-            stream = agent("n1", "0123", version="0.0.9")
-            await contest.one.attended_by(stream)
-            assert kinds(stream) == ["refused", None]
-        (refused,) = contest.one.diary.of("node_refused")
-        assert (refused["node"], "0.0.9" in refused["reason"]) == ("n1", True)
-        await contest.one.attended_by(agent("n1", "0123"))
-        await contest.one.attended_by(agent("n1", "0123", version="0.0.9"))
-        assert len(contest.one.diary.of("node_refused")) == 2
-
-    run(check)
-
-
-def test_who_is_drained_stays_out_under_the_next_leader() -> None:
-    async def check(contest: Contest) -> None:
-        with pytest.raises(
-            ConfigurationError, match=r"no node 'n9' \(none at all\); give --future"
-        ):
-            await contest.one.office.drain("n9", "a new disk")
-        assert "n9" in await contest.one.office.drain("n9", "a new disk", future=True)
-        await contest.one.end()
-        await until(contest.two.leads)
-        (node,) = contest.two.office.status().nodes
-        assert (node.node, node.state, node.reason) == ("n9", "drained", "a new disk")
-        assert await contest.two.office.clear("n9") == "n9 may take part again"
-        assert await contest.two.office.clear("n9") == "n9 was neither drained nor in quarantine"
-        assert contest.two.diary.of("node_cleared") == [
-            {"node": "n9", "machine": "", "state": "drained"}
-        ]
-
-    run(check)
+async def test_whoever_cannot_take_part_is_told_each_time_and_reported_once(
+    contest: Contest,
+) -> None:
+    for _ in range(3):
+        stream = agent("n1", "0123", version="0.0.9")
+        await contest.one.attended_by(stream)
+        assert kinds(stream) == ["refused", None]
+    (refused,) = contest.one.diary.of("node_refused")
+    assert (refused["node"], "0.0.9" in refused["reason"]) == ("n1", True)
+    await contest.one.attended_by(agent("n1", "0123"))
+    await contest.one.attended_by(agent("n1", "0123", version="0.0.9"))
+    assert len(contest.one.diary.of("node_refused")) == 2
 
 
-def test_a_leader_looks_for_the_nodes_of_every_group_that_may_train() -> None:
-    async def check() -> None:
-        one = Candidate(FailingStore(Clock()), "one:1")
-        newest, earlier = (
-            Generation(
-                number=number,
-                incarnation="c",
-                members=(Member(worker=f"{node}-1", node=f"{node}@0", slot=0, endpoint="h:1"),),
-                reason=ChangeReason.STARTED,
-            )
-            for number, node in ((4, "n1"), (3, "n2"))
+async def test_who_is_drained_stays_out_under_the_next_leader(contest: Contest) -> None:
+    with pytest.raises(ConfigurationError, match=r"no node 'n9' \(none at all\); give --future"):
+        await contest.one.office.drain("n9", "a new disk")
+    assert "n9" in await contest.one.office.drain("n9", "a new disk", future=True)
+    await contest.one.end()
+    await until(contest.two.leads)
+    (node,) = contest.two.office.status().nodes
+    assert (node.node, node.state, node.reason) == ("n9", "drained", "a new disk")
+    assert await contest.two.office.clear("n9") == "n9 may take part again"
+    assert await contest.two.office.clear("n9") == "n9 was neither drained nor in quarantine"
+    assert contest.two.diary.of("node_cleared") == [
+        {"node": "n9", "machine": "", "state": "drained"}
+    ]
+
+
+async def test_a_leader_looks_for_the_nodes_of_every_group_that_may_train() -> None:
+    one = Candidate(FailingStore(Clock()), "one:1")
+    newest, earlier = (
+        Generation(
+            number=number,
+            incarnation="c",
+            members=(Member(worker=f"{node}-1", node=f"{node}@0", slot=0, endpoint="h:1"),),
+            reason=ChangeReason.STARTED,
         )
-        leadership = await lead(one.store, job="job", candidate="before")
-        await save_generation(one.store, leadership, newest, (earlier,))
-        await one.store.delete(KEYS.leader)
-        one.start()
-        await until(lambda: len(one.diary.of("node_vanished")) == 2)
-        assert [told["node"] for told in one.diary.of("node_vanished")] == ["n1", "n2"]
-        await one.end()
-
-    within_deadline(check(), DEADLINE_S)
-
-
-def test_one_that_is_asked_to_go_before_it_was_elected_goes() -> None:
-    async def check(contest: Contest) -> None:
-        await contest.two.end()
-        assert contest.two.running is not None
-        assert contest.two.running.cancelled()
-        assert await contest.leader() == "one:1"
-        assert contest.one.leads()
-
-    run(check)
+        for number, node in ((4, "n1"), (3, "n2"))
+    )
+    leadership = await lead(one.store, job="job", candidate="before")
+    await save_generation(one.store, leadership, newest, (earlier,))
+    await one.store.delete(KEYS.leader)
+    one.start()
+    await until(lambda: len(one.diary.of("node_vanished")) == 2)
+    assert [told["node"] for told in one.diary.of("node_vanished")] == ["n1", "n2"]
+    await one.end()
 
 
-def test_what_could_not_be_announced_to_the_store_still_ends_here() -> None:
-    async def check(contest: Contest) -> None:
-        stream, number = await group_of_one(contest.one)
-        contest.store.refuses["put"] = 1
-        contest.one.office.agent_said(stream, view(worker("w", FINISHED, number)))
-        contest.one.office.agent_lost(stream)
-        assert contest.one.running is not None
-        assert await contest.one.running == 0
+async def test_one_that_is_asked_to_go_before_it_was_elected_goes(contest: Contest) -> None:
+    await contest.two.end()
+    assert contest.two.running is not None
+    assert contest.two.running.cancelled()
+    assert await contest.leader() == "one:1"
+    assert contest.one.leads()
 
-    run(check)
+
+async def test_what_could_not_be_announced_to_the_store_still_ends_here(contest: Contest) -> None:
+    stream, number = await group_of_one(contest.one)
+    contest.store.refuses["put"] = 1
+    contest.one.office.agent_said(stream, view(worker("w", FINISHED, number)))
+    contest.one.office.agent_lost(stream)
+    assert contest.one.running is not None
+    assert await contest.one.running == 0

@@ -8,7 +8,6 @@ import pytest
 
 from elastic.coordinator import leadership
 from elastic.coordinator.leadership import until_gone
-from tests.contract.conftest import within_deadline
 from tests.etcd_cluster import free_ports
 
 
@@ -39,64 +38,54 @@ class Peer:
         self.hang_up()
 
 
-def test_one_that_has_listened_and_does_so_no_more_is_gone() -> None:
-    async def check() -> None:
-        peer = Peer()
-        await peer.start()
-        watching = asyncio.create_task(until_gone(f"127.0.0.1:{peer.port}"))
-        for _ in range(3):  # tired of one who says nothing
-            await peer.came.wait()
-            peer.hang_up()
+async def test_one_that_has_listened_and_does_so_no_more_is_gone() -> None:
+    peer = Peer()
+    await peer.start()
+    watching = asyncio.create_task(until_gone(f"127.0.0.1:{peer.port}"))
+    for _ in range(3):  # tired of one who says nothing
         await peer.came.wait()
-        assert not watching.done()
-        peer.end()
-        await watching
+        peer.hang_up()
+    await peer.came.wait()
+    assert not watching.done()
+    peer.end()
+    await watching
 
-    within_deadline(check())
 
-
-def test_one_that_was_never_reached_is_not_known_to_be_gone(
+async def test_one_that_was_never_reached_is_not_known_to_be_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(leadership, "_AGAIN_S", 0.01)
-
-    async def check() -> None:
-        peer = Peer()
-        for address in (f"127.0.0.1:{peer.port}", "no-such-host.invalid:1", "nonsense", ""):
-            watching = asyncio.create_task(until_gone(address))
-            await asyncio.sleep(0.1)
-            assert not watching.done()
-            watching.cancel()
-        watching = asyncio.create_task(until_gone(f"127.0.0.1:{peer.port}"))
-        await asyncio.sleep(0.05)
-        await peer.start()
-        await peer.came.wait()
-        peer.end()
-        await watching
-
-    within_deadline(check())
+    peer = Peer()
+    for address in (f"127.0.0.1:{peer.port}", "no-such-host.invalid:1", "nonsense", ""):
+        watching = asyncio.create_task(until_gone(address))
+        await asyncio.sleep(0.1)
+        assert not watching.done()
+        watching.cancel()
+    watching = asyncio.create_task(until_gone(f"127.0.0.1:{peer.port}"))
+    await asyncio.sleep(0.05)
+    await peer.start()
+    await peer.came.wait()
+    peer.end()
+    await watching
 
 
 @pytest.mark.parametrize("turns", range(5))
-def test_a_cancellation_that_comes_as_an_attempt_ends_is_not_lost(
+@pytest.mark.timeout(5.0)
+async def test_a_cancellation_that_comes_as_an_attempt_ends_is_not_lost(
     turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """asyncio.wait_for loses it before Python 3.12: who cancels would wait for ever."""
+    attempt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def check() -> None:
-        attempt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def connect(_address: str) -> None:
+        await attempt
 
-        async def connect(_address: str) -> None:
-            await attempt
-
-        monkeypatch.setattr(leadership, "_connect", connect)
-        waiting = asyncio.create_task(until_gone("peer:1"))
-        await asyncio.sleep(0.01)
-        attempt.set_exception(OSError("no such host"))
-        for _ in range(turns):  # of the event loop
-            await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        assert waiting.cancelled()
-
-    within_deadline(check(), 5.0)
+    monkeypatch.setattr(leadership, "_connect", connect)
+    waiting = asyncio.create_task(until_gone("peer:1"))
+    await asyncio.sleep(0.01)
+    attempt.set_exception(OSError("no such host"))
+    for _ in range(turns):  # of the event loop
+        await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert waiting.cancelled()

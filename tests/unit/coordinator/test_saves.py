@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.errors import CheckpointWriteError
 from elastic.v1 import job_pb2
-from tests.contract.conftest import within_deadline
 from tests.unit.coordinator.agents import Diary, agent, sent
 
 
@@ -126,55 +125,44 @@ def test_parts_are_kept_and_reported_to_the_machine() -> None:
     assert place.saves.url == "/checkpoints"
 
 
-def run(check: Callable[[Place], Coroutine[Any, Any, None]], **options: bool) -> None:
-    async def main() -> None:
-        await check(Place(**options))
-
-    within_deadline(main())
+@pytest.fixture
+async def place() -> Place:
+    return Place()
 
 
-def test_everybody_hears_of_a_commit_and_whoever_missed_it_hears_again() -> None:
-    async def check(place: Place) -> None:
-        await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))
-        assert place.saves.newest_step == 5
-        assert place.settled() == [(5, False)]
-        durations = {"stall_s": 0.25, "save_s": 1.5}
-        assert place.diary.of("checkpoint_committed") == [{"step": 5, "bytes": 4096, **durations}]
-        place.saves.saved(place.agent, shard(5))
-        late = job_pb2.SaveFailed(generation=3, step=5, message="late")
-        place.saves.failed(place.agent, late)
-        assert [m.checkpoint.step for m in sent(place.agent)] == [5, 5]
-        assert place.events == [ev.CheckpointCommitted(generation=3, step=5)]
-        assert place.storage.reports == []
-
-    run(check)
+async def test_everybody_hears_of_a_commit_and_whoever_missed_it_hears_again(place: Place) -> None:
+    await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))
+    assert place.saves.newest_step == 5
+    assert place.settled() == [(5, False)]
+    durations = {"stall_s": 0.25, "save_s": 1.5}
+    assert place.diary.of("checkpoint_committed") == [{"step": 5, "bytes": 4096, **durations}]
+    place.saves.saved(place.agent, shard(5))
+    late = job_pb2.SaveFailed(generation=3, step=5, message="late")
+    place.saves.failed(place.agent, late)
+    assert [m.checkpoint.step for m in sent(place.agent)] == [5, 5]
+    assert place.events == [ev.CheckpointCommitted(generation=3, step=5)]
+    assert place.storage.reports == []
 
 
-def test_an_abandoned_one_may_be_saved_again() -> None:
-    async def check(place: Place) -> None:
-        place.saves.abandon(fx.AbandonCheckpoint(generation=3, step=5, message="w was lost"))
-        assert place.settled() == [(5, True)]
-        assert place.told[0]["checkpoint"].generation == 3
-        assert place.storage.forgotten == [(5, 3)]
-        assert place.diary.of("checkpoint_abandoned") == [{"step": 5, "message": "w was lost"}]
-        assert place.saves.newest_step == 0
-        place.saves.saved(place.agent, shard(5))
-        assert sent(place.agent) == []
-        assert len(place.events) == 1
-
-    run(check)
+async def test_an_abandoned_one_may_be_saved_again(place: Place) -> None:
+    place.saves.abandon(fx.AbandonCheckpoint(generation=3, step=5, message="w was lost"))
+    assert place.settled() == [(5, True)]
+    assert place.told[0]["checkpoint"].generation == 3
+    assert place.storage.forgotten == [(5, 3)]
+    assert place.diary.of("checkpoint_abandoned") == [{"step": 5, "message": "w was lost"}]
+    assert place.saves.newest_step == 0
+    place.saves.saved(place.agent, shard(5))
+    assert sent(place.agent) == []
+    assert len(place.events) == 1
 
 
-def test_to_tell_it_again_to_one_that_has_missed_it_is_no_other_event() -> None:
-    async def check(place: Place) -> None:
-        for message in ("no space", "others were told before"):
-            place.saves.abandon(fx.AbandonCheckpoint(generation=3, step=5, message=message))
-        assert place.settled() == [(5, True), (5, True)]
-        place.saves.abandon(fx.AbandonCheckpoint(generation=4, step=5, message="no space"))
-        told = [e["message"] for e in place.diary.of("checkpoint_abandoned")]
-        assert told == ["no space", "no space"]
-
-    run(check)
+async def test_to_tell_it_again_to_one_that_has_missed_it_is_no_other_event(place: Place) -> None:
+    for message in ("no space", "others were told before"):
+        place.saves.abandon(fx.AbandonCheckpoint(generation=3, step=5, message=message))
+    assert place.settled() == [(5, True), (5, True)]
+    place.saves.abandon(fx.AbandonCheckpoint(generation=4, step=5, message="no space"))
+    told = [e["message"] for e in place.diary.of("checkpoint_abandoned")]
+    assert told == ["no space", "no space"]
 
 
 @pytest.mark.parametrize(
@@ -184,90 +172,74 @@ def test_to_tell_it_again_to_one_that_has_missed_it_is_no_other_event() -> None:
         (KeyError("a client's own error"), 'KeyError: "a client\'s own error"'),
     ],
 )
-def test_a_commit_that_fails_is_an_abandoned_save(error: Exception, message: str) -> None:
-    async def check(place: Place) -> None:
-        place.storage.error = error
-        await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))
-        assert place.settled() == [(5, True)]
-        assert place.diary.of("checkpoint_abandoned")[0]["message"] == message
-        assert place.saves.newest_step == 0
-
-    run(check)
-
-
-def test_what_cannot_be_removed_takes_nothing_from_what_is_committed() -> None:
-    async def check(place: Place) -> None:
-        place.storage.prune_error = CheckpointWriteError("old checkpoints could not be removed")
-        await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))
-        assert place.settled() == [(5, False)]
-        assert place.saves.newest_step == 5
-        assert not place.diary.of("checkpoint_abandoned")
-        (warning,) = place.diary.of("warning")
-        assert warning["message"] == "old checkpoints could not be removed"
-
-    run(check)
+async def test_a_commit_that_fails_is_an_abandoned_save(
+    place: Place, error: Exception, message: str
+) -> None:
+    place.storage.error = error
+    await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))
+    assert place.settled() == [(5, True)]
+    assert place.diary.of("checkpoint_abandoned")[0]["message"] == message
+    assert place.saves.newest_step == 0
 
 
-def test_commits_are_made_in_the_order_in_which_checkpoints_were_whole() -> None:
+async def test_what_cannot_be_removed_takes_nothing_from_what_is_committed(place: Place) -> None:
+    place.storage.prune_error = CheckpointWriteError("old checkpoints could not be removed")
+    await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))
+    assert place.settled() == [(5, False)]
+    assert place.saves.newest_step == 5
+    assert not place.diary.of("checkpoint_abandoned")
+    (warning,) = place.diary.of("warning")
+    assert warning["message"] == "old checkpoints could not be removed"
+
+
+async def test_commits_are_made_in_the_order_in_which_checkpoints_were_whole(place: Place) -> None:
     """Each drops what was reported of the steps before it, so a later one must not be first."""
+    begun, committed = threading.Event(), []
 
-    async def check(place: Place) -> None:
-        begun, committed = threading.Event(), []
+    def commit(step: int, generation: int) -> Committed:
+        del generation
+        if step == 5:
+            begun.set()
+            time.sleep(0.2)  # the other, if it can, is far ahead by then
+        committed.append(step)
+        return Committed(size_bytes=1, stall_s=0.0, save_s=0.0)
 
-        def commit(step: int, generation: int) -> Committed:
-            del generation
-            if step == 5:
-                begun.set()
-                time.sleep(0.2)  # the other, if it can, is far ahead by then
-            committed.append(step)
-            return Committed(size_bytes=1, stall_s=0.0, save_s=0.0)
-
-        place.storage.commit = commit  # type: ignore[method-assign]
-        first = asyncio.ensure_future(place.saves.commit(fx.CommitCheckpoint(generation=3, step=5)))
-        await asyncio.to_thread(begun.wait)
-        await place.saves.commit(fx.CommitCheckpoint(generation=3, step=6))
-        await first
-        assert committed == [5, 6]
-        assert place.saves.newest_step == 6
-
-    run(check)
+    place.storage.commit = commit  # type: ignore[method-assign]
+    first = asyncio.ensure_future(place.saves.commit(fx.CommitCheckpoint(generation=3, step=5)))
+    await asyncio.to_thread(begun.wait)
+    await place.saves.commit(fx.CommitCheckpoint(generation=3, step=6))
+    await first
+    assert committed == [5, 6]
+    assert place.saves.newest_step == 6
 
 
-def test_the_last_few_are_remembered() -> None:
-    async def check(place: Place) -> None:
-        for step in range(1, 21):
-            await place.saves.commit(fx.CommitCheckpoint(generation=3, step=step))
-        place.saves.saved(place.agent, shard(20))
-        place.saves.saved(place.agent, shard(13))
-        assert len(sent(place.agent)) == 2
-        place.events.clear()
-        place.saves.saved(place.agent, shard(12))
-        assert sent(place.agent) == []
-        assert len(place.events) == 1
-
-    run(check)
+async def test_the_last_few_are_remembered(place: Place) -> None:
+    for step in range(1, 21):
+        await place.saves.commit(fx.CommitCheckpoint(generation=3, step=step))
+    place.saves.saved(place.agent, shard(20))
+    place.saves.saved(place.agent, shard(13))
+    assert len(sent(place.agent)) == 2
+    place.events.clear()
+    place.saves.saved(place.agent, shard(12))
+    assert sent(place.agent) == []
+    assert len(place.events) == 1
 
 
-def test_a_job_without_a_directory_has_nothing_to_commit() -> None:
-    async def check(place: Place) -> None:
-        assert place.saves.url == ""
-        await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))
-        assert place.settled() == []
-        place.saves.abandon(fx.AbandonCheckpoint(generation=3, step=5, message="x"))
-        assert place.settled() == [(5, True)]
-
-    run(check, directory=False)
+async def test_a_job_without_a_directory_has_nothing_to_commit() -> None:
+    place = Place(directory=False)
+    assert place.saves.url == ""
+    await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))
+    assert place.settled() == []
+    place.saves.abandon(fx.AbandonCheckpoint(generation=3, step=5, message="x"))
+    assert place.settled() == [(5, True)]
 
 
 @pytest.mark.parametrize("steps", [(5, 6), (6, 5)])
-def test_commits_at_the_same_time(steps: tuple[int, int]) -> None:
-    async def check(place: Place) -> None:
-        await asyncio.gather(
-            *(place.saves.commit(fx.CommitCheckpoint(generation=3, step=s)) for s in steps)
-        )
-        assert sorted(place.settled()) == [(5, False), (6, False)]
-
-    run(check)
+async def test_commits_at_the_same_time(place: Place, steps: tuple[int, int]) -> None:
+    await asyncio.gather(
+        *(place.saves.commit(fx.CommitCheckpoint(generation=3, step=s)) for s in steps)
+    )
+    assert sorted(place.settled()) == [(5, False), (6, False)]
 
 
 def test_storage_that_keeps_what_is_to_go_is_warned_of() -> None:
@@ -293,13 +265,10 @@ def test_a_last_save_that_is_tried_again_is_no_failure_while_there_is_time() -> 
     assert place.storage.discarded == [(5, 3)]
 
 
-def test_of_a_last_save_that_succeeds_after_all_everything_stays() -> None:
-    async def check(place: Place) -> None:
-        refused = job_pb2.SaveFailed(generation=3, step=5, message="full", retried=True)
-        place.saves.failed(place.agent, refused)
-        await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))
-        assert place.saves.last_failure == ""
-        place.saves.give_up_last()
-        assert place.storage.discarded == []
-
-    run(check)
+async def test_of_a_last_save_that_succeeds_after_all_everything_stays(place: Place) -> None:
+    refused = job_pb2.SaveFailed(generation=3, step=5, message="full", retried=True)
+    place.saves.failed(place.agent, refused)
+    await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))
+    assert place.saves.last_failure == ""
+    place.saves.give_up_last()
+    assert place.storage.discarded == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -96,77 +95,61 @@ def worker(node: str) -> pb.WorkerStacks:
     )
 
 
-def at_place(check: Callable[[Place], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await check(Place())
-
-    asyncio.run(main())
+@pytest.fixture
+async def place() -> Place:
+    return Place()
 
 
 def found(*nodes: str) -> dict[str, pb.NodeStacks]:
     return {node: pb.NodeStacks(workers=[worker(node)]) for node in nodes}
 
 
-def test_a_round_ends_when_all_have_told() -> None:
-    async def check(place: Place) -> None:
-        asking = place.rounds.ask(brief=True)
-        await place.tell("a", "b", "c")
-        assert set(await asking) == {"a", "b", "c"}
-
-    at_place(check)
+async def test_a_round_ends_when_all_have_told(place: Place) -> None:
+    asking = place.rounds.ask(brief=True)
+    await place.tell("a", "b", "c")
+    assert set(await asking) == {"a", "b", "c"}
 
 
-def test_who_does_not_tell_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_does_not_tell_holds_nobody_up(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stacks, "_ANSWERS_S", 0.05)
-
-    async def check(place: Place) -> None:
-        asking = place.rounds.ask(worker="a-1")
-        request = await place.request("c")
-        assert (request.worker, request.brief) == ("a-1", False)
-        await place.tell("a")
-        assert set(await asking) == {"a"}
-        node = place.nodes.named("c")
-        assert node is not None
-        place.rounds.told(node, pb.NodeStacks(request=request.request))  # too late
-
-    at_place(check)
+    asking = place.rounds.ask(worker="a-1")
+    request = await place.request("c")
+    assert (request.worker, request.brief) == ("a-1", False)
+    await place.tell("a")
+    assert set(await asking) == {"a"}
+    node = place.nodes.named("c")
+    assert node is not None
+    place.rounds.told(node, pb.NodeStacks(request=request.request))  # too late
 
 
-def test_with_no_agent_there_is_nobody_to_wait_for() -> None:
-    async def main() -> None:
-        assert await StackRounds(Attendance()).ask() == {}
-
-    asyncio.run(main())
+async def test_with_no_agent_there_is_nobody_to_wait_for() -> None:
+    assert await StackRounds(Attendance()).ask() == {}
 
 
-def test_a_hang_is_an_event_and_the_machine_hears_of_it() -> None:
-    async def check(place: Place) -> None:
-        place.hangs.explain(fx.ExplainHang(generation=GROUP, step=7, standing_s=5.25))
-        await place.tell("a", "b", "c")
-        await asyncio.gather(*place.tasks)
-        (entry,) = place.entries
-        assert (entry.name, entry.fields["verdict"]) == ("hang", VERDICT)
-        assert entry.fields["standing_s"] == 5.25
-        (rank,) = entry.fields["ranks"]
-        assert (rank["rank"], rank["node"], rank["place"]) == (1, "b", "/job/data.py:41")
-        (explained,) = place.posted
-        assert isinstance(explained, ev.HangExplained)
-        assert (explained.generation, explained.verdict.text) == (3, VERDICT)
-        assert place.hangs.newest == VERDICT
-
-    at_place(check)
+async def test_a_hang_is_an_event_and_the_machine_hears_of_it(place: Place) -> None:
+    place.hangs.explain(fx.ExplainHang(generation=GROUP, step=7, standing_s=5.25))
+    await place.tell("a", "b", "c")
+    await asyncio.gather(*place.tasks)
+    (entry,) = place.entries
+    assert (entry.name, entry.fields["verdict"]) == ("hang", VERDICT)
+    assert entry.fields["standing_s"] == 5.25
+    (rank,) = entry.fields["ranks"]
+    assert (rank["rank"], rank["node"], rank["place"]) == (1, "b", "/job/data.py:41")
+    (explained,) = place.posted
+    assert isinstance(explained, ev.HangExplained)
+    assert (explained.generation, explained.verdict.text) == (3, VERDICT)
+    assert place.hangs.newest == VERDICT
 
 
 @pytest.mark.parametrize("committed", [7, 8])
-def test_a_slow_step_is_told_unless_it_is_over(committed: int) -> None:
-    async def check(place: Place) -> None:
-        slow = fx.ExplainSlowStep(generation=GROUP, step=7, lasts_s=1.5, usual_s=0.1)
-        place.hangs.explain_slow_step(slow, lambda: committed)
-        await place.tell("a", "b", "c")
-        await asyncio.gather(*place.tasks)
-        assert [e.fields["verdict"] for e in place.entries] == [VERDICT] * (committed == 7)
-
-    at_place(check)
+async def test_a_slow_step_is_told_unless_it_is_over(place: Place, committed: int) -> None:
+    slow = fx.ExplainSlowStep(generation=GROUP, step=7, lasts_s=1.5, usual_s=0.1)
+    place.hangs.explain_slow_step(slow, lambda: committed)
+    await place.tell("a", "b", "c")
+    await asyncio.gather(*place.tasks)
+    assert [e.fields["verdict"] for e in place.entries] == [VERDICT] * (committed == 7)
 
 
 def test_a_member_of_a_node_that_is_away_is_absent() -> None:
@@ -204,27 +187,24 @@ def test_a_rank_or_a_worker_can_be_asked_for() -> None:
         asked_for("x", None, [])
 
 
-def test_a_timeline_has_what_workers_tell_and_what_the_coordinator_saw() -> None:
-    async def check(place: Place) -> None:
-        accounts = SlotAccounts(3, name_of=name_of)
-        status = WorkerStatus(worker="a-1", phase=WorkerPhase.READY, slot=0)
-        report = ev.NodeReported(node="a@token", slots=1, workers=(status,))
-        accounts.observe(report, (), Coordinator(CoordinatorSettings(incarnation="x"), now=0.0), 0)
-        asked = asyncio.ensure_future(timeline(place.rounds, accounts, 3, 0))
-        await asyncio.sleep(0)
-        request = await place.request("a")
-        assert 0 < request.stretches <= 1000
-        node = place.nodes.named("a")
-        assert node is not None
-        stretches = [timeline_pb2.Stretch(step=n) for n in range(5)]
-        workers = [pb.WorkerStacks(worker="a-1", stretches=stretches)]
-        place.rounds.told(node, pb.NodeStacks(request=request.request, workers=workers))
-        told = await asked
-        (rank,) = told.ranks
-        assert (rank.node, rank.worker, len(rank.stretches)) == ("a", "a-1", 5)
-        (period,) = told.periods
-        assert (period.node, period.worker, period.kind) == ("a", "a-1", "start_up")
-        assert period.ended_unix_s == pytest.approx(time.time(), abs=60.0)
-        assert told.silent == 2
-
-    at_place(check)
+async def test_a_timeline_has_what_workers_tell_and_what_the_coordinator_saw(place: Place) -> None:
+    accounts = SlotAccounts(3, name_of=name_of)
+    status = WorkerStatus(worker="a-1", phase=WorkerPhase.READY, slot=0)
+    report = ev.NodeReported(node="a@token", slots=1, workers=(status,))
+    accounts.observe(report, (), Coordinator(CoordinatorSettings(incarnation="x"), now=0.0), 0)
+    asked = asyncio.ensure_future(timeline(place.rounds, accounts, 3, 0))
+    await asyncio.sleep(0)
+    request = await place.request("a")
+    assert 0 < request.stretches <= 1000
+    node = place.nodes.named("a")
+    assert node is not None
+    stretches = [timeline_pb2.Stretch(step=n) for n in range(5)]
+    workers = [pb.WorkerStacks(worker="a-1", stretches=stretches)]
+    place.rounds.told(node, pb.NodeStacks(request=request.request, workers=workers))
+    told = await asked
+    (rank,) = told.ranks
+    assert (rank.node, rank.worker, len(rank.stretches)) == ("a", "a-1", 5)
+    (period,) = told.periods
+    assert (period.node, period.worker, period.kind) == ("a", "a-1", "start_up")
+    assert period.ended_unix_s == pytest.approx(time.time(), abs=60.0)
+    assert told.silent == 2

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import json
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,189 +100,162 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.jsonl"
 
 
-def check(test: Callable[[Place], Awaitable[None]], path: Path, **named: Any) -> Place:
-    async def main() -> Place:
-        place = Place(path, **named)
-        await place.recorder.start()
-        try:
-            await test(place)
-        finally:
-            place.disk.answers.set()
-            await place.recorder.close()
-        return place
-
-    return asyncio.run(main())
+@pytest.fixture
+def most_waiting() -> int:
+    return 100
 
 
-def test_steps_are_written_beside_the_loop_and_acknowledged(path: Path) -> None:
-    async def test(place: Place) -> None:
-        place.hear(0, 1, whole=True)
-        assert place.told == [], "the loop has waited for the disk"
-        await place.until(lambda: place.told)
-        assert place.steps() == [0, 1]
-        assert place.told == [local_pb2.LedgerStored(committed=2, run="i", generation=3)]
+@pytest.fixture
+async def place(path: Path, most_waiting: int) -> AsyncIterator[Place]:
+    place = Place(path, most_waiting)
+    await place.recorder.start()
+    yield place
+    place.disk.answers.set()
+    await place.recorder.close()
 
-    place = check(test, path)
+
+async def test_steps_are_written_beside_the_loop_and_acknowledged(place: Place) -> None:
+    place.hear(0, 1, whole=True)
+    assert place.told == [], "the loop has waited for the disk"
+    await place.until(lambda: place.told)
+    assert place.steps() == [0, 1]
+    assert place.told == [local_pb2.LedgerStored(committed=2, run="i", generation=3)]
+    await place.recorder.close()
     assert threading.current_thread().name not in place.disk.threads
 
 
-def test_while_the_disk_does_not_answer_the_loop_goes_on_and_the_order_is_kept(path: Path) -> None:
-    async def test(place: Place) -> None:
-        place.disk.answers.clear()
-        place.hear(0, whole=True)
-        for step in (1, 2, 3):
-            place.hear(step)
-            await asyncio.sleep(0.01)
-        assert place.disk.appends == 1, "one write at a time"
-        place.disk.answers.set()
-        await place.until(lambda: place.stored() == 4)
-        assert place.steps() == [0, 1, 2, 3]
-
-    check(test, path)
-
-
-def test_what_waits_at_the_end_is_written(path: Path) -> None:
-    async def test(place: Place) -> None:
-        place.hear(0, whole=True)
-        place.hear(1)
-
-    assert check(test, path).steps() == [0, 1]
+async def test_while_the_disk_does_not_answer_the_loop_goes_on_and_the_order_is_kept(
+    place: Place,
+) -> None:
+    place.disk.answers.clear()
+    place.hear(0, whole=True)
+    for step in (1, 2, 3):
+        place.hear(step)
+        await asyncio.sleep(0.01)
+    assert place.disk.appends == 1, "one write at a time"
+    place.disk.answers.set()
+    await place.until(lambda: place.stored() == 4)
+    assert place.steps() == [0, 1, 2, 3]
 
 
-def test_a_full_disk_is_told_once_and_tried_again(path: Path) -> None:
-    async def test(place: Place) -> None:
-        place.hear(0, whole=True)
-        await place.until(lambda: place.stored() == 1)
-        place.disk.full = True
-        place.hear(1)
-        await place.until(lambda: place.disk.appends >= 4)
-        place.hear(2)
-        assert place.diary.of("ledger_failed") == [
-            {"path": str(path), "reason": "No space left on device"}
-        ]
-        assert place.stored() == 1, "members must keep what is not stored"
-        place.disk.full = False
-        await place.until(lambda: place.stored() == 3)
-        assert place.steps() == [0, 1, 2]
-        assert place.diary.names() == ["ledger_failed", "ledger_continued"]
-        assert place.asked_again() == 0
-
-    check(test, path)
+async def test_what_waits_at_the_end_is_written(place: Place) -> None:
+    place.hear(0, whole=True)
+    place.hear(1)
+    await place.recorder.close()
+    assert place.steps() == [0, 1]
 
 
-def test_a_disk_that_is_full_when_the_job_begins_does_not_prevent_it(path: Path) -> None:
-    async def main() -> None:
-        place = Place(path)
-        place.disk.full = True
-        await place.recorder.start()
-        assert place.diary.names() == ["ledger_failed"]
-        place.hear(0, whole=True)
-        place.disk.full = False
-        await place.until(lambda: place.stored() == 1)
-        await place.recorder.close()
-        assert place.steps() == [0]
-
-    asyncio.run(main())
-
-
-def test_a_path_that_cannot_be_written_refuses_the_job(tmp_path: Path) -> None:
-    async def main() -> None:
-        recorder = Place(tmp_path / "missing" / "ledger").recorder
-        with pytest.raises(ConfigurationError, match="--ledger"):
-            await recorder.start()
-        await asyncio.wait_for(recorder.close(), DEADLINE_S)
-
-    asyncio.run(main())
+async def test_a_full_disk_is_told_once_and_tried_again(place: Place, path: Path) -> None:
+    place.hear(0, whole=True)
+    await place.until(lambda: place.stored() == 1)
+    place.disk.full = True
+    place.hear(1)
+    await place.until(lambda: place.disk.appends >= 4)
+    place.hear(2)
+    assert place.diary.of("ledger_failed") == [
+        {"path": str(path), "reason": "No space left on device"}
+    ]
+    assert place.stored() == 1, "members must keep what is not stored"
+    place.disk.full = False
+    await place.until(lambda: place.stored() == 3)
+    assert place.steps() == [0, 1, 2]
+    assert place.diary.names() == ["ledger_failed", "ledger_continued"]
+    assert place.asked_again() == 0
 
 
-def test_more_than_may_wait_is_asked_for_again(path: Path) -> None:
-    async def test(place: Place) -> None:
-        place.disk.full = True
-        place.hear(0, whole=True)
-        await place.until(lambda: place.disk.appends)
-        for step in range(1, 200):
-            place.hear(step)
-            assert len(place.recorder._waiting) <= 8
-        place.disk.full = False
-        await place.until(place.asked_again)
-        place.hear(200)  # on its way when it was asked: there is a gap before it
-        await place.until(lambda: place.disk.path.exists())
-        assert 200 not in place.steps()
-        first = place.stored()
-        for start in range(first, 201, 4):
-            steps = range(start, min(start + 4, 201))
-            place.hear(*steps, whole=start == first)
-            await place.until(lambda steps=steps: place.stored() == steps.stop)
-        assert place.steps() == list(range(201))
-        assert place.asked_again() == 1
-
-    check(test, path, most_waiting=8)
+async def test_a_disk_that_is_full_when_the_job_begins_does_not_prevent_it(path: Path) -> None:
+    place = Place(path)
+    place.disk.full = True
+    await place.recorder.start()
+    assert place.diary.names() == ["ledger_failed"]
+    place.hear(0, whole=True)
+    place.disk.full = False
+    await place.until(lambda: place.stored() == 1)
+    await place.recorder.close()
+    assert place.steps() == [0]
 
 
-def test_while_somebody_else_may_lead_nothing_is_written_and_nothing_is_lost(path: Path) -> None:
-    async def test(place: Place) -> None:
-        place.in_office = False
-        place.hear(0, whole=True)
-        place.hear(1)
-        place.recorder.record()
-        await asyncio.sleep(0.05)
-        assert place.disk.appends == 0
-        place.in_office = True
-        place.recorder.record()
-        place.recorder.record()
-        await place.until(lambda: place.told)
-        assert place.steps() == [0, 1]
-        assert [t.committed for t in place.told] == [2]
-
-    check(test, path)
+async def test_a_path_that_cannot_be_written_refuses_the_job(tmp_path: Path) -> None:
+    recorder = Place(tmp_path / "missing" / "ledger").recorder
+    with pytest.raises(ConfigurationError, match="--ledger"):
+        await recorder.start()
+    await asyncio.wait_for(recorder.close(), DEADLINE_S)
 
 
-def test_somebody_else_who_leads_at_the_end_writes_what_waits(path: Path) -> None:
-    async def test(place: Place) -> None:
-        place.in_office = False
-        place.hear(0, whole=True)
+@pytest.mark.parametrize("most_waiting", [8])
+async def test_more_than_may_wait_is_asked_for_again(place: Place) -> None:
+    place.disk.full = True
+    place.hear(0, whole=True)
+    await place.until(lambda: place.disk.appends)
+    for step in range(1, 200):
+        place.hear(step)
+        assert len(place.recorder._waiting) <= 8
+    place.disk.full = False
+    await place.until(place.asked_again)
+    place.hear(200)  # on its way when it was asked: there is a gap before it
+    await place.until(lambda: place.disk.path.exists())
+    assert 200 not in place.steps()
+    first = place.stored()
+    for start in range(first, 201, 4):
+        steps = range(start, min(start + 4, 201))
+        place.hear(*steps, whole=start == first)
+        await place.until(lambda steps=steps: place.stored() == steps.stop)
+    assert place.steps() == list(range(201))
+    assert place.asked_again() == 1
 
-    assert check(test, path).steps() == []
+
+async def test_while_somebody_else_may_lead_nothing_is_written_and_nothing_is_lost(
+    place: Place,
+) -> None:
+    place.in_office = False
+    place.hear(0, whole=True)
+    place.hear(1)
+    place.recorder.record()
+    await asyncio.sleep(0.05)
+    assert place.disk.appends == 0
+    place.in_office = True
+    place.recorder.record()
+    place.recorder.record()
+    await place.until(lambda: place.told)
+    assert place.steps() == [0, 1]
+    assert [t.committed for t in place.told] == [2]
 
 
-def test_a_disk_that_never_answers_does_not_hold_up_the_end(
+async def test_somebody_else_who_leads_at_the_end_writes_what_waits(place: Place) -> None:
+    place.in_office = False
+    place.hear(0, whole=True)
+    await place.recorder.close()
+    assert place.steps() == []
+
+
+async def test_a_disk_that_never_answers_does_not_hold_up_the_end(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("elastic.coordinator.step_recorder._PATIENCE_S", 0.1)
-
-    async def main() -> None:
-        place = Place(path)
-        await place.recorder.start()
-        place.disk.answers.clear()
-        place.hear(0, whole=True)
-        await asyncio.wait_for(place.recorder.close(), DEADLINE_S)
-        place.disk.answers.set()
-
-    asyncio.run(main())
+    place = Place(path)
+    await place.recorder.start()
+    place.disk.answers.clear()
+    place.hear(0, whole=True)
+    await asyncio.wait_for(place.recorder.close(), DEADLINE_S)
+    place.disk.answers.set()
 
 
 # ---- a new coordinator stores nothing before a member has sent all that the one before did not
 
 
-def test_what_a_member_says_before_it_has_heard_of_us_is_said_again(path: Path) -> None:
-    async def test(place: Place) -> None:
-        place.hear(7)  # 5 and 6 were sent when nobody led
-        assert not place.recorder._waiting
-        place.hear(5, 6, 7, whole=True)
-        place.hear(8)
-        await place.until(lambda: place.stored() == 9)
-        assert place.steps() == [5, 6, 7, 8]
-
-    check(test, path)
+async def test_what_a_member_says_before_it_has_heard_of_us_is_said_again(place: Place) -> None:
+    place.hear(7)  # 5 and 6 were sent when nobody led
+    assert not place.recorder._waiting
+    place.hear(5, 6, 7, whole=True)
+    place.hear(8)
+    await place.until(lambda: place.stored() == 9)
+    assert place.steps() == [5, 6, 7, 8]
 
 
-def test_another_stream_of_the_same_node_may_have_gaps_again(path: Path) -> None:
-    async def test(place: Place) -> None:
-        place.hear(0, whole=True)
-        place.node = arrived()
-        place.hear(2)
-        place.hear(1, 2, 3, whole=True)
-        await place.until(lambda: place.stored() == 4)
-        assert place.steps() == [0, 1, 2, 3]
-
-    check(test, path)
+async def test_another_stream_of_the_same_node_may_have_gaps_again(place: Place) -> None:
+    place.hear(0, whole=True)
+    place.node = arrived()
+    place.hear(2)
+    place.hear(1, 2, 3, whole=True)
+    await place.until(lambda: place.stored() == 4)
+    assert place.steps() == [0, 1, 2, 3]

@@ -65,21 +65,18 @@ class RefusesLate(pb_grpc.ControlServicer):
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not for you")
 
 
-def test_a_refusal_that_is_known_late_is_a_refusal() -> None:
-    async def main() -> None:
-        server = grpc.aio.server()
-        pb_grpc.add_ControlServicer_to_server(RefusesLate(), server)  # type: ignore[no-untyped-call]
-        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        await server.start()
-        client = ControlClient(address)
-        try:
-            with pytest.raises(ConfigurationError, match="not for you"):
-                await Conversation(client, HELLO).ended
-        finally:
-            await client.close()
-            await server.stop(0)
-
-    asyncio.run(asyncio.wait_for(main(), 20))
+async def test_a_refusal_that_is_known_late_is_a_refusal() -> None:
+    server = grpc.aio.server()
+    pb_grpc.add_ControlServicer_to_server(RefusesLate(), server)  # type: ignore[no-untyped-call]
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    client = ControlClient(address)
+    try:
+        with pytest.raises(ConfigurationError, match="not for you"):
+            await Conversation(client, HELLO).ended
+    finally:
+        await client.close()
+        await server.stop(0)
 
 
 def test_a_broken_stream_is_a_lost_agent(tmp_path: Path) -> None:
@@ -142,32 +139,25 @@ def test_status(tmp_path: Path) -> None:
     with_server(tmp_path, check)
 
 
-def test_a_proxy_for_the_world_outside_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_proxy_for_the_world_outside_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where packages and data come through one."""
     for variable in ("grpc_proxy", "https_proxy", "http_proxy"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")  # where nobody listens
     monkeypatch.delenv("no_proxy", raising=False)
-
-    async def check() -> None:
-        server = ControlServer(Recorder(), "127.0.0.1:0")
-        client = ControlClient(await server.start())
-        try:
-            assert (await client.status(5.0)).job == "digits"
-        finally:
-            await client.close()
-            await server.stop(0)
-
-    asyncio.run(check())
-
-
-def test_status_of_a_job_that_is_gone(tmp_path: Path) -> None:
-    async def check() -> None:
-        client = ControlClient(f"unix:{tmp_path}/nobody.sock")
-        with pytest.raises(TransientError, match=r"nobody\.sock"):
-            await client.status(5.0)
+    server = ControlServer(Recorder(), "127.0.0.1:0")
+    client = ControlClient(await server.start())
+    try:
+        assert (await client.status(5.0)).job == "digits"
+    finally:
         await client.close()
+        await server.stop(0)
 
-    asyncio.run(check())
+
+async def test_status_of_a_job_that_is_gone(tmp_path: Path) -> None:
+    client = ControlClient(f"unix:{tmp_path}/nobody.sock")
+    with pytest.raises(TransientError, match=r"nobody\.sock"):
+        await client.status(5.0)
+    await client.close()
 
 
 def test_to_look_why_a_frozen_coordinator_is_silent_takes_no_longer_than_its_answer_may() -> None:
@@ -195,15 +185,12 @@ def test_stop(tmp_path: Path) -> None:
     with_server(tmp_path, check)
 
 
-def test_the_port_that_was_chosen_is_told() -> None:
-    async def check() -> None:
-        server = ControlServer(Recorder(), "127.0.0.1:0")
-        host, _, port = (await server.start()).rpartition(":")
-        assert host == "127.0.0.1"
-        assert int(port) > 0
-        await server.stop(0)
-
-    asyncio.run(check())
+async def test_the_port_that_was_chosen_is_told() -> None:
+    server = ControlServer(Recorder(), "127.0.0.1:0")
+    host, _, port = (await server.start()).rpartition(":")
+    assert host == "127.0.0.1"
+    assert int(port) > 0
+    await server.stop(0)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "192.0.2.1"], ids=["in use", "not ours"])
@@ -219,23 +206,19 @@ def test_an_address_that_cannot_be_had(host: str) -> None:
         asyncio.run(check(taken.getsockname()[1]))
 
 
-def test_an_agent_that_does_not_read_costs_no_memory_and_its_stream_ends() -> None:
-    async def main() -> None:
-        stream = AgentStream(HELLO.hello)
-        message = pb.CoordinatorMessage(probe=pb.Probe()).SerializeToString()
-        for _ in range(30_000):
-            stream.send_serialized(message)
-        stream.send(probe=pb.Probe())
-        assert stream._outgoing.qsize() <= 10_000
-        assert [m async for m in stream.outgoing()] == []
-
-    asyncio.run(main())
+async def test_an_agent_that_does_not_read_costs_no_memory_and_its_stream_ends() -> None:
+    stream = AgentStream(HELLO.hello)
+    message = pb.CoordinatorMessage(probe=pb.Probe()).SerializeToString()
+    for _ in range(30_000):
+        stream.send_serialized(message)
+    stream.send(probe=pb.Probe())
+    assert stream._outgoing.qsize() <= 10_000
+    assert [m async for m in stream.outgoing()] == []
 
 
-def test_a_path_that_cannot_be_had_is_nobodys_choice_and_may_be_had_later(tmp_path: Path) -> None:
-    async def main() -> None:
-        server = ControlServer(Recorder(), f"unix:{tmp_path}/gone/c.sock")
-        with pytest.raises(TransientError, match=r"cannot listen at unix:.*gone.*try again"):
-            await server.start()
-
-    asyncio.run(main())
+async def test_a_path_that_cannot_be_had_is_nobodys_choice_and_may_be_had_later(
+    tmp_path: Path,
+) -> None:
+    server = ControlServer(Recorder(), f"unix:{tmp_path}/gone/c.sock")
+    with pytest.raises(TransientError, match=r"cannot listen at unix:.*gone.*try again"):
+        await server.start()

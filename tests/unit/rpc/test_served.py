@@ -71,17 +71,13 @@ def test_a_server_is_served_at_its_own_address_and_hears_nothing_of_it(
     asyncio.run(asyncio.wait_for(check(), DEADLINE_S))
 
 
-def test_a_server_whose_connections_nobody_takes_is_deaf(
+async def test_a_server_whose_connections_nobody_takes_is_deaf(
     nobody_accepts: str, security: Security, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "_LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(handshake_probe, "_SERVED_WITHIN_S", 0.2)
-
-    async def check() -> None:
-        assert not await is_served(nobody_accepts, security)
-        await ControlServer(Recorder(), nobody_accepts, security=security).until_deaf()
-
-    asyncio.run(asyncio.wait_for(check(), DEADLINE_S))
+    assert not await is_served(nobody_accepts, security)
+    await ControlServer(Recorder(), nobody_accepts, security=security).until_deaf()
 
 
 def test_who_has_no_descriptor_to_try_it_with_does_not_know(

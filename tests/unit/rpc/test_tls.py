@@ -22,7 +22,7 @@ from elastic.rpc.security import PLAINTEXT, Plaintext, Security, Tls
 from elastic.settings.tls_files import TlsFiles
 from elastic.v1 import control_pb2 as pb
 from tests.certificates import Certificates, make_certificates, sign, sign_for_job
-from tests.unit.rpc.conversation import DEADLINE_S, HELLO, Conversation, Place, place_at, with_place
+from tests.unit.rpc.conversation import HELLO, Conversation, Place, place_at, with_place
 
 ANY_PORT = "127.0.0.1:0"
 STATUS_S = 30.0
@@ -241,22 +241,18 @@ def test_tls_where_plain_text_is_spoken(made: Certificates) -> None:
     check_at(PLAINTEXT, lambda place: refused(place, tls(made), "speaks no matching TLS"))
 
 
-def test_a_coordinator_whose_certificate_has_expired(made: Certificates) -> None:
+async def test_a_coordinator_whose_certificate_has_expired(made: Certificates) -> None:
     """One that did not look at its own."""
-
-    async def check() -> None:
-        pair = made.key("expired").read_bytes(), made.certificate("expired").read_bytes()
-        credentials = grpc.ssl_server_credentials([pair])
-        server = grpc.aio.server()
-        port = server.add_secure_port(ANY_PORT, credentials)
-        await server.start()
-        client = ControlClient(f"127.0.0.1:{port}", security=tls(made))
-        with pytest.raises(CoordinatorRefused, match=r"certificate has expired.*the clock"):
-            await client.status(STATUS_S)
-        await client.close()
-        await server.stop(0)
-
-    asyncio.run(asyncio.wait_for(check(), 60))
+    pair = made.key("expired").read_bytes(), made.certificate("expired").read_bytes()
+    credentials = grpc.ssl_server_credentials([pair])
+    server = grpc.aio.server()
+    port = server.add_secure_port(ANY_PORT, credentials)
+    await server.start()
+    client = ControlClient(f"127.0.0.1:{port}", security=tls(made))
+    with pytest.raises(CoordinatorRefused, match=r"certificate has expired.*the clock"):
+        await client.status(STATUS_S)
+    await client.close()
+    await server.stop(0)
 
 
 @pytest.mark.parametrize(
@@ -441,32 +437,28 @@ def test_two_authorities_at_once_while_one_takes_the_place_of_the_other(
         check_at(trusting_both(tls(shown)), check)
 
 
-def test_an_agent_comes_back_with_the_newest_certificate(
+async def test_an_agent_comes_back_with_the_newest_certificate(
     made: Certificates, others: Certificates, used: Tls, tmp_path: Path
 ) -> None:
     """It is always the same client. It is lost, no more, while only the coordinator is ahead."""
-
-    async def main() -> None:
-        async with place_at(ANY_PORT, tls(made)) as place:
-            client = ControlClient(place.address, security=used, report=place.reports)
-            agent = Conversation(client, HELLO)
-            await place.recorder.heard.get()
-            await place.still_works(agent)
-            address = place.address
-        with pytest.raises(CoordinatorLost):
-            await agent.ended
-        async with place_at(address, tls(others)) as place:
-            with pytest.raises(CoordinatorLost, match=r"certificate is refused.*issuer"):
-                await Conversation(client, HELLO).ended
-            put(others, "digits", tmp_path)
-            again = Conversation(client, HELLO)
-            await place.recorder.heard.get()
-            await place.still_works(again)
-            await client.close()
-            with pytest.raises((CoordinatorLost, asyncio.CancelledError)):
-                await again.ended
-
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    async with place_at(ANY_PORT, tls(made)) as place:
+        client = ControlClient(place.address, security=used, report=place.reports)
+        agent = Conversation(client, HELLO)
+        await place.recorder.heard.get()
+        await place.still_works(agent)
+        address = place.address
+    with pytest.raises(CoordinatorLost):
+        await agent.ended
+    async with place_at(address, tls(others)) as place:
+        with pytest.raises(CoordinatorLost, match=r"certificate is refused.*issuer"):
+            await Conversation(client, HELLO).ended
+        put(others, "digits", tmp_path)
+        again = Conversation(client, HELLO)
+        await place.recorder.heard.get()
+        await place.still_works(again)
+        await client.close()
+        with pytest.raises((CoordinatorLost, asyncio.CancelledError)):
+            await again.ended
 
 
 @pytest.mark.parametrize("bad", ["cert only", "expired", "garbage", "gone", "another job"])

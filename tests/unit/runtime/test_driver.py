@@ -70,45 +70,36 @@ def test_the_machine_is_given_the_clock() -> None:
     assert machine.handled == [("a", 5.0), ("b", 7.5)]
 
 
-def test_timers_replace_each_other() -> None:
-    async def check() -> None:
-        loop = asyncio.get_running_loop()
-        machine = Scripted({})
-        driver: Driver[str, str] = Driver(machine, print, TIMER, on_error=print, clock=loop.time)
-        now = loop.time()
-        driver.set_timer(now + 0.01)
-        driver.set_timer(now + 0.03)
-        async with timeout(10.0):
-            while not machine.handled:
-                await asyncio.sleep(0.001)
-        assert machine.handled[0][1] >= now + 0.03  # and not the first one's
-        assert [event for event, _ in machine.handled] == [TIMER]
-
-    asyncio.run(check())
+async def test_timers_replace_each_other() -> None:
+    loop = asyncio.get_running_loop()
+    machine = Scripted({})
+    driver: Driver[str, str] = Driver(machine, print, TIMER, on_error=print, clock=loop.time)
+    now = loop.time()
+    driver.set_timer(now + 0.01)
+    driver.set_timer(now + 0.03)
+    async with timeout(10.0):
+        while not machine.handled:
+            await asyncio.sleep(0.001)
+    assert machine.handled[0][1] >= now + 0.03  # and not the first one's
+    assert [event for event, _ in machine.handled] == [TIMER]
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_a_timer_that_was_taken_back_does_not_fire(closed: bool) -> None:
-    async def check() -> None:
-        machine = Scripted({})
-        driver = make(machine, [], [])
-        driver.set_timer(0.0)
-        if closed:
-            driver.close()
-        else:
-            driver.set_timer(None)
-        await asyncio.sleep(0.01)
-        assert machine.handled == []
-
-    asyncio.run(check())
+async def test_a_timer_that_was_taken_back_does_not_fire(closed: bool) -> None:
+    machine = Scripted({})
+    driver = make(machine, [], [])
+    driver.set_timer(0.0)
+    if closed:
+        driver.close()
+    else:
+        driver.set_timer(None)
+    await asyncio.sleep(0.01)
+    assert machine.handled == []
 
 
-def test_a_timer_of_the_past_fires_soon_but_not_at_once() -> None:
-    async def check() -> None:
-        machine = Scripted({})
-        make(machine, [], []).set_timer(0.0)
-        assert machine.handled == []
-        await asyncio.sleep(0.01)
-        assert [event for event, _ in machine.handled] == [TIMER]
-
-    asyncio.run(check())
+async def test_a_timer_of_the_past_fires_soon_but_not_at_once() -> None:
+    machine = Scripted({})
+    make(machine, [], []).set_timer(0.0)
+    assert machine.handled == []
+    await asyncio.sleep(0.01)
+    assert [event for event, _ in machine.handled] == [TIMER]

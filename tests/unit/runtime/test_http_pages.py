@@ -72,34 +72,28 @@ def text(response: Response) -> str:
     return response.body.decode()
 
 
-def test_a_scrape_has_the_daemons_figures_and_those_of_its_process(daemon: Daemon) -> None:
-    async def scrape() -> None:
-        response = await daemon.pages.metrics(SCRAPE)
-        assert response.status == 200
-        for found in (
-            'elastic_count{job="digits"} 1.0',
-            "process_resident_memory_bytes",
-            'elastic_directory_free_bytes{job="digits",kind="logs"}',
-            'elastic_store_errors_total{job="digits",kind="put"} 0.0',
-            "elastic_snapshot_timestamp_seconds",
-            "elastic_build_info",
-        ):
-            assert found in text(response)
-        assert 'kind="checkpoints"' not in text(response), "there is no such directory"
-        opens = await daemon.pages.metrics(Request(accept="application/openmetrics-text;q=0.5"))
-        assert text(opens).endswith("# EOF\n")
-
-    asyncio.run(scrape())
+async def test_a_scrape_has_the_daemons_figures_and_those_of_its_process(daemon: Daemon) -> None:
+    response = await daemon.pages.metrics(SCRAPE)
+    assert response.status == 200
+    for found in (
+        'elastic_count{job="digits"} 1.0',
+        "process_resident_memory_bytes",
+        'elastic_directory_free_bytes{job="digits",kind="logs"}',
+        'elastic_store_errors_total{job="digits",kind="put"} 0.0',
+        "elastic_snapshot_timestamp_seconds",
+        "elastic_build_info",
+    ):
+        assert found in text(response)
+    assert 'kind="checkpoints"' not in text(response), "there is no such directory"
+    opens = await daemon.pages.metrics(Request(accept="application/openmetrics-text;q=0.5"))
+    assert text(opens).endswith("# EOF\n")
 
 
-def test_scrapes_at_once_take_one_snapshot(daemon: Daemon) -> None:
-    async def scrape() -> None:
-        await asyncio.gather(*(daemon.pages.metrics(SCRAPE) for _ in range(50)))
-        assert daemon.snapshots == 1
-        await asyncio.sleep(0.25)
-        assert "} 2.0" in text(await daemon.pages.metrics(SCRAPE))
-
-    asyncio.run(scrape())
+async def test_scrapes_at_once_take_one_snapshot(daemon: Daemon) -> None:
+    await asyncio.gather(*(daemon.pages.metrics(SCRAPE) for _ in range(50)))
+    assert daemon.snapshots == 1
+    await asyncio.sleep(0.25)
+    assert "} 2.0" in text(await daemon.pages.metrics(SCRAPE))
 
 
 def test_a_daemon_that_stands_still_lives_and_is_not_ready(
@@ -131,29 +125,22 @@ def test_a_daemon_that_stands_still_lives_and_is_not_ready(
         goes_on.set()
 
 
-def test_without_any_snapshot_there_is_nothing_to_serve(
+async def test_without_any_snapshot_there_is_nothing_to_serve(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_pages, "ASK_WITHIN_S", 0.1)
     goes_on = threading.Event()
     daemon.hold_up(goes_on)
-
-    async def scrape() -> None:
-        assert (await daemon.pages.metrics(SCRAPE)).status == 503
-        goes_on.set()
-        await asyncio.sleep(0.1)
-
-    asyncio.run(scrape())
+    assert (await daemon.pages.metrics(SCRAPE)).status == 503
+    goes_on.set()
+    await asyncio.sleep(0.1)
 
 
-def test_not_ready_says_why(daemon: Daemon) -> None:
-    async def ask() -> None:
-        daemon.reason = "no coordinator answers"
-        response = await daemon.pages.readyz(SCRAPE)
-        assert (response.status, text(response)) == (503, "no coordinator answers\n")
-        assert (await daemon.pages.healthz(SCRAPE)).status == 200
-
-    asyncio.run(ask())
+async def test_not_ready_says_why(daemon: Daemon) -> None:
+    daemon.reason = "no coordinator answers"
+    response = await daemon.pages.readyz(SCRAPE)
+    assert (response.status, text(response)) == (503, "no coordinator answers\n")
+    assert (await daemon.pages.healthz(SCRAPE)).status == 200
 
 
 def test_metrics_are_not_for_everybody(daemon: Daemon) -> None:

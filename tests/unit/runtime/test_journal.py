@@ -90,49 +90,39 @@ async def taken(entries: AsyncIterator[str], count: int) -> list[str]:
     return [await asyncio.wait_for(anext(entries), 10) for _ in range(count)]
 
 
-def test_the_newest_entries_are_remembered_without_progress() -> None:
-    async def check() -> None:
-        recent = RecentEntries(most=2)
-        for name in ("a", "b", "progress", "c"):
-            recent(entry(name))
-        assert [line async for line in recent.remembered()] == lines("b", "c")
-        assert [line async for line in recent.remembered()] == lines("b", "c")
-
-    asyncio.run(check())
+async def test_the_newest_entries_are_remembered_without_progress() -> None:
+    recent = RecentEntries(most=2)
+    for name in ("a", "b", "progress", "c"):
+        recent(entry(name))
+    assert [line async for line in recent.remembered()] == lines("b", "c")
+    assert [line async for line in recent.remembered()] == lines("b", "c")
 
 
-def test_who_follows_hears_what_was_and_what_comes_progress_included() -> None:
-    async def check() -> None:
-        recent = RecentEntries()
-        recent(entry("a"))
-        one, two = recent.follow(), recent.follow()
-        assert await taken(one, 1) == lines("a")
-        for name in ("progress", "b"):
-            recent(entry(name))
-        assert await taken(one, 2) == lines("progress", "b")
-        assert await taken(two, 2) == lines("a", "b")  # it looked later
-        recent(entry("c"))
-        for followed in (one, two):
-            assert await taken(followed, 1) == lines("c")
-            await followed.aclose()  # type: ignore[attr-defined]
-        assert not recent._followers
-
-    asyncio.run(check())
+async def test_who_follows_hears_what_was_and_what_comes_progress_included() -> None:
+    recent = RecentEntries()
+    recent(entry("a"))
+    one, two = recent.follow(), recent.follow()
+    assert await taken(one, 1) == lines("a")
+    for name in ("progress", "b"):
+        recent(entry(name))
+    assert await taken(one, 2) == lines("progress", "b")
+    assert await taken(two, 2) == lines("a", "b")  # it looked later
+    recent(entry("c"))
+    for followed in (one, two):
+        assert await taken(followed, 1) == lines("c")
+        await followed.aclose()  # type: ignore[attr-defined]
+    assert not recent._followers
 
 
-def test_who_does_not_read_loses_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_does_not_read_loses_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastic.runtime.journal._MOST_BEHIND", 2)
-
-    async def check() -> None:
-        recent = RecentEntries()
-        recent(entry("first"))
-        slow = recent.follow()
-        assert await taken(slow, 1) == lines("first")
-        for name in ("a", "b", "c"):
-            recent(entry(name))
-        assert await taken(slow, 2) == lines("a", "b")
-        recent(entry("d"))
-        assert await taken(slow, 1) == lines("d")
-        await slow.aclose()  # type: ignore[attr-defined]
-
-    asyncio.run(check())
+    recent = RecentEntries()
+    recent(entry("first"))
+    slow = recent.follow()
+    assert await taken(slow, 1) == lines("first")
+    for name in ("a", "b", "c"):
+        recent(entry(name))
+    assert await taken(slow, 2) == lines("a", "b")
+    recent(entry("d"))
+    assert await taken(slow, 1) == lines("d")
+    await slow.aclose()  # type: ignore[attr-defined]

@@ -39,90 +39,73 @@ async def beats(watch: LoopWatch, count: int = 3) -> None:
             await asyncio.sleep(0.005)
 
 
-def test_a_long_pause_is_told_with_its_place() -> None:
-    async def main() -> None:
-        told = Told()
-        with watched_loop(told.journal) as watch:
-            await beats(watch)
-            hold_up(0.3)
-            await beats(watch)
-        (event,) = told.events
-        assert 0.2 < event["pause_s"] < 10.0
-        assert "in hold_up" in event["where"]
-        assert watch.pauses.longest_s >= event["pause_s"] - 0.001
-
-    asyncio.run(main())
+async def test_a_long_pause_is_told_with_its_place() -> None:
+    told = Told()
+    with watched_loop(told.journal) as watch:
+        await beats(watch)
+        hold_up(0.3)
+        await beats(watch)
+    (event,) = told.events
+    assert 0.2 < event["pause_s"] < 10.0
+    assert "in hold_up" in event["where"]
+    assert watch.pauses.longest_s >= event["pause_s"] - 0.001
 
 
-def test_one_after_the_other_they_are_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_after_the_other_they_are_told_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(loop_watch, "_TOLD_EVERY_S", 1.0)
-
-    async def main() -> None:
-        told = Told()
-        with watched_loop(told.journal) as watch:
-            for _ in range(3):
-                hold_up(0.2)
-                await beats(watch)
-            assert len(told.events) == 1
-            await asyncio.sleep(1.0)
+    told = Told()
+    with watched_loop(told.journal) as watch:
+        for _ in range(3):
             hold_up(0.2)
             await beats(watch)
-        assert [e["others"] for e in told.events] == [0, 2]
-
-    asyncio.run(main())
-
-
-def test_what_stops_the_whole_process_is_not_the_loops() -> None:
-    async def main() -> None:
-        told = Told()
-        with watched_loop(told.journal) as watch:
-            await beats(watch)
-            began = watch._busy_since = time.monotonic() - 5.0
-            watch._seen = loop_watch._Seen(began, "somewhere", 4.97)
-            await beats(watch)
-        assert told.events == []
-        assert watch.pauses.longest_s == 0.0
-
-    asyncio.run(main())
+        assert len(told.events) == 1
+        await asyncio.sleep(1.0)
+        hold_up(0.2)
+        await beats(watch)
+    assert [e["others"] for e in told.events] == [0, 2]
 
 
-def test_waiting_is_no_pause() -> None:
-    async def main() -> None:
-        told = Told()
-        with watched_loop(told.journal):
-            await asyncio.sleep(0.3)
-            await asyncio.to_thread(hold_up, 0.2)
-        assert told.events == []
+async def test_what_stops_the_whole_process_is_not_the_loops() -> None:
+    told = Told()
+    with watched_loop(told.journal) as watch:
+        await beats(watch)
+        began = watch._busy_since = time.monotonic() - 5.0
+        watch._seen = loop_watch._Seen(began, "somewhere", 4.97)
+        await beats(watch)
+    assert told.events == []
+    assert watch.pauses.longest_s == 0.0
 
-    asyncio.run(main())
+
+async def test_waiting_is_no_pause() -> None:
+    told = Told()
+    with watched_loop(told.journal):
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(hold_up, 0.2)
+    assert told.events == []
 
 
-def test_the_start_of_the_watch_is_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_start_of_the_watch_is_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     start = threading.Thread.start
 
     def start_slowly(thread: threading.Thread) -> None:
         start(thread)
         hold_up(0.2)
 
-    async def main() -> None:
-        told = Told()
-        monkeypatch.setattr(threading.Thread, "start", start_slowly)
-        with watched_loop(told.journal) as watch:
-            await beats(watch)
-        assert told.events == []
-
-    asyncio.run(main())
+    told = Told()
+    monkeypatch.setattr(threading.Thread, "start", start_slowly)
+    with watched_loop(told.journal) as watch:
+        await beats(watch)
+    assert told.events == []
 
 
-def test_nobody_is_woken_while_no_round_lasts_long() -> None:
-    async def main() -> None:
-        with watched_loop(Told().journal) as watch:
-            before = switches(watch._thread)
-            for _ in range(100):
-                await asyncio.sleep(0.003)
-            assert switches(watch._thread) - before < 20  # on a busy machine some do last long
-
-    asyncio.run(main())
+async def test_nobody_is_woken_while_no_round_lasts_long() -> None:
+    with watched_loop(Told().journal) as watch:
+        before = switches(watch._thread)
+        for _ in range(100):
+            await asyncio.sleep(0.003)
+        assert switches(watch._thread) - before < 20  # on a busy machine some do last long
 
 
 def switches(thread: threading.Thread) -> int:

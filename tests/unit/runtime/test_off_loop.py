@@ -58,19 +58,16 @@ def test_work_that_never_ends_does_not_hold_up_the_end_of_the_process() -> None:
     assert done.stdout == "ended\n"
 
 
-def test_threads_are_used_again_and_work_at_once_has_one_each() -> None:
-    async def main() -> None:
-        for _ in range(100):
-            await off_loop(lambda: None)
-        before = threading.active_count()
-        for _ in range(100):
-            await off_loop(lambda: None)
-        assert threading.active_count() == before
-        together = threading.Barrier(5)
-        await asyncio.gather(*[off_loop(lambda: together.wait(10)) for _ in range(5)])
-        grown = threading.active_count()
-        for _ in range(20):
-            await asyncio.gather(*[off_loop(lambda: None) for _ in range(5)])
-        assert threading.active_count() == grown
-
-    asyncio.run(main())
+async def test_threads_are_used_again_and_work_at_once_has_one_each() -> None:
+    for _ in range(100):
+        await off_loop(lambda: None)
+    before = threading.active_count()
+    for _ in range(100):
+        await off_loop(lambda: None)
+    assert threading.active_count() == before
+    together = threading.Barrier(5)
+    await asyncio.gather(*[off_loop(lambda: together.wait(10)) for _ in range(5)])
+    grown = threading.active_count()
+    for _ in range(20):
+        await asyncio.gather(*[off_loop(lambda: None) for _ in range(5)])
+    assert threading.active_count() == grown

@@ -38,57 +38,48 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.005)
 
 
-def test_ready_and_status_are_told_once_and_beats_go_on(manager: FakeServiceManager) -> None:
-    async def main() -> None:
-        daemon = Daemon(ServiceNotice(manager.environment), ready=False)
-        with daemon.notice.telling(daemon.condition):
-            await until(lambda: manager.count("WATCHDOG=1") >= 3)
-            assert manager.count("READY=1") == 0
-            assert len(manager.all_of("EXTEND_TIMEOUT_USEC")) >= 3
-            daemon.ready, daemon.status = True, "generation 1,\nstep 2"
-            await until(lambda: manager.count("READY=1"))
-            seen = len(manager.messages)
-            await until(lambda: len(manager.messages) >= seen + 3)
-        assert manager.count("READY=1") == 1
-        assert manager.all_of("STATUS") == ["waits", "generation 1, step 2"]
-        assert manager.messages[-1] == ["WATCHDOG=1"]
-
-    asyncio.run(main())
+async def test_ready_and_status_are_told_once_and_beats_go_on(manager: FakeServiceManager) -> None:
+    daemon = Daemon(ServiceNotice(manager.environment), ready=False)
+    with daemon.notice.telling(daemon.condition):
+        await until(lambda: manager.count("WATCHDOG=1") >= 3)
+        assert manager.count("READY=1") == 0
+        assert len(manager.all_of("EXTEND_TIMEOUT_USEC")) >= 3
+        daemon.ready, daemon.status = True, "generation 1,\nstep 2"
+        await until(lambda: manager.count("READY=1"))
+        seen = len(manager.messages)
+        await until(lambda: len(manager.messages) >= seen + 3)
+    assert manager.count("READY=1") == 1
+    assert manager.all_of("STATUS") == ["waits", "generation 1, step 2"]
+    assert manager.messages[-1] == ["WATCHDOG=1"]
 
 
-def test_a_loop_that_hangs_sends_no_beat(manager: FakeServiceManager) -> None:
-    async def main() -> None:
-        daemon = Daemon(ServiceNotice(manager.environment))
-        with daemon.notice.telling(daemon.condition):
-            await until(lambda: manager.count("WATCHDOG=1") >= 2)
-            time.sleep(0.05)  # what was sent has come
-            before = manager.count("WATCHDOG=1")
-            time.sleep(0.5)
-            assert manager.count("WATCHDOG=1") == before
-            await until(lambda: manager.count("WATCHDOG=1") > before)
-
-    asyncio.run(main())
+async def test_a_loop_that_hangs_sends_no_beat(manager: FakeServiceManager) -> None:
+    daemon = Daemon(ServiceNotice(manager.environment))
+    with daemon.notice.telling(daemon.condition):
+        await until(lambda: manager.count("WATCHDOG=1") >= 2)
+        time.sleep(0.05)  # what was sent has come
+        before = manager.count("WATCHDOG=1")
+        time.sleep(0.5)
+        assert manager.count("WATCHDOG=1") == before
+        await until(lambda: manager.count("WATCHDOG=1") > before)
 
 
-def test_a_reload_ends_with_ready_also_where_nothing_begins_anew(
+async def test_a_reload_ends_with_ready_also_where_nothing_begins_anew(
     manager: FakeServiceManager,
 ) -> None:
-    async def main() -> None:
-        daemon = Daemon(ServiceNotice(manager.environment))
-        with daemon.notice.telling(daemon.condition):
-            await until(lambda: manager.count("READY=1"))
-            before_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-            daemon.notice.reloading()
-            seen = len(manager.messages)
-            await until(lambda: len(manager.messages) >= seen + 4)
-            assert manager.count("READY=1") == 1, "it would end the reload"
-            daemon.notice.reloaded()
-            await until(lambda: manager.count("READY=1") == 2)
-        (said_us,) = map(int, manager.all_of("MONOTONIC_USEC"))
-        assert before_us <= said_us <= time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-        assert ["RELOADING=1", f"MONOTONIC_USEC={said_us}"] in manager.messages
-
-    asyncio.run(main())
+    daemon = Daemon(ServiceNotice(manager.environment))
+    with daemon.notice.telling(daemon.condition):
+        await until(lambda: manager.count("READY=1"))
+        before_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        daemon.notice.reloading()
+        seen = len(manager.messages)
+        await until(lambda: len(manager.messages) >= seen + 4)
+        assert manager.count("READY=1") == 1, "it would end the reload"
+        daemon.notice.reloaded()
+        await until(lambda: manager.count("READY=1") == 2)
+    (said_us,) = map(int, manager.all_of("MONOTONIC_USEC"))
+    assert before_us <= said_us <= time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    assert ["RELOADING=1", f"MONOTONIC_USEC={said_us}"] in manager.messages
 
 
 def test_a_daemon_with_nothing_to_do_was_ready_before_it_stops(
@@ -130,18 +121,14 @@ def test_a_successor_has_time_to_start_and_then_the_usual_watchdog(
     assert manager.messages[1][:2] == ["READY=1", "WATCHDOG_USEC=100000"]
 
 
-def test_what_was_not_heard_is_said_again(tmp_path: Path) -> None:
+async def test_what_was_not_heard_is_said_again(tmp_path: Path) -> None:
     path = tmp_path / "late"
-
-    async def main() -> None:
-        daemon = Daemon(ServiceNotice({"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "20000"}))
-        with daemon.notice.telling(daemon.condition):
-            await asyncio.sleep(0.1)
-            with service_manager(path) as late:
-                await until(lambda: late.count("READY=1"))
-                assert "STATUS=waits" in late.messages[0]
-
-    asyncio.run(main())
+    daemon = Daemon(ServiceNotice({"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "20000"}))
+    with daemon.notice.telling(daemon.condition):
+        await asyncio.sleep(0.1)
+        with service_manager(path) as late:
+            await until(lambda: late.count("READY=1"))
+            assert "STATUS=waits" in late.messages[0]
 
 
 def test_a_manager_that_does_not_read_delays_nothing(tmp_path: Path) -> None:
@@ -159,16 +146,13 @@ def test_a_manager_that_does_not_read_delays_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["", "vsock:2:1234", "relative", "/no/such/socket", "@no-such"])
-def test_without_a_manager_nothing_happens(address: str) -> None:
-    async def main() -> None:
-        daemon = Daemon(ServiceNotice({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1"}))
-        with daemon.notice.telling(daemon.condition):
-            daemon.notice.reloading()
-            daemon.notice.reloaded()
-            await asyncio.sleep(0.03)
-            daemon.notice.stopping(1.0)
-
-    asyncio.run(main())
+async def test_without_a_manager_nothing_happens(address: str) -> None:
+    daemon = Daemon(ServiceNotice({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1"}))
+    with daemon.notice.telling(daemon.condition):
+        daemon.notice.reloading()
+        daemon.notice.reloaded()
+        await asyncio.sleep(0.03)
+        daemon.notice.stopping(1.0)
 
 
 def test_an_abstract_address_is_reached() -> None:

@@ -11,17 +11,14 @@ async def fail() -> None:
     raise OSError("no disk")
 
 
-def test_an_error_reaches_on_error() -> None:
-    async def check() -> None:
-        errors: list[BaseException] = []
-        tasks = TaskSupervisor(errors.append)
-        tasks.start(fail(), "fail")
-        tasks.start(asyncio.sleep(0), "well")
-        await asyncio.sleep(0.01)
-        assert [type(e) for e in errors] == [OSError]
-        await tasks.close()
-
-    asyncio.run(check())
+async def test_an_error_reaches_on_error() -> None:
+    errors: list[BaseException] = []
+    tasks = TaskSupervisor(errors.append)
+    tasks.start(fail(), "fail")
+    tasks.start(asyncio.sleep(0), "well")
+    await asyncio.sleep(0.01)
+    assert [type(e) for e in errors] == [OSError]
+    await tasks.close()
 
 
 def test_close_cancels_what_still_runs_and_waits_for_it() -> None:

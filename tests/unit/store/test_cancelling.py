@@ -34,21 +34,18 @@ def _within(call: Call) -> Coroutine[Any, Any, None]:
 
 
 @pytest.mark.parametrize("waiting", [_send, _within])
-def test_cancelled_in_the_moment_of_the_result(
+async def test_cancelled_in_the_moment_of_the_result(
     waiting: Callable[[Call], Coroutine[Any, Any, None]],
 ) -> None:
-    async def check() -> None:
-        call = Call()
-        task = asyncio.create_task(waiting(call))
-        await asyncio.sleep(0.01)
-        call.taken.set_result(None)
-        await asyncio.sleep(0)
-        assert not task.done()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    within_deadline(check())
+    call = Call()
+    task = asyncio.create_task(waiting(call))
+    await asyncio.sleep(0.01)
+    call.taken.set_result(None)
+    await asyncio.sleep(0)
+    assert not task.done()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 def test_what_takes_too_long_is_cancelled_and_has_ended() -> None:

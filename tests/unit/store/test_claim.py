@@ -9,7 +9,6 @@ import pytest
 
 from elastic.store.claim import Claim
 from elastic.store.lease_keeper import LeaseState
-from tests.contract.conftest import within_deadline
 from tests.unit.store.failing_store import Clock, FailingStore
 
 KEY = "name"
@@ -31,106 +30,86 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_one_of_several_takes_it_and_the_others_leave_no_lease() -> None:
-    async def check() -> None:
-        claims = Claims()
-        contestants = [claims.make() for _ in range(4)]
-        taken = await asyncio.gather(
-            *(claim.take(b"%d" % i) for i, claim in enumerate(contestants))
-        )
-        (winner,) = [i for i, entry in enumerate(taken) if entry is not None]
-        assert await claims.store.get(KEY) == taken[winner]
-        assert [claim.held() for claim in contestants] == [i == winner for i in range(4)]
-        assert len(claims.store._leases) == 1
-        await contestants[winner].release()
-        assert claims.store._leases == {}
-        assert await claims.store.get(KEY) is None
-        assert claims.told == []
-
-    within_deadline(check())
+async def test_one_of_several_takes_it_and_the_others_leave_no_lease() -> None:
+    claims = Claims()
+    contestants = [claims.make() for _ in range(4)]
+    taken = await asyncio.gather(*(claim.take(b"%d" % i) for i, claim in enumerate(contestants)))
+    (winner,) = [i for i, entry in enumerate(taken) if entry is not None]
+    assert await claims.store.get(KEY) == taken[winner]
+    assert [claim.held() for claim in contestants] == [i == winner for i in range(4)]
+    assert len(claims.store._leases) == 1
+    await contestants[winner].release()
+    assert claims.store._leases == {}
+    assert await claims.store.get(KEY) is None
+    assert claims.told == []
 
 
-def test_the_same_value_under_another_lease_is_not_ours() -> None:
-    async def check() -> None:
-        claims = Claims()
-        one, two = claims.make(), claims.make()
-        assert await one.take(b"same") is not None
-        assert await two.take(b"same") is None
-        await one.release()
-
-    within_deadline(check())
+async def test_the_same_value_under_another_lease_is_not_ours() -> None:
+    claims = Claims()
+    one, two = claims.make(), claims.make()
+    assert await one.take(b"same") is not None
+    assert await two.take(b"same") is None
+    await one.release()
 
 
 @pytest.mark.parametrize("method", ["grant", "create", "answer to create"])
-def test_released_while_it_is_being_taken(method: str) -> None:
-    async def check() -> None:
-        claims = Claims()
-        claims.store.hangs[method] = asyncio.Event()
-        claim = claims.make()
-        taking = asyncio.create_task(claim.take(b"1"))
-        await asyncio.sleep(0.05)
-        await claim.release()
-        revision = claims.store._revision
-        claims.store.hangs.pop(method).set()
-        assert await taking is None
-        assert claims.store._revision == revision
-        assert not claim.held()
-        assert await claims.store.get(KEY) is None
-        assert claims.store._leases == {}
-
-    within_deadline(check())
+async def test_released_while_it_is_being_taken(method: str) -> None:
+    claims = Claims()
+    claims.store.hangs[method] = asyncio.Event()
+    claim = claims.make()
+    taking = asyncio.create_task(claim.take(b"1"))
+    await asyncio.sleep(0.05)
+    await claim.release()
+    revision = claims.store._revision
+    claims.store.hangs.pop(method).set()
+    assert await taking is None
+    assert claims.store._revision == revision
+    assert not claim.held()
+    assert await claims.store.get(KEY) is None
+    assert claims.store._leases == {}
 
 
-def test_last_words_come_before_the_end_and_only_from_the_holder() -> None:
-    async def check() -> None:
-        claims = Claims()
-        one, two = claims.make(), claims.make()
-        mine = await one.take(b"1")
-        assert mine is not None
-        changes = claims.store.watch(KEY, after=mine.modified)
-        await one.release(last_words=b"bye")
-        said, gone = await anext(changes), await anext(changes)
-        assert said.entry is not None
-        assert said.entry.value == b"bye"
-        assert gone.entry is None
-        taken = await two.take(b"2")
-        await one.release(last_words=b"bye again")
-        assert await claims.store.get(KEY) == taken
-        await two.release()
-
-    within_deadline(check())
+async def test_last_words_come_before_the_end_and_only_from_the_holder() -> None:
+    claims = Claims()
+    one, two = claims.make(), claims.make()
+    mine = await one.take(b"1")
+    assert mine is not None
+    changes = claims.store.watch(KEY, after=mine.modified)
+    await one.release(last_words=b"bye")
+    said, gone = await anext(changes), await anext(changes)
+    assert said.entry is not None
+    assert said.entry.value == b"bye"
+    assert gone.entry is None
+    taken = await two.take(b"2")
+    await one.release(last_words=b"bye again")
+    assert await claims.store.get(KEY) == taken
+    await two.release()
 
 
-def test_taken_over_only_as_it_was_known() -> None:
-    async def check() -> None:
-        claims = Claims()
-        one, two, three = (claims.make() for _ in range(3))
-        known = await one.take(b"1")
-        taken = await two.take(b"2", over=known)
-        assert known is not None
-        assert taken is not None
-        assert taken.created == known.created
-        await one.hold()  # returns: it is not the first one's any more
-        assert claims.told == [LeaseState.GONE]
-        assert await claims.store.get(KEY) == taken
-        await two.release()
-        assert await three.take(b"3", over=known) is None
-
-    within_deadline(check())
+async def test_taken_over_only_as_it_was_known() -> None:
+    claims = Claims()
+    one, two, three = (claims.make() for _ in range(3))
+    known = await one.take(b"1")
+    taken = await two.take(b"2", over=known)
+    assert known is not None
+    assert taken is not None
+    assert taken.created == known.created
+    await one.hold()  # returns: it is not the first one's any more
+    assert claims.told == [LeaseState.GONE]
+    assert await claims.store.get(KEY) == taken
+    await two.release()
+    assert await three.take(b"3", over=known) is None
 
 
-def test_a_lease_lost_in_an_outage_takes_the_claim_with_it() -> None:
-    async def check() -> None:
-        claims = Claims()
-        claims.store.refuses["create"] = 10**9
-        claim = claims.make()
-        taking = asyncio.create_task(claim.take(b"1"))
-        await until(lambda: claims.store.refuses["create"] < 10**9)
-        claims.clock.now += 4.0
-        claims.store.refuses["create"] = 0
-        assert await taking is None
-        assert claims.told == []
-        assert await claim.take(b"1") is not None
-        await claim.release()
-
-    within_deadline(check())
+async def test_a_lease_lost_in_an_outage_takes_the_claim_with_it() -> None:
+    claims = Claims()
+    claims.store.refuses["create"] = 10**9
+    claim = claims.make()
+    taking = asyncio.create_task(claim.take(b"1"))
+    await until(lambda: claims.store.refuses["create"] < 10**9)
+    claims.clock.now += 4.0
+    claims.store.refuses["create"] = 0
+    assert await taking is None
+    assert claims.told == []
+    assert await claim.take(b"1") is not None
+    await claim.release()

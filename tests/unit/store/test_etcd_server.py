@@ -108,19 +108,16 @@ def test_who_does_not_read_a_watch_is_told_that_changes_are_lost() -> None:
     served(check)
 
 
-def test_a_lease_is_granted_once_by_its_name() -> None:
-    async def check() -> None:
-        store = MemoryStore()
-        assert await store.grant(1.0, name=1) == 1
-        with pytest.raises(LeaseExists):
-            await store.grant(1.0, name=1)
-        assert await store.grant(1.0) == 2
-        await store.revoke(1)
-        assert await store.grant(1.0, name=1) == 1
-        assert store.has_lease(1)
-        assert not store.has_lease(3)
-
-    asyncio.run(check())
+async def test_a_lease_is_granted_once_by_its_name() -> None:
+    store = MemoryStore()
+    assert await store.grant(1.0, name=1) == 1
+    with pytest.raises(LeaseExists):
+        await store.grant(1.0, name=1)
+    assert await store.grant(1.0) == 2
+    await store.revoke(1)
+    assert await store.grant(1.0, name=1) == 1
+    assert store.has_lease(1)
+    assert not store.has_lease(3)
 
 
 def test_nobody_takes_it_for_one_of_several() -> None:

@@ -24,38 +24,32 @@ def to_json(end: RunEnd) -> bytes:
     return json.dumps(dataclasses.asdict(end)).encode()
 
 
-def test_an_outage_is_sat_out() -> None:
-    async def check() -> None:
-        store = FailingStore(Clock())
-        await store.put(KEY, to_json(LEFT))
-        ends = RunEnds(store, job="job", run_id="default")
-        store.refuses["get"] = 2
-        await ends.start()
-        assert store.refuses["get"] == 0
-        store.refuses["list"] = 2
-        waiting = asyncio.create_task(ends.next_end())
-        while store.refuses["list"]:
-            await asyncio.sleep(0.01)
-        await store.put(KEY, to_json(ENDED))
-        assert await waiting == ENDED
-
-    within_deadline(check())
+async def test_an_outage_is_sat_out() -> None:
+    store = FailingStore(Clock())
+    await store.put(KEY, to_json(LEFT))
+    ends = RunEnds(store, job="job", run_id="default")
+    store.refuses["get"] = 2
+    await ends.start()
+    assert store.refuses["get"] == 0
+    store.refuses["list"] = 2
+    waiting = asyncio.create_task(ends.next_end())
+    while store.refuses["list"]:
+        await asyncio.sleep(0.01)
+    await store.put(KEY, to_json(ENDED))
+    assert await waiting == ENDED
 
 
-def test_next_end_called_again_waits_for_the_one_after() -> None:
-    async def check() -> None:
-        store = FailingStore(Clock())
-        ends = RunEnds(store, job="job", run_id="default")
-        await ends.start()
-        await store.put(KEY, to_json(LEFT))
-        assert await ends.next_end() == LEFT
-        waiting = asyncio.create_task(ends.next_end())
-        await asyncio.sleep(0.05)
-        assert not waiting.done()
-        await store.put(KEY, to_json(ENDED))
-        assert await waiting == ENDED
-
-    within_deadline(check())
+async def test_next_end_called_again_waits_for_the_one_after() -> None:
+    store = FailingStore(Clock())
+    ends = RunEnds(store, job="job", run_id="default")
+    await ends.start()
+    await store.put(KEY, to_json(LEFT))
+    assert await ends.next_end() == LEFT
+    waiting = asyncio.create_task(ends.next_end())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await store.put(KEY, to_json(ENDED))
+    assert await waiting == ENDED
 
 
 @thoroughly

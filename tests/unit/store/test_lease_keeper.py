@@ -11,7 +11,6 @@ from elastic.errors import ConfigurationError, TransientError
 from elastic.store.interface import LeaseLost
 from elastic.store.lease_keeper import LeaseKeeper, LeaseState
 from elastic.store.memory import MemoryStore
-from tests.contract.conftest import within_deadline
 
 TTL_S = 3.0
 
@@ -69,121 +68,100 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastic.store.lease_keeper._LOOKS_PER_TTL", 2000)
 
 
-def test_it_is_renewed_every_third_of_its_time() -> None:
-    async def check() -> None:
-        held = Held()
-        keeping = await held.start()
-        for i in range(1, 5):
-            held.clock.now += TTL_S / 3
-            await held.renewed(i)
-        assert held.keeper.held()
-        assert held.told == []
-        keeping.cancel()
-
-    within_deadline(check())
-
-
-def test_a_lease_that_is_not_renewed_in_time_is_suspect() -> None:
-    async def check() -> None:
-        held = Held()
-        keeping = await held.start()
-        held.store.broken = TransientError("etcd did not answer")
-        held.clock.now += TTL_S * 0.9
-        await held.renewed(2)
-        assert held.keeper.held()
-        held.clock.now = TTL_S
-        assert not held.keeper.held()
-        await held.until(lambda: held.told == [LeaseState.SUSPECT])
-        keeping.cancel()
-
-    within_deadline(check())
-
-
-def test_suspect_while_a_renewal_hangs() -> None:
-    async def check() -> None:
-        held = Held()
-        keeping = await held.start()
-        held.store.slow = asyncio.Event()
-        held.clock.now += TTL_S / 2
-        await held.renewed(1)
-        await MemoryStore.renew(held.store, held.keeper.lease)  # the request arrives at once
-        held.clock.now += TTL_S
-        await held.until(lambda: held.told == [LeaseState.SUSPECT])
-        held.store.slow.set()
-        await held.until(lambda: keeping.done())
-        assert held.told == [LeaseState.SUSPECT, LeaseState.GONE]
-
-    within_deadline(check())
-
-
-def test_the_deadline_counts_from_when_the_answered_request_was_sent() -> None:
-    async def check() -> None:
-        held = Held()
-        keeping = await held.start()
-        held.store.slow = asyncio.Event()
-        held.clock.now = 1.0
-        await held.renewed(1)
-        held.clock.now = 2.9
-        held.store.slow.set()
-        await held.renewed(2)  # sent at 2.9 at once, since a third has passed since 1.0
-        held.store.broken = TransientError("etcd did not answer")
-        held.clock.now = 5.89
-        assert held.keeper.held()
-        held.clock.now = 5.9
-        assert not held.keeper.held()
-        keeping.cancel()
-
-    within_deadline(check())
-
-
-def test_a_lease_that_outlived_an_outage_is_held_again() -> None:
-    async def check() -> None:
-        held = Held()
-        keeping = await held.start()
-        held.store.broken = TransientError("etcd did not answer")
-        for lease in held.store._leases.values():
-            lease.deadline += 100  # as etcd does when it has elected a leader
-        held.clock.now = TTL_S * 2
-        await held.until(lambda: held.told == [LeaseState.SUSPECT])
-        held.store.broken = None
-        await held.until(lambda: held.told == [LeaseState.SUSPECT, LeaseState.HELD])
-        assert held.keeper.held()
-        keeping.cancel()
-
-    within_deadline(check())
-
-
-def test_a_lost_lease_ends_the_keeping_and_a_new_one_begins_it_again() -> None:
-    async def check() -> None:
-        held = Held()
-        keeping = await held.start()
-        first = held.keeper.lease
-        await held.store.revoke(first)
+async def test_it_is_renewed_every_third_of_its_time() -> None:
+    held = Held()
+    keeping = await held.start()
+    for i in range(1, 5):
         held.clock.now += TTL_S / 3
+        await held.renewed(i)
+    assert held.keeper.held()
+    assert held.told == []
+    keeping.cancel()
+
+
+async def test_a_lease_that_is_not_renewed_in_time_is_suspect() -> None:
+    held = Held()
+    keeping = await held.start()
+    held.store.broken = TransientError("etcd did not answer")
+    held.clock.now += TTL_S * 0.9
+    await held.renewed(2)
+    assert held.keeper.held()
+    held.clock.now = TTL_S
+    assert not held.keeper.held()
+    await held.until(lambda: held.told == [LeaseState.SUSPECT])
+    keeping.cancel()
+
+
+async def test_suspect_while_a_renewal_hangs() -> None:
+    held = Held()
+    keeping = await held.start()
+    held.store.slow = asyncio.Event()
+    held.clock.now += TTL_S / 2
+    await held.renewed(1)
+    await MemoryStore.renew(held.store, held.keeper.lease)  # the request arrives at once
+    held.clock.now += TTL_S
+    await held.until(lambda: held.told == [LeaseState.SUSPECT])
+    held.store.slow.set()
+    await held.until(lambda: keeping.done())
+    assert held.told == [LeaseState.SUSPECT, LeaseState.GONE]
+
+
+async def test_the_deadline_counts_from_when_the_answered_request_was_sent() -> None:
+    held = Held()
+    keeping = await held.start()
+    held.store.slow = asyncio.Event()
+    held.clock.now = 1.0
+    await held.renewed(1)
+    held.clock.now = 2.9
+    held.store.slow.set()
+    await held.renewed(2)  # sent at 2.9 at once, since a third has passed since 1.0
+    held.store.broken = TransientError("etcd did not answer")
+    held.clock.now = 5.89
+    assert held.keeper.held()
+    held.clock.now = 5.9
+    assert not held.keeper.held()
+    keeping.cancel()
+
+
+async def test_a_lease_that_outlived_an_outage_is_held_again() -> None:
+    held = Held()
+    keeping = await held.start()
+    held.store.broken = TransientError("etcd did not answer")
+    for lease in held.store._leases.values():
+        lease.deadline += 100  # as etcd does when it has elected a leader
+    held.clock.now = TTL_S * 2
+    await held.until(lambda: held.told == [LeaseState.SUSPECT])
+    held.store.broken = None
+    await held.until(lambda: held.told == [LeaseState.SUSPECT, LeaseState.HELD])
+    assert held.keeper.held()
+    keeping.cancel()
+
+
+async def test_a_lost_lease_ends_the_keeping_and_a_new_one_begins_it_again() -> None:
+    held = Held()
+    keeping = await held.start()
+    first = held.keeper.lease
+    await held.store.revoke(first)
+    held.clock.now += TTL_S / 3
+    await keeping
+    assert held.told == [LeaseState.GONE]
+    assert not held.keeper.held()
+    keeping = await held.start()
+    assert held.keeper.lease != first
+    assert held.keeper.held()
+    held.clock.now += TTL_S / 3
+    await held.renewed(2)
+    await held.keeper.revoke()
+    await keeping
+    with pytest.raises(LeaseLost):
+        await held.store.renew(held.keeper.lease)
+    assert held.told == [LeaseState.GONE]
+
+
+async def test_what_cannot_be_retried_is_raised() -> None:
+    held = Held()
+    keeping = await held.start()
+    held.store.broken = ConfigurationError("the password is wrong")
+    held.clock.now += TTL_S / 3
+    with pytest.raises(ConfigurationError):
         await keeping
-        assert held.told == [LeaseState.GONE]
-        assert not held.keeper.held()
-        keeping = await held.start()
-        assert held.keeper.lease != first
-        assert held.keeper.held()
-        held.clock.now += TTL_S / 3
-        await held.renewed(2)
-        await held.keeper.revoke()
-        await keeping
-        with pytest.raises(LeaseLost):
-            await held.store.renew(held.keeper.lease)
-        assert held.told == [LeaseState.GONE]
-
-    within_deadline(check())
-
-
-def test_what_cannot_be_retried_is_raised() -> None:
-    async def check() -> None:
-        held = Held()
-        keeping = await held.start()
-        held.store.broken = ConfigurationError("the password is wrong")
-        held.clock.now += TTL_S / 3
-        with pytest.raises(ConfigurationError):
-            await keeping
-
-    within_deadline(check())

@@ -13,14 +13,17 @@ SINCE, WITHIN = 24, 30
 STATUS = ("status", "--output", "json")
 
 
+AGAIN = 20
+
+
 @pytest.mark.parametrize(
     ("part", "rank", "how", "step_s"),
     [
         ("data", 1, "sleep", 0.06),
         *(
-            pytest.param(part, rank, how, 0.075, marks=pytest.mark.long)
-            for rank, part in enumerate(("compute", "optimizer", "data"))
-            for how in ("sleep", "work")
+            pytest.param(part, number % 3, how, 0.075, marks=pytest.mark.long)
+            for part in ("compute", "optimizer", "data")
+            for number, how in enumerate(("sleep", "work") * (AGAIN // 2))
         ),
         pytest.param("between_steps", 0, "sleep", 0.075, marks=pytest.mark.long),
     ],

@@ -16,13 +16,7 @@ from elastic.coordinator.attendance import Attendance, AttendingNode, name_of, n
 from elastic.coordinator.departing_nodes import DepartingNodes, Exclusions
 from elastic.coordinator.hearing import Hearing, ScriptValues, ToldOnce, ViewBatches
 from elastic.coordinator.history import SAMPLE_EVERY_S, JobHistory
-from elastic.coordinator.incidents import (
-    IncidentRecords,
-    Recoveries,
-    ending,
-    refusal,
-    under_way_in,
-)
+from elastic.coordinator.incidents import IncidentRecords, Recoveries, ending, refusal
 from elastic.coordinator.job_options import (
     JobOptions,
     make_commits,
@@ -159,7 +153,7 @@ class CoordinatorDaemon:
         self._recoveries = Recoveries(
             known.recoveries,
             leads_since=time.monotonic(),
-            under_way=under_way_in(leadership.last, known.recoveries),
+            last=leadership.last,
         )
         self._history = history
         self._totals = totals if totals is not None else Totals()
@@ -240,7 +234,7 @@ class CoordinatorDaemon:
         for recorder in self._recorders:
             await recorder.start()
         await self._departing.load()
-        await self._incidents.load()
+        await self._incidents.load(self._leadership.last, self._leadership.records.recoveries)
         await self._saves.load()
         order = await until_answered(
             lambda: load_stop(self._store, self._options.job), "look for an order to stop"
@@ -851,7 +845,12 @@ class CoordinatorDaemon:
         try:
             command = self._nodes.note_command(name_of(m.node) for m in generation.members)
             await save_generation(
-                self._store, self._leadership, generation, effect.may_train, command
+                self._store,
+                self._leadership,
+                generation,
+                effect.may_train,
+                command,
+                self._recoveries.loss(self._incidents.newest_open()),
             )
         except GuardFailed as error:
             self._views.post(ev.PersistRefused(number=generation.number, detail=str(error)))

@@ -12,11 +12,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from elastic.coordinator.attendance import name_of
-from elastic.coordinator.leadership import Stored
-from elastic.core.accounting import MOST_INCIDENTS
+from elastic.coordinator.leadership import Loss, Stored
+from elastic.core.accounting import MOST_INCIDENTS, read_name
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.effects import EndJob, Lost, RefuseNewcomers
@@ -27,16 +28,17 @@ from elastic.core.coordinator.incidents import (
     RankStacks,
     Sign,
     lost_time,
+    open_record,
 )
 from elastic.core.coordinator.machine import Coordinator
 from elastic.core.coordinator.slot_accounts import SlotAccounts
 from elastic.core.diagnosis import Diagnosis
-from elastic.core.membership import ChangeReason, Generation, NodeId, WorkerId
+from elastic.core.membership import Generation, NodeId, WorkerId
 from elastic.core.restarts import Verdict
 from elastic.errors import ConfigurationError
 from elastic.runtime.journal import Journal
 from elastic.store.interface import Guard, GuardFailed, Store
-from elastic.store.job_incidents import IncidentKeeper, load_incidents
+from elastic.store.job_incidents import IncidentKeeper, load_incidents, read_incident
 from elastic.store.retries import until_answered
 from elastic.v1 import job_pb2
 from elastic.v1 import job_pb2 as pb
@@ -75,22 +77,52 @@ class IncidentRecords:
         self._keeper = IncidentKeeper(store, job=job, run_id=run_id, guard=guard)
         self._earlier: dict[int, Mapping[str, Any]] = {}
         """Of the leaders before."""
-        self._inherited: set[int] = set()
-        """Of those: not over when this leader began."""
         self._keeping = self._failed = False
 
-    async def load(self) -> None:
-        """Take over those of the leaders before; sits out outages."""
+    async def load(self, last: Stored | None, recoveries: Sequence[Mapping[str, Any]]) -> None:
+        """Take over those of the leaders before; sits out outages. last: the newest generation that
+        is stored, with the incident that it is to recover from. recoveries: that are finished."""
         found = await until_answered(
             lambda: load_incidents(self._store, self._job, self._run_id), "load the incidents"
         )
-        for number, document in found.items():
-            if document.get("outcome") in (Outcome.UNDER_WAY.value, Outcome.WAITING.value):
-                document = {**document, "outcome": Outcome.UNKNOWN.value}
-                self._inherited.add(number)
-            self._earlier[number] = document
         self._keeper.stored.update(found)
+        loss, number = last.loss if last is not None else None, 0
+        decided = read_incident(loss.incident) if loss is not None else None
+        if decided is not None:  # one may know more than the other
+            number = decided["number"]
+            found[number] = max(decided, found.get(number, {}), key=lambda d: len(str(d)))
         self._accounts.number_after(max(found, default=0))
+        self._earlier.update(found)
+        for document in [found[n] for n in sorted(found)]:
+            if document.get("outcome") in (Outcome.UNDER_WAY.value, Outcome.WAITING.value):
+                followed_by = (
+                    last.generation.number if last and document is found.get(number) else 0
+                )
+                self._guarded(partial(self._resume, document, followed_by, recoveries))
+
+    def _resume(
+        self,
+        document: Mapping[str, Any],
+        followed_by: int,
+        recoveries: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """An incident was not over, as far as the leader before has told."""
+        ahead_s, number = time.time() - self._clock(), document["number"]
+        self._earlier[number] = {**document, "outcome": Outcome.UNKNOWN.value}
+        try:
+            record = open_record(document, ahead_s)
+            nodes = [read_name(name) for name in document["nodes"]]
+            workers = [read_name(name) for name in document["workers"]]
+        except (ValueError, TypeError, LookupError, AttributeError):
+            return  # whatever stands there
+        over = [r for r in recoveries if r.get("generation", 0) > record.generation]
+        record.cost = self._accounts.resume_incident(
+            number, record.at, nodes, workers, followed_by=followed_by, under_way=not over
+        )
+        self._incidents.resume(record)
+        del self._earlier[number]
+        if over:
+            self._incidents.recovered(over[0], self._clock())
 
     # ---- what happens
 
@@ -116,11 +148,7 @@ class IncidentRecords:
     def recovered(self, recovery: Mapping[str, Any]) -> None:
         """The first step after a loss is committed."""
 
-        def end() -> None:
-            self._recovered_from_inherited(recovery)
-            self._incidents.recovered(recovery, self._clock())
-
-        self._guarded(end)
+        self._guarded(lambda: self._incidents.recovered(recovery, self._clock()))
 
     def reformed(self, report: job_pb2.Reformed) -> None:
         """A member has committed its first step in a group."""
@@ -164,6 +192,13 @@ class IncidentRecords:
             else f"there is no incident {number}: none has been recorded"
         )
 
+    def newest_open(self) -> bytes:
+        """The document of the newest one that is not over, as the store keeps it; empty: none."""
+        record = self._incidents.newest_open
+        if record is None:
+            return b""
+        return _fitting(_with_words(record.to_document(time.time() - self._clock())))
+
     def _documents(self) -> dict[int, dict[str, Any]]:
         ahead_s = time.time() - self._clock()
         own = self._incidents.documents(ahead_s)
@@ -196,25 +231,6 @@ class IncidentRecords:
             if document.get("outcome") == Outcome.TRAINS_ON.value:
                 self._earlier[number] = {**document, "outcome": Outcome.SAVED_SINCE.value}
                 self._incidents.changed.add(number)
-
-    def _recovered_from_inherited(self, recovery: Mapping[str, Any]) -> None:
-        """The job is over all that was open when this leader began."""
-        found, self._inherited = sorted(self._inherited), set()
-        for number in found:
-            document = self._earlier[number]
-            last = number == found[-1] and not self._incidents.any_open
-            since, committed = document.get("unix_s"), document.get("committed")
-            if not isinstance(since, int | float) or not isinstance(committed, int):
-                continue  # whatever stands there
-            self._earlier[number] = {
-                **document,
-                "outcome": (Outcome.RECOVERED if last else Outcome.STRUCK_AGAIN).value,
-                "lasted_s": round(max(0.0, time.time() - since), 6),
-                "followed_by": recovery["generation"],
-                "recovery": {k: v for k, v in recovery.items() if k != "lost"} if last else {},
-                "steps_lost": max(0, committed - recovery["committed"]),
-            }
-            self._incidents.changed.add(number)
 
     def _guarded(self, action: Callable[[], None]) -> None:
         if self._failed:
@@ -376,24 +392,6 @@ def _failed_saves(saves: Mapping[str, Any]) -> str:
 _KEPT = 20
 
 
-_UNPLANNED = (
-    ChangeReason.MEMBER_LOST,
-    ChangeReason.GROUP_BROKEN,
-    ChangeReason.JOIN_TIMED_OUT,
-    ChangeReason.STALLED,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class UnderWay:
-    """A recovery that began under the leader before: what the store knows of it."""
-
-    generation: int
-    """Announced; it is not known whether it has committed a step."""
-    reason: str
-    lost: tuple[str, ...]
-
-
 @dataclass(slots=True)
 class _Recovery:
     sign_at: float
@@ -420,16 +418,26 @@ class Recoveries:
         finished: Iterable[Mapping[str, Any]] = (),
         *,
         leads_since: float = -math.inf,
-        under_way: UnderWay | None = None,
+        last: Stored | None = None,
     ) -> None:
         """finished: those of leaders before, newest last. leads_since: earlier signs of a loss are
-        not known here. under_way: what the leader before has not seen the end of."""
-        self._inherited = under_way
+        not known here. last: the newest generation that is stored."""
         self._hears_since = leads_since
         self._signs: dict[NodeId, float] = {}
         """By the node that is out of contact; those of other kinds under no name."""
         self._under_way: _Recovery | None = None
         self.finished: deque[Mapping[str, Any]] = deque(finished, maxlen=_KEPT)
+        self._inherited: Loss | None = None
+        """The leader before has not seen the end of its recovery."""
+        self._inherited_in = last.generation.number if last is not None else 0
+        if not any(r.get("generation", 0) >= self._inherited_in for r in self.finished):
+            self._inherited = last.loss if last is not None else None
+
+    def loss(self, incident: bytes) -> Loss | None:
+        """That is being recovered from, for leaders after."""
+        if self._under_way is None:
+            return self._inherited
+        return Loss(reason=self._under_way.reason, workers=self._under_way.lost, incident=incident)
 
     @property
     def under_way_since(self) -> float | None:
@@ -470,7 +478,8 @@ class Recoveries:
             sign_at = min(sign_at, effect.standing_since)
         if earlier is not None:  # struck again before the first step: one recovery
             sign_at = min(sign_at, earlier.sign_at)
-        lost = (*(earlier.lost if earlier else ()), *effect.workers)
+        before = self._inherited.workers if self._inherited is not None else ()
+        lost = (*(earlier.lost if earlier else before), *effect.workers)
         self._inherited = None
         self._under_way = _Recovery(sign_at, effect.at, effect.reason.name.lower(), lost)
         self._signs.clear()
@@ -501,8 +510,8 @@ class Recoveries:
     def _inherited_as(self, report: pb.Reformed, now: float) -> _Recovery | None:
         """When the leader before decided, nobody knows: all but what the member has measured is
         detection."""
-        inherited = self._inherited
-        if inherited is None or report.generation != inherited.generation or not report.out_s:
+        inherited, generation = self._inherited, self._inherited_in
+        if inherited is None or report.generation < generation or not report.out_s:
             return None
         measured_s = report.join_s + report.sync_s + report.first_step_s
         decided_at = now - min(measured_s, report.out_s)
@@ -510,24 +519,10 @@ class Recoveries:
             now - report.out_s,
             decided_at,
             inherited.reason,
-            inherited.lost,
-            inherited.generation,
+            inherited.workers,
+            generation,
             decided_at,
         )
-
-
-def under_way_in(last: Stored | None, finished: Sequence[Mapping[str, Any]]) -> UnderWay | None:
-    """What the newest generation that is stored was to recover from, unless that is finished."""
-    if last is None:
-        return None
-    generation = last.generation
-    if generation.leave_after is not None or generation.reason not in _UNPLANNED:
-        return None
-    if any(recovery.get("generation", 0) >= generation.number for recovery in finished):
-        return None
-    before = (m.worker for earlier in last.may_train for m in earlier.members)
-    lost = dict.fromkeys(worker for worker in before if worker not in generation.worker_ids)
-    return UnderWay(generation.number, generation.reason.name.lower(), tuple(lost))
 
 
 def _record(recovery: _Recovery, report: pb.Reformed, now: float) -> dict[str, Any]:

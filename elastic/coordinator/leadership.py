@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from elastic.coordinator.records import Records, load_records
 from elastic.core.legible import is_text
-from elastic.core.membership import Generation
+from elastic.core.membership import Generation, WorkerId
 from elastic.errors import ConfigurationError, ExitCode, TransientError
 from elastic.rpc.codec import generation_from_pb, generation_to_pb
 from elastic.runtime.off_loop import off_loop
@@ -59,6 +59,17 @@ class StopOrder:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Loss:
+    """From which the job has not recovered yet."""
+
+    reason: str
+    """As the event `recovered` has it."""
+    workers: tuple[WorkerId, ...]
+    incident: bytes = b""
+    """As `elastic explain` has it; empty: not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Stored:
     """A generation in the store."""
 
@@ -69,6 +80,8 @@ class Stored:
     """At which it was written."""
     command: Command
     """What its members run."""
+    loss: Loss | None = None
+    """That it is to recover from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,6 +147,7 @@ async def save_generation(
     generation: Generation,
     may_train: Sequence[Generation] = (),
     command: Command = UNKNOWN_COMMAND,
+    loss: Loss | None = None,
 ) -> None:
     """Write all of it, fenced; sits out outages. Raises GuardFailed when others lead.
 
@@ -147,6 +161,10 @@ async def save_generation(
         command=command.text,
         command_digest=command.digest,
     )
+    if loss is not None:
+        document.loss.MergeFrom(
+            pb.Loss(reason=loss.reason, workers=loss.workers, incident=loss.incident)
+        )
     value = document.SerializeToString(deterministic=True)
     await until_answered(
         lambda: store.put(key, value, guard=leadership.guard),
@@ -189,7 +207,12 @@ async def load_generation(store: Store, job: str) -> Stored | None:
         may_train=may_train,
         revision=entry.modified,
         command=Command(text=document.command, digest=document.command_digest),
+        loss=_loss_from_pb(document.loss) if document.HasField("loss") else None,
     )
+
+
+def _loss_from_pb(loss: pb.Loss) -> Loss:
+    return Loss(reason=loss.reason, workers=tuple(loss.workers), incident=loss.incident)
 
 
 async def save_stop(store: Store, leadership: Leadership, order: StopOrder) -> None:

@@ -162,6 +162,16 @@ class Books:
         self.incidents.append(incident)
         return incident
 
+    def resume_incident(self, number: int, at: float) -> Incident:
+        """The one of this number, which may have been opened since the books were kept."""
+        for known in self.incidents:
+            if known.number == number:
+                return known
+        incident = Incident(number=number, at=at)
+        self.incidents.append(incident)
+        self.number_after(number)
+        return incident
+
     def number_after(self, number: int) -> None:
         """The next incident has a higher number than this."""
         self._last = max(self._last, number)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from elastic.core.legible import is_instant, is_text
-from elastic.store.interface import Entry, Guard, Store
+from elastic.store.interface import Guard, Store
 from elastic.store.job_keys import JobKeys
 from elastic.store.retries import until_answered
 
@@ -43,19 +43,19 @@ async def load_incidents(store: Store, job: str, run_id: str) -> dict[int, dict[
     folder = JobKeys(job).incidents_of(run_id)
     found = {}
     for entry in await store.list(folder):
-        document = _document(entry)
-        if document is not None:
+        document = read_incident(entry.value)
+        if document is not None and entry.key.endswith(f"/{document['number']:09d}"):
             found[document["number"]] = document
     return dict(sorted(found.items()))
 
 
-def _document(entry: Entry) -> dict[str, Any] | None:
+def read_incident(value: bytes) -> dict[str, Any] | None:
+    """None if it cannot be read."""
     try:
-        document = json.loads(entry.value)
+        document = json.loads(value)
         number, at = document["number"], float(document["unix_s"])
         legible = type(number) is int and 0 < number < 2**53 and is_instant(at)
         json.dumps(document, allow_nan=False)
-        legible = legible and entry.key.endswith(f"/{number:09d}")
         legible = legible and is_text(json.dumps(document, ensure_ascii=False))
     except (ValueError, TypeError, LookupError, RecursionError, OverflowError, AttributeError):
         return None

@@ -113,16 +113,28 @@ class Generation(_message.Message):
     def __init__(self, number: _Optional[int] = ..., incarnation: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[_Union[ChangeReason, str]] = ..., leave_after: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., save_first: bool = ..., provisional: bool = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ...) -> None: ...
 
 class StoredGeneration(_message.Message):
-    __slots__ = ("newest", "may_train", "command", "command_digest")
+    __slots__ = ("newest", "may_train", "command", "command_digest", "loss")
     NEWEST_FIELD_NUMBER: _ClassVar[int]
     MAY_TRAIN_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     COMMAND_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
     newest: Generation
     may_train: _containers.RepeatedCompositeFieldContainer[Generation]
     command: str
     command_digest: str
-    def __init__(self, newest: _Optional[_Union[Generation, _Mapping]] = ..., may_train: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ..., command: _Optional[str] = ..., command_digest: _Optional[str] = ...) -> None: ...
+    loss: Loss
+    def __init__(self, newest: _Optional[_Union[Generation, _Mapping]] = ..., may_train: _Optional[_Iterable[_Union[Generation, _Mapping]]] = ..., command: _Optional[str] = ..., command_digest: _Optional[str] = ..., loss: _Optional[_Union[Loss, _Mapping]] = ...) -> None: ...
+
+class Loss(_message.Message):
+    __slots__ = ("reason", "workers", "incident")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    INCIDENT_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    workers: _containers.RepeatedScalarFieldContainer[str]
+    incident: bytes
+    def __init__(self, reason: _Optional[str] = ..., workers: _Optional[_Iterable[str]] = ..., incident: _Optional[bytes] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("worker", "phase", "slot", "generation", "broken", "detail", "committed", "endpoint", "pid", "took_part", "trained_in", "in_run", "compiling", "heard")

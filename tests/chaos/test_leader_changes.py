@@ -145,12 +145,18 @@ def status(cluster: Cluster) -> dict[str, Any]:
     return json.loads(cluster.ask("status", "--output", "json"))  # type: ignore[no-any-return]
 
 
+def incidents(cluster: Cluster) -> dict[int, tuple[str, str]]:
+    """Cause and outcome by number."""
+    found = json.loads(cluster.ask("incidents", "--output", "json"))
+    return {i["number"]: (i["cause"], i["outcome"]) for i in found}
+
+
 def change(cluster: Cluster, fault: Fault, die_after_s: float | None) -> dict[str, Any]:
     """What the fault has added to the counts, and that they agree with what was told."""
     cluster.settle(*NODES)
     for name in NODES:
         cluster.ask("nodes", "--clear", name)
-    before, at = status(cluster), time.time()
+    before, known_incidents, at = status(cluster), incidents(cluster), time.time()
     known = {r["generation"] for r in before["recoveries"]}
     fault.begin(cluster)
     if die_after_s is not None:
@@ -177,6 +183,7 @@ def change(cluster: Cluster, fault: Fault, die_after_s: float | None) -> dict[st
     return {
         "recoveries": len(recovered),
         "failed": len(failed),
+        "incidents": [i for n, i in incidents(cluster).items() if n not in known_incidents],
         "restarts": after["restarts"] - before["restarts"],
         "failures": {n["node"]: n["failures"] for n in after["nodes"] if n["node"] in NODES},
     }

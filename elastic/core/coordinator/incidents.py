@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
-from elastic.core.accounting import MOST_INCIDENTS, Incident
+from elastic.core.accounting import MOST_INCIDENTS, Incident, read_name, read_number
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.diagnosis import Diagnosis
@@ -298,6 +298,83 @@ def _document_of_process(casualty: Casualty, since: float) -> dict[str, Any]:
     }
 
 
+def open_record(document: Mapping[str, Any], ahead_s: float) -> Record:
+    """The way back from `to_document`, of one that is not over.
+
+    Raises ValueError, TypeError, LookupError or AttributeError.
+    """
+    at = read_number(document["unix_s"]) - ahead_s
+    return Record(
+        number=int(document["number"]),
+        at=at,
+        generation=int(document["generation"]),
+        world_size=int(document["world_size"]),
+        committed=int(document["committed"]),
+        noticed=[_noticed_of(d, at) for d in document["noticed"][:MOST_SIGNS]],
+        casualties=[_casualty_of(d, at) for d in document["processes"][:MOST_PROCESSES]],
+        further=int(document["further_processes"]),
+        hang=_hang_of(document["hang"]) if document["hang"] is not None else None,
+        saves_lost=[int(step) for step in document["saves_lost"][:MOST_SAVES]],
+        outcome=Outcome(document["outcome"]),
+        told=Outcome(document["outcome"]) is Outcome.WAITING,
+    )
+
+
+def _noticed_of(document: Mapping[str, Any], since: float) -> Noticed:
+    return Noticed(
+        sign=Sign(document["sign"]),
+        at=since + read_number(document["after_s"]),
+        node=read_name(document["node"]),
+        worker=read_name(document["worker"]),
+        rank=_rank_of(document),
+        detail=str(document["detail"]),
+    )
+
+
+def _casualty_of(document: Mapping[str, Any], since: float) -> Casualty:
+    failure = Failure(
+        worker=read_name(document["worker"]),
+        kind=FailureKind[document["kind"].upper()],
+        code=int(document["code"]),
+        message=str(document["message"]),
+        place=str(document["place"]),
+        traceback=str(document["traceback"]),
+        log_tail=str(document["log_tail"]),
+        log=str(document["log"]),
+        kernel=str(document["kernel"]),
+    )
+    return Casualty(
+        failure=failure,
+        node=read_name(document["node"]),
+        rank=_rank_of(document),
+        at=since + read_number(document["after_s"]),
+    )
+
+
+def _hang_of(document: Mapping[str, Any]) -> Standstill:
+    return Standstill(
+        generation=int(document["generation"]),
+        step=int(document["step"]),
+        standing_s=read_number(document["standing_s"]),
+        verdict=Diagnosis(text=str(document["verdict"])),
+        stacks=tuple(
+            RankStacks(
+                rank=int(found["rank"]),
+                node=read_name(found["node"]),
+                worker=read_name(found["worker"]),
+                doing=str(found["doing"]),
+                text=str(found["text"]),
+            )
+            for found in document["stacks"][:MOST_STACKS]
+        ),
+    )
+
+
+def _rank_of(document: Mapping[str, Any]) -> int | None:
+    rank = document["rank"]
+    return None if rank is None else int(rank)
+
+
 def _document_of_hang(hang: Standstill) -> dict[str, Any]:
     return {
         "generation": hang.generation,
@@ -353,6 +430,8 @@ class Incidents:
         self._records: OrderedDict[int, Record] = OrderedDict()
         self._pending: deque[Noticed] = deque(maxlen=MOST_SIGNS)
         """Signs of what may become an incident."""
+        self._ended_early: deque[Casualty] = deque(maxlen=MOST_PROCESSES)
+        """Of workers that are not known to be lost with an incident, yet."""
         self._hang: Standstill | None = None
         self._group: Generation | None = None
         self._places: dict[WorkerId, tuple[str, int]] = {}
@@ -367,6 +446,11 @@ class Incidents:
         """Those that are over, or may take long: each once."""
 
     # ---- what happens
+
+    def resume(self, record: Record) -> None:
+        """It goes on: the leader before has not seen its end."""
+        self._records[record.number] = record
+        self.changed.add(record.number)
 
     def observe(
         self,
@@ -420,6 +504,7 @@ class Incidents:
     def recovered(self, recovery: Mapping[str, Any], now: float) -> None:
         """A step is committed in the group that followed. recovery: the fields of `recovered`."""
         self._pending.clear()
+        self._ended_early.clear()
         self._hang = None
         still = [r for r in self._records.values() if r.is_open]
         for record in still:
@@ -427,14 +512,11 @@ class Incidents:
             record.outcome = Outcome.RECOVERED if last else Outcome.STRUCK_AGAIN
             record.ended_at, record.followed_by = now, int(recovery["generation"])
             record.recovery = recovery if last else {}
+            if len(still) == 1:  # a member may have noticed before any sign of it came here
+                record.at = min(record.at, now - recovery["total_s"])
             record.world_size_after = self._group.world_size if self._group is not None else 0
             record.steps_lost = max(0, record.committed - int(recovery["committed"]))
             self._tell(record)
-
-    @property
-    def any_open(self) -> bool:
-        """One at least is not over."""
-        return any(r.is_open for r in self._records.values())
 
     def reformed(self, generation: int, recomputed: int) -> None:
         """A member has committed its first step in a group, and says how many steps it had begun
@@ -496,6 +578,11 @@ class Incidents:
         """One of them; None if there is none of the number."""
         record = self._records.get(number)
         return record.to_document(ahead_s) if record is not None else None
+
+    @property
+    def newest_open(self) -> Record | None:
+        """The newest that is not over."""
+        return next((r for r in reversed(self._records.values()) if r.is_open), None)
 
     # ---- inside
 
@@ -563,6 +650,9 @@ class Incidents:
         if self._hang is not None and record.hang is None:
             record.hang, self._hang = self._hang, None
             self.changed.add(record.number)
+        for casualty in [c for c in self._ended_early if c.failure.worker in incident.workers]:
+            self._ended_early.remove(casualty)
+            self._add_casualty(record, casualty)
         return record
 
     def _add(self, incident: Incident, committed: int, now: float) -> Record:
@@ -589,18 +679,34 @@ class Incidents:
         if record is None:
             late = [r for r in self._records.values() if failure.worker in r.workers]
             record = late[-1] if late else None
-        if record is None or any(c.failure.worker == failure.worker for c in record.casualties):
+        rank = self._place(failure.worker)[1]
+        casualty = Casualty(failure=failure, node=node, rank=rank, at=now)
+        if record is None:
+            self._ended_early.append(casualty)
+        else:
+            self._add_casualty(record, casualty)
+
+    def _add_casualty(self, record: Record, casualty: Casualty) -> None:
+        failure = casualty.failure
+        if any(c.failure.worker == failure.worker for c in record.casualties):
             return
         self.changed.add(record.number)
+        record.at = min(record.at, casualty.at)
         if len(record.casualties) >= MOST_PROCESSES:
             record.further += 1
             return
-        rank = self._place(failure.worker)[1]
-        record.casualties.append(Casualty(failure=failure, node=node, rank=rank, at=now))
+        record.casualties.append(casualty)
         if not record.noticed or failure.kind is not FailureKind.LEFT_OUT:
             record.noticed.append(
-                Noticed(sign=Sign.WORKER_ENDED, at=now, node=node, worker=failure.worker, rank=rank)
+                Noticed(
+                    sign=Sign.WORKER_ENDED,
+                    at=casualty.at,
+                    node=casualty.node,
+                    worker=failure.worker,
+                    rank=casualty.rank,
+                )
             )
+            record.noticed.sort(key=lambda noticed: noticed.at)
             del record.noticed[MOST_SIGNS:]
 
     def _abandoned(

@@ -264,6 +264,27 @@ class SlotAccounts:
         incident.concerns(nodes, workers)
         return incident
 
+    def resume_incident(
+        self,
+        number: int,
+        at: float,
+        nodes: Iterable[str],
+        workers: Iterable[WorkerId],
+        *,
+        followed_by: int,
+        under_way: bool,
+    ) -> Incident:
+        """One that the leader before has not told the end of. followed_by: a generation; 0: none
+        was decided on. under_way: it goes on."""
+        incident = self._books.resume_incident(number, at)
+        incident.concerns(nodes, workers)
+        if followed_by:
+            incident.generation = followed_by
+            self._causes[followed_by] = incident
+        if under_way:
+            self._under_way = incident
+        return incident
+
     # ---- what is known
 
     @property

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 
 from elastic.coordinator.incidents import IncidentRecords, noticed_by, summary
-from elastic.coordinator.leadership import Leadership, lead
+from elastic.coordinator.leadership import UNKNOWN_COMMAND, Leadership, Loss, Stored, lead
 from elastic.core.accounting import MOST_INCIDENTS, Kind
 from elastic.core.coordinator.slot_accounts import SlotAccounts
+from elastic.core.membership import ChangeReason, Generation
 from elastic.errors import ConfigurationError
 from elastic.store.job_incidents import load_incidents
 from elastic.store.job_keys import JobKeys
@@ -24,6 +25,21 @@ from tests.unit.coordinator.agents import Diary
 
 KEYS = JobKeys("job")
 STORED = {"number": 3, "unix_s": 1.75e9, "outcome": "under_way", "summary": "x"}
+
+
+OPEN = {
+    **STORED,
+    **{"cause": "worker_failed", "generation": 6, "world_size": 3, "committed": 12},
+    **{"noticed": [], "processes": [], "further_processes": 0, "hang": None, "saves_lost": []},
+    **{"nodes": ["b"], "workers": ["wb"]},
+}
+RECOVERY = {"generation": 7, "lost": ["wb"], "committed": 10, "total_s": 1.5}
+
+
+def stored(incident: bytes) -> Stored:
+    group = Generation(number=7, incarnation="x", members=(), reason=ChangeReason.MEMBER_LOST)
+    loss = Loss(reason="member_lost", workers=("wb",), incident=incident)
+    return Stored(generation=group, may_train=(), revision=1, command=UNKNOWN_COMMAND, loss=loss)
 
 
 class Leader:
@@ -78,7 +94,7 @@ async def test_the_next_leader_has_them_and_numbers_on() -> None:
     await first.kept()
     await store.put(KEYS.incident("default", 3), json.dumps(STORED).encode())
     second = Leader(store, leadership)
-    await second.incidents.load()
+    await second.incidents.load(None, ())
     second.incidents.save_failed(20, 2, "the network is down")
     found = await second.kept()
     assert list(found) == [1, 3, 4]
@@ -91,19 +107,33 @@ async def test_the_next_leader_has_them_and_numbers_on() -> None:
 
 async def test_one_that_was_open_when_the_leader_changed_ends_with_the_recovery() -> None:
     store, leadership = await office()
-    for number in (3, 4):
-        document = {**STORED, "number": number, "committed": 12}
-        await store.put(KEYS.incident("default", number), json.dumps(document).encode())
+    await store.put(KEYS.incident("default", 3), json.dumps(OPEN).encode())
+    decided = json.dumps({**OPEN, "number": 4, "outcome": "waiting"}).encode()
     leader = Leader(store, leadership)
-    await leader.incidents.load()
-    leader.incidents.recovered({"generation": 7, "lost": ["wb"], "committed": 10, "join_s": 1})
-    leader.incidents.recovered({"generation": 8, "lost": [], "committed": 30})
+    await leader.incidents.load(stored(decided), ())
+    assert leader.accounts.under_way is leader.accounts.costs()[4]
+    assert leader.accounts.costs()[4].generation == 7
+    assert json.loads(leader.incidents.newest_open())["number"] == 4
+    leader.incidents.recovered(RECOVERY)
+    leader.incidents.recovered({**RECOVERY, "generation": 8})
     first, second = (await leader.kept()).values()
     assert (first["outcome"], second["outcome"]) == ("struck_again", "recovered")
     assert second["followed_by"] == 7
-    assert second["recovery"] == {"generation": 7, "committed": 10, "join_s": 1}
+    assert second["recovery"] == {"generation": 7, "committed": 10, "total_s": 1.5}
     assert second["steps_lost"] == 2
     assert second["lasted_s"] > 0.0
+    assert leader.incidents.newest_open() == b""
+    assert [e["number"] for e in leader.diary.of("incident")] == [3], "4 was told as it waited"
+
+
+async def test_one_that_was_over_before_the_leader_had_told_of_it_ends_at_once() -> None:
+    store, leadership = await office()
+    await store.put(KEYS.incident("default", 3), json.dumps(OPEN).encode())
+    leader = Leader(store, leadership)
+    await leader.incidents.load(stored(b""), [{**RECOVERY, "generation": 6}, RECOVERY])
+    (document,) = (await leader.kept()).values()
+    assert (document["outcome"], document["followed_by"]) == ("recovered", 7)
+    assert leader.accounts.under_way is None
 
 
 async def test_what_one_has_cost_since_it_was_told_is_known_to_later_leaders() -> None:
@@ -114,7 +144,7 @@ async def test_what_one_has_cost_since_it_was_told_is_known_to_later_leaders() -
     first.accounts.costs()[1].seconds[Kind.SLOT_EMPTY] += 30.0
     second = Leader(store, leadership)
     second.accounts.adopt(first.accounts.to_document(5.0, 0.0), 5.0, 0.0)
-    await second.incidents.load()
+    await second.incidents.load(None, ())
     second.accounts.costs()[1].seconds[Kind.SLOT_EMPTY] += 2.5
     for document in (second.incidents.document(1), *second.incidents.brief()):
         assert document["lost_s"] == 32.5
@@ -133,7 +163,7 @@ async def test_what_was_kept_after_the_accounts_were_is_not_made_less() -> None:
     await first.kept()
     second = Leader(store, leadership)
     second.accounts.adopt(accounts, 5.0, 0.0)
-    await second.incidents.load()
+    await second.incidents.load(None, ())
     assert second.incidents.document(1)["lost_s"] == 30.0
 
 
@@ -143,7 +173,7 @@ async def test_a_save_that_failed_under_the_leader_before_is_made_up_for_by_the_
     first.incidents.save_failed(10, 1, "the disk is full")
     await first.kept()
     second = Leader(store, leadership)
-    await second.incidents.load()
+    await second.incidents.load(None, ())
     second.incidents.saved()
     found = await second.kept()
     assert found[1]["outcome"] == "saved_since"
@@ -192,7 +222,7 @@ def test_whatever_stands_there_a_leader_can_begin(value: bytes) -> None:
         store, leadership = await office()
         await store.put(KEYS.incident("default", 3), value)
         leader = Leader(store, leadership)
-        await leader.incidents.load()
+        await leader.incidents.load(None, ())
         leader.incidents.save_failed(10, 1, "x")
         for brief in leader.incidents.brief():
             json.dumps(leader.incidents.document(brief["number"]), allow_nan=False)

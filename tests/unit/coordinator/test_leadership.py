@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from elastic.coordinator.leadership import (
     Command,
+    Loss,
     Stored,
     lead,
     load_generation,
@@ -65,11 +66,16 @@ async def test_all_of_a_generation_is_kept() -> None:
     assert await load_generation(store, "job") is None
     before = (replace(GENERATION, number=5), replace(GENERATION, number=6))
     command = Command(text="train.py --lr 1", digest="d")
-    await save_generation(store, leadership, GENERATION, before, command)
+    loss = Loss(reason="member_lost", workers=("w3", "w4"), incident=b'{"number": 7}')
+    await save_generation(store, leadership, GENERATION, before, command, loss)
     entry = await store.get(KEYS.generation)
     assert entry is not None
     assert await load_generation(store, "job") == Stored(
-        generation=GENERATION, may_train=before, revision=entry.modified, command=command
+        generation=GENERATION,
+        may_train=before,
+        revision=entry.modified,
+        command=command,
+        loss=loss,
     )
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from elastic.coordinator.incidents import Recoveries, under_way_in
-from elastic.coordinator.leadership import UNKNOWN_COMMAND, Stored
+from elastic.coordinator.incidents import Recoveries
+from elastic.coordinator.leadership import UNKNOWN_COMMAND, Loss, Stored
 from elastic.core.coordinator.effects import Lost
 from elastic.core.membership import ChangeReason, Generation, Member
 from elastic.v1 import job_pb2 as pb
@@ -137,17 +136,19 @@ def test_a_loss_that_an_agent_tells_when_it_comes_is_counted_from_the_loss() -> 
     assert record["total_s"] == 0.75
 
 
-def stored(*before: Member, reason: ChangeReason = ChangeReason.MEMBER_LOST) -> Stored:
-    """Generation 2 of "a"; that before it may train still."""
-    newest = replace(generation(2, None, member("a")), reason=reason)
-    earlier = (generation(1, None, *before),) if before else ()
-    return Stored(generation=newest, may_train=earlier, revision=1, command=UNKNOWN_COMMAND)
+LOSS = Loss(reason="member_lost", workers=("b",), incident=b"{}")
+
+
+def stored(loss: Loss | None = LOSS) -> Stored:
+    """Generation 2 of "a"."""
+    newest = generation(2, None, member("a"))
+    return Stored(generation=newest, may_train=(), revision=1, command=UNKNOWN_COMMAND, loss=loss)
 
 
 def test_a_recovery_that_the_leader_before_has_begun_is_finished() -> None:
-    under_way = under_way_in(stored(member("a"), member("b")), [{"generation": 1}])
-    recoveries = Recoveries(leads_since=20.0, under_way=under_way)
+    recoveries = Recoveries([{"generation": 1}], leads_since=20.0, last=stored())
     assert recoveries.under_way_since is None
+    assert recoveries.loss(b"another") == LOSS
     assert recoveries.reformed(reformed(1), 20.0) is None
     report = reformed(2)
     assert recoveries.reformed(report, 20.0) is None  # a newcomer: nobody can say since when
@@ -159,25 +160,28 @@ def test_a_recovery_that_the_leader_before_has_begun_is_finished() -> None:
     assert (record["total_s"], record["detect_s"]) == (3.0, 1.25)
     assert sum_of_phases(record) == pytest.approx(3.0)
     assert recoveries.reformed(report, 21.0) is None
-    assert list(recoveries.finished) == [record]
+    assert recoveries.finished[-1] == record
+    assert recoveries.loss(b"") is None
 
 
-def test_a_recovery_that_is_finished_is_not_under_way() -> None:
-    last = stored(member("a"), member("b"))
-    assert under_way_in(last, [{"generation": 2}]) is None
-    assert under_way_in(None, []) is None
-    planned = replace(last, generation=replace(last.generation, leave_after=7))
-    assert under_way_in(planned, []) is None
-
-
-@pytest.mark.parametrize("reason", [ChangeReason.STARTED, ChangeReason.MEMBER_JOINED])
-def test_a_group_that_nobody_was_lost_from_recovers_from_nothing(reason: ChangeReason) -> None:
-    assert under_way_in(stored(member("a"), reason=reason), []) is None
+@pytest.mark.parametrize(
+    "recoveries",
+    [
+        Recoveries([{"generation": 2}], last=stored()),
+        Recoveries(last=stored(loss=None)),
+        Recoveries(),
+    ],
+    ids=["finished", "nobody was lost", "no group"],
+)
+def test_a_recovery_that_is_not_under_way(recoveries: Recoveries) -> None:
+    assert recoveries.loss(b"") is None
+    report = reformed(2)
+    report.out_s = 3.0
+    assert recoveries.reformed(report, 20.5) is None
 
 
 def test_another_loss_before_the_first_step_is_the_same_recovery() -> None:
-    under_way = under_way_in(stored(member("a"), member("b")), [])
-    recoveries = Recoveries(leads_since=20.0, under_way=under_way)
+    recoveries = Recoveries(leads_since=20.0, last=stored())
     recoveries.lost(lost(20.5, "c"))
     report = reformed(2)
     report.out_s = 3.0
@@ -186,7 +190,7 @@ def test_another_loss_before_the_first_step_is_the_same_recovery() -> None:
     report = reformed(3)
     record = recoveries.reformed(report, 22.0)
     assert record is not None
-    assert record["lost"] == ["c"]
+    assert record["lost"] == ["b", "c"]
 
 
 def test_a_loss_under_this_leader_is_counted_from_its_first_sign() -> None:

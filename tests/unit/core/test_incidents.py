@@ -9,7 +9,7 @@ from typing import Any
 from elastic.core.accounting import MOST_INCIDENTS
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
-from elastic.core.coordinator.incidents import MOST_PROCESSES, Incidents, RankStacks
+from elastic.core.coordinator.incidents import MOST_PROCESSES, Incidents, RankStacks, open_record
 from elastic.core.coordinator.phases import JobPhase
 from elastic.core.coordinator.slot_accounts import SlotAccounts
 from elastic.core.diagnosis import Diagnosis
@@ -84,7 +84,7 @@ class Job:
         self.tell(ev.TimerFired(), lost)
 
     def recovers(self, committed: int, recomputed: int = 0) -> None:
-        record = {"generation": self.number, "committed": committed, "total_s": 0.5, "lost": []}
+        record = {"generation": self.number, "committed": committed, "total_s": 0.1, "lost": []}
         self.incidents.recovered(record, self.now)
         self.incidents.reformed(self.number, recomputed)
 
@@ -279,6 +279,55 @@ def test_how_a_process_ended_that_was_counted_as_lost_is_added_when_it_is_known(
     assert job.only()["processes"][0]["rank"] == 2
     assert job.incidents.changed == {1}
     assert job.only()["cause"] == "node_lost"
+
+
+def test_how_a_process_ended_is_kept_until_it_is_known_to_be_a_member() -> None:
+    """A new leader hears of its end before the other members tell that they have lost it."""
+    job = Job()
+    failure = Failure(worker="wd", kind=FailureKind.SIGNAL, code=9, message="was ended by SIGKILL")
+    job.tell(ev.WorkerFailed(node="d@1", failure=failure))
+    job.now += 0.01
+    job.reports("a", broken=True)
+    job.now += 0.09
+    job.loses("wd")
+    found = job.only()
+    assert found["cause"] == "worker_failed"
+    assert [n["sign"] for n in found["noticed"]] == ["worker_ended", "group_broken"]
+    assert (found["processes"][0]["node"], found["unix_s"]) == ("d", 1100.0)
+
+
+def test_an_incident_goes_on_under_the_next_leader() -> None:
+    first, second = Job(), Job()
+    first.tell(ev.NodeLost(node="c@1"))
+    first.now += 1.0
+    first.dies("b", message="was ended by SIGKILL (signal 9)", kernel="Killed process 7")
+    group = first.machine.current
+    assert group is not None
+    lost = fx.Lost(workers=("wb", "wc"), reason=ChangeReason.STALLED, at=first.now)
+    first.tell(ev.TimerFired(), fx.ExplainHang(generation=group, step=7, standing_s=2.0), lost)
+    stacks = [RankStacks(rank=1, node="b", worker="wb", doing="is there", text="x")]
+    first.incidents.explained(group.number, Diagnosis(text="rank 1 hangs"), stacks)
+    document = json.loads(json.dumps(first.only()))
+    assert document["outcome"] == "under_way"
+
+    record = open_record(document, AHEAD_S)
+    record.cost = second.accounts.resume_incident(
+        1, record.at, document["nodes"], document["workers"], followed_by=0, under_way=True
+    )
+    second.incidents.resume(record)
+    assert second.only() == {**document, "lost_s": 0.0, "seconds": {}}
+    second.now = first.now + 1.0
+    second.dies("c", message="its host is gone")
+    second.loses("wb", "wc")
+    second.forms("a", ChangeReason.MEMBER_LOST)
+    second.recovers(5)
+    found = second.only()
+    assert (found["number"], found["cause"], found["outcome"]) == (1, "node_lost", "recovered")
+    assert [p["node"] for p in found["processes"]] == ["b", "c"]
+    assert found["lasted_s"] == 2.0
+    assert second.incidents.news == [1]
+    second.reports("a", WorkerPhase.TRAINING)
+    assert second.accounts.under_way is None
 
 
 def test_a_spare_that_ends_is_no_incident() -> None:

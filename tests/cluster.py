@@ -177,13 +177,16 @@ class Cluster:
 
     def generation(self) -> int:
         """The newest that was announced; 0 before the first."""
-        return max((e["generation"] for e in self.events("generation_formed")), default=0)
+        return max((e["generation"] for e in self._formed()), default=0)
 
     def members(self) -> list[str]:
         """The workers of the newest group, by rank."""
-        formed = self.events("generation_formed")
-        newest = max(formed, key=lambda e: int(e["generation"]), default={"members": []})
+        newest = max(self._formed(), key=lambda e: int(e["generation"]), default={"members": []})
         return list(newest["members"])
+
+    def _formed(self) -> list[Event]:
+        """What is written and not told yet when a leader dies is told by the next one."""
+        return self.events("generation_formed") + self.events("elected")
 
     def nodes(self) -> set[str]:
         """The nodes of the newest group."""

@@ -316,7 +316,7 @@ def summary(document: Mapping[str, Any]) -> str:
         verb = "raised " if process["kind"] == "exception" else ""
         return f"{_who(process)} {verb}{process['message']}{others}"
     if cause is Cause.NODE_LOST:
-        signs = (Sign.NODE_LOST.value, Sign.NODE_GONE.value)
+        signs = (Sign.NODE_LOST.value, Sign.NODE_GONE.value, Sign.NODE_ABSENT.value)
         lost = dict.fromkeys(n["node"] for n in document["noticed"] if n["sign"] in signs)
         return f"{_nodes(list(lost))} lost"
     if cause is Cause.LEAVE_TIMED_OUT:
@@ -342,6 +342,8 @@ def noticed_by(document: Mapping[str, Any]) -> str:
         return f"{_who(first)}: its collective failed{detail}"
     if sign is Sign.NODE_LOST:
         return f"the coordinator: its connection to the agent of node {node} broke"
+    if sign is Sign.NODE_ABSENT:
+        return f"the coordinator: the agent of node {node} has not come since the leader changed"
     if sign is Sign.NODE_GONE:
         return f"the coordinator: the registration of node {node} is gone"
     if sign is Sign.OVERDUE:

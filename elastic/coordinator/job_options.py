@@ -54,6 +54,7 @@ def make_machine(options: JobOptions, leadership: Leadership, now: float) -> Coo
             restart_window_s=options.restart_window_s,
             stop_grace_s=options.stop_grace_s,
             saves=options.checkpoints is not None,
+            agents_outlive=options.isolation_timeout_s > 0.0,
         ),
         last=leadership.last_generation,
         restarted_at=since_boot(leadership.records.restarts),

@@ -46,6 +46,7 @@ class NewestCertificate:
 
     def _get(self) -> OwnCertificate:
         state: object = None
+        key = (self._role, self._coordinates)
         try:
             state = read_tls_files(self._tls.files, "TLS")
             if self._current is not None and state == self._current.contents:
@@ -54,6 +55,7 @@ class NewestCertificate:
             tls = self._tls
             found = load_certificate(tls.files, tls.job, self._role, coordinates=self._coordinates)
         except ConfigurationError as error:
+            self._current = self._current or self._tls.kept.get(key)
             if self._current is None:
                 raise
             self._complain(state or str(error), f"{error}; those before are kept")
@@ -62,6 +64,7 @@ class NewestCertificate:
             path, expires = str(self._tls.files.certificate), at(found.not_after_s)
             self._report("certificates_reloaded", certificate=path, expires=expires)
         self._current, self._told = found, None
+        self._tls.kept[key] = found
         return found
 
     def _look_at_expiry(self, current: OwnCertificate) -> None:

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from elastic.errors import ConfigurationError
-from elastic.rpc.certificates import readable_by_others
+from elastic.rpc.certificates import OwnCertificate, readable_by_others
 from elastic.settings.security import SecuritySettings, security_problems
 from elastic.settings.tls_files import TlsFiles
 
@@ -36,6 +36,8 @@ class Tls:
 
     job: str
     files: TlsFiles
+    kept: dict[Any, OwnCertificate] = field(default_factory=dict, compare=False, repr=False)
+    """What was loaded last, for each use: it serves on where files are replaced by worse ones."""
 
 
 Security = Plaintext | Tls

@@ -42,6 +42,8 @@ class Sign(enum.Enum):
     """The stream of its agent broke."""
     NODE_GONE = "node_gone"
     """Its registration was lost, or another process has its name."""
+    NODE_ABSENT = "node_absent"
+    """Its agent has not come to a new leader."""
     OVERDUE = "overdue"
     """A step, a pause between steps or the way into a group lasted too long."""
     LEAVE_TIMED_OUT = "leave_timed_out"
@@ -191,6 +193,7 @@ class Record:
         causes = {
             Sign.NODE_LOST: Cause.NODE_LOST,
             Sign.NODE_GONE: Cause.NODE_LOST,
+            Sign.NODE_ABSENT: Cause.NODE_LOST,
             Sign.OVERDUE: Cause.HANG,
             Sign.LEAVE_TIMED_OUT: Cause.LEAVE_TIMED_OUT,
         }
@@ -395,6 +398,7 @@ def _document_of_hang(hang: Standstill) -> dict[str, Any]:
 
 
 _REMEMBERED = 32  # saves that were given up
+_MOST_NODES = 10_000
 
 
 class View(Protocol):
@@ -437,6 +441,8 @@ class Incidents:
         self._places: dict[WorkerId, tuple[str, int]] = {}
         """(node, rank) of the members of the newest group that has any, then of the one before."""
         self._places_before: dict[WorkerId, tuple[str, int]] = {}
+        self._came: dict[str, None] = {}
+        """Nodes that this leader has heard from."""
         self._given_up: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
         self._reporter: tuple[WorkerId, int, int] = ("", 0, 0)
         self._batch = 0.0
@@ -466,6 +472,8 @@ class Incidents:
         for effect in effects:
             if isinstance(effect, fx.ExplainHang):
                 self._stands_still(effect, now)
+            elif isinstance(effect, fx.Lost):
+                self._miss(effect)
         record = self._record_of(incident, machine, now) if incident is not None else None
         if isinstance(event, ev.WorkerFailed):
             self._ended(event, record, now)
@@ -605,6 +613,9 @@ class Incidents:
 
     def _reported(self, report: ev.NodeReported, now: float) -> None:
         node, group = self._name_of(report.node), self._group
+        self._came[node] = None
+        if len(self._came) > _MOST_NODES:
+            del self._came[next(iter(self._came))]
         if self._pending:  # a node that is in contact again is not lost
             kept = [n for n in self._pending if (n.sign, n.node) != (Sign.NODE_LOST, node)]
             if len(kept) < len(self._pending):
@@ -621,6 +632,12 @@ class Incidents:
                         detail=begin_of(status.detail, LONGEST_DETAIL),
                     )
                 )
+
+    def _miss(self, effect: fx.Lost) -> None:
+        for worker in effect.workers:
+            node = self._place(worker)[0]
+            if node and node not in self._came:
+                self._notice(Noticed(sign=Sign.NODE_ABSENT, at=effect.at, node=node))
 
     def _stands_still(self, effect: fx.ExplainHang, now: float) -> None:
         self._notice(Noticed(sign=Sign.OVERDUE, at=now))

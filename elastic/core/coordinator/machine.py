@@ -29,7 +29,7 @@ from elastic.core.coordinator.nodes import Departures, Nodes, Replacements
 from elastic.core.coordinator.phases import TERMINAL, TRANSITIONS, JobPhase
 from elastic.core.coordinator.progress import Hang, ProgressWatch, StallPolicy
 from elastic.core.coordinator.stopping import EXIT_LEFT, Stop, decide_stop, inherited
-from elastic.core.coordinator.view import FormationPolicy, GroupView, Sighting
+from elastic.core.coordinator.view import FormationPolicy, GroupView, Sighting, return_patience_s
 from elastic.core.invariants import check_succession, require
 from elastic.core.membership import (
     ChangeReason,
@@ -65,6 +65,9 @@ class CoordinatorSettings:
     stop_grace_s: float = 30.0
     saves: bool = True
     """The job keeps checkpoints."""
+    agents_outlive: bool = False
+    """Agents may come that know of a group which a coordinator before has formed, and the store
+    has lost."""
 
 
 class Coordinator:
@@ -111,8 +114,11 @@ class Coordinator:
         self._stop: Stop | None = None
         self._deposed = False
         self.phase = JobPhase.GATHERING
+        self._agents_return_until = -math.inf
         if last is not None:
             self._adopt(last, may_train, now)
+        elif settings.agents_outlive:
+            self._agents_return_until = now + return_patience_s(self._policy)
 
     def _adopt(self, last: Generation, may_train: tuple[Generation, ...], now: float) -> None:
         """The members train, for all that is known, until they or their nodes say otherwise."""
@@ -708,6 +714,7 @@ class Coordinator:
             formed_at=self._formed_at,
             untold=self._untold,
             adopted_at=self._adopted_at,
+            agents_return_until=self._agents_return_until,
             trained_in=self._trained_in,
             enough_since=self._since.enough,
             broken_since=self._since.broken,

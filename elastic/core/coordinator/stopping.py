@@ -47,9 +47,11 @@ def inherited(deadline: float) -> Stop:
 
 def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float) -> Decision | End:
     """What should happen to the group now that the job stops."""
+    current = view.current
+    if current is None and now < (until := min(view.agents_return_until, stop.deadline)):
+        return Wait(reason=WaitReason.ASSEMBLING, until=until)
     if policy.restart_all:
         return stop_whole(view, stop.deadline, now)
-    current = view.current
     grouped = current is not None and len(current.members) > 0
     silent = worth_waiting_for(view.workers)
     holders = [

@@ -98,6 +98,8 @@ class GroupView:
     """Since when `min_workers` are ready and no group exists."""
     adopted_at: float | None = None
     """Since when this coordinator leads in place of another; None: it was the first."""
+    agents_return_until: float = -math.inf
+    """Until then agents may tell of a group that the store has lost."""
     broken_since: float | None = None
     """Since when a member of `current` has reported it broken."""
     newcomers_since: float | None = None

@@ -44,12 +44,13 @@ def name_of(node: str) -> str:
 class Job:
     """Three nodes of one slot; its machine decides what the test says."""
 
-    def __init__(self) -> None:
+    def __init__(self, come: str = "abc") -> None:
+        """come: the nodes of which the agents do."""
         self.now, self.machine = 100.0, Machine()
         self.accounts = SlotAccounts(3, name_of=name_of)
         self.incidents = Incidents(self.accounts.open_incident, name_of=name_of)
         self.number = 0
-        for node in "abc":
+        for node in come:
             self.reports(node)
         self.forms("abc", ChangeReason.STARTED)
 
@@ -294,6 +295,15 @@ def test_how_a_process_ended_is_kept_until_it_is_known_to_be_a_member() -> None:
     assert found["cause"] == "worker_failed"
     assert [n["sign"] for n in found["noticed"]] == ["worker_ended", "group_broken"]
     assert (found["processes"][0]["node"], found["unix_s"]) == ("d", 1100.0)
+
+
+def test_a_node_that_never_comes_to_a_new_leader_is_the_cause() -> None:
+    job = Job("ab")
+    job.now += 1.0
+    job.loses("wc")
+    found = job.only()
+    assert (found["cause"], found["noticed"][0]["sign"]) == ("node_lost", "node_absent")
+    assert found["noticed"][0]["node"] == "c"
 
 
 def test_an_incident_goes_on_under_the_next_leader() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.machine import Coordinator
@@ -9,6 +11,7 @@ from elastic.core.coordinator.phases import JobPhase
 from elastic.core.membership import Purpose
 from tests.unit.core.cluster_views import FINISHED, JOINING, READY, TRAINING, generation, status
 from tests.unit.core.test_coordinator_of_many_nodes import (
+    POLICY,
     Job,
     adopted,
     killed,
@@ -33,6 +36,17 @@ def test_a_member_out_of_contact_is_waited_for() -> None:
     assert ended(job) == []
     assert job.report(trains("a0", 1, committed=6)) == ["a0"]
     assert job.formed[-1].purpose is Purpose.SAVE_AND_LEAVE
+
+
+def test_a_group_that_the_store_has_lost_may_be_told_of() -> None:
+    first = Job(Coordinator(replace(settings(), agents_outlive=True), now=0.0))
+    first.tell(STOP)
+    assert (ended(first), first.wakes_at()) == ([], POLICY.join_timeout_s)
+    first.tell(ev.TimerFired(), after_s=POLICY.join_timeout_s)
+    assert ended(first) == [143]
+    alone = Job(Coordinator(settings(), now=0.0))
+    alone.tell(STOP)
+    assert ended(alone) == [143]
 
 
 def test_without_a_group_a_holder_out_of_contact_is_waited_for() -> None:

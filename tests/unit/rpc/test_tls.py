@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import shutil
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -499,6 +500,23 @@ def test_files_that_cannot_be_used_change_nothing_and_are_told_of_once(
         await place.client(tls(others)).status(STATUS_S)
         await place.reports.wait("certificates_reloaded")
         await place.still_works(agent)
+
+    check_at(used, check)
+
+
+def test_a_client_of_the_next_leader_shows_the_certificate_that_is_kept(
+    made: Certificates, used: Tls, tmp_path: Path
+) -> None:
+    """It is another client, whose files were replaced before it was made."""
+
+    async def check(place: Place) -> None:
+        await place.agent()
+        put(made, "expired", tmp_path)
+        assert (await place.client().status(STATUS_S)).job == "digits"
+        refused = await place.reports.wait("certificates_refused")
+        assert str(refused["reason"]).endswith("those before are kept")
+        with pytest.raises(ConfigurationError, match="expired at"):
+            await place.client(replace(used, kept={})).status(STATUS_S)
 
     check_at(used, check)
 

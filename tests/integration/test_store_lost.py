@@ -274,6 +274,7 @@ def test_a_stop_waits_for_those_who_know_what_an_empty_etcd_does_not(
     for process in (job.coordinators[-1], *(job.agents[node][-1] for node in NODES)):
         assert process.wait() == 82, job.story()
     assert job.events("job_ended")[-1]["committed"] > newest
+    assert job.events("incident") == []
 
 
 @pytest.mark.long

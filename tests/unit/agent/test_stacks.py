@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -73,71 +72,52 @@ class Node:
             self.collector.answered(worker, told)
 
 
-def run(check: Callable[[], Awaitable[None]]) -> None:
-    async def main() -> None:
-        await check()
-
-    asyncio.run(main())
-
-
 def functions(process: pb.ProcessStacks) -> list[str]:
     return [frame.function for frame in process.threads[0].frames]
 
 
-def test_one_that_answers_is_not_signalled_but_its_children_are(
+async def test_one_that_answers_is_not_signalled_but_its_children_are(
     worker: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stacks, "_WRITE_S", 20.0)
-
-    async def check() -> None:
-        node = Node(answers=True, a=worker)
-        collecting = node.collector.collect(["a"])
-        assert node.asked == ["a"], "at once: before it is told what comes next"
-        (told,) = await collecting
-        assert told.answer == pb.ANSWER_GIVEN
-        own, child = told.processes
-        assert own.pid == 7
-        assert functions(child)[0] == "load"
-
-    run(check)
+    node = Node(answers=True, a=worker)
+    collecting = node.collector.collect(["a"])
+    assert node.asked == ["a"], "at once: before it is told what comes next"
+    (told,) = await collecting
+    assert told.answer == pb.ANSWER_GIVEN
+    own, child = told.processes
+    assert own.pid == 7
+    assert functions(child)[0] == "load"
 
 
-def test_one_that_does_not_answer_is_signalled(
+async def test_one_that_does_not_answer_is_signalled(
     worker: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stacks, "_ANSWER_S", 0.01)
     monkeypatch.setattr(stacks, "_WRITE_S", 20.0)
-
-    async def check() -> None:
-        node = Node(answers=False, a=worker)
-        here = job_pb2.Progress(place=pb.PLACE_DATA, place_s=3.0, committed=7)
-        node.collector.progressed("a", here)
-        for dying in (False, True):
-            (told,) = await node.collector.collect(["a"], dying=dying)
-            assert told.answer == pb.ANSWER_SIGNALLED
-            assert [functions(p)[0] for p in told.processes] == ["works", "load"]
-            assert (told.place, told.committed) == (pb.PLACE_DATA, 7)
-            assert told.place_s >= 3.0
-
-    run(check)
+    node = Node(answers=False, a=worker)
+    here = job_pb2.Progress(place=pb.PLACE_DATA, place_s=3.0, committed=7)
+    node.collector.progressed("a", here)
+    for dying in (False, True):
+        (told,) = await node.collector.collect(["a"], dying=dying)
+        assert told.answer == pb.ANSWER_SIGNALLED
+        assert [functions(p)[0] for p in told.processes] == ["works", "load"]
+        assert (told.place, told.committed) == (pb.PLACE_DATA, 7)
+        assert told.place_s >= 3.0
 
 
-def test_one_that_is_stopped_is_said_so_at_once(
+async def test_one_that_is_stopped_is_said_so_at_once(
     worker: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stacks, "_ANSWER_S", 3600.0)
     os.kill(worker, signal.SIGSTOP)
     os.waitpid(worker, os.WUNTRACED)
-
-    async def check() -> None:
-        node = Node(answers=False, a=worker, b=0)
-        node.collector.progressed("a", job_pb2.Progress(place=pb.PLACE_FORWARD))
-        first, second = await node.collector.collect(["a", "b"])
-        assert (first.answer, first.place) == (pb.ANSWER_STOPPED, pb.PLACE_FORWARD)
-        assert second.answer == pb.ANSWER_NONE, "it is not forked yet"
-        assert node.asked == []
-
-    run(check)
+    node = Node(answers=False, a=worker, b=0)
+    node.collector.progressed("a", job_pb2.Progress(place=pb.PLACE_FORWARD))
+    first, second = await node.collector.collect(["a", "b"])
+    assert (first.answer, first.place) == (pb.ANSWER_STOPPED, pb.PLACE_FORWARD)
+    assert second.answer == pb.ANSWER_NONE, "it is not forked yet"
+    assert node.asked == []
 
 
 def told(place: int, *frames: pb.Frame) -> pb.WorkerStacks:
@@ -188,11 +168,8 @@ def test_of_the_stacks_a_failure_has_those_of_the_main_threads() -> None:
     assert len(stacked.processes[0].threads) == 2
 
 
-def test_of_stretches_of_time_nobody_is_signalled(worker: int) -> None:
-    async def check() -> None:
-        silent = Node(answers=False, w=worker)
-        assert await silent.collector.collect(["w"], stretches=5) == []
-        (told,) = await Node(answers=True, w=worker).collector.collect(["w"], stretches=5)
-        assert len(told.processes) == 1, "its children are left alone"
-
-    run(check)
+async def test_of_stretches_of_time_nobody_is_signalled(worker: int) -> None:
+    silent = Node(answers=False, w=worker)
+    assert await silent.collector.collect(["w"], stretches=5) == []
+    (told,) = await Node(answers=True, w=worker).collector.collect(["w"], stretches=5)
+    assert len(told.processes) == 1, "its children are left alone"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 
 import grpc
 import grpc.aio
@@ -12,7 +12,7 @@ import pytest
 from elastic.rpc import admission
 from elastic.rpc.admission import Admission
 from elastic.rpc.security import PLAINTEXT
-from tests.unit.rpc.conversation import DEADLINE_S, Reports
+from tests.unit.rpc.conversation import Reports
 
 
 class Methods:
@@ -55,55 +55,53 @@ class Methods:
         return grpc.method_handlers_generic_handler("t", handlers)
 
 
-Check = Callable[[Methods, grpc.aio.Channel, Reports], Awaitable[None]]
+@pytest.fixture
+async def methods() -> Methods:
+    return Methods()
 
 
-def with_methods(check: Check) -> None:
-    async def main() -> None:
-        methods, reports = Methods(), Reports()
-        server = grpc.aio.server(interceptors=[Admission(PLAINTEXT, reports)])
-        server.add_generic_rpc_handlers((methods.handler(),))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            await asyncio.wait_for(check(methods, channel, reports), DEADLINE_S)
-        await server.stop(0)
-
-    asyncio.run(main())
+@pytest.fixture
+async def reports() -> Reports:
+    return Reports()
 
 
-def test_each_kind() -> None:
-    async def check(_: Methods, channel: grpc.aio.Channel, reports: Reports) -> None:
-        assert await channel.unary_unary("/t/ask")(b"a") == b"aa"
-        for name in ("yields", "writes"):
-            assert [r async for r in channel.unary_stream(f"/t/{name}")(b"a")] == [b"a"] * 3
-        echo = channel.stream_stream("/t/echo")(iter([b"a", b"b"]))
-        assert [r async for r in echo] == [b"a", b"b"]
-        assert reports.all == []
-
-    with_methods(check)
-
-
-def test_a_stream_that_the_client_leaves_is_ended() -> None:
-    async def check(methods: Methods, channel: grpc.aio.Channel, _: Reports) -> None:
-        call = channel.unary_stream("/t/forever")(b"a")
-        assert await call.read() == b"a"
-        call.cancel()
-        await methods.ended.wait()
-
-    with_methods(check)
+@pytest.fixture
+async def channel(methods: Methods, reports: Reports) -> AsyncIterator[grpc.aio.Channel]:
+    server = grpc.aio.server(interceptors=[Admission(PLAINTEXT, reports)])
+    server.add_generic_rpc_handlers((methods.handler(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel
+    await server.stop(0)
 
 
-def test_a_request_too_large_reaches_no_method(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_kind(channel: grpc.aio.Channel, reports: Reports) -> None:
+    assert await channel.unary_unary("/t/ask")(b"a") == b"aa"
+    for name in ("yields", "writes"):
+        assert [r async for r in channel.unary_stream(f"/t/{name}")(b"a")] == [b"a"] * 3
+    echo = channel.stream_stream("/t/echo")(iter([b"a", b"b"]))
+    assert [r async for r in echo] == [b"a", b"b"]
+    assert reports.all == []
+
+
+async def test_a_stream_that_the_client_leaves_is_ended(
+    methods: Methods, channel: grpc.aio.Channel
+) -> None:
+    call = channel.unary_stream("/t/forever")(b"a")
+    assert await call.read() == b"a"
+    call.cancel()
+    await methods.ended.wait()
+
+
+async def test_a_request_too_large_reaches_no_method(
+    channel: grpc.aio.Channel, reports: Reports, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(admission, "MOST_BYTES", 10)
-
-    async def check(_: Methods, channel: grpc.aio.Channel, reports: Reports) -> None:
-        with pytest.raises(grpc.aio.AioRpcError, match="11 bytes; at most 10"):
-            await channel.unary_unary("/t/ask")(b"a" * 11)
-        for name in ("yields", "writes"):
-            with pytest.raises(grpc.aio.AioRpcError, match="11 bytes; at most 10") as error:
-                await channel.unary_stream(f"/t/{name}")(b"a" * 11).read()
-            assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert len(reports.named("message_refused")) == 3
-
-    with_methods(check)
+    with pytest.raises(grpc.aio.AioRpcError, match="11 bytes; at most 10"):
+        await channel.unary_unary("/t/ask")(b"a" * 11)
+    for name in ("yields", "writes"):
+        with pytest.raises(grpc.aio.AioRpcError, match="11 bytes; at most 10") as error:
+            await channel.unary_stream(f"/t/{name}")(b"a" * 11).read()
+        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert len(reports.named("message_refused")) == 3

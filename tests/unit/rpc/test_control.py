@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -19,38 +19,35 @@ from elastic.v1 import control_pb2 as pb
 from elastic.v1 import control_pb2_grpc as pb_grpc
 from tests.unit.rpc.conversation import HELLO, Conversation, Recorder, Reports
 
-Check = Callable[[Recorder, ControlClient, ControlServer], Awaitable[None]]
+
+@pytest.fixture
+async def recorder() -> Recorder:
+    return Recorder()
 
 
-def with_server(tmp_path: Path, check: Check) -> None:
-    """Run the check against a server and a client of it."""
-
-    async def main() -> None:
-        recorder = Recorder()
-        server = ControlServer(recorder, f"unix:{tmp_path}/c.sock")
-        client = ControlClient(await server.start())
-        try:
-            await asyncio.wait_for(check(recorder, client, server), 20)
-        finally:
-            await client.close()
-            await server.stop(0)
-
-    asyncio.run(main())
+@pytest.fixture
+def server(recorder: Recorder, tmp_path: Path) -> ControlServer:
+    return ControlServer(recorder, f"unix:{tmp_path}/c.sock")
 
 
-def test_a_stream_from_hello_to_its_end(tmp_path: Path) -> None:
-    async def check(recorder: Recorder, client: ControlClient, _: ControlServer) -> None:
-        agent = Conversation(client, HELLO, pb.AgentMessage(view=pb.NodeView()))
-        assert await recorder.heard.get() == ("connected", ("n1", "10.0.0.1", 2))
-        assert await recorder.heard.get() == ("said", "view")
-        recorder.streams[0].send(job_ended=pb.JobEnded(exit_code=4))
-        assert (await agent.received.get()).job_ended.exit_code == 4
-        agent.send(None)
-        assert await recorder.heard.get() == ("lost", "n1")
-        with pytest.raises(CoordinatorLost):
-            await agent.ended
+@pytest.fixture
+async def client(server: ControlServer) -> AsyncIterator[ControlClient]:
+    client = ControlClient(await server.start())
+    yield client
+    await client.close()
+    await server.stop(0)
 
-    with_server(tmp_path, check)
+
+async def test_a_stream_from_hello_to_its_end(recorder: Recorder, client: ControlClient) -> None:
+    agent = Conversation(client, HELLO, pb.AgentMessage(view=pb.NodeView()))
+    assert await recorder.heard.get() == ("connected", ("n1", "10.0.0.1", 2))
+    assert await recorder.heard.get() == ("said", "view")
+    recorder.streams[0].send(job_ended=pb.JobEnded(exit_code=4))
+    assert (await agent.received.get()).job_ended.exit_code == 4
+    agent.send(None)
+    assert await recorder.heard.get() == ("lost", "n1")
+    with pytest.raises(CoordinatorLost):
+        await agent.ended
 
 
 class RefusesLate(pb_grpc.ControlServicer):
@@ -79,64 +76,53 @@ async def test_a_refusal_that_is_known_late_is_a_refusal() -> None:
         await server.stop(0)
 
 
-def test_a_broken_stream_is_a_lost_agent(tmp_path: Path) -> None:
-    async def check(recorder: Recorder, client: ControlClient, _: ControlServer) -> None:
-        agent = Conversation(client, HELLO)
-        await recorder.heard.get()
-        agent.ended.cancel()
-        assert await recorder.heard.get() == ("lost", "n1")
-
-    with_server(tmp_path, check)
+async def test_a_broken_stream_is_a_lost_agent(recorder: Recorder, client: ControlClient) -> None:
+    agent = Conversation(client, HELLO)
+    await recorder.heard.get()
+    agent.ended.cancel()
+    assert await recorder.heard.get() == ("lost", "n1")
 
 
 @pytest.mark.parametrize("first", [[pb.AgentMessage(view=pb.NodeView())], [pb.AgentMessage()], []])
-def test_whoever_does_not_say_hello_is_turned_away(
-    tmp_path: Path, first: list[pb.AgentMessage]
+async def test_whoever_does_not_say_hello_is_turned_away(
+    recorder: Recorder, client: ControlClient, first: list[pb.AgentMessage]
 ) -> None:
-    async def check(recorder: Recorder, client: ControlClient, _: ControlServer) -> None:
-        agent = Conversation(client, *first)
-        agent.send(None)
-        with pytest.raises(CoordinatorLost, match="hello"):
-            await agent.ended
-        assert recorder.heard.empty()
-
-    with_server(tmp_path, check)
+    agent = Conversation(client, *first)
+    agent.send(None)
+    with pytest.raises(CoordinatorLost, match="hello"):
+        await agent.ended
+    assert recorder.heard.empty()
 
 
-def test_the_coordinator_ends_a_stream_after_what_it_has_sent(tmp_path: Path) -> None:
-    async def check(recorder: Recorder, client: ControlClient, _: ControlServer) -> None:
-        agent = Conversation(client, HELLO)
-        await recorder.heard.get()
-        stream = recorder.streams[0]
-        for code in range(3):
-            stream.send(job_ended=pb.JobEnded(exit_code=code))
-        stream.close()
-        with pytest.raises(CoordinatorLost, match="closed"):
-            await agent.ended
-        codes = [agent.received.get_nowait().job_ended.exit_code for _ in range(3)]
-        assert codes == [0, 1, 2]
-        assert await recorder.heard.get() == ("lost", "n1")
-
-    with_server(tmp_path, check)
-
-
-def test_an_agent_notices_that_the_coordinator_is_gone(tmp_path: Path) -> None:
-    async def check(recorder: Recorder, client: ControlClient, server: ControlServer) -> None:
-        agent = Conversation(client, HELLO)
-        await recorder.heard.get()
-        await server.stop(0)
-        with pytest.raises(CoordinatorLost):
-            await agent.ended
-
-    with_server(tmp_path, check)
+async def test_the_coordinator_ends_a_stream_after_what_it_has_sent(
+    recorder: Recorder, client: ControlClient
+) -> None:
+    agent = Conversation(client, HELLO)
+    await recorder.heard.get()
+    stream = recorder.streams[0]
+    for code in range(3):
+        stream.send(job_ended=pb.JobEnded(exit_code=code))
+    stream.close()
+    with pytest.raises(CoordinatorLost, match="closed"):
+        await agent.ended
+    codes = [agent.received.get_nowait().job_ended.exit_code for _ in range(3)]
+    assert codes == [0, 1, 2]
+    assert await recorder.heard.get() == ("lost", "n1")
 
 
-def test_status(tmp_path: Path) -> None:
-    async def check(recorder: Recorder, client: ControlClient, _: ControlServer) -> None:
-        del recorder
-        assert await client.status(5.0) == pb.JobStatus(job="digits", restarts=3)
+async def test_an_agent_notices_that_the_coordinator_is_gone(
+    recorder: Recorder, client: ControlClient, server: ControlServer
+) -> None:
+    agent = Conversation(client, HELLO)
+    await recorder.heard.get()
+    await server.stop(0)
+    with pytest.raises(CoordinatorLost):
+        await agent.ended
 
-    with_server(tmp_path, check)
+
+async def test_status(recorder: Recorder, client: ControlClient) -> None:
+    del recorder
+    assert await client.status(5.0) == pb.JobStatus(job="digits", restarts=3)
 
 
 async def test_a_proxy_for_the_world_outside_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,14 +161,12 @@ def test_to_look_why_a_frozen_coordinator_is_silent_takes_no_longer_than_its_ans
     assert took_s < 3.0
 
 
-def test_stop(tmp_path: Path) -> None:
-    async def check(recorder: Recorder, *_: object) -> None:
-        async with grpc.aio.insecure_channel(f"unix:{tmp_path}/c.sock") as channel:
-            stub = pb_grpc.ControlStub(channel)
-            await stub.Stop(pb.StopRequest(reason="drain", exit_code=143))
-        assert await recorder.heard.get() == ("stop", ("drain", 143))
-
-    with_server(tmp_path, check)
+@pytest.mark.usefixtures("client")
+async def test_stop(recorder: Recorder, tmp_path: Path) -> None:
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/c.sock") as channel:
+        stub = pb_grpc.ControlStub(channel)
+        await stub.Stop(pb.StopRequest(reason="drain", exit_code=143))
+    assert await recorder.heard.get() == ("stop", ("drain", 143))
 
 
 async def test_the_port_that_was_chosen_is_told() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -16,7 +16,8 @@ from elastic.rpc import health
 from elastic.rpc.control import CONTROL_SERVICE
 from elastic.rpc.health import Health
 from elastic.rpc.identity import JobRole, roles_allowed
-from tests.unit.rpc.conversation import DEADLINE_S, Place, with_place
+from elastic.rpc.security import PLAINTEXT
+from tests.unit.rpc.conversation import DEADLINE_S, place_at
 
 SERVING, NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
 
@@ -36,19 +37,20 @@ class Daemon:
         return self.reason
 
 
-Check = Callable[[Daemon, pb_grpc.HealthStub], Awaitable[None]]
+@pytest.fixture
+async def daemon() -> Daemon:
+    return Daemon()
 
 
-def with_health(tmp_path: Path, check: Check) -> None:
-    """Run the check against a server that has the service."""
-    daemon = Daemon()
-
-    async def talk(place: Place) -> None:
-        async with grpc.aio.insecure_channel(place.address) as channel:
-            await check(daemon, pb_grpc.HealthStub(channel))
-
+@pytest.fixture
+async def stub(daemon: Daemon, tmp_path: Path) -> AsyncIterator[pb_grpc.HealthStub]:
     served = Health(daemon.why_not_ready, CONTROL_SERVICE)
-    with_place(f"unix:{tmp_path}/c.sock", talk, beside=[served.handler()])
+    address = f"unix:{tmp_path}/c.sock"
+    async with (
+        place_at(address, PLAINTEXT, beside=[served.handler()]),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        yield pb_grpc.HealthStub(channel)
 
 
 async def status(stub: pb_grpc.HealthStub, service: str = "") -> int:
@@ -57,82 +59,69 @@ async def status(stub: pb_grpc.HealthStub, service: str = "") -> int:
 
 
 @pytest.mark.parametrize("service", ["", "elastic.v1.Control"])
-def test_it_serves_while_the_daemon_is_ready(
-    tmp_path: Path, service: str, monkeypatch: pytest.MonkeyPatch
+async def test_it_serves_while_the_daemon_is_ready(
+    daemon: Daemon, stub: pb_grpc.HealthStub, service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "FRESH_S", 0.0)
-
-    async def check(daemon: Daemon, stub: pb_grpc.HealthStub) -> None:
-        assert await status(stub, service) == SERVING
-        daemon.reason = "etcd does not answer"
-        assert await status(stub, service) == NOT_SERVING
-        daemon.reason = ""
-        assert await status(stub, service) == SERVING
-
-    with_health(tmp_path, check)
+    assert await status(stub, service) == SERVING
+    daemon.reason = "etcd does not answer"
+    assert await status(stub, service) == NOT_SERVING
+    daemon.reason = ""
+    assert await status(stub, service) == SERVING
 
 
-def test_whoever_asks_often_asks_the_daemon_no_oftener(tmp_path: Path) -> None:
-    async def check(daemon: Daemon, stub: pb_grpc.HealthStub) -> None:
-        daemon.answers.clear()
-        asking = [asyncio.ensure_future(status(stub)) for _ in range(20)]
-        while not daemon.asked:
-            await asyncio.sleep(0.01)
-        asking[0].cancel()
-        daemon.answers.set()
-        assert await asyncio.gather(*asking[1:]) == [SERVING] * 19
-        assert await status(stub) == SERVING
-        assert daemon.asked == 1
-
-    with_health(tmp_path, check)
-
-
-def test_other_services_are_unknown(tmp_path: Path) -> None:
-    async def check(daemon: Daemon, stub: pb_grpc.HealthStub) -> None:
-        del daemon
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await status(stub, "elastic.v2.Control")
-        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
-        watch = stub.Watch(pb.HealthCheckRequest(service="elastic.v2.Control"))
-        assert (await watch.read()).status == pb.HealthCheckResponse.SERVICE_UNKNOWN
-        watch.cancel()
-
-    with_health(tmp_path, check)
+async def test_whoever_asks_often_asks_the_daemon_no_oftener(
+    daemon: Daemon, stub: pb_grpc.HealthStub
+) -> None:
+    daemon.answers.clear()
+    asking = [asyncio.ensure_future(status(stub)) for _ in range(20)]
+    while not daemon.asked:
+        await asyncio.sleep(0.01)
+    asking[0].cancel()
+    daemon.answers.set()
+    assert await asyncio.gather(*asking[1:]) == [SERVING] * 19
+    assert await status(stub) == SERVING
+    assert daemon.asked == 1
 
 
-def test_several_who_watch_are_each_told_of_every_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_other_services_are_unknown(daemon: Daemon, stub: pb_grpc.HealthStub) -> None:
+    del daemon
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await status(stub, "elastic.v2.Control")
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+    watch = stub.Watch(pb.HealthCheckRequest(service="elastic.v2.Control"))
+    assert (await watch.read()).status == pb.HealthCheckResponse.SERVICE_UNKNOWN
+    watch.cancel()
+
+
+async def test_several_who_watch_are_each_told_of_every_change(
+    daemon: Daemon, stub: pb_grpc.HealthStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "FRESH_S", 0.0)
     monkeypatch.setattr(health, "LOOK_EVERY_S", 0.01)
+    watches = [stub.Watch(pb.HealthCheckRequest()) for _ in range(3)]
 
-    async def check(daemon: Daemon, stub: pb_grpc.HealthStub) -> None:
-        watches = [stub.Watch(pb.HealthCheckRequest()) for _ in range(3)]
+    async def told() -> list[int]:
+        return [(await watch.read()).status for watch in watches]
 
-        async def told() -> list[int]:
-            return [(await watch.read()).status for watch in watches]
-
-        assert await told() == [SERVING] * 3
-        watches.pop(0).cancel()
-        daemon.reason = "it neither leads nor follows yet"
-        assert await told() == [NOT_SERVING] * 2
-        daemon.reason = ""
-        assert await told() == [SERVING] * 2
-        for watch in watches:
-            watch.cancel()
-
-    with_health(tmp_path, check)
+    assert await told() == [SERVING] * 3
+    watches.pop(0).cancel()
+    daemon.reason = "it neither leads nor follows yet"
+    assert await told() == [NOT_SERVING] * 2
+    daemon.reason = ""
+    assert await told() == [SERVING] * 2
+    for watch in watches:
+        watch.cancel()
 
 
-def test_a_daemon_that_fails_to_say_is_not_serving(tmp_path: Path) -> None:
-    async def fails() -> str:
+async def test_a_daemon_that_fails_to_say_is_not_serving(
+    daemon: Daemon, stub: pb_grpc.HealthStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails() -> None:
         raise RuntimeError("what nobody expects")
 
-    async def check(place: Place) -> None:
-        async with grpc.aio.insecure_channel(place.address) as channel:
-            assert await status(pb_grpc.HealthStub(channel)) == NOT_SERVING
-
-    with_place(f"unix:{tmp_path}/c.sock", check, beside=[Health(fails).handler()])
+    monkeypatch.setattr(daemon.answers, "wait", fails)
+    assert await status(stub) == NOT_SERVING
 
 
 def test_every_certificate_of_the_job_may_ask() -> None:

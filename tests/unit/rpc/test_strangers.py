@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from elastic.rpc.security import PLAINTEXT, Security, Tls
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import control_pb2_grpc as pb_grpc
 from tests.certificates import make_certificates, sign_for_job
-from tests.unit.rpc.conversation import HELLO, Conversation, Place, with_place
+from tests.unit.rpc.conversation import HELLO, Conversation, Place, place_at, with_place
 
 VIEW = pb.AgentMessage(view=pb.NodeView())
 NOISE = {
@@ -34,16 +34,21 @@ NOISE = {
 }
 
 
-@pytest.fixture(scope="module", params=["plain text", "tls"])
+@pytest.fixture(scope="module")
 def security(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Security:
-    if request.param == "plain text":
+    if getattr(request, "param", "plain text") == "plain text":
         return PLAINTEXT
     made = make_certificates(tmp_path_factory.mktemp("tls") / "made")
     return Tls(job="digits", files=sign_for_job(made, "digits"))
 
 
-def check_at(security: Security, check: Callable[[Place], Awaitable[None]]) -> None:
-    with_place("127.0.0.1:0", check, security)
+each_security = pytest.mark.parametrize("security", ["plain text", "tls"], indirect=True)
+
+
+@pytest.fixture
+async def place(security: Security) -> AsyncIterator[Place]:
+    async with place_at("127.0.0.1:0", security) as place:
+        yield place
 
 
 @asynccontextmanager
@@ -57,91 +62,79 @@ async def connection(place: Place):
 
 
 @pytest.mark.parametrize("noise", NOISE)
-def test_noise(security: Security, noise: str) -> None:
-    async def check(place: Place) -> None:
-        agent = await place.agent()
-        async with connection(place) as (_, writer):
-            writer.write(NOISE[noise])
-            await place.still_works(agent)
-            await place.agent(node="later")
-
-    check_at(security, check)
+@each_security
+async def test_noise(place: Place, noise: str) -> None:
+    agent = await place.agent()
+    async with connection(place) as (_, writer):
+        writer.write(NOISE[noise])
+        await place.still_works(agent)
+        await place.agent(node="later")
 
 
-def test_many_that_say_nothing(security: Security) -> None:
-    async def check(place: Place) -> None:
-        agent = await place.agent()
-        async with AsyncExitStack() as stack:
-            for _ in range(200):
-                await stack.enter_async_context(connection(place))
-            await place.still_works(agent)
-            await place.agent(node="later")
-
-    check_at(security, check)
+@each_security
+async def test_many_that_say_nothing(place: Place) -> None:
+    agent = await place.agent()
+    async with AsyncExitStack() as stack:
+        for _ in range(200):
+            await stack.enter_async_context(connection(place))
+        await place.still_works(agent)
+        await place.agent(node="later")
 
 
-def test_whoever_says_nothing_is_left_after_a_while(
-    security: Security, monkeypatch: pytest.MonkeyPatch
+@each_security
+async def test_whoever_says_nothing_is_left_after_a_while(
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "grpc.server_handshake_timeout_ms"
     shorter = [option for option in control_options.OPTIONS if option[0] != name]
     assert len(shorter) < len(control_options.OPTIONS)
     monkeypatch.setattr(control, "OPTIONS", [*shorter, (name, 50)])
-
-    async def check(place: Place) -> None:
-        async with connection(place) as (reader, _):
-            await reader.read()
-
-    check_at(security, check)
+    async with connection(place) as (reader, _):
+        await reader.read()
 
 
 # ---- messages
 
 
-def test_a_message_too_large_costs_its_sender_the_stream(
-    security: Security, monkeypatch: pytest.MonkeyPatch
+@each_security
+async def test_a_message_too_large_costs_its_sender_the_stream(
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "MOST_BYTES", 1000)
-
-    async def check(place: Place) -> None:
-        other = await place.agent(node="other")
-        agent = await place.agent()
-        agent.send(pb.AgentMessage(stop=pb.StopRequest(reason="x" * 2000)))
-        with pytest.raises(CoordinatorLost, match=r"a message of 20\d\d bytes; at most 1000"):
-            await agent.ended
-        (report,) = place.reports.named("message_refused")
-        assert report["source"] == "n1"
-        assert "at most 1000 are taken" in str(report["reason"])
-        assert await place.recorder.heard.get() == ("lost", "n1")
-        await place.still_works(other)
-        await place.agent()
-
-    check_at(security, check)
+    other = await place.agent(node="other")
+    agent = await place.agent()
+    agent.send(pb.AgentMessage(stop=pb.StopRequest(reason="x" * 2000)))
+    with pytest.raises(CoordinatorLost, match=r"a message of 20\d\d bytes; at most 1000"):
+        await agent.ended
+    (report,) = place.reports.named("message_refused")
+    assert report["source"] == "n1"
+    assert "at most 1000 are taken" in str(report["reason"])
+    assert await place.recorder.heard.get() == ("lost", "n1")
+    await place.still_works(other)
+    await place.agent()
 
 
-def test_a_question_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_question_too_large_is_refused(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(admission, "MOST_BYTES", 1000)
-
-    async def check(place: Place) -> None:
-        async with grpc.aio.insecure_channel(place.address) as channel:
-            with pytest.raises(grpc.aio.AioRpcError, match="at most 1000") as error:
-                await pb_grpc.ControlStub(channel).Stop(pb.StopRequest(reason="x" * 2000))
-        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert place.reports.named("message_refused")
-        assert place.recorder.heard.empty()
-
-    check_at(PLAINTEXT, check)
+    async with grpc.aio.insecure_channel(place.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="at most 1000") as error:
+            await pb_grpc.ControlStub(channel).Stop(pb.StopRequest(reason="x" * 2000))
+    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert place.reports.named("message_refused")
+    assert place.recorder.heard.empty()
 
 
-def test_a_message_that_grpc_itself_does_not_take(
+@each_security
+async def test_a_message_that_grpc_itself_does_not_take(
     security: Security, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is not read into memory; the coordinator sees no more than the end of the stream."""
     name = "grpc.max_receive_message_length"
     others = [option for option in control_options.OPTIONS if option[0] != name]
     monkeypatch.setattr(control, "OPTIONS", [*others, (name, 1000)])
-
-    async def check(place: Place) -> None:
+    async with place_at("127.0.0.1:0", security) as place:
         other = await place.agent(node="other")
         agent = await place.agent()
         agent.send(pb.AgentMessage(stop=pb.StopRequest(reason="x" * 2000)))
@@ -150,121 +143,101 @@ def test_a_message_that_grpc_itself_does_not_take(
         assert await place.recorder.heard.get() == ("lost", "n1")
         await place.still_works(other)
 
-    check_at(security, check)
-
 
 def test_grpc_takes_what_the_coordinator_takes() -> None:
     limits = dict(control_options.OPTIONS)
     assert limits["grpc.max_receive_message_length"] > admission.MOST_BYTES
 
 
-def test_an_agent_does_not_lose_its_stream_by_one_message_too_large(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_an_agent_does_not_lose_its_stream_by_one_message_too_large(
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_client, "MOST_BYTES", 1000)
-
-    async def check(place: Place) -> None:
-        agent = await place.agent()
-        agent.send(pb.AgentMessage(stop=pb.StopRequest(reason="x" * 2000)))
-        await place.still_works(agent)
-        (report,) = place.reports.named("message_dropped")
-        assert str(report["reason"]).startswith("stop of 20")
-
-    check_at(PLAINTEXT, check)
+    agent = await place.agent()
+    agent.send(pb.AgentMessage(stop=pb.StopRequest(reason="x" * 2000)))
+    await place.still_works(agent)
+    (report,) = place.reports.named("message_dropped")
+    assert str(report["reason"]).startswith("stop of 20")
 
 
-def test_bytes_that_are_no_message() -> None:
-    async def check(place: Place) -> None:
-        other = await place.agent(node="other")
-        for first in ([], [HELLO.SerializeToString()]):
-            async with grpc.aio.insecure_channel(place.address) as channel:
-                attend = channel.stream_stream("/elastic.v1.Control/Attend")
-                with pytest.raises(grpc.aio.AioRpcError, match="cannot be read") as error:
-                    async for _ in attend(iter([*first, b"\xff\xff\xff"])):
-                        pass
-            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert len(place.reports.named("message_refused")) == 2
-        await place.still_works(other)
-
-    check_at(PLAINTEXT, check)
-
-
-def test_a_stream_on_which_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "_HELLO_TIMEOUT_S", 0.05)
-
-    async def check(place: Place) -> None:
-        other = await place.agent(node="other")
-        with pytest.raises(CoordinatorLost, match="says hello first"):
-            await Conversation(place.client()).ended
-        assert str(place.reports.named("message_refused")[0]["source"]).startswith("ipv4:")
-        await place.still_works(other)
-
-    check_at(PLAINTEXT, check)
-
-
-def test_a_method_that_does_not_exist() -> None:
-    async def check(place: Place) -> None:
+async def test_bytes_that_are_no_message(place: Place) -> None:
+    other = await place.agent(node="other")
+    for first in ([], [HELLO.SerializeToString()]):
         async with grpc.aio.insecure_channel(place.address) as channel:
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await channel.unary_unary("/elastic.v1.Control/Shutdown")(b"")
-        assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            attend = channel.stream_stream("/elastic.v1.Control/Attend")
+            with pytest.raises(grpc.aio.AioRpcError, match="cannot be read") as error:
+                async for _ in attend(iter([*first, b"\xff\xff\xff"])):
+                    pass
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert len(place.reports.named("message_refused")) == 2
+    await place.still_works(other)
 
-    check_at(PLAINTEXT, check)
+
+async def test_a_stream_on_which_nothing_is_said(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_HELLO_TIMEOUT_S", 0.05)
+    other = await place.agent(node="other")
+    with pytest.raises(CoordinatorLost, match="says hello first"):
+        await Conversation(place.client()).ended
+    assert str(place.reports.named("message_refused")[0]["source"]).startswith("ipv4:")
+    await place.still_works(other)
+
+
+async def test_a_method_that_does_not_exist(place: Place) -> None:
+    async with grpc.aio.insecure_channel(place.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await channel.unary_unary("/elastic.v1.Control/Shutdown")(b"")
+    assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 # ---- errors of the coordinator itself
 
 
 @pytest.mark.parametrize("method", ["agent_connected", "agent_said", "agent_lost"])
-def test_what_the_handler_raises_on_a_stream_is_not_lost(
-    monkeypatch: pytest.MonkeyPatch, method: str
+async def test_what_the_handler_raises_on_a_stream_is_not_lost(
+    place: Place, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    bug = KeyError("a bug")
+    other = await place.agent(node="other")
+
+    def fail(*_: object) -> None:
+        raise bug
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place.recorder, method, fail)
+        # gRPC has no words for the end of a stream on which it could not send any more.
+        said = [HELLO] if method == "agent_connected" else [HELLO, VIEW]
+        agent = Conversation(place.client(), *said)
+        if method == "agent_lost":
+            agent.send(None)
+        with pytest.raises(CoordinatorLost) as lost:
+            await agent.ended
+        assert ("KeyError: 'a bug'" in str(lost.value)) == (method != "agent_lost")
+    told = await place.reports.wait("message_refused")
+    assert told["source"] == "n1"
+    assert "KeyError: 'a bug'" in str(told["reason"])
+    await place.still_works(other)
+
+
+async def test_what_the_handler_raises_on_a_question_is_not_lost(
+    place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bug = KeyError("a bug")
 
-    async def check(place: Place) -> None:
-        other = await place.agent(node="other")
+    def fail(*_: object) -> pb.JobStatus:
+        raise bug
 
-        def fail(*_: object) -> None:
-            raise bug
-
-        with monkeypatch.context() as patch:
-            patch.setattr(place.recorder, method, fail)
-            # gRPC has no words for the end of a stream on which it could not send any more.
-            said = [HELLO] if method == "agent_connected" else [HELLO, VIEW]
-            agent = Conversation(place.client(), *said)
-            if method == "agent_lost":
-                agent.send(None)
-            with pytest.raises(CoordinatorLost) as lost:
-                await agent.ended
-            assert ("KeyError: 'a bug'" in str(lost.value)) == (method != "agent_lost")
-        told = await place.reports.wait("message_refused")
-        assert told["source"] == "n1"
-        assert "KeyError: 'a bug'" in str(told["reason"])
-        await place.still_works(other)
-
-    check_at(PLAINTEXT, check)
-
-
-def test_what_the_handler_raises_on_a_question_is_not_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bug = KeyError("a bug")
-
-    async def check(place: Place) -> None:
-        def fail(*_: object) -> pb.JobStatus:
-            raise bug
-
-        monkeypatch.setattr(place.recorder, "status", fail)
-        with pytest.raises(TransientError, match="KeyError: 'a bug'"):
-            await place.client().status(30.0)
-        assert place.reports.named("message_refused")[0]["source"] == "GetStatus"
-
-    check_at(PLAINTEXT, check)
+    monkeypatch.setattr(place.recorder, "status", fail)
+    with pytest.raises(TransientError, match="KeyError: 'a bug'"):
+        await place.client().status(30.0)
+    assert place.reports.named("message_refused")[0]["source"] == "GetStatus"
 
 
 # ---- the socket file
 
 
+@each_security
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 def test_only_this_user_can_connect_to_the_unix_socket(
     security: Security, tmp_path: Path, umask: int

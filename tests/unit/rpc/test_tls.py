@@ -62,42 +62,36 @@ def check_at(security: Security, check: Callable[[Place], Awaitable[None]]) -> N
 
 
 @pytest.mark.parametrize("address", [ANY_PORT, "unix"])
-def test_both_ends_show_a_certificate_of_the_job(
+async def test_both_ends_show_a_certificate_of_the_job(
     made: Certificates, tmp_path: Path, address: str
 ) -> None:
-    async def check(place: Place) -> None:
+    address = f"unix:{tmp_path}/c.sock" if address == "unix" else address
+    async with place_at(address, tls(made)) as place:
         agent = await place.agent()
         await place.still_works(agent)
         assert (await place.client().status(STATUS_S)).job == "digits"
         assert place.reports.all == []
 
-    address = f"unix:{tmp_path}/c.sock" if address == "unix" else address
-    with_place(address, check, tls(made))
 
-
-def test_a_job_with_a_long_name(made: Certificates) -> None:
+async def test_a_job_with_a_long_name(made: Certificates) -> None:
     """No label of a DNS name has more than 63 characters."""
     job = "0123456789" * 20
     identity = f"{job[:63]}.{job[63:126]}.{job[126:189]}.{job[189:]}.job.elastic"
     sign(made, "long", names=f"DNS:{identity},DNS:agent.{identity},DNS:coordinator.{identity}")
-
-    async def check(place: Place) -> None:
+    async with place_at(ANY_PORT, tls(made, "long", job=job)) as place:
         agent = await place.agent()
         await place.still_works(agent)
         assert await explain(place.address, tls(made, "long", job=job)) == ""
 
-    check_at(tls(made, "long", job=job), check)
-
 
 @pytest.mark.parametrize("protected", [True, False])
-def test_nothing_is_explained_where_nothing_is_wrong(made: Certificates, protected: bool) -> None:
+async def test_nothing_is_explained_where_nothing_is_wrong(
+    made: Certificates, protected: bool
+) -> None:
     security = tls(made) if protected else PLAINTEXT
-
-    async def check(place: Place) -> None:
+    async with place_at(ANY_PORT, security) as place:
         assert await explain(place.address, security) == ""
         assert await explain("127.0.0.1:1", security) == ""
-
-    check_at(security, check)
 
 
 # ---- roles
@@ -174,13 +168,11 @@ ACT = {"stop", "drain", "clear", "stacks"}
         (["agent", "operator"], {"attend"} | SEE | ACT),
     ],
 )
-def test_a_certificate_is_limited_to_its_roles(
+async def test_a_certificate_is_limited_to_its_roles(
     made: Certificates, roles: list[str], allowed: set[str]
 ) -> None:
-    async def check(place: Place) -> None:
+    async with place_at(ANY_PORT, limited(made, "coordinator")) as place:
         assert await may(place, limited(made, *roles)) == allowed
-
-    check_at(limited(made, "coordinator"), check)
 
 
 def test_whose_certificate_has_a_role_trusts_no_coordinator_without(made: Certificates) -> None:
@@ -320,10 +312,11 @@ class Stranger:
     "names",
     ["DNS:letters.job.elastic", "DNS:*.job.elastic", "URI:digits.job.elastic", "DNS:digits"],
 )
-def test_every_method_asks_for_the_job_in_the_certificate(made: Certificates, names: str) -> None:
+async def test_every_method_asks_for_the_job_in_the_certificate(
+    made: Certificates, names: str
+) -> None:
     sign(made, "stranger", names=names)
-
-    async def check(place: Place) -> None:
+    async with place_at(ANY_PORT, tls(made)) as place:
         agent = await place.agent()
         found = names.removeprefix("DNS:") if names.startswith("DNS:") else "no DNS name"
         await Stranger(place, made, (made, "stranger")).fails(
@@ -338,22 +331,17 @@ def test_every_method_asks_for_the_job_in_the_certificate(made: Certificates, na
         assert place.recorder.heard.empty()
         await place.still_works(agent)
 
-    check_at(tls(made), check)
-
 
 @pytest.mark.parametrize("shown", ["nothing", "expired", "others"])
-def test_no_connection_without_a_certificate_that_holds(
+async def test_no_connection_without_a_certificate_that_holds(
     made: Certificates, others: Certificates, shown: str
 ) -> None:
     which = {"nothing": None, "expired": (made, "expired"), "others": (others, "digits")}[shown]
-
-    async def check(place: Place) -> None:
+    async with place_at(ANY_PORT, tls(made)) as place:
         agent = await place.agent()
         await Stranger(place, made, which).fails(grpc.StatusCode.UNAVAILABLE)
         assert place.recorder.heard.empty()
         await place.still_works(agent)
-
-    check_at(tls(made), check)
 
 
 # ---- files that change
@@ -373,12 +361,11 @@ def put(made: Certificates, name: str, directory: Path, *, which: str = "ca cert
         shutil.copy(sources[kind], directory / kind)
 
 
-def test_another_authority_without_a_restart_of_either_side(
+async def test_another_authority_without_a_restart_of_either_side(
     made: Certificates, others: Certificates, used: Tls, tmp_path: Path
 ) -> None:
     """The stream that is up stays; from then on only certificates of the new authority hold."""
-
-    async def check(place: Place) -> None:
+    async with place_at(ANY_PORT, used) as place:
         agent = await place.agent()
         lasting = place.client()
         await lasting.status(STATUS_S)
@@ -394,15 +381,12 @@ def test_another_authority_without_a_restart_of_either_side(
         assert not later.ended.done()
         assert not place.reports.named("certificates_refused")
 
-    check_at(used, check)
 
-
-def test_a_stream_outlives_the_replacement_of_its_own_certificate(
+async def test_a_stream_outlives_the_replacement_of_its_own_certificate(
     others: Certificates, used: Tls, tmp_path: Path
 ) -> None:
     """One client, both for the stream and for a question that needs a new connection."""
-
-    async def check(place: Place) -> None:
+    async with place_at(ANY_PORT, used) as place:
         client = place.client()
         agent = Conversation(client, HELLO)
         await place.recorder.heard.get()
@@ -416,8 +400,6 @@ def test_a_stream_outlives_the_replacement_of_its_own_certificate(
         with pytest.raises(CoordinatorLost):
             await second.ended
         await place.still_works(agent)
-
-    check_at(used, check)
 
 
 def test_two_authorities_at_once_while_one_takes_the_place_of_the_other(
@@ -463,7 +445,7 @@ async def test_an_agent_comes_back_with_the_newest_certificate(
 
 
 @pytest.mark.parametrize("bad", ["cert only", "expired", "garbage", "gone", "another job"])
-def test_files_that_cannot_be_used_change_nothing_and_are_told_of_once(
+async def test_files_that_cannot_be_used_change_nothing_and_are_told_of_once(
     made: Certificates, others: Certificates, used: Tls, tmp_path: Path, bad: str
 ) -> None:
     why = {
@@ -486,7 +468,7 @@ def test_files_that_cannot_be_used_change_nothing_and_are_told_of_once(
         else:
             put(made, "letters", tmp_path)
 
-    async def check(place: Place) -> None:
+    async with place_at(ANY_PORT, used) as place:
         agent = await place.agent()
         spoil()
         for _ in range(3):
@@ -501,15 +483,12 @@ def test_files_that_cannot_be_used_change_nothing_and_are_told_of_once(
         await place.reports.wait("certificates_reloaded")
         await place.still_works(agent)
 
-    check_at(used, check)
 
-
-def test_a_client_of_the_next_leader_shows_the_certificate_that_is_kept(
+async def test_a_client_of_the_next_leader_shows_the_certificate_that_is_kept(
     made: Certificates, used: Tls, tmp_path: Path
 ) -> None:
     """It is another client, whose files were replaced before it was made."""
-
-    async def check(place: Place) -> None:
+    async with place_at(ANY_PORT, used) as place:
         await place.agent()
         put(made, "expired", tmp_path)
         assert (await place.client().status(STATUS_S)).job == "digits"
@@ -518,13 +497,9 @@ def test_a_client_of_the_next_leader_shows_the_certificate_that_is_kept(
         with pytest.raises(ConfigurationError, match="expired at"):
             await place.client(replace(used, kept={})).status(STATUS_S)
 
-    check_at(used, check)
 
-
-def test_plain_text_that_is_allowed() -> None:
-    async def check(place: Place) -> None:
+async def test_plain_text_that_is_allowed() -> None:
+    async with place_at("0.0.0.0:0", Plaintext(insecure=True)) as place:
         place.address = place.address.replace("0.0.0.0", "127.0.0.1")
         assert (await place.client(PLAINTEXT).status(STATUS_S)).job == "digits"
         assert place.reports.named("security_warning")
-
-    with_place("0.0.0.0:0", check, Plaintext(insecure=True))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import grpc.aio
@@ -21,22 +22,28 @@ from elastic.store.interface import LeaseExists, StoreWentBack, WatchCompacted
 from elastic.store.memory import MemoryStore
 from tests.certificates import make_certificates, sign, sign_for_job
 from tests.etcd_cluster import free_ports
-from tests.unit.rpc.conversation import Place, with_place
+from tests.unit.rpc.conversation import Place, place_at
 
 LOOPBACK = "127.0.0.1:0"
 
 
+@pytest.fixture
+def memory() -> MemoryStore:
+    return MemoryStore(revision=1000)
+
+
+@pytest.fixture
+async def place(memory: MemoryStore) -> AsyncIterator[Place]:
+    async with served(memory) as place:
+        yield place
+
+
 def served(
-    check: Callable[[Place, MemoryStore], Awaitable[None]], security: Security = PLAINTEXT
-) -> None:
+    memory: MemoryStore, security: Security = PLAINTEXT
+) -> AbstractAsyncContextManager[Place]:
     """By the server of a coordinator, beside its own methods."""
-
-    async def main(place: Place) -> None:
-        await check(place, store)
-
-    store = MemoryStore(revision=1000)
-    handlers = EtcdService(store, version="1.2.3").handlers()
-    with_place(LOOPBACK, main, security, beside=handlers)
+    handlers = EtcdService(memory, version="1.2.3").handlers()
+    return place_at(LOOPBACK, security, beside=handlers)
 
 
 def options(place: Place, *others: str, **more: object) -> EtcdOptions:
@@ -44,68 +51,62 @@ def options(place: Place, *others: str, **more: object) -> EtcdOptions:
     return EtcdOptions(endpoints=endpoints, spread=False, **more)  # type: ignore[arg-type]
 
 
-def test_a_new_store_compacts_what_an_earlier_one_may_have_told() -> None:
-    async def check(place: Place, _: MemoryStore) -> None:
-        async with EtcdStore(options(place)) as store:
-            assert (await store.list("")).revision == 1000
-            for earlier in (0, 999):
-                with pytest.raises(WatchCompacted, match="1001"):
-                    await anext(store.watch("", after=earlier))
-            with pytest.raises(StoreWentBack):
-                await anext(store.watch("", after=1001))
-            written = await store.put("a", b"1")
-            assert written.modified == 1001
-            assert (await anext(store.watch("", after=1000))).entry == written
-
-    served(check)
+async def test_a_new_store_compacts_what_an_earlier_one_may_have_told(place: Place) -> None:
+    async with EtcdStore(options(place)) as store:
+        assert (await store.list("")).revision == 1000
+        for earlier in (0, 999):
+            with pytest.raises(WatchCompacted, match="1001"):
+                await anext(store.watch("", after=earlier))
+        with pytest.raises(StoreWentBack):
+            await anext(store.watch("", after=1001))
+        written = await store.put("a", b"1")
+        assert written.modified == 1001
+        assert (await anext(store.watch("", after=1000))).entry == written
 
 
-def test_its_watches_and_those_of_its_own_process_tell_the_same() -> None:
-    async def check(place: Place, memory: MemoryStore) -> None:
-        async with EtcdStore(options(place)) as store:
-            lease = await memory.grant(60.0)
-            away, here = store.watch("job/", after=1000), memory.watch("job/", after=1000)
-            await store.put("job/a", b"1", lease=lease)
-            await memory.put("other", b"2")
-            await memory.put("job/\N{SNOWMAN}", b"2")
-            await store.revoke(lease)
-            for _ in range(3):
-                assert await anext(away) == await anext(here)
-
-    served(check)
-
-
-def test_a_watch_that_hears_nothing_is_told_that_it_is_up() -> None:
-    async def check(place: Place, memory: MemoryStore) -> None:
-        async with EtcdStore(options(place, watch_idle_s=0.02)) as store:
-            changes = store.watch("a", after=1000)
-            waiting = asyncio.ensure_future(anext(changes))
-            await asyncio.sleep(0.2)
-            assert not waiting.done()
-            await memory.put("a", b"1")
-            assert (await waiting).key == "a"
-
-    served(check)
+async def test_its_watches_and_those_of_its_own_process_tell_the_same(
+    place: Place, memory: MemoryStore
+) -> None:
+    async with EtcdStore(options(place)) as store:
+        lease = await memory.grant(60.0)
+        away, here = store.watch("job/", after=1000), memory.watch("job/", after=1000)
+        await store.put("job/a", b"1", lease=lease)
+        await memory.put("other", b"2")
+        await memory.put("job/\N{SNOWMAN}", b"2")
+        await store.revoke(lease)
+        for _ in range(3):
+            assert await anext(away) == await anext(here)
 
 
-def test_who_does_not_read_a_watch_is_told_that_changes_are_lost() -> None:
-    async def check(place: Place, memory: MemoryStore) -> None:
-        async with grpc.aio.insecure_channel(place.address) as channel:
-            call = channel.stream_stream("/etcdserverpb.Watch/Watch")()
-            create = pb.WatchCreateRequest(key=b"a", range_end=b"b", start_revision=1001)
-            await call.write(pb.WatchRequest(create_request=create).SerializeToString())
-            assert pb.WatchResponse.FromString(await call.read()).created
-            for _ in range(400):  # of which a connection holds some
-                await memory.put("a", bytes(2**16))
-                await asyncio.sleep(0)
-            told = [pb.WatchResponse.FromString(await call.read())]
-            while not told[-1].canceled:
-                told.append(pb.WatchResponse.FromString(await call.read()))
-            seen = [event.kv.mod_revision for one in told for event in one.events]
-            assert seen == list(range(1001, 1001 + len(seen)))
-            assert seen[-1] + 1 < told[-1].compact_revision
+async def test_a_watch_that_hears_nothing_is_told_that_it_is_up(
+    place: Place, memory: MemoryStore
+) -> None:
+    async with EtcdStore(options(place, watch_idle_s=0.02)) as store:
+        changes = store.watch("a", after=1000)
+        waiting = asyncio.ensure_future(anext(changes))
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        await memory.put("a", b"1")
+        assert (await waiting).key == "a"
 
-    served(check)
+
+async def test_who_does_not_read_a_watch_is_told_that_changes_are_lost(
+    place: Place, memory: MemoryStore
+) -> None:
+    async with grpc.aio.insecure_channel(place.address) as channel:
+        call = channel.stream_stream("/etcdserverpb.Watch/Watch")()
+        create = pb.WatchCreateRequest(key=b"a", range_end=b"b", start_revision=1001)
+        await call.write(pb.WatchRequest(create_request=create).SerializeToString())
+        assert pb.WatchResponse.FromString(await call.read()).created
+        for _ in range(400):  # of which a connection holds some
+            await memory.put("a", bytes(2**16))
+            await asyncio.sleep(0)
+        told = [pb.WatchResponse.FromString(await call.read())]
+        while not told[-1].canceled:
+            told.append(pb.WatchResponse.FromString(await call.read()))
+        seen = [event.kv.mod_revision for one in told for event in one.events]
+        assert seen == list(range(1001, 1001 + len(seen)))
+        assert seen[-1] + 1 < told[-1].compact_revision
 
 
 async def test_a_lease_is_granted_once_by_its_name() -> None:
@@ -120,48 +121,38 @@ async def test_a_lease_is_granted_once_by_its_name() -> None:
     assert not store.has_lease(3)
 
 
-def test_nobody_takes_it_for_one_of_several() -> None:
+async def test_nobody_takes_it_for_one_of_several(place: Place, memory: MemoryStore) -> None:
     """Two coordinators with a store each would have a group each of the same job."""
-
-    async def check(place: Place, memory: MemoryStore) -> None:
-        (unused,) = free_ports(1)
-        for others in ((f"127.0.0.1:{unused}",), ("127.0.0.2:1", "127.0.0.3:1")):
-            async with EtcdStore(options(place, *others)) as store:
-                with pytest.raises(ConfigurationError, match=r"--store memory.*only endpoint"):
-                    await store.put("a", b"1")
-                with pytest.raises(ConfigurationError, match="only endpoint"):
-                    await anext(store.watch("a", after=1000))
-        assert memory.revision == 1000
-
-    served(check)
+    (unused,) = free_ports(1)
+    for others in ((f"127.0.0.1:{unused}",), ("127.0.0.2:1", "127.0.0.3:1")):
+        async with EtcdStore(options(place, *others)) as store:
+            with pytest.raises(ConfigurationError, match=r"--store memory.*only endpoint"):
+                await store.put("a", b"1")
+            with pytest.raises(ConfigurationError, match="only endpoint"):
+                await anext(store.watch("a", after=1000))
+    assert memory.revision == 1000
 
 
-def test_it_has_no_users() -> None:
-    async def check(place: Place, _: MemoryStore) -> None:
-        async with EtcdStore(options(place, user="u", password="p")) as store:
-            with pytest.raises(ConfigurationError, match="has no users"):
-                await store.get("a")
-
-    served(check)
+async def test_it_has_no_users(place: Place) -> None:
+    async with EtcdStore(options(place, user="u", password="p")) as store:
+        with pytest.raises(ConfigurationError, match="has no users"):
+            await store.get("a")
 
 
-def test_its_health() -> None:
-    async def check(place: Place, memory: MemoryStore) -> None:
-        (found,) = await members_health(options(place), "a")
-        assert (found.version, found.error, found.errors) == ("elastic 1.2.3", "", ())
-        assert found.commit_s
-        assert memory.revision == 1000
-
-    served(check)
+async def test_its_health(place: Place, memory: MemoryStore) -> None:
+    (found,) = await members_health(options(place), "a")
+    assert (found.version, found.error, found.errors) == ("elastic 1.2.3", "", ())
+    assert found.commit_s
+    assert memory.revision == 1000
 
 
-def test_a_coordinator_without_it_says_what_is_missing() -> None:
-    async def check(place: Place) -> None:
-        async with EtcdStore(options(place)) as store:
-            with pytest.raises(ConfigurationError, match="only with --store memory"):
-                await store.get("a")
-
-    with_place(LOOPBACK, check)
+async def test_a_coordinator_without_it_says_what_is_missing() -> None:
+    async with (
+        place_at(LOOPBACK, PLAINTEXT) as place,
+        EtcdStore(options(place)) as store,
+    ):
+        with pytest.raises(ConfigurationError, match="only with --store memory"):
+            await store.get("a")
 
 
 @pytest.mark.parametrize(
@@ -182,20 +173,17 @@ def test_a_coordinator_without_it_says_what_is_missing() -> None:
         ("KV/Range", [b"\xff\xff"], "cannot be read"),
     ],
 )
-def test_what_it_does_not_know_is_refused_in_words(
-    path: str, requests: Sequence[object], told: str
+async def test_what_it_does_not_know_is_refused_in_words(
+    place: Place, memory: MemoryStore, path: str, requests: Sequence[object], told: str
 ) -> None:
-    async def check(place: Place, memory: MemoryStore) -> None:
-        sent = [r if isinstance(r, bytes) else r.SerializeToString() for r in requests]  # type: ignore[attr-defined]
-        async with grpc.aio.insecure_channel(place.address) as channel:
-            call = channel.stream_stream(f"/etcdserverpb.{path}")(iter(sent))
-            with pytest.raises(grpc.aio.AioRpcError, match=told):
-                [_ async for _ in call]
-        refused = place.reports.named("message_refused")
-        assert len(refused) == (requests[0] == b"\xff\xff")
-        assert memory.revision == 1000
-
-    served(check)
+    sent = [r if isinstance(r, bytes) else r.SerializeToString() for r in requests]  # type: ignore[attr-defined]
+    async with grpc.aio.insecure_channel(place.address) as channel:
+        call = channel.stream_stream(f"/etcdserverpb.{path}")(iter(sent))
+        with pytest.raises(grpc.aio.AioRpcError, match=told):
+            [_ async for _ in call]
+    refused = place.reports.named("message_refused")
+    assert len(refused) == (requests[0] == b"\xff\xff")
+    assert memory.revision == 1000
 
 
 # ---- certificates
@@ -211,8 +199,15 @@ def test_what_it_does_not_know_is_refused_in_words(
         ("viewer", False),
     ],
 )
-def test_viewers_only_read(tmp_path: Path, role: str | None, may_write: bool) -> None:
-    async def check(place: Place, memory: MemoryStore) -> None:
+async def test_viewers_only_read(tmp_path: Path, role: str | None, may_write: bool) -> None:
+    made = make_certificates(tmp_path / "made")
+    ours = ["DNS:digits.job.elastic", "IP:127.0.0.1"]
+    sign(made, "ours", names=",".join(ours))
+    sign(made, "theirs", names=",".join([*ours, *([f"DNS:{role}.{ours[0][4:]}"] if role else [])]))
+    holder = TlsFiles(ca=made.ca, certificate=made.certificate("theirs"), key=made.key("theirs"))
+    own = TlsFiles(ca=made.ca, certificate=made.certificate("ours"), key=made.key("ours"))
+    memory = MemoryStore(revision=1000)
+    async with served(memory, Tls(job="digits", files=own)) as place:
         shown = options_with(place, holder)
         (found,) = await members_health(shown, "a")
         assert (found.version, found.is_refusal) == ("elastic 1.2.3", not may_write)
@@ -230,23 +225,8 @@ def test_viewers_only_read(tmp_path: Path, role: str | None, may_write: bool) ->
                 with pytest.raises(ConfigurationError, match=r"agent\.digits.*with a role"):
                     await store.put("b", b"2")
 
-    made = make_certificates(tmp_path / "made")
-    ours = ["DNS:digits.job.elastic", "IP:127.0.0.1"]
-    sign(made, "ours", names=",".join(ours))
-    sign(made, "theirs", names=",".join([*ours, *([f"DNS:{role}.{ours[0][4:]}"] if role else [])]))
-    holder = TlsFiles(ca=made.ca, certificate=made.certificate("theirs"), key=made.key("theirs"))
-    own = TlsFiles(ca=made.ca, certificate=made.certificate("ours"), key=made.key("ours"))
-    served(check, Tls(job="digits", files=own))
 
-
-def test_a_certificate_of_another_job_is_refused_in_words(tmp_path: Path) -> None:
-    async def check(place: Place, _: MemoryStore) -> None:
-        async with EtcdStore(options_with(place, theirs)) as store:
-            with pytest.raises(ConfigurationError, match=r"job 'digits'.*a certificate of the job"):
-                await store.get("a")
-            with pytest.raises(ConfigurationError, match="a certificate of the job"):
-                await anext(store.watch("a", after=1000))
-
+async def test_a_certificate_of_another_job_is_refused_in_words(tmp_path: Path) -> None:
     made = make_certificates(tmp_path / "made")
     for job in ("digits", "letters"):
         sign(made, job, names=f"DNS:{job}.job.elastic,IP:127.0.0.1")
@@ -254,20 +234,26 @@ def test_a_certificate_of_another_job_is_refused_in_words(tmp_path: Path) -> Non
         TlsFiles(ca=made.ca, certificate=made.certificate(job), key=made.key(job))
         for job in ("digits", "letters")
     )
-    served(check, Tls(job="digits", files=ours))
+    async with (
+        served(MemoryStore(revision=1000), Tls(job="digits", files=ours)) as place,
+        EtcdStore(options_with(place, theirs)) as store,
+    ):
+        with pytest.raises(ConfigurationError, match=r"job 'digits'.*a certificate of the job"):
+            await store.get("a")
+        with pytest.raises(ConfigurationError, match="a certificate of the job"):
+            await anext(store.watch("a", after=1000))
 
 
-def test_a_coordinator_whose_certificate_does_not_name_its_host(tmp_path: Path) -> None:
+async def test_a_coordinator_whose_certificate_does_not_name_its_host(tmp_path: Path) -> None:
     """What is forgotten most easily: no other connection of a job asks for it."""
-
-    async def check(place: Place, _: MemoryStore) -> None:
-        async with EtcdStore(options_with(place, files)) as store:
-            with pytest.raises(ConfigurationError, match=r"Hostname.*elastic certs issue --host"):
-                await store.get("a")
-
     made = make_certificates(tmp_path / "made")
     files = sign_for_job(made, "digits")
-    served(check, Tls(job="digits", files=files))
+    async with (
+        served(MemoryStore(revision=1000), Tls(job="digits", files=files)) as place,
+        EtcdStore(options_with(place, files)) as store,
+    ):
+        with pytest.raises(ConfigurationError, match=r"Hostname.*elastic certs issue --host"):
+            await store.get("a")
 
 
 def options_with(place: Place, files: TlsFiles) -> EtcdOptions:

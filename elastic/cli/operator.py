@@ -1,4 +1,5 @@
-"""The commands with which operators look at a running job and act on it."""
+"""The commands with which operators look at a running job and act on it: what they ask, of which
+coordinator, and how its answers are shown to people and to programs."""
 
 from __future__ import annotations
 
@@ -8,31 +9,40 @@ import json
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from google.protobuf.json_format import MessageToDict
+
 from elastic.cli.etcd import open_store
 from elastic.cli.formats import print_json, print_table, printable, require_format
-from elastic.cli.incidents import documents_of, print_explained, print_incidents
-from elastic.cli.report import accounts_of, print_report
-from elastic.cli.stacks import print_stacks, stacks_document
-from elastic.cli.status import end_to_document, print_end, print_status, to_document
+from elastic.cli.report import accounts_of, duration, goodput_line, print_report
 from elastic.cli.trace import build_trace
+from elastic.core.diagnosis import doing
 from elastic.core.legible import is_instant
 from elastic.core.membership import WorkerPhase
 from elastic.errors import ConfigurationError, ExitCode, TransientError, meaning_of, refusal_of
 from elastic.rpc.control import ControlClient
 from elastic.rpc.security import PLAINTEXT, choose_security, is_unix_socket
+from elastic.rpc.stacks import stack_lines, whereabouts_from_pb
 from elastic.runtime.run_directory import find_job
 from elastic.settings.limits import is_address
 from elastic.settings.operator import DirectSettings, LocalSettings, OperatorSettings
 from elastic.store.etcd.store import EtcdStore
 from elastic.store.interface import Store
 from elastic.store.job_incidents import load_incidents
-from elastic.store.job_runs import AlreadyEnded, JobRun, forget_run, list_runs, newest_end
+from elastic.store.job_runs import AlreadyEnded, JobRun, RunEnd, forget_run, list_runs, newest_end
 from elastic.store.leader_watch import Leader, find_leader
 from elastic.timeouts import timeout
 from elastic.v1 import control_pb2 as pb
@@ -161,18 +171,8 @@ def nodes(target: Target, *, output: str) -> None:
     if as_json:
         print_json(to_document(reply)["nodes"])
     else:
-        columns = (
-            "node",
-            "machine",
-            "state",
-            "host",
-            "slots",
-            "training",
-            "failures",
-            "since",
-            "reason",
-        )
-        print_table(columns, [_row(node) for node in reply.nodes])
+        columns = ("node", "machine", "state", "host", "slots", "training", "failures", "since")
+        print_table((*columns, "reason"), [_node_row(node) for node in reply.nodes])
 
 
 def clear(target: Target, node: str) -> None:
@@ -182,12 +182,7 @@ def clear(target: Target, node: str) -> None:
 
 def drain(target: Target, node: str, *, reason: str, future: bool = False) -> None:
     """Have a node's workers leave at a step boundary, and keep the node out."""
-    print(
-        _change(
-            target,
-            lambda client, timeout_s: client.drain(node, reason, timeout_s, future=future),
-        )
-    )
+    print(_change(target, lambda c, timeout_s: c.drain(node, reason, timeout_s, future=future)))
 
 
 def stacks(target: Target, of: str, *, output: str) -> None:
@@ -384,10 +379,8 @@ def _show_event(line: str) -> None:
     print(printable(f"{clock} {name} {facts}".rstrip()), flush=True)
 
 
-def _row(node: pb.NodeStatus) -> tuple[object, ...]:
+def _node_row(node: pb.NodeStatus) -> tuple[object, ...]:
     training = sum(w.phase == WorkerPhase.TRAINING.value for w in node.workers)
-    known = is_instant(node.since_unix_s)
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(node.since_unix_s)) if known else "-"
     return (
         node.node,
         node.machine or "-",
@@ -396,7 +389,7 @@ def _row(node: pb.NodeStatus) -> tuple[object, ...]:
         node.slots,
         training,
         node.failures,
-        since,
+        _instant(node.since_unix_s),
         node.reason,
     )
 
@@ -480,10 +473,359 @@ def _run_row(run: JobRun) -> tuple[object, ...]:
     state, coordinator = _state(run), run.coordinator or "-"
     if run.end is None:
         return (run.job, run.run_id, state, "-", "-", "-", run.nodes, coordinator)
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.end.ended_unix_s))
-    return (run.job, run.run_id, state, run.end.exit_code, run.end.committed, since, "-", "-")
+    ended = _instant(run.end.ended_unix_s)
+    return (run.job, run.run_id, state, run.end.exit_code, run.end.committed, ended, "-", "-")
 
 
 def _quiet(name: str, /, **fields: Any) -> None:
     """Warnings are for those who keep a connection."""
     del name, fields
+
+
+_LONG_S, _LONG_FACTOR = 1.0, 5.0  # of a step that is worth a line
+_NO_STEP = "step not known: no member has reported to this coordinator yet"
+
+
+def to_document(reply: pb.JobStatus) -> dict[str, Any]:
+    """The status as JSON, with the recoveries unpacked."""
+    document = MessageToDict(
+        reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    _restore_numbers(document, reply.DESCRIPTOR)
+    document["recoveries"] = [_recovery(r) for r in document.pop("recoveries_json")]
+    del document["accounts_json"]
+    document["accounts"] = accounts_of(reply)
+    return document
+
+
+def _restore_numbers(document: dict[str, Any], kind: Any) -> None:
+    """Protobuf's JSON has 64-bit integers as text, which no reader of a count expects."""
+    for one in kind.fields:
+        value = document.get(one.name)
+        if one.cpp_type in (one.CPPTYPE_INT64, one.CPPTYPE_UINT64):
+            document[one.name] = (
+                [int(n) for n in value] if isinstance(value, list) else int(value or 0)
+            )
+        elif one.message_type is not None and not one.message_type.GetOptions().map_entry:
+            for part in value if isinstance(value, list) else filter(None, [value]):
+                _restore_numbers(part, one.message_type)
+
+
+def end_to_document(job: str, end: RunEnd) -> dict[str, Any]:
+    """The same of a run that has ended: no group, no workers."""
+    document = dataclasses.asdict(end)
+    phase = "left" if document.pop("left") else "ended"
+    return {"job": job, "phase": phase, "meaning": meaning_of(end.exit_code), **document}
+
+
+def print_end(job: str, end: RunEnd) -> None:
+    """For people."""
+    phase, meaning = "left" if end.left else "ended", meaning_of(end.exit_code)
+    print(printable(f"job {job}: {phase}, run {end.run_id}: {meaning} (exit code {end.exit_code})"))
+    print(f"step {end.committed}, at {_instant(end.ended_unix_s)}")
+    if end.message:
+        print(printable(end.message))
+    print(printable(end.how_to_go_on(job)))
+
+
+def print_status(reply: pb.JobStatus) -> None:
+    """For people."""
+    progress, generation = reply.progress, reply.generation
+    figures = "".join(f", {name} {value:.4g}" for name, value in progress.reported.items())
+    least = f" (at least {reply.min_workers})" if reply.min_workers > 1 else ""
+    count = f"{len(generation.members)} of {reply.wanted_workers} workers{least}"
+    print(printable(f"job {reply.job}: {reply.phase}, {count}"))
+    if progress.generation or not generation.number:
+        print(printable(f"step {progress.committed}, epoch {progress.epoch}{figures}"))
+        print(f"{progress.samples_per_s:.0f} samples/s, {progress.step_s * 1000:.1f} ms a step")
+    else:  # rank 0 has not reported to this leader
+        print(f"step {progress.committed}" if progress.committed else _NO_STEP)
+    if progress.in_step_s > max(_LONG_S, _LONG_FACTOR * progress.step_s):
+        print(f"the step under way lasts for {progress.in_step_s:.1f} s so far")
+    print(f"generation {generation.number}, restarts {reply.restarts} of {reply.max_restarts}")
+    if line := goodput_line(reply):
+        print(printable(line))
+    if reply.coordinator:
+        doubt = "" if reply.in_office else " (in doubt: the store does not answer)"
+        print(printable(f"coordinator {reply.coordinator}{doubt}"))
+    if reply.verdict and is_instant(reply.verdict_unix_s):
+        at = time.strftime("%H:%M:%S", time.localtime(reply.verdict_unix_s))
+        print(printable(f"held up at {at}: {reply.verdict}"))
+    for slow in reply.slow:
+        print(printable(f"slow: {slow.verdict}"))
+    for line in _pauses(reply):
+        print(printable(line))
+    if reply.checkpoint_dir:
+        where = printable(reply.checkpoint_dir)
+        print(f"last checkpoint: step {reply.checkpoint_step} in {where}")
+    ranks = {member.worker: rank for rank, member in enumerate(generation.members)}
+    rows = [
+        (w.worker, node.node, ranks.get(w.worker, "-"), _phase(w.phase), w.committed, w.pid)
+        for node in reply.nodes
+        for w in node.workers
+    ]
+    print_table(("worker", "node", "rank", "phase", "step", "pid"), rows)
+    for text in reply.recoveries_json[-3:]:
+        recovery = _recovery(text)
+        number, reason = recovery.get("generation"), recovery.get("reason")
+        total_s = recovery.get("total_s")
+        took = f"{total_s * 1000:.0f} ms" if isinstance(total_s, float) else "unknown"
+        print(printable(f"recovery to generation {number} ({reason}): {took}"))
+
+
+def _recovery(text: str) -> dict[str, Any]:
+    """Empty if another version has written what this one cannot read."""
+    try:
+        recovery = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return recovery if isinstance(recovery, dict) else {}
+
+
+def _pauses(reply: pb.JobStatus) -> list[str]:
+    """What has held up daemons so far, if anything has."""
+    nodes = [(f"the agent of {node.node}", node.longest_pause_s) for node in reply.nodes]
+    found = [("the coordinator", reply.longest_pause_s), *nodes]
+    return [
+        f"longest pause of {who}: {pause_s * 1000:.0f} ms (events loop_paused)"
+        for who, pause_s in found
+        if pause_s > 0.0
+    ]
+
+
+def _phase(number: int) -> str:
+    """A newer version may have more of them."""
+    try:
+        return WorkerPhase(number).name.lower()
+    except ValueError:
+        return f"phase {number}"
+
+
+def stacks_document(reply: stacks_pb2.JobStacks) -> dict[str, Any]:
+    """As JSON."""
+    return {"verdict": reply.verdict, "ranks": [_rank_document(one) for one in reply.ranks]}
+
+
+def print_stacks(reply: stacks_pb2.JobStacks) -> None:
+    """For people: each rank with what it does in one line, and its stacks below."""
+    for one in reply.ranks:
+        where = whereabouts_from_pb(one.stacks, rank=one.rank, node=one.node)
+        who = f"rank {one.rank}" if one.is_member else "no rank"
+        step = f", step {where.committed}" if one.stacks.place else ""
+        head = f"{who} (node {one.node}, worker {where.worker}){step}: {doing(where)}"
+        print(printable(head))
+        for line in stack_lines(one.stacks, indent="  "):
+            print(printable(line))
+        print()
+    if reply.verdict:
+        print(printable(reply.verdict))
+
+
+def _rank_document(one: stacks_pb2.RankStacks) -> dict[str, Any]:
+    stacks = one.stacks
+    where = whereabouts_from_pb(stacks, rank=one.rank, node=one.node)
+    return {
+        "rank": one.rank if one.is_member else None,
+        "worker": stacks.worker,
+        "node": one.node,
+        "answer": where.answer.name.lower(),
+        "place": where.place.name.lower(),
+        "place_s": round(stacks.place_s, 3),
+        "step": stacks.committed,
+        "doing": doing(where),
+        "processes": [_process_document(process) for process in stacks.processes],
+    }
+
+
+def _process_document(process: stacks_pb2.ProcessStacks) -> dict[str, Any]:
+    threads = [
+        {
+            "name": thread.name,
+            "frames": [
+                {"file": f.file, "line": f.line, "function": f.function} for f in thread.frames
+            ],
+            "left_out": thread.left_out,
+        }
+        for thread in process.threads
+    ]
+    return {"pid": process.pid, "name": process.name, "threads": threads}
+
+
+_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+_PHASES = ("detect", "persist", "notify", "join", "sync", "first_step")
+_OUTCOMES = {
+    "under_way": "under way",
+    "waiting": "workers wait until there are enough of them",
+    "struck_again": "before a step was committed the next incident came",
+    "trains_on": "the group trains on; no later checkpoint is whole yet",
+    "saved_since": "the group trained on; a later checkpoint is whole",
+    "job_ended": "the job ended with it",
+    "unknown": "how it went on is not known: the leader changed before it was over",
+}
+
+
+def documents_of(texts: Iterable[str]) -> list[dict[str, Any]]:
+    """Raises ConfigurationError for what is no such document."""
+    try:
+        found = [json.loads(text) for text in texts]
+    except (ValueError, RecursionError) as error:
+        raise _unreadable() from error
+    if not all(isinstance(document, dict) for document in found):
+        raise _unreadable()
+    return found
+
+
+def print_incidents(documents: Sequence[Mapping[str, Any]]) -> None:
+    """A line for each. Raises ConfigurationError for what is no such document."""
+    try:
+        rows = [_incident_row(document) for document in documents]
+    except _UNREADABLE as error:
+        raise _unreadable() from error
+    if rows:
+        print_table(("incident", "at", "step", "took", "lost", "what"), rows)
+    else:
+        print("no incident has been recorded")
+
+
+def print_explained(document: Mapping[str, Any]) -> None:
+    """One page. Raises ConfigurationError for what is no such document."""
+    try:
+        lines = list(_page(document))
+    except _UNREADABLE as error:
+        raise _unreadable() from error
+    for line in lines:
+        print(printable(line))
+
+
+def _unreadable() -> ConfigurationError:
+    return ConfigurationError(
+        "the coordinator does not tell of incidents in a way that can be read here; ask it with "
+        "the version of elastic that it has"
+    )
+
+
+def _incident_row(document: Mapping[str, Any]) -> tuple[object, ...]:
+    recovered = document["outcome"] == "recovered"
+    took = (
+        duration(float(document["lasted_s"]))
+        if recovered
+        else str(document["outcome"]).replace("_", " ")
+    )
+    return (
+        int(document["number"]),
+        _instant(document["unix_s"]),
+        int(document["committed"]),
+        took,
+        duration(float(document["lost_s"])),
+        str(document["summary"]),
+    )
+
+
+def _page(document: Mapping[str, Any]) -> Iterator[str]:
+    yield f"incident {int(document['number'])}, {_instant(document['unix_s'])}"
+    yield f"what struck:  {document['summary']}"
+    if document["noticed_by"]:
+        yield f"noticed by:   {document['noticed_by']}"
+    yield from _effect(document)
+    yield from _signs(document["noticed"])
+    shown = {s["worker"] for s in document["hang"]["stacks"]} if document["hang"] else set()
+    for process in document["processes"]:
+        yield from _ended_process(process, with_log=process["worker"] not in shown)
+    if document["further_processes"]:
+        yield f"and {int(document['further_processes'])} more processes ended"
+    if document["hang"] is not None:
+        yield from _hang(document["hang"])
+
+
+def _effect(document: Mapping[str, Any]) -> Iterator[str]:
+    """What it has led to, and what it has cost."""
+    yield f"outcome:      {_outcome(document)}"
+    if document["verdict"]:
+        yield f"              {document['verdict']}"
+    if document["saves"] is None and document["generation"]:
+        after = ""
+        if document["followed_by"]:
+            size, number = int(document["world_size_after"]), int(document["followed_by"])
+            after = f", followed by generation {number} of {size}"
+        group = f"generation {int(document['generation'])} of {int(document['world_size'])} workers"
+        yield f"group:        {group}{after}"
+    yield f"last commit:  step {int(document['committed'])}{_given_up(document)}"
+    if document["saves_lost"]:
+        steps = ", ".join(str(int(step)) for step in document["saves_lost"])
+        yield f"saves:        those of step {steps} were given up for it"
+    phases = [
+        f"{name} {duration(float(document['recovery'][f'{name}_s']))}"
+        for name in _PHASES
+        if f"{name}_s" in document["recovery"]
+    ]
+    if phases:
+        yield f"phases:       {', '.join(phases)}"
+    if document["saves"] is not None:
+        return  # it has held up nobody
+    kinds = sorted(document["seconds"].items(), key=lambda pair: -float(pair[1]))
+    parts = ", ".join(f"{kind} {duration(float(s))}" for kind, s in kinds)
+    lost = duration(float(document["lost_s"]))
+    yield f"lost:         {lost} of slot time{f' ({parts})' if parts else ''}"
+
+
+def _outcome(document: Mapping[str, Any]) -> str:
+    outcome = document["outcome"]
+    if outcome == "recovered":
+        took = duration(float(document["lasted_s"]))
+        return f"trained on {took} after the first sign"
+    return _OUTCOMES.get(outcome, str(outcome))
+
+
+def _given_up(document: Mapping[str, Any]) -> str:
+    again, lost = int(document["steps_again"]), int(document["steps_lost"])
+    samples = document["samples_given_up"]
+    count = f" ({int(samples)} samples)" if samples is not None else ""
+    if lost:
+        return f"; {lost} committed steps were lost{count} and are computed again"
+    if again:
+        steps = "1 step was" if again == 1 else f"{again} steps were"
+        return f"; {steps} begun and computed again{count}"
+    return ""
+
+
+def _signs(signs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if len(signs) > 1:
+        yield "signs, in their order:"
+    for sign in signs if len(signs) > 1 else ():
+        who = f"rank {sign['rank']}" if sign["rank"] is not None else str(sign["worker"])
+        where = f"node {sign['node']}" if sign["node"] else "coordinator"
+        detail = f": {sign['detail']}" if sign["detail"] else ""
+        kind, about = str(sign["sign"]).replace("_", " "), ", ".join(filter(None, (where, who)))
+        yield f"  {float(sign['after_s']):+9.3f} s  {kind}, {about}{detail}"
+
+
+def _ended_process(process: Mapping[str, Any], *, with_log: bool) -> Iterator[str]:
+    """with_log: else its stacks follow, which are also in its log."""
+    rank = process["rank"] if process["rank"] is not None else "-"
+    label = f"{process['node']}:{rank}"
+    yield ""
+    verb = "raised " if process["kind"] == "exception" else ""
+    yield f"{label} (worker {process['worker']}) {verb}{process['message']}"
+    if process["kernel"]:
+        yield f"  the kernel's log: {process['kernel']}"
+    if process["log"]:
+        yield f"  its log on that node: {process['log']}"
+    for title, name in (("traceback", "traceback"), ("the end of its log", "log_tail")):
+        if process[name] and (with_log or name == "traceback"):
+            yield f"  {title}:"
+            for line in str(process[name]).splitlines():
+                yield f"    {label}| {line}"
+
+
+def _hang(hang: Mapping[str, Any]) -> Iterator[str]:
+    for stacks in hang["stacks"]:
+        label = f"{stacks['node']}:{int(stacks['rank'])}"
+        yield ""
+        yield f"{label} (worker {stacks['worker']}) {stacks['doing']}"
+        for line in str(stacks["text"]).splitlines():
+            yield f"    {label}| {line}"
+
+
+def _instant(unix_s: Any) -> str:
+    at = float(unix_s)
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if is_instant(at) else "-"

@@ -11,10 +11,16 @@ import pytest
 from hypothesis import given
 
 from elastic.cli import operator
-from elastic.cli.incidents import documents_of, print_explained, print_incidents
-from elastic.cli.operator import event_from
+from elastic.cli.operator import (
+    _NO_STEP,
+    documents_of,
+    event_from,
+    print_explained,
+    print_incidents,
+    print_status,
+    to_document,
+)
 from elastic.cli.report import print_report
-from elastic.cli.status import _NO_STEP, print_status, to_document
 from elastic.errors import ConfigurationError
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2
@@ -69,7 +75,7 @@ def test_any_status_is_shown(reply: pb.JobStatus, recovery: bytes, accounts: byt
         print_status(reply)
     json.dumps(to_document(reply))
     for node in reply.nodes:
-        operator._row(node)
+        operator._node_row(node)
     assert "recovery to generation" in shown.getvalue()
     with (
         contextlib.redirect_stdout(shown),

@@ -1,18 +1,30 @@
-"""`elastic certs`: files of an authority, and of the certificates that it issues for a job."""
+"""`elastic certs`: an authority of one's own, and the certificates that it issues: they name a job,
+and the roles of their holders.
+
+Keys are on the curve P-256. The certificates have the extensions that strict verification asks for
+(RFC 5280, section 4.2.1): key identifiers, key usage, basic constraints.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
+import ipaddress
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
 from elastic.errors import ConfigurationError
-from elastic.rpc.authority import Authority, Signed, make_authority
 from elastic.rpc.certificates import at
-from elastic.rpc.identity import JobRole
+from elastic.rpc.identity import JobRole, job_identity, role_identity
 from elastic.settings.limits import JOB_NAME, require_host
 
 _AUTHORITY = "ca"
@@ -136,3 +148,163 @@ def _write(directory: Path, name: str, signed: Signed) -> tuple[Path, Path]:
             f"cannot write {path}: {error.strerror}; choose another directory, or make room"
         ) from error
     return certificate, key
+
+
+_BACKDATED = datetime.timedelta(hours=1)  # clocks of machines differ
+_MOST_COMMON_NAME = 64
+_USAGES = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "key_cert_sign",
+    "crl_sign",
+    "encipher_only",
+    "decipher_only",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signed:
+    """A certificate and its key, both PEM."""
+
+    certificate: bytes
+    key: bytes
+    not_after: datetime.datetime
+
+
+def make_authority(name: str, days: int) -> Signed:
+    """A new one, which can sign certificates but no other authorities."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = _named(name)
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    builder = (
+        _begun(subject, key.public_key(), _now() + datetime.timedelta(days=days))
+        .issuer_name(subject)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
+        .add_extension(identifier, critical=False)
+    )
+    return _signed(builder, by=key, key=key)
+
+
+class Authority:
+    """One that was made before."""
+
+    def __init__(self, certificate: bytes, key: bytes) -> None:
+        """Raises ValueError: they cannot be read, or are not an authority and its key."""
+        self._certificate = x509.load_pem_x509_certificate(certificate)
+        try:
+            loaded = serialization.load_pem_private_key(key, password=None)
+        except TypeError as error:
+            raise ValueError("its key has a passphrase") from error
+        if not isinstance(loaded, ec.EllipticCurvePrivateKey):
+            raise ValueError("its key is not one on an elliptic curve")
+        self._key = loaded
+        if loaded.public_key() != self._certificate.public_key():
+            raise ValueError("the key is not that of the certificate")
+        try:
+            found = self._certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+            is_authority = found.value.ca
+        except x509.ExtensionNotFound:
+            is_authority = False
+        if not is_authority:
+            raise ValueError("the certificate is not that of an authority")
+
+    def sign(
+        self,
+        job: str,
+        *,
+        roles: Collection[JobRole] = (),
+        hosts: Sequence[str] = (),
+        days: int,
+    ) -> Signed:
+        """A new key, and its certificate for the job, limited to the roles if there are any.
+
+        It does not outlive the authority. Raises ConfigurationError if that has expired.
+        """
+        until = self._certificate.not_valid_after_utc
+        if until <= _now():
+            raise ConfigurationError(
+                f"the authority expired at {until:%Y-%m-%d %H:%M:%S} UTC; make another one with "
+                "`elastic certs init` in another directory, and give its ca.pem to everybody"
+            )
+        key = ec.generate_private_key(ec.SECP256R1())
+        identities = [job_identity(job), *(role_identity(job, role) for role in roles)]
+        names = [x509.DNSName(identity) for identity in identities]
+        public, own = self._certificate.public_key(), key.public_key()
+        assert isinstance(public, ec.EllipticCurvePublicKey)
+        until = min(until, _now() + datetime.timedelta(days=days))
+        subject = _named(" ".join([job, *(role.value for role in roles)]))
+        authority_key = x509.AuthorityKeyIdentifier.from_issuer_public_key(public)
+        own_key = x509.SubjectKeyIdentifier.from_public_key(own)
+        alternatives = x509.SubjectAlternativeName([*names, *map(_host_name, hosts)])
+        builder = (
+            _begun(subject, own, until)
+            .issuer_name(self._certificate.subject)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage("digital_signature"), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(_purposes(roles)), critical=False)
+            .add_extension(alternatives, critical=False)
+            .add_extension(own_key, critical=False)
+            .add_extension(authority_key, critical=False)
+        )
+        return _signed(builder, by=self._key, key=key)
+
+
+def _purposes(roles: Collection[JobRole]) -> list[x509.ObjectIdentifier]:
+    """Only a coordinator is asked; it looks at other coordinators as well."""
+    if roles and JobRole.COORDINATOR not in roles:
+        return [ExtendedKeyUsageOID.CLIENT_AUTH]
+    return [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+
+
+def _host_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _begun(
+    subject: x509.Name, key: ec.EllipticCurvePublicKey, until: datetime.datetime
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_now() - _BACKDATED)
+        .not_valid_after(until)
+    )
+
+
+def _signed(
+    builder: x509.CertificateBuilder,
+    *,
+    by: ec.EllipticCurvePrivateKey,
+    key: ec.EllipticCurvePrivateKey,
+) -> Signed:
+    certificate = builder.sign(by, hashes.SHA256())
+    return Signed(
+        certificate=certificate.public_bytes(serialization.Encoding.PEM),
+        key=key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ),
+        not_after=certificate.not_valid_after_utc,
+    )
+
+
+def _usage(*names: str) -> x509.KeyUsage:
+    return x509.KeyUsage(**{usage: usage in names for usage in _USAGES})
+
+
+def _named(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:_MOST_COMMON_NAME])])
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.timezone.utc)

@@ -600,10 +600,10 @@ def carried_files(
 
     Units, the chart, alert rules, protos, documents.
     """
-    from elastic.cli.carried_files import files
+    from elastic.cli import files
 
     with _errors():
-        files(pattern, to=to, output=output)
+        files.carried_files(pattern, to=to, output=output)
 
 
 @checkpoint_app.command("ls")
@@ -615,10 +615,10 @@ def checkpoint_ls(
 
     Also those that saves have left unfinished.
     """
-    from elastic.cli.checkpoints import list_them
+    from elastic.cli import files
 
     with _errors():
-        list_them(directory, output=output)
+        files.list_checkpoints(directory, output=output)
 
 
 @checkpoint_app.command("verify")
@@ -634,10 +634,10 @@ def checkpoint_verify(
 
     Exit code 1 if any is damaged.
     """
-    from elastic.cli.checkpoints import verify_them
+    from elastic.cli import files
 
     with _errors():
-        raise typer.Exit(verify_them(directory, step=step, output=output))
+        raise typer.Exit(files.verify_checkpoints(directory, step=step, output=output))
 
 
 _Directory = Annotated[

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from elastic.cli import certs as module
 from elastic.cli.main import app
-from elastic.rpc import authority
 from elastic.rpc.certificates import Role, load_certificate, verification_problem
 from elastic.rpc.security import Tls
 from elastic.settings.tls_files import TlsFiles
@@ -188,7 +188,7 @@ def test_no_certificate_outlives_its_authority(
     found = load_certificate(files(made), "digits", Role.CLIENT)
     assert abs(found.not_after_s - datetime.now().timestamp() - 2 * DAY_S) < DAY_S / 2
     later = datetime.now(timezone.utc) + timedelta(days=3)
-    monkeypatch.setattr(authority, "_now", lambda: later)
+    monkeypatch.setattr(module, "_now", lambda: later)
     assert "the authority expired at " in certs("issue", made, "--job", "letters", code=78)
 
 

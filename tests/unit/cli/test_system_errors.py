@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from elastic.cli import checkpoints, main
+from elastic.cli import files, main
 from elastic.errors import ExitCode
 
 
@@ -45,13 +45,13 @@ def test_a_fault_of_ours_comes_with_its_traceback(
 
 
 SAYS_MUCH = """
-from elastic.cli import checkpoints, main
+from elastic.cli import files, main
 
 def say(*_, **__):
     for _ in range(100_000):
         print("a line", flush=True)
 
-checkpoints.list_them = say
+files.list_checkpoints = say
 main.app(["checkpoint", "ls", "x"])
 """
 
@@ -71,7 +71,7 @@ def test_a_reader_who_has_seen_enough_ends_the_command_without_a_word() -> None:
 
 HALF_A_LOOP = """
 import asyncio, errno, os, socket
-from elastic.cli import checkpoints, main
+from elastic.cli import files, main
 
 def refuse(*_):
     raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -83,7 +83,7 @@ def begin(*_, **__):
     socket.socketpair = refuse
     asyncio.run(never())
 
-checkpoints.list_them = begin
+files.list_checkpoints = begin
 main.app(["checkpoint", "ls", "x"])
 """
 
@@ -102,6 +102,6 @@ def _failing_with(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Any:
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(checkpoints, "list_them", fail)
+    monkeypatch.setattr(files, "list_checkpoints", fail)
     monkeypatch.setattr(main, "_say_no_more", lambda: None)  # this process goes on
     return CliRunner().invoke(main.app, ["checkpoint", "ls", "x"])

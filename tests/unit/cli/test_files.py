@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from elastic.cli.carried_files import files
+from elastic.cli.files import carried_files
 from elastic.errors import ConfigurationError
 
 ROOT = Path(__file__).parents[3]
 
 
 def listed(capsys: pytest.CaptureFixture[str], pattern: str | None = None) -> list[str]:
-    files(pattern, to=None, output="json")
+    carried_files(pattern, to=None, output="json")
     return [row["file"] for row in json.loads(capsys.readouterr().out)]
 
 
@@ -36,7 +36,7 @@ def test_a_folder_or_a_pattern(capsys: pytest.CaptureFixture[str], pattern: str)
 
 
 def test_copies_are_what_was_listed_and_scripts_can_be_run(tmp_path: Path) -> None:
-    files("deploy/systemd", to=tmp_path / "out", output="table")
+    carried_files("deploy/systemd", to=tmp_path / "out", output="table")
     for source in (ROOT / "deploy" / "systemd").iterdir():
         copy = tmp_path / "out" / "deploy" / "systemd" / source.name
         assert copy.read_bytes() == source.read_bytes()
@@ -44,15 +44,15 @@ def test_copies_are_what_was_listed_and_scripts_can_be_run(tmp_path: Path) -> No
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    files("docs/DOCTOR.md", to=tmp_path, output="table")
+    carried_files("docs/DOCTOR.md", to=tmp_path, output="table")
     mine = tmp_path / "docs" / "DOCTOR.md"
     mine.write_text("mine")
     with pytest.raises(ConfigurationError, match=r"DOCTOR\.md would be overwritten"):
-        files("docs", to=tmp_path, output="table")
+        carried_files("docs", to=tmp_path, output="table")
     assert [path.name for path in tmp_path.rglob("*.md")] == ["DOCTOR.md"]
     assert mine.read_text() == "mine"
 
 
 def test_a_pattern_that_matches_nothing_is_named() -> None:
     with pytest.raises(ConfigurationError, match="'unit'"):
-        files("unit", to=None, output="table")
+        carried_files("unit", to=None, output="table")

@@ -1,0 +1,165 @@
+"""`elastic checkpoint` and `elastic files`: checkpoints; and the units, the chart, alert rules, protos
+and documents that come with elastic. No job is needed for either.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fnmatch
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from elastic.checkpoint import catalog
+from elastic.checkpoint.directory import CheckpointDirectory, open_directory
+from elastic.cli.formats import print_json, print_table, require_format
+from elastic.errors import CheckpointDamaged, ConfigurationError, refusal_of
+
+
+def list_checkpoints(url: str, *, output: str) -> None:
+    """Print what the directory holds. Raises ElasticError."""
+    as_json = require_format(output)
+    directory = open_directory(url)
+    found = catalog.scan(directory)
+    rows = [_row(directory, step) for step in found.committed]
+    if as_json:
+        print_json({"checkpoints": rows, "unfinished": list(found.uncommitted)})
+        return
+    if not rows:
+        print(f"no committed checkpoint in {directory.url}")
+    else:
+        columns = ("step", "epoch", "generation", "world_size", "bytes", "created", "state")
+        print_table(columns, [[row.get(c, "") for c in columns] for row in rows])
+    for step in found.uncommitted:
+        print(f"step {step}: unfinished, not a checkpoint; the next prune removes it")
+
+
+def verify_checkpoints(url: str, *, step: int | None, output: str) -> int:
+    """Compare every file with its digest; return the exit code. Raises ElasticError."""
+    as_json = require_format(output)
+    directory = open_directory(url)
+    steps = catalog.list_checkpoints(directory)
+    if step is not None and step not in steps:
+        known = ", ".join(map(str, steps)) or "none"
+        raise ConfigurationError(f"no committed checkpoint of step {step} in {url}; found: {known}")
+    chosen = steps if step is None else (step,)
+    results = {s: [str(p) for p in _verify(directory, s)] for s in chosen}
+    if as_json:
+        print_json({str(s): problems for s, problems in results.items()})
+    else:
+        if not results:
+            print(f"no committed checkpoint in {directory.url}")
+        for s, problems in results.items():
+            print(f"step {s}: {'intact' if not problems else 'DAMAGED'}")
+            for problem in problems:
+                print(f"  {problem}")
+    return 1 if any(results.values()) else 0
+
+
+def _row(directory: CheckpointDirectory, step: int) -> dict[str, Any]:
+    try:
+        manifest = catalog.read_manifest(directory, step)
+    except CheckpointDamaged as error:
+        return {"step": step, "state": f"damaged: {error}"}
+    created = datetime.datetime.fromtimestamp(manifest.created_unix_s, tz=datetime.timezone.utc)
+    return {
+        "step": step,
+        "epoch": manifest.epoch,
+        "generation": manifest.generation,
+        "world_size": manifest.world_size,
+        "bytes": sum(file.size_bytes for file in manifest.files),
+        "created": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "state": "committed",
+    }
+
+
+def _verify(directory: CheckpointDirectory, step: int) -> list[catalog.Problem]:
+    """Show how far a long read is, where somebody watches."""
+    total = 0
+    shown = sys.stderr.isatty()
+
+    def on_bytes(count: int) -> None:
+        nonlocal total
+        total += count
+        if shown:
+            print(f"\rstep {step}: {total / 2**20:.0f} MiB read", end="", file=sys.stderr)
+
+    problems = catalog.verify(directory, step, on_bytes)
+    if shown:
+        print("\r\033[K", end="", file=sys.stderr)
+    return problems
+
+
+_FOLDERS = ("deploy", "docs", "helm", "protos")
+_DOCUMENTS = ("CHANGELOG.md", "README.md")
+_IGNORED = {"__pycache__", "packages"}
+_EXECUTABLE = b"#!"
+
+
+def carried_files(pattern: str | None, *, to: Path | None, output: str) -> None:
+    """List those that match, or copy them below `to`. Raises ElasticError."""
+    as_json = require_format(output)
+    root = _root()
+    found = [path for path in _carried(root) if pattern is None or _matches(path, pattern)]
+    if not found:
+        raise ConfigurationError(
+            f"no file matches {pattern!r}; `elastic files` lists them all, and a folder stands for "
+            "all that is in it"
+        )
+    if to is not None:
+        _copy(root, found, to)
+        return
+    rows = [(str(path), (root / path).stat().st_size) for path in found]
+    if as_json:
+        print_json([{"file": name, "bytes": size} for name, size in rows])
+    else:
+        print_table(("file", "bytes"), rows)
+
+
+def _root() -> Path:
+    """In the installed package; beside it, where it is run from its repository."""
+    package = Path(__file__).parent.parent
+    carried = package / "carried"
+    return carried if carried.is_dir() else package.parent
+
+
+def _carried(root: Path) -> Iterator[Path]:
+    """Relative to the root, by name."""
+    yield from (Path(name) for name in _DOCUMENTS if (root / name).is_file())
+    for folder in _FOLDERS:
+        for path in sorted((root / folder).rglob("*")):
+            relative = path.relative_to(root)
+            if path.is_file() and not _IGNORED & {*relative.parts}:
+                yield relative
+
+
+def _matches(path: Path, pattern: str) -> bool:
+    pattern = pattern.rstrip("/")
+    return fnmatch.fnmatchcase(str(path), pattern) or any(
+        fnmatch.fnmatchcase(str(parent), pattern) for parent in path.parents
+    )
+
+
+def _copy(root: Path, found: list[Path], to: Path) -> None:
+    """All or, if one of them is there already, none."""
+    there = [str(to / path) for path in found if os.path.lexists(to / path)]
+    if there:
+        raise ConfigurationError(
+            f"{', '.join(there[:3])} would be overwritten ({len(there)} in all); give another "
+            "directory, or move them away"
+        )
+    for path in found:
+        target, content = to / path, (root / path).read_bytes()
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+            if content.startswith(_EXECUTABLE):  # zip files forget it
+                target.chmod(stat.S_IMODE(target.stat().st_mode) | 0o111)
+        except OSError as error:
+            raise refusal_of(
+                f"cannot write {target}: {error.strerror}; choose another directory", error
+            ) from error
+        print(target)

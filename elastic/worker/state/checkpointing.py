@@ -17,10 +17,11 @@ import safetensors
 import safetensors.torch
 import torch
 
-from elastic.checkpoint import catalog
+from elastic.checkpoint import catalog, documents
 from elastic.checkpoint.catalog import is_committed, list_checkpoints, read_manifest
 from elastic.checkpoint.digest import FileDigest, difference, digest_of
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
+from elastic.checkpoint.documents import Json
 from elastic.checkpoint.layout import (
     group_name,
     is_structure_name,
@@ -33,10 +34,8 @@ from elastic.checkpoint.manifest import Manifest
 from elastic.errors import CheckpointDamaged, CheckpointWriteError, ElasticError, GroupLost
 from elastic.v1 import job_pb2, local_pb2
 from elastic.worker.group.process_group import Group
-from elastic.worker.state import structure as structures
 from elastic.worker.state.job_state import JobState
-from elastic.worker.state.structure import Structure
-from elastic.worker.state.tensor_specs import REAL_PART, STORED_AS, TensorSpec, describe
+from elastic.worker.state.tensor_specs import DTYPES, REAL_PART, STORED_AS, TensorSpec, describe
 
 Notify = Callable[[str, Mapping[str, str]], None]
 
@@ -382,7 +381,7 @@ def load(directory: CheckpointDirectory, step: int) -> Loaded:
             f"{where}: the manifest lists {len(described)} structure files instead of one"
         )
     content = _read_verified(directory, step, described[0])
-    structure = structures.from_json(content, f"{where}{described[0].name}")
+    structure = structure_from_json(content, f"{where}{described[0].name}")
     assembly = _Assembly(structure.specs, where)
     shards = {parse_shard_name(file.name): file for file in manifest.files}
     for place in sorted(place for place in shards if place is not None):
@@ -596,7 +595,7 @@ def write_share(
     blocks = safetensors_blocks(share)
     digests = [directory.write(path_in_step(step, shard_name(index, count, group)), blocks)]
     if structure is not None:
-        content = structures.to_json(structure)
+        content = structure_to_json(structure)
         digests.append(directory.write(path_in_step(step, structure_name(group)), content))
     return digests
 
@@ -675,3 +674,60 @@ def _header(
         offset = end
     content = json.dumps(header, separators=(",", ":")).encode()
     return content + b" " * (-len(content) % 8)
+
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Structure:
+    """The document beside the shards: the table of tensors, the skeleton they belong in, and any
+    JSON the caller adds."""
+
+    specs: tuple[TensorSpec, ...]
+    skeleton: Json
+    extra: Mapping[str, Json]
+
+
+def structure_to_json(structure: Structure) -> bytes:
+    """Return the document; ValueError or TypeError if `extra` is not plain, finite JSON."""
+    return documents.encode(
+        {
+            "format_version": FORMAT_VERSION,
+            "tensors": [[spec.name, spec.dtype, list(spec.shape)] for spec in structure.specs],
+            "skeleton": structure.skeleton,
+            "extra": dict(structure.extra),
+        }
+    )
+
+
+def structure_from_json(content: bytes, where: str) -> Structure:
+    """Parse the document; CheckpointDamaged names the file `where` and what is wrong with it."""
+    document = documents.decode(content, where)
+    version = documents.field(document, "format_version", int, where)
+    if version != FORMAT_VERSION:
+        raise CheckpointDamaged(
+            f"{where} has format version {version}; this version of elastic reads only "
+            f"{FORMAT_VERSION}: load it with the version that wrote it"
+        )
+    if "skeleton" not in document:
+        raise CheckpointDamaged(f"{where} lacks 'skeleton'")
+    rows = documents.field(document, "tensors", list, where)
+    return Structure(
+        specs=tuple(_spec(row, f"tensors[{i}] in {where}") for i, row in enumerate(rows)),
+        skeleton=document["skeleton"],
+        extra=documents.field(document, "extra", dict, where),
+    )
+
+
+def _spec(row: Json, where: str) -> TensorSpec:
+    cells: list[Json] = documents.checked(row, list, where)
+    if len(cells) != 3:
+        raise CheckpointDamaged(f"{where} is not a name, a type and a shape")
+    shape: list[Json] = documents.checked(cells[2], list, f"the shape of {where}")
+    sizes = tuple(documents.checked(size, int, f"a size of {where}") for size in shape)
+    dtype = documents.checked(cells[1], str, f"the type of {where}")
+    if dtype not in DTYPES or any(size < 0 for size in sizes):
+        raise CheckpointDamaged(f"{where} is an impossible {dtype}{list(sizes)}")
+    name = documents.checked(cells[0], str, f"the name of {where}")
+    return TensorSpec(name=name, dtype=dtype, shape=sizes)

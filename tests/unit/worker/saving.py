@@ -8,8 +8,7 @@ from elastic.checkpoint import catalog
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.directory import CheckpointDirectory
 from elastic.checkpoint.manifest import Manifest
-from elastic.worker.state.checkpointing import copy_share, plan_shards, write_share
-from elastic.worker.state.structure import Structure
+from elastic.worker.state.checkpointing import Structure, copy_share, plan_shards, write_share
 from elastic.worker.state.tensor_specs import describe
 from elastic.worker.state.tree import flatten
 from tests.unit.worker.trees import DTYPES, make_tensor

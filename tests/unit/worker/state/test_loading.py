@@ -16,9 +16,16 @@ from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.checkpoint.layout import MANIFEST, path_in_step, shard_name, structure_name
 from elastic.checkpoint.manifest import Manifest
 from elastic.errors import CheckpointDamaged, ElasticError, TransientError
-from elastic.worker.state.checkpointing import _Assembly, load, load_latest
-from elastic.worker.state.structure import from_json
-from elastic.worker.state.tree import unflatten
+from elastic.worker.state.checkpointing import (
+    Structure,
+    _Assembly,
+    load,
+    load_latest,
+    structure_from_json,
+    structure_to_json,
+)
+from elastic.worker.state.tensor_specs import describe
+from elastic.worker.state.tree import flatten, unflatten
 from tests.fuzzed_documents import documents, may_be_refused, spliced, thoroughly
 from tests.unit.checkpoint.faults import (
     Countdown,
@@ -321,7 +328,7 @@ def _replaced_header(content: bytes, header: bytes) -> bytes:
 def test_any_shard_fits_or_is_damage(saved: Path, data: st.DataObject) -> None:
     """With right digests: another program may have written it, and its manifest."""
     described = (saved / path_in_step(2, structure_name(GROUP))).read_bytes()
-    assembly = _Assembly(from_json(described, "s").specs, "root/")
+    assembly = _Assembly(structure_from_json(described, "s").specs, "root/")
     content = (saved / path_in_step(2, shard_name(0, 3, GROUP))).read_bytes()
     header = content[8 : 8 + int.from_bytes(content[:8], "little")]
     replaced = documents(header).map(lambda other: _replaced_header(content, other))
@@ -329,3 +336,24 @@ def test_any_shard_fits_or_is_damage(saved: Path, data: st.DataObject) -> None:
     with may_be_refused(CheckpointDamaged, naming="root/"):
         assembly.add("shard", shard)
         assembly.finish()
+
+
+STATE = flatten({"trained": make_state(1), "options": ({1, 2}, 1j, b"ab", None, float("inf"))})
+STRUCTURE = Structure(
+    specs=describe(STATE.tensors), skeleton=STATE.skeleton, extra={"ledger": [{"step": 1}]}
+)
+CONTENT = structure_to_json(STRUCTURE)
+
+
+def test_a_structure_is_read_as_it_was_written() -> None:
+    assert structure_from_json(CONTENT, "s") == STRUCTURE
+
+
+@thoroughly
+@given(content=documents(CONTENT))
+def test_any_bytes_are_a_structure_or_damage(content: bytes) -> None:
+    """One that is read is put together, or refused, by what comes next."""
+    with may_be_refused(CheckpointDamaged, naming="root/structure.json"):
+        found = structure_from_json(content, "root/structure.json")
+        with may_be_refused(CheckpointDamaged, naming="the stored state"):
+            unflatten(found.skeleton, STATE.tensors)

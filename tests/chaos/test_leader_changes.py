@@ -168,6 +168,7 @@ def change(cluster: Cluster, fault: Fault, die_after_s: float | None) -> dict[st
         cluster.wait_for_event("elected", after=elected)
     fault.end(cluster)
     cluster.settle(*NODES)
+    cluster.wait(lambda: set(NODES) <= cluster.node_states().keys(), "the agents of all")
     cluster.wait_trained(10, *NODES)
     after, until = status(cluster), time.time()
     assert after["started_unix_s"] == before["started_unix_s"]

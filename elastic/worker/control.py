@@ -26,6 +26,7 @@ from elastic.rpc.codec import (
     generation_to_pb,
     status_to_pb,
 )
+from elastic.runtime.leave_signals import StraySignals
 from elastic.runtime.process_title import set_worker_title
 from elastic.v1 import job_pb2, local_pb2
 from elastic.worker.group.membership import Membership
@@ -35,7 +36,6 @@ from elastic.worker.group.stuck import STUCK_S
 from elastic.worker.link import Link
 from elastic.worker.process.as_python import name_of_program
 from elastic.worker.process.children import keep_from_children
-from elastic.worker.process.stray_signals import StraySignals
 from elastic.worker.pulse import Pulse
 from elastic.worker.state.checkpointing import Checkpointing
 from elastic.worker.state.job_state import JobState

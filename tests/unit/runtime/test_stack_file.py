@@ -26,7 +26,7 @@ PATIENCE_S = 20.0
 FAMILY = """
     import os, subprocess, sys, threading, time, ctypes
     from elastic.runtime.stack_file import write_stacks_on_signal
-    from elastic.worker.process.stray_signals import StraySignals
+    from elastic.runtime.leave_signals import StraySignals
 
     def load():
         os.write(write, b".")

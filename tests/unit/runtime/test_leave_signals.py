@@ -14,9 +14,9 @@ _DEADLINE_S = 30.0
 _BEGIN = """
 import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in a shell's background ignores it
-from elastic.worker.process import stray_signals
-stray_signals.PATIENCE_S = 0.2
-stray = stray_signals.StraySignals()
+from elastic.runtime import leave_signals
+leave_signals.PATIENCE_S = 0.2
+stray = leave_signals.StraySignals()
 """
 
 
@@ -77,7 +77,7 @@ def test_handlers_of_the_script_stay() -> None:
 def test_a_process_of_the_script_ends_at_once() -> None:
     """As torch's DataLoader ends those that load."""
     done = ran("""
-        stray_signals.PATIENCE_S = 60.0
+        leave_signals.PATIENCE_S = 60.0
         stray.take_over()
         begun, begins = os.pipe()
         child = os.fork()

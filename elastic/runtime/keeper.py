@@ -15,12 +15,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from elastic.runtime.leave_signals import STRAY_SIGNALS
-from elastic.runtime.orphans import adopt_orphans, end_children, tell_of_parents_end
+from elastic.runtime.orphans import KEEPER_GONE, adopt_orphans, end_children, tell_of_parents_end
 from elastic.runtime.process_title import set_title
 from elastic.runtime.run_directory import remove_if_left
-
-KEEPER_GONE = signal.SIGTERM
-"""Sent by the kernel to the command when its keeper has ended."""
 
 
 def main(argv: list[str]) -> NoReturn:

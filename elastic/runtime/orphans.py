@@ -13,6 +13,8 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _END_S = 5.0
+KEEPER_GONE = signal.SIGTERM
+"""Sent by the kernel to a keeper's command when the keeper has ended."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

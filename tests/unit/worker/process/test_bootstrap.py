@@ -15,7 +15,7 @@ from elastic.core.membership import FailureKind
 from elastic.errors import ExitCode
 from elastic.rpc.codec import failure_from_pb
 from elastic.worker.link import Link
-from elastic.worker.process.forked import run_script
+from elastic.worker.process.zygote import run_script
 
 
 class Sent:

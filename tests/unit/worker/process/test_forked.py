@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from elastic.v1 import local_pb2 as pb
-from elastic.worker.process import forked
+from elastic.worker.process import zygote
 
 
 class Os:
@@ -32,14 +32,14 @@ class Os:
 @pytest.fixture
 def system(monkeypatch: pytest.MonkeyPatch) -> Os:
     made = Os()
-    monkeypatch.setattr(forked, "os", made)
+    monkeypatch.setattr(zygote, "os", made)
     return made
 
 
 def test_output_is_redirected_before_anything_can_go_wrong(system: Os, tmp_path: Path) -> None:
     request = pb.SpawnRequest(worker="w", log_path=str(tmp_path / "w.log"))
     with pytest.raises(PermissionError):
-        forked.become_worker(request, os.getppid())
+        zygote.become_worker(request, os.getppid())
     assert system.replaced == [1, 2, 0]
 
 
@@ -48,13 +48,13 @@ def test_without_a_log_it_goes_on_and_says_so(
 ) -> None:
     (tmp_path / "file").touch()
     log = tmp_path / "file" / "logs" / "w.log"
-    forked._redirect_output(str(log))
+    zygote._redirect_output(str(log))
     assert system.replaced == [0]
     assert capsys.readouterr().err == f"the log {log} cannot be opened: Not a directory\n"
 
 
 def test_a_directory_for_logs_that_was_removed_is_made_again(system: Os, tmp_path: Path) -> None:
     log = tmp_path / "gone" / "w.log"
-    forked._redirect_output(str(log))
+    zygote._redirect_output(str(log))
     assert system.replaced == [1, 2, 0]
     assert log.exists()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic.worker.process.forked import LogStream, outlive_full_disk
+from elastic.worker.process.zygote import LogStream, outlive_full_disk
 
 
 def text_on(fd: int, told: list[str]) -> io.TextIOWrapper:

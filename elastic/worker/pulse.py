@@ -22,10 +22,8 @@ from elastic.worker.compilation import COMPILATIONS, Compilations
 from elastic.worker.group.membership import Membership
 from elastic.worker.group.process_group import Group
 from elastic.worker.link import Link
-from elastic.worker.state.backlog import Backlog
-from elastic.worker.state.curve_points import CurvePoint, CurvePoints
+from elastic.worker.state.backlog import Backlog, CurvePoint, CurvePoints, LedgerRecord
 from elastic.worker.state.job_state import JobState
-from elastic.worker.state.ledger import LedgerRecord
 from elastic.worker.steps_clock import StepsClock
 
 if TYPE_CHECKING:

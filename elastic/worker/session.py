@@ -20,8 +20,8 @@ from elastic.worker.control import AgentControl, LocalControl
 from elastic.worker.data_loader import DataLoader
 from elastic.worker.group.distributed_model import DistributedModel
 from elastic.worker.group.process_group import Group
-from elastic.worker.learning_rate import ScaledOptimizer
 from elastic.worker.link import Link
+from elastic.worker.optimizers import ScaledOptimizer
 from elastic.worker.state.cells import NumpyGenerator, PythonGenerator, TorchGenerator
 from elastic.worker.state.job_state import Stateful, Values
 from elastic.worker.state.tree import copy_tree, flatten, tensors_of

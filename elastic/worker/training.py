@@ -29,15 +29,14 @@ from elastic.errors import ConfigurationError, GroupLost, StateTorn, StepMisused
 from elastic.worker.compilation import COMPILATIONS
 from elastic.worker.control import Control
 from elastic.worker.data_loader import DataLoader, Deal, Dealer
-from elastic.worker.group import agreement
+from elastic.worker.group import membership
 from elastic.worker.group.distributed_model import DistributedModel, Passes, Signs
 from elastic.worker.group.process_group import Group, is_group_loss
 from elastic.worker.group.transfer import receive_json, receive_tensors, send_json, send_tensors
-from elastic.worker.learning_rate import ScaledOptimizer
-from elastic.worker.optimizers import Optimizers
+from elastic.worker.optimizers import Optimizers, ScaledOptimizer
+from elastic.worker.state.backlog import LedgerRecord
 from elastic.worker.state.digest import digest_of
 from elastic.worker.state.job_state import JobState, progress_of
-from elastic.worker.state.ledger import LedgerRecord
 from elastic.worker.state.tensor_specs import describe, from_table, to_table
 from elastic.worker.state.tree import unflatten
 from elastic.worker.state.undo import Undo
@@ -507,10 +506,10 @@ class Training:
             commit_digest=commit,
             begin_digest=begin,
         )
-        return agreement.declare(self._joining(), mine)
+        return membership.declare(self._joining(), mine)
 
     def _explain_mismatch(self, mismatch: act.ExplainMismatch) -> None:
-        agreement.explain_mismatch(
+        membership.explain_mismatch(
             self._joining(), mismatch.reference, mismatch.odd, self.state.structure()
         )
 
@@ -521,7 +520,7 @@ class Training:
             for rank in difference.ranks:
                 send_json(group, self.state.digests(), rank)
         elif group.rank in difference.ranks:
-            names = agreement.differences(
+            names = membership.differences(
                 self.state.digests(), receive_json(group, difference.right)
             )
             self.control.notice(
@@ -668,7 +667,7 @@ class Training:
         committed, every = self.part.progress.committed, self.control.checkpoints.every
         self._compares_since = time.monotonic()
         try:
-            odd = agreement.differing_parameters(
+            odd = membership.differing_parameters(
                 group, self.state.parameters_digest(), self.state.parameter_digests
             )
             if not odd and every and committed % every == 0:
@@ -690,7 +689,7 @@ class Training:
         the checkpoint."""
         shapes = self.state.saved_shapes()
         digest = digest_of([], documents.encode({"shapes": shapes}))
-        odd = agreement.differing_parameters(group, digest, lambda: shapes)
+        odd = membership.differing_parameters(group, digest, lambda: shapes)
         if odd:
             raise StepMisused(
                 f"{_shown(odd, group)} would save other tensors than rank 0 after step "
@@ -730,7 +729,7 @@ class Training:
         self.clock.waits()
         self.place.now = Place.MEETING, time.monotonic()
         try:
-            agreement.meet(self._joining(), meeting.committed, meeting.number, meeting.call)
+            membership.meet(self._joining(), meeting.committed, meeting.number, meeting.call)
         finally:
             self.clock.is_met()
 
@@ -793,7 +792,7 @@ class Training:
             return
         committed = self.part.progress.committed
         doing = f"{where} step {committed} at {_place_of_main_thread()}"
-        agreement.answer(group, agreement.Whereabouts(committed=committed, doing=doing))
+        membership.answer(group, membership.Whereabouts(committed=committed, doing=doing))
 
     # ---- what the script does wrong
 

@@ -1,10 +1,15 @@
-"""Records of committed steps that are kept until the coordinator has stored them."""
+"""Records of committed steps that are kept until the coordinator has stored them: which samples
+each consumed, and what the script has reported of it."""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
 from collections.abc import Iterable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+
+from elastic.checkpoint.documents import Json
 
 
 class Record(Protocol):
@@ -71,3 +76,65 @@ class Backlog(Generic[RecordT]):
 
     def __len__(self) -> int:
         return len(self._records)
+
+
+class LedgerRecord(NamedTuple):  # one is made at every step, in a third of a dataclass's time
+    """The samples of one committed step: positions [start, stop) of the epoch's order.
+
+    run: the incarnation of the job that committed it. A checkpoint brings records of an earlier
+    one, which counted its generations by itself. Empty in checkpoints of before there were runs.
+    """
+
+    step: int
+    epoch: int
+    generation: int
+    world_size: int
+    start: int
+    stop: int
+    run: str = ""
+
+
+LedgerBacklog: TypeAlias = Backlog[LedgerRecord]
+
+MOST_POINTS = 20_000
+"""Not known to be stored: of steps of 2 ms those of 40 s."""
+_MOST_HANDED_ON = 2_000
+
+
+class CurvePoint(NamedTuple):
+    """One committed step. `values`, numbers and tensors of one, may grow until the next step is
+    committed."""
+
+    step: int
+    run: str
+    generation: int
+    unix_s: float
+    values: dict[str, Any]
+
+
+CurvePoints: TypeAlias = Backlog[CurvePoint]
+
+
+def curve_to_json(points: CurvePoints) -> Json:
+    """The newest of them, for a member that joins or a checkpoint."""
+    newest = points.since(0)[-_MOST_HANDED_ON:]
+    return [
+        [p.step, p.run, p.generation, p.unix_s, {n: _json(v) for n, v in [*p.values.items()]}]
+        for p in newest
+    ]
+
+
+def _json(value: Any) -> float | str:
+    number = float(value)
+    return number if math.isfinite(number) else str(number)  # JSON has no word for it
+
+
+def curve_from_json(document: Json) -> Iterable[CurvePoint]:
+    """What `curve_to_json` gave; nothing of what is no such document: it is not worth a state."""
+    points: list[CurvePoint] = []
+    with contextlib.suppress(TypeError, ValueError, AttributeError):
+        for step, run, generation, unix_s, values in cast("list[Any]", document):
+            numbers = {str(name): float(value) for name, value in values.items()}
+            point = CurvePoint(int(step), str(run), int(generation), float(unix_s), numbers)
+            points.append(point)
+    return points

@@ -20,12 +20,17 @@ from elastic.core.data_order import DataPosition
 from elastic.core.learning_rate import Ramp
 from elastic.core.worker.actions import Progress
 from elastic.errors import CheckpointDamaged, CheckpointMismatch, ConfigurationError
-from elastic.worker.state import curve_points
-from elastic.worker.state.backlog import Backlog
+from elastic.worker.state.backlog import (
+    MOST_POINTS,
+    Backlog,
+    CurvePoints,
+    LedgerBacklog,
+    LedgerRecord,
+    curve_from_json,
+    curve_to_json,
+)
 from elastic.worker.state.cells import Gradients
-from elastic.worker.state.curve_points import MOST_POINTS, CurvePoints
 from elastic.worker.state.digest import digest_of
-from elastic.worker.state.ledger import LedgerBacklog, LedgerRecord
 from elastic.worker.state.references import has_own_state, kept_in_place, optimizers_inside
 from elastic.worker.state.tensor_specs import (
     TensorSpec,
@@ -334,7 +339,7 @@ class JobState:
             "caches": cast("list[Json]", self._buffers.caches),
             "reshaped_buffers": to_json(self._buffers.reshaped()),
             "ledger": [record._asdict() for record in self.ledger.since(0)],
-            "curve": curve_points.to_json(self.curve),
+            "curve": curve_to_json(self.curve),
         }
 
     def loop_begins(self) -> None:
@@ -381,7 +386,7 @@ class JobState:
             self.ledger = LedgerBacklog(LedgerRecord(**record) for record in records)
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointDamaged(f"the job's ledger cannot be read: {error!r}") from error
-        self.curve.replace(curve_points.from_json(extra.get("curve", [])))
+        self.curve.replace(curve_from_json(extra.get("curve", [])))
 
     # ---- inside
 

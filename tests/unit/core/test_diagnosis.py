@@ -27,7 +27,7 @@ ALL_REDUCE = (
     Frame(f"{LIB}/distributed/c10d_logger.py", 81, "wrapper"),
 )
 MEET = (
-    Frame("/src/elastic/worker/group/agreement.py", 60, "meet"),
+    Frame("/src/elastic/worker/group/membership.py", 60, "meet"),
     Frame("/src/elastic/worker/training.py", 600, "_meet_for_call"),
     *MAIN,
 )

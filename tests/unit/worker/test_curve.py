@@ -12,9 +12,13 @@ import torch
 
 from elastic.v1 import local_pb2 as pb
 from elastic.worker.pulse import Pulse
-from elastic.worker.state.backlog import Backlog
-from elastic.worker.state.curve_points import MOST_POINTS, from_json, to_json
-from elastic.worker.state.ledger import LedgerBacklog
+from elastic.worker.state.backlog import (
+    MOST_POINTS,
+    Backlog,
+    LedgerBacklog,
+    curve_from_json,
+    curve_to_json,
+)
 from elastic.worker.steps_clock import StepsClock
 
 
@@ -136,7 +140,7 @@ def test_nothing_is_kept_where_nobody_wants_it() -> None:
 def test_what_is_no_number_is_left_out(value: Any) -> None:
     member = Member()
     member.step(odd=value, loss=0.5)
-    assert [p[-1] for p in cast("Any", to_json(member.state.curve))] == [{"loss": 0.5}]
+    assert [p[-1] for p in cast("Any", curve_to_json(member.state.curve))] == [{"loss": 0.5}]
     assert member.told(whole=True) == [(False, {0: {"loss": 0.5}})]
 
 
@@ -154,9 +158,9 @@ def test_a_member_that_takes_over_the_state_has_the_points_too() -> None:
     giver, taker = Member(), Member()
     for n in range(3):
         giver.step(loss=torch.tensor(float(n)), bad=math.nan)
-    handed_on = json.loads(json.dumps(to_json(giver.state.curve), allow_nan=False))
+    handed_on = json.loads(json.dumps(curve_to_json(giver.state.curve), allow_nan=False))
     taker.step(loss=9.0)
-    taker.state.curve.replace(from_json(handed_on))
+    taker.state.curve.replace(curve_from_json(handed_on))
     ((whole, points),) = taker.told(whole=True)
     assert {step: values["loss"] for step, values in points.items()} == {0: 0.0, 1: 1.0, 2: 2.0}
     assert all(math.isnan(values["bad"]) for values in points.values())
@@ -169,4 +173,4 @@ def test_a_member_that_takes_over_the_state_has_the_points_too() -> None:
     ids=["None", "a number", "text", "too short", "no value"],
 )
 def test_points_that_are_none_cost_no_state(document: Any) -> None:
-    assert list(from_json(document)) == []
+    assert list(curve_from_json(document)) == []

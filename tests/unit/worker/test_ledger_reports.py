@@ -7,8 +7,7 @@ from typing import Any, cast
 
 from elastic.v1 import local_pb2 as pb
 from elastic.worker.pulse import Pulse
-from elastic.worker.state.backlog import Backlog
-from elastic.worker.state.ledger import LedgerBacklog, LedgerRecord
+from elastic.worker.state.backlog import Backlog, LedgerBacklog, LedgerRecord
 from elastic.worker.steps_clock import StepsClock
 
 

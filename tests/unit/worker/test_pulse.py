@@ -16,8 +16,8 @@ from elastic.worker.compilation import Compilations
 from elastic.worker.group.membership import Durations
 from elastic.worker.group.process_group import Group
 from elastic.worker.pulse import Pulse
+from elastic.worker.state.backlog import LedgerRecord
 from elastic.worker.state.job_state import JobState
-from elastic.worker.state.ledger import LedgerRecord
 from elastic.worker.steps_clock import StepsClock
 from elastic.worker.training import Outcome
 

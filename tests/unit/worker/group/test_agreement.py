@@ -9,7 +9,7 @@ import torch
 
 from elastic.core.recovery import Declaration
 from elastic.errors import ModelMismatch
-from elastic.worker.group.agreement import (
+from elastic.worker.group.membership import (
     declare,
     differences,
     differing_parameters,

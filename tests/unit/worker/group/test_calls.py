@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from elastic.errors import GroupLost, StepMisused
-from elastic.worker.group.agreement import Whereabouts, answer, meet
+from elastic.worker.group.membership import Whereabouts, answer, meet
 from elastic.worker.group.process_group import Group, is_group_loss
 from tests.unit.worker.together import Seat, die, run_together
 from tests.unit.worker.together import meet as all_reduce

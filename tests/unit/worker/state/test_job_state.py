@@ -20,13 +20,13 @@ from elastic.core.data_order import DataPosition
 from elastic.core.learning_rate import Ramp
 from elastic.core.worker.actions import Progress
 from elastic.errors import CheckpointDamaged, CheckpointMismatch, ConfigurationError
-from elastic.worker.group.agreement import differences
 from elastic.worker.group.distributed_model import DistributedModel
+from elastic.worker.group.membership import differences
 from elastic.worker.group.process_group import Group
+from elastic.worker.state.backlog import LedgerRecord
 from elastic.worker.state.cells import TorchGenerator
 from elastic.worker.state.checkpointing import plan_shards
 from elastic.worker.state.job_state import JobState, progress_of
-from elastic.worker.state.ledger import LedgerRecord
 from elastic.worker.state.tensor_specs import describe
 from tests.unit.worker.around_optimizer import Lookahead
 from tests.unit.worker.trees import same

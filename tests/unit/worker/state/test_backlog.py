@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic.worker.state.ledger import LedgerBacklog, LedgerRecord
+from elastic.worker.state.backlog import LedgerBacklog, LedgerRecord
 
 
 def record(step: int, generation: int = 1, run: str = "b") -> LedgerRecord:

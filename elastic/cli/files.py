@@ -1,5 +1,5 @@
-"""`elastic checkpoint` and `elastic files`: checkpoints, and the units, chart, alert rules and
-documents that come with elastic. Neither needs a job.
+"""`elastic checkpoint` and `elastic files`: checkpoints, and the units, the chart, alert rules,
+protos and documents that come with elastic. Neither needs a job.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ from elastic.runtime.off_loop import off_loop
 from elastic.runtime.own_address import require_own
 from elastic.settings.doctor import MachineSettings
 from elastic.settings.limits import is_ip_address
+from elastic.store.etcd.client import MemberHealth, members_health
 from elastic.store.etcd.endpoints import EtcdOptions
-from elastic.store.etcd.health import MemberHealth, members_health
 from elastic.store.etcd.server import VERSION_PREFIX
 from elastic.store.etcd.store import EtcdStore
 from elastic.store.job_keys import JobKeys

@@ -7,8 +7,8 @@ import dataclasses
 
 import pytest
 
+from elastic.store.etcd.client import MemberHealth, members_health
 from elastic.store.etcd.endpoints import etcd_options
-from elastic.store.etcd.health import MemberHealth, members_health
 from tests.etcd_cluster import EtcdCluster, free_ports
 from tests.etcd_front import etcd_front
 

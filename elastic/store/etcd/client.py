@@ -1,18 +1,25 @@
-"""Calls to a cluster: any member that answers, with the token that it wants."""
+"""Calls to a cluster: any member that answers, with the token that it wants. And how each member
+is: its version, its alarms, how long commits take.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
-from elastic.errors import ElasticError
+from elastic.errors import ConfigurationError, ElasticError
 from elastic.store.etcd import refusals
 from elastic.store.etcd import v3_pb2 as pb
 from elastic.store.etcd.connection import (
     LEASE_KEEP_ALIVE,
     READS,
+    STATUS,
+    TXN,
     WATCH,
     Answer,
     Connection,
@@ -26,6 +33,7 @@ from elastic.store.etcd.connection import (
     metadata,
 )
 from elastic.store.etcd.endpoints import Endpoint, EtcdOptions
+from elastic.store.etcd.keys import Keys
 from elastic.store.etcd.refusals import NO_ANSWER, Refusal, Refused, Said
 
 AnswerT = TypeVar("AnswerT")
@@ -98,6 +106,12 @@ class EtcdClient:
         else:
             self._failover.move_on(connection)
 
+    async def __aenter__(self) -> EtcdClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
     async def close(self) -> None:
         """Close all channels."""
         await asyncio.gather(*(connection.close() for connection in self._connections))
@@ -154,3 +168,59 @@ def _check_kept_alive(answer: pb.LeaseKeepAliveResponse | None) -> None:
         raise Refused(NO_ANSWER)
     if answer.ttl <= 0:
         raise Refused(Said(Refusal.LEASE_UNKNOWN, "requested lease not found"))
+
+
+_COMMITS = 5
+_NEVER = 2**62
+"""A revision that no key was created at."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemberHealth:
+    """Of one endpoint; `error` says why it did not answer, or, if `is_refusal`, why it refused."""
+
+    endpoint: str
+    version: str = ""
+    errors: tuple[str, ...] = ()
+    commit_s: tuple[float, ...] = ()
+    error: str = ""
+    is_refusal: bool = False
+
+
+async def members_health(options: EtcdOptions, key: str) -> Sequence[MemberHealth]:
+    """Of all endpoints, at once. The user must have the right to write `key`; nothing is written.
+
+    Ends within the options' `total_timeout_s` for each of the calls.
+    """
+    asked = (_health(options, endpoint, key) for endpoint in options.endpoints)
+    return await asyncio.gather(*asked)
+
+
+async def _health(options: EtcdOptions, endpoint: Endpoint, key: str) -> MemberHealth:
+    found = MemberHealth(endpoint=str(endpoint))
+    alone = dataclasses.replace(options, endpoints=(endpoint,))
+    try:
+        async with EtcdClient(alone) as client:
+            status = (await client.call(STATUS, pb.StatusRequest())).value
+        found = dataclasses.replace(found, version=status.version, errors=tuple(status.errors))
+        async with EtcdClient(
+            alone
+        ) as client:  # another one: one that was answered refuses nothing
+            commits = [await _commit(client, options, key) for _ in range(_COMMITS)]
+        return dataclasses.replace(found, commit_s=tuple(commits))
+    except ElasticError as error:
+        is_refusal = isinstance(error, ConfigurationError)
+        if found.errors and not is_refusal:
+            return found  # an alarm explains it better
+        return dataclasses.replace(found, error=str(error), is_refusal=is_refusal)
+
+
+async def _commit(client: EtcdClient, options: EtcdOptions, key: str) -> float:
+    """A write that never happens, because of what it asks for first. It takes the way of every
+    write: the user's rights, a majority's disks."""
+    keys = Keys(options.namespace)
+    never = pb.Compare(target=pb.Compare.CREATE, key=keys.encode(key), create_revision=_NEVER)
+    request = pb.TxnRequest(compare=[never], success=[keys.put(key, b"", 0)])
+    began = time.monotonic()
+    await client.call(TXN, request)
+    return time.monotonic() - began

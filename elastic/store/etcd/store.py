@@ -8,7 +8,6 @@ import logging
 import math
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from types import TracebackType
 
 import grpc
 
@@ -48,12 +47,7 @@ class EtcdStore:
     async def __aenter__(self) -> EtcdStore:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:

@@ -14,8 +14,8 @@ from elastic.errors import ConfigurationError
 from elastic.rpc.security import PLAINTEXT, Security, Tls
 from elastic.settings.tls_files import TlsFiles
 from elastic.store.etcd import v3_pb2 as pb
+from elastic.store.etcd.client import members_health
 from elastic.store.etcd.endpoints import EtcdOptions, parse_endpoints
-from elastic.store.etcd.health import members_health
 from elastic.store.etcd.server import EtcdService
 from elastic.store.etcd.store import EtcdStore
 from elastic.store.interface import LeaseExists, StoreWentBack, WatchCompacted

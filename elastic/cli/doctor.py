@@ -13,8 +13,8 @@ from typing import Any
 from elastic.cli.etcd import host_name, options_of_store
 from elastic.cli.formats import print_json, print_table, require_format
 from elastic.cli.launch import log_root
+from elastic.doctor.checks import Result, Verdict, worst
 from elastic.doctor.examination import Subject, examine
-from elastic.doctor.verdicts import Result, Verdict, worst
 from elastic.errors import ExitCode
 from elastic.rpc.security import choose_security
 from elastic.settings.doctor import DoctorSettings, FailOn, MachineSettings

@@ -1,9 +1,13 @@
-"""Judges what the probes found: pure functions from findings to verdicts."""
+"""Judges what the probes found: pure functions from findings to verdicts, which say the fault if
+there is one, how bad it is, and what to do about it.
+"""
 
 from __future__ import annotations
 
+import enum
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from elastic.doctor.findings import (
@@ -20,7 +24,82 @@ from elastic.doctor.findings import (
     Resolution,
     SharedMemory,
 )
-from elastic.doctor.verdicts import Fault, Result, Verdict
+
+
+class Result(enum.Enum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """A job runs, but worse than it could."""
+    ERROR = "error"
+    """A job does not run, or is lost when something fails."""
+
+
+class Fault(enum.Enum):
+    """Every fault that `elastic doctor` can name; docs/DOCTOR.md has them all."""
+
+    PACKAGE_VERSION = "package-version"
+    RELEASE_DIFFERS = "release-differs"
+    TORCH_DIFFERS = "torch-differs"
+    NAME_UNKNOWN = "name-unknown"
+    NAME_SERVER_SILENT = "name-server-silent"
+    NAME_SLOW = "name-slow"
+    ADDRESS_NOT_OWN = "address-not-own"
+    PEER_ABSENT = "peer-absent"
+    PEER_SILENT = "peer-silent"
+    PORT_BLOCKED = "port-blocked"
+    CLOCK_DIFFERS = "clock-differs"
+    ETCD_UNREACHABLE = "etcd-unreachable"
+    ETCD_REFUSES = "etcd-refuses"
+    ETCD_TOO_OLD = "etcd-too-old"
+    ETCD_SLOW = "etcd-slow"
+    ETCD_ALARM = "etcd-alarm"
+    COORDINATOR_UNREACHABLE = "coordinator-unreachable"
+    CERTIFICATE_UNUSABLE = "certificate-unusable"
+    CERTIFICATE_EXPIRES = "certificate-expires"
+    KEY_EXPOSED = "key-exposed"
+    DISK_FULL = "disk-full"
+    DISK_LOW = "disk-low"
+    NOT_WRITABLE = "not-writable"
+    SHM_SMALL = "shm-small"
+    OPEN_FILES_LOW = "open-files-low"
+    CHECKPOINT_UNUSABLE = "checkpoint-unusable"
+    CHECKPOINT_SLOW = "checkpoint-slow"
+    CHECKPOINT_NOT_SHARED = "checkpoint-not-shared"
+    ALL_REDUCE_FAILED = "all-reduce-failed"
+    NETWORK_SLOW = "network-slow"
+    TORCH_UNUSABLE = "torch-unusable"
+    GPU_UNUSED = "gpu-unused"
+    GPU_MISSING = "gpu-missing"
+    GPU_FAULTY = "gpu-faulty"
+    NCCL_FAULTY = "nccl-faulty"
+    PROBE_HANGS = "probe-hangs"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """One line of the table."""
+
+    check: str
+    subject: str
+    found: str
+    result: Result = Result.OK
+    fault: Fault | None = None
+    remedy: str = ""
+    may_pass: bool = False
+    """It may be well later, without anything being changed on this node."""
+
+    def __post_init__(self) -> None:
+        is_ok = self.result is Result.OK
+        assert is_ok == (self.fault is None) == (not self.remedy), "a fault has a name and a remedy"
+
+
+def worst(verdicts: Iterable[Verdict]) -> Result:
+    """Of all of them; OK of none."""
+    found = {verdict.result for verdict in verdicts}
+    return next((one for one in (Result.ERROR, Result.WARNING) if one in found), Result.OK)
+
 
 _MIB, _GIB = 2**20, 2**30
 
@@ -51,15 +130,14 @@ SLOW_NETWORK_BYTES_PER_S = 100 * _MIB
 def packages(found: Sequence[Package]) -> Iterator[Verdict]:
     """Whether each has a version that elastic works with."""
     for package in found:
-        wanted = _wanted(package)
         if package.found is None:
-            told, remedy = "not installed", f"pip install '{package.name}{_specifier(package)}'"
-        elif _fits(package):
+            told = "not installed"
+        elif _fits(package.found, package):
             yield _ok("versions", package.name, package.found)
             continue
         else:
-            told = f"{package.found}; expected {wanted}"
-            remedy = f"pip install '{package.name}{_specifier(package)}'"
+            told = f"{package.found}; expected {_wanted(package)}"
+        remedy = f"pip install '{package.name}{_specifier(package)}'"
         yield _error("versions", package.name, told, Fault.PACKAGE_VERSION, remedy)
 
 
@@ -472,24 +550,21 @@ def _release(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def _fits(package: Package) -> bool:
-    found = _numbers(package.found or "")
+def _fits(version: str, package: Package) -> bool:
+    found = _numbers(version)
     above = not package.at_least or found >= _numbers(package.at_least)
     return above and (not package.below or found < _numbers(package.below))
 
 
 def _wanted(package: Package) -> str:
-    bounds = []
-    if package.at_least:
-        bounds.append(f"at least {package.at_least}")
-    if package.below:
-        bounds.append(f"below {package.below}")
-    return " and ".join(bounds) or "any version"
+    """Of a package that has bounds, since it does not fit."""
+    bounds = {"at least ": package.at_least, "below ": package.below}
+    return " and ".join(f"{word}{version}" for word, version in bounds.items() if version)
 
 
 def _specifier(package: Package) -> str:
-    bounds = [f">={package.at_least}"] if package.at_least else []
-    return ",".join([*bounds, *([f"<{package.below}"] if package.below else [])])
+    bounds = {">=": package.at_least, "<": package.below}
+    return ",".join(f"{sign}{version}" for sign, version in bounds.items() if version)
 
 
 def _built_for(found: Accelerator) -> str:

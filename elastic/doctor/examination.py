@@ -14,11 +14,11 @@ from typing import TypeVar
 
 from elastic.checkpoint.directory import open_directory
 from elastic.doctor import checks, machine
+from elastic.doctor.checks import Verdict
 from elastic.doctor.conversation import Protection
 from elastic.doctor.findings import Accelerator, AllReduce, Coordinator, EtcdMember
 from elastic.doctor.machine import TrialFailed, TrialProcess
 from elastic.doctor.meeting import Meeting, Stage
-from elastic.doctor.verdicts import Verdict
 from elastic.errors import ConfigurationError, ElasticError, TransientError
 from elastic.rpc.control_client import ControlClient
 from elastic.rpc.security import Security, Tls, require_protection

@@ -10,6 +10,7 @@ import pytest
 
 from elastic.cli.doctor import document, exit_code
 from elastic.doctor import checks
+from elastic.doctor.checks import Fault, Result, Verdict, worst
 from elastic.doctor.findings import (
     Accelerator,
     AllReduce,
@@ -24,7 +25,6 @@ from elastic.doctor.findings import (
     Resolution,
     SharedMemory,
 )
-from elastic.doctor.verdicts import Fault, Result, Verdict, worst
 from elastic.settings.doctor import FailOn
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "DOCTOR.md"

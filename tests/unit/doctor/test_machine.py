@@ -12,8 +12,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from elastic.doctor import checks, machine
+from elastic.doctor.checks import Fault
 from elastic.doctor.findings import Package
-from elastic.doctor.verdicts import Fault
 from tests.certificates import make_certificates, sign, sign_for_job
 
 

@@ -24,6 +24,7 @@ from elastic.doctor.findings import (
     Resolution,
     SharedMemory,
 )
+from elastic.version import release_of
 
 
 class Result(enum.Enum):
@@ -363,7 +364,7 @@ def coordinator(found: Coordinator, *, release: str) -> Verdict:
         return _error(check, subject, found.error, fault, remedy, may_pass=True)
     if not found.address:
         return _ok(check, "leader", "none yet")
-    if found.version and _release(found.version) != release:
+    if found.version and release_of(found.version) != release:
         remedy = "install one release (MAJOR.MINOR) everywhere; coordinators are upgraded first"
         told = f"elastic {found.version} leads, this is {release}"
         return _error(check, found.address, told, Fault.RELEASE_DIFFERS, remedy)
@@ -380,7 +381,7 @@ def peer(found: Peer, *, elastic: str, torch: str) -> Iterator[Verdict]:
         yield _unreached(found, subject)
         return
     yield _ok("peers", subject, "answers")
-    if _release(found.elastic) != _release(elastic):
+    if release_of(found.elastic) != release_of(elastic):
         remedy = "install one release (MAJOR.MINOR) of elastic on all nodes"
         told = f"elastic {found.elastic}, here {elastic}"
         yield _error("versions", subject, told, Fault.RELEASE_DIFFERS, remedy)
@@ -544,10 +545,6 @@ def _numbers(version: str) -> tuple[int, ...]:
     """2.13.0+cpu -> (2, 13, 0); what follows the numbers does not count."""
     match = re.match(r"v?(\d+(?:\.\d+)*)", version)
     return tuple(map(int, match[1].split("."))) if match else ()
-
-
-def _release(version: str) -> str:
-    return ".".join(version.split(".")[:2])
 
 
 def _fits(version: str, package: Package) -> bool:

@@ -11,14 +11,14 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from elastic.doctor import checks, machine
+from elastic.doctor import checks, examination
 from elastic.doctor.checks import Fault
 from elastic.doctor.findings import Package
 from tests.certificates import make_certificates, sign, sign_for_job
 
 
 def test_what_elastic_requires_is_installed() -> None:
-    found = {package.name: package for package in machine.packages()}
+    found = {package.name: package for package in examination.packages()}
     assert {"torch", "grpcio", "protobuf"} <= found.keys()
     assert "pytest" not in found, "an extra"
     assert "tomli" not in found, "for another Python"
@@ -33,19 +33,19 @@ def test_an_older_package_is_found_by_its_metadata(
     planted.mkdir()
     (planted / "METADATA").write_text("Metadata-Version: 2.1\nName: grpcio\nVersion: 1.50.0\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    (found,) = [package for package in machine.packages() if package.name == "grpcio"]
+    (found,) = [package for package in examination.packages() if package.name == "grpcio"]
     assert found == Package(name="grpcio", found="1.50.0", at_least="1.76")
 
 
 def test_names() -> None:
-    here = machine.resolve("localhost", "peer")
+    here = examination.resolve("localhost", "peer")
     assert "127.0.0.1" in here.addresses
     assert here.took_s < 5
-    assert checks.resolution(machine.resolve("n" * 64, "peer")).fault is Fault.NAME_UNKNOWN
+    assert checks.resolution(examination.resolve("n" * 64, "peer")).fault is Fault.NAME_UNKNOWN
 
 
 def test_a_directory_that_is_yet_to_be_made(tmp_path: Path) -> None:
-    found = machine.directory(tmp_path / "a" / "b", "logs")
+    found = examination.directory(tmp_path / "a" / "b", "logs")
     assert found.free_bytes > 0
     assert not found.error
     assert os.listdir(tmp_path) == []
@@ -53,12 +53,12 @@ def test_a_directory_that_is_yet_to_be_made(tmp_path: Path) -> None:
 
 def test_a_directory_below_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    found = machine.directory(tmp_path / "file" / "logs", "logs")
+    found = examination.directory(tmp_path / "file" / "logs", "logs")
     assert checks.directory(found).fault is Fault.NOT_WRITABLE
 
 
 def test_a_checkpoint_directory_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
-    found = machine.checkpoint_speed(str(tmp_path))
+    found = examination.checkpoint_speed(str(tmp_path))
     assert not found.error
     assert found.size_bytes >= 2**20
     assert min(found.write_s, found.read_s) > 0
@@ -67,7 +67,7 @@ def test_a_checkpoint_directory_is_measured_and_left_as_it_was(tmp_path: Path) -
 
 def test_a_checkpoint_directory_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    verdict = checks.checkpoint_speed(machine.checkpoint_speed(str(tmp_path / "file" / "c")))
+    verdict = checks.checkpoint_speed(examination.checkpoint_speed(str(tmp_path / "file" / "c")))
     assert verdict.fault is Fault.CHECKPOINT_UNUSABLE
     assert "is a file" in verdict.remedy
 
@@ -87,14 +87,14 @@ class _Slow(MemoryFileSystem):
 
 def test_a_slow_checkpoint_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec.register_implementation("slowmemory", _Slow, clobber=True)
-    monkeypatch.setattr(machine, "_TRIED_BYTES", 2**20)
-    found = machine.checkpoint_speed("slowmemory://c")
+    monkeypatch.setattr(examination, "_TRIED_BYTES", 2**20)
+    found = examination.checkpoint_speed("slowmemory://c")
     assert not found.error
     assert checks.checkpoint_speed(found).fault is Fault.CHECKPOINT_SLOW
 
 
 def faults_of(files: Any, job: str = "j") -> list[Fault | None]:
-    return [verdict.fault for verdict in checks.certificate(machine.certificate(files, job))]
+    return [verdict.fault for verdict in checks.certificate(examination.certificate(files, job))]
 
 
 def test_certificates(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_certificates(tmp_path: Path) -> None:
     assert faults_of(sign_for_job(made, "j", days=2)) == [Fault.CERTIFICATE_EXPIRES]
     files = sign_for_job(made, "j", days=-1)
     assert faults_of(files) == [Fault.CERTIFICATE_UNUSABLE]
-    (verdict,) = checks.certificate(machine.certificate(files, "j"))
+    (verdict,) = checks.certificate(examination.certificate(files, "j"))
     assert "expired" in verdict.found
     assert "replace it" in verdict.remedy
     assert faults_of(sign_for_job(made, "k"), "j") == [Fault.CERTIFICATE_UNUSABLE]
@@ -124,11 +124,11 @@ def test_an_authority_that_has_not_signed(tmp_path: Path) -> None:
     made, other = make_certificates(tmp_path / "a"), make_certificates(tmp_path / "b")
     files = sign_for_job(made, "j", days=90)
     files.ca.write_bytes(other.ca.read_bytes())  # type: ignore[union-attr]
-    (verdict,) = checks.certificate(machine.certificate(files, "j"))
+    (verdict,) = checks.certificate(examination.certificate(files, "j"))
     assert verdict.fault is Fault.CERTIFICATE_UNUSABLE
     assert "vouch" in verdict.found
 
 
 def test_the_limits_of_this_process() -> None:
-    assert 0 < machine.open_files().soft <= machine.open_files().hard
-    assert machine.shared_memory(3).workers == 3
+    assert 0 < examination.open_files().soft <= examination.open_files().hard
+    assert examination.shared_memory(3).workers == 3

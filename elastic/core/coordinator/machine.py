@@ -12,7 +12,6 @@ from typing_extensions import assert_never
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator import stopping
-from elastic.core.coordinator.checkpoints import CheckpointTracker
 from elastic.core.coordinator.decisions import Decision, End, Form, GiveUp, Wait, WaitReason
 from elastic.core.coordinator.formation import (
     Clocks,
@@ -23,9 +22,14 @@ from elastic.core.coordinator.formation import (
     is_left,
     settle,
 )
-from elastic.core.coordinator.generations import Lineage, PastGenerations
-from elastic.core.coordinator.newcomers import NewcomerPolicy, Newcomers
-from elastic.core.coordinator.nodes import Departures, Nodes, Replacements
+from elastic.core.coordinator.generations import CheckpointTracker, Lineage, PastGenerations
+from elastic.core.coordinator.nodes import (
+    Departures,
+    NewcomerPolicy,
+    Newcomers,
+    Nodes,
+    Replacements,
+)
 from elastic.core.coordinator.phases import TERMINAL, TRANSITIONS, JobPhase
 from elastic.core.coordinator.progress import Hang, ProgressWatch, StallPolicy
 from elastic.core.coordinator.stopping import EXIT_LEFT, Stop, decide_stop, inherited

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from elastic.core.coordinator.newcomers import NewcomerPolicy
+from elastic.core.coordinator.nodes import NewcomerPolicy
 from elastic.core.membership import ChangeReason
 from tests.sim.journal import Journal
 

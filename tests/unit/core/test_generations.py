@@ -1,12 +1,15 @@
-"""Which groups may train still, and which group may follow them (P1)."""
+"""Which groups may train still, and which may follow them (P1); what is remembered of generations,
+which failures count where all workers restart; and which of their checkpoints are whole.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from elastic.core.coordinator.generations import Lineage
+from elastic.core.coordinator.decisions import Form
+from elastic.core.coordinator.generations import CheckpointTracker, Lineage, PastGenerations
 from elastic.core.coordinator.view import Sighting
-from elastic.core.membership import WorkerStatus
+from elastic.core.membership import ChangeReason, Failure, FailureKind, WorkerStatus
 from tests.unit.core.cluster_views import (
     FINISHED,
     JOINING,
@@ -139,3 +142,114 @@ def test_who_joins_a_group_without_any_state_is_in_the_way_of_another() -> None:
 )
 def test_who_is_not_in_the_way(seen: dict[str, Sighting]) -> None:
     assert after().in_the_way(["c0"], seen) == frozenset()
+
+
+FORMS = Form(members=(member("a0"),), reason=ChangeReason.STARTED)
+DISSOLVES = Form(members=(), reason=ChangeReason.MEMBER_LOST)
+
+
+def past(*generations: tuple[str, ...]) -> PastGenerations:
+    found = PastGenerations()
+    for number, workers in enumerate(generations, 1):
+        found.remember(generation(number, *workers))
+    return found
+
+
+def failed(worker: str, kind: FailureKind = FailureKind.EXCEPTION) -> Failure:
+    return Failure(worker=worker, kind=kind)
+
+
+def test_one_failure_of_a_group_counts() -> None:
+    found = past(("a0", "b0"))
+    assert found.breaks_another(failed("b0"))
+    assert not found.breaks_another(failed("a0")), "it failed of that"
+    found.remember(generation(2))
+    found.remember(generation(3, "a1", "b1"))
+    assert found.breaks_another(failed("a1"))
+
+
+def test_the_end_of_members_of_a_group_that_is_no_more_does_not_count() -> None:
+    assert not past(("a0", "b0"), ()).breaks_another(failed("a0"))
+
+
+def test_what_never_was_a_member_and_what_never_arrived_counts() -> None:
+    found = past(("a0", "b0"), ())
+    assert found.breaks_another(failed("c0"))
+    assert found.breaks_another(failed("a0", FailureKind.LEFT_OUT))
+
+
+def test_every_group_but_the_first_is_a_restart() -> None:
+    assert PastGenerations().restart_count(FORMS) == 0
+    found = past(("a0",))
+    assert found.restart_count(DISSOLVES) == 0
+    found.remember(generation(2, restart_count=0))
+    assert found.restart_count(FORMS) == 1
+    found.remember(generation(3, "a1", restart_count=1))
+    assert found.restart_count(DISSOLVES) == 1
+
+
+def test_only_so_many_are_remembered() -> None:
+    found = past(*[(f"a{n}",) for n in range(20)])
+    assert found.get(4) is None
+    assert found.get(5) is not None
+    assert found.spent() == {f"a{n}" for n in range(4, 20)}
+    assert [m.worker for m in found.last_members()] == ["a19"]
+
+
+PAIR, NEXT = generation(3, "a0", "b0"), generation(4, "a0", "c0")
+
+
+def test_whole_with_the_last_part_and_only_then() -> None:
+    tracker = CheckpointTracker()
+    assert not tracker.written(PAIR, 10, 0, 2)
+    assert not tracker.written(PAIR, 10, 0, 2)  # reported twice
+    assert tracker.written(PAIR, 10, 1, 2)
+
+
+def test_parts_of_two_generations_do_not_mix() -> None:
+    tracker = CheckpointTracker()
+    assert not tracker.written(PAIR, 10, 0, 2)
+    assert not tracker.written(NEXT, 10, 1, 2)
+
+
+def test_nonsense_is_refused() -> None:
+    tracker = CheckpointTracker()
+    assert not tracker.written(PAIR, 10, 0, 1)
+    assert not tracker.written(PAIR, 10, 2, 2)
+    assert tracker.lost("a0") == []
+
+
+def test_a_lost_writer_takes_with_it_what_it_has_not_written() -> None:
+    tracker = CheckpointTracker()
+    tracker.written(PAIR, 10, 0, 2)
+    assert tracker.lost("a0") == []
+    assert tracker.lost("b0") == [(10, 3)]
+    assert tracker.abandoned
+    assert tracker.lost("b0") == []
+
+
+def test_a_commit_makes_up_for_what_was_abandoned() -> None:
+    tracker = CheckpointTracker()
+    tracker.written(PAIR, 10, 0, 2)
+    tracker.lost("b0")
+    tracker.written(NEXT, 12, 0, 2)
+    assert tracker.written(NEXT, 12, 1, 2)
+    assert not tracker.abandoned
+
+
+def test_a_part_of_a_whole_save_that_is_reported_again_does_not_open_it_again() -> None:
+    tracker = CheckpointTracker()
+    tracker.written(PAIR, 10, 0, 2)
+    assert tracker.written(PAIR, 10, 1, 2)
+    assert not tracker.written(PAIR, 10, 0, 2)
+    assert tracker.lost("b0") == []
+    assert not tracker.abandoned
+
+
+def test_a_save_that_nobody_is_told_is_given_up_can_be_completed_by_who_comes_back() -> None:
+    tracker = CheckpointTracker(told=False)
+    tracker.written(PAIR, 10, 0, 2)
+    assert tracker.abandon(["b0"]) == []
+    assert tracker.abandoned
+    assert tracker.written(PAIR, 10, 1, 2)
+    assert not tracker.abandoned

@@ -10,7 +10,7 @@ from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.formation import decide
 from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
-from elastic.core.coordinator.newcomers import NewcomerPolicy, Newcomers
+from elastic.core.coordinator.nodes import NewcomerPolicy, Newcomers
 from elastic.core.coordinator.phases import JobPhase
 from elastic.core.coordinator.view import FormationPolicy, Sighting
 from elastic.core.membership import ChangeReason, Failure, FailureKind, WorkerPhase

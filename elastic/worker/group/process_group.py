@@ -130,6 +130,8 @@ _set_timeout: Callable[[datetime.timedelta], None] = getattr(
     dist, "set_timeout", dist.distributed_c10d._set_pg_timeout
 )
 """Of the default group; torch has a public name for it from 2.14 on."""
+_TAKES_TIMEOUT_LATER = torch.__version__ >= "2.13"
+"""gloo's collectives keep to a time-out that is set later; those of torch 2.6 do not."""
 _undead: list[list[dist.ProcessGroup | None]] = []
 _groups = dist.distributed_c10d._world.pg_map
 """torch's own record of this process's groups."""
@@ -308,7 +310,7 @@ class Group:
             if self._closed:
                 return
             if self.backend.aborts and self._is_default():
-                dist.distributed_c10d._abort_process_group()
+                self._abort_all()
             shut_down(self._connections())
 
     def leave(self) -> None:
@@ -383,7 +385,7 @@ class Group:
                     store=store,
                     rank=self.rank,
                     world_size=self.world_size,
-                    timeout=timeout,
+                    timeout=timeout if _TAKES_TIMEOUT_LATER else COLLECTIVE_TIMEOUT,
                 )
         finally:
             with self._ending:
@@ -437,7 +439,7 @@ class Group:
     def _discard(self) -> None:
         if self._is_default():
             if self.backend.aborts:
-                dist.distributed_c10d._abort_process_group()
+                self._abort_all()
             else:
                 dist.destroy_process_group()
             self._unhook()
@@ -447,6 +449,10 @@ class Group:
             threading.Thread(
                 target=_drop_last_reference, args=(last,), name="elastic-discard", daemon=True
             ).start()
+
+    def _abort_all(self) -> None:
+        """This group and those below it. torch 2.6 means that only where it is given the group."""
+        dist.distributed_c10d._abort_process_group(dist.group.WORLD)
 
     def _unhook(self) -> None:
         """torch chains a hook for uncaught exceptions to the one before with every group: after a

@@ -531,10 +531,10 @@ def test_two_threads_that_abort_at_once_abort_once(
     calls: list[str] = []
     torch_abort = dist.distributed_c10d._abort_process_group
 
-    def slow_abort() -> None:
+    def slow_abort(*groups: dist.ProcessGroup) -> None:
         calls.append(threading.current_thread().name)
         time.sleep(0.2)
-        torch_abort()
+        torch_abort(*groups)
 
     monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", slow_abort)
 

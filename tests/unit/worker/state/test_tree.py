@@ -214,8 +214,11 @@ def test_every_scheduler_of_torch_is_covered() -> None:
     assert offered - SCHEDULERS.keys() == set()
 
 
+@pytest.mark.filterwarnings("ignore:The epoch parameter")  # of torch 2.6 to its own SequentialLR
 @pytest.mark.parametrize("name", list(SCHEDULERS))
 def test_every_scheduler_goes_on_as_if_nothing_had_happened(name: str) -> None:
+    if name == "SWALR" and torch.__version__ < "2.7":
+        pytest.skip("its state holds a function")
     optimizers = [torch.optim.SGD(_model().parameters(), lr=0.1, momentum=0.9) for _ in range(2)]
     scheduler, twin = (SCHEDULERS[name](optimizer) for optimizer in optimizers)
     _advance(optimizers[0], scheduler)

@@ -20,10 +20,15 @@ from typing_extensions import assert_never
 from elastic.agent.coordinator_link import CoordinatorLink, LeaderSource
 from elastic.agent.logs import LogFollower, WorkerLogs, append_lines, last_lines
 from elastic.agent.metrics import AgentFigures
-from elastic.agent.out_of_memory import KernelLog, OutOfMemory
-from elastic.agent.stacks import StackCollector, main_stacks, with_place
-from elastic.agent.worker_server import Liveness, TimeReports, WorkerServer
-from elastic.agent.zygote_process import ZygoteProcess
+from elastic.agent.worker_server import (
+    Liveness,
+    StackCollector,
+    TimeReports,
+    WorkerServer,
+    main_stacks,
+    with_place,
+)
+from elastic.agent.zygote_process import KernelLog, OutOfMemory, ZygoteProcess
 from elastic.checkpoint.catalog import list_checkpoints
 from elastic.checkpoint.directory import open_directory
 from elastic.core.agent import effects as fx

@@ -1,6 +1,6 @@
 """The agent's ties to a job of many nodes: its node's name, taken by one agent at a time, kept
 under a lease, left with a word; what it is recognised by when it is started again in the same
-directory; its leader, and how long it may do without.
+directory; its leader, and how long it may do without; the notice that its machine is taken away.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import dataclasses
 import functools
 import os
 import secrets
+import signal
+import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from elastic.store.job_keys import JobKeys
 from elastic.store.leader_watch import LeaderWatch
 from elastic.store.lease_keeper import LeaseState, boot_time_s
 from elastic.store.retries import until_answered
+from elastic.timeouts import timeout
 
 NODE_TTL_S = 10.0
 _PATIENCE_S = 1.0
@@ -320,3 +323,49 @@ def _make(path: Path) -> str:
         file.write(token)
     written.replace(path)
     return token
+
+
+_COMMAND_TIMEOUT_S = 30.0
+
+
+async def until_preempted(
+    *, file: Path | None, command: Sequence[str] | None, interval_s: float
+) -> str:
+    """Return the reason once `file` exists or `command` ends with exit code 0; else never."""
+    while True:
+        if file is not None and await _is_there(file):
+            return f"preemption: {file} exists"
+        if command is not None and await _succeeds(command):
+            return f"preemption: {' '.join(command)} says so"
+        await asyncio.sleep(interval_s)
+
+
+async def _is_there(file: Path) -> bool:
+    """What cannot be looked at says nothing."""
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: no thread is left for it
+        return await off_loop(file.exists)
+    return False
+
+
+async def _succeeds(command: Sequence[str]) -> bool:
+    """A command that cannot be run, or takes too long, says nothing."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except (OSError, RuntimeError):
+        return False
+    try:
+        async with timeout(_COMMAND_TIMEOUT_S):
+            return await process.wait() == 0
+    except asyncio.TimeoutError:
+        return False
+    finally:
+        if process.returncode is None:  # it, and what it waits for
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()

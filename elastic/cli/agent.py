@@ -17,7 +17,6 @@ from pathlib import Path
 
 from elastic.agent.daemon import AGENT_SOCKET, AgentDaemon, NodeOptions
 from elastic.agent.metrics import collect
-from elastic.agent.preemption import until_preempted
 from elastic.agent.registration import (
     LastContact,
     LeaderOnceRegistered,
@@ -25,6 +24,7 @@ from elastic.agent.registration import (
     next_start,
     require_countable,
     start_token,
+    until_preempted,
     watch_isolation,
 )
 from elastic.cli.compose import checkpoint_place

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from elastic.agent.preemption import until_preempted
+from elastic.agent.registration import until_preempted
 
 COMMAND = Path(__file__).parents[2] / "deploy" / "systemd" / "elastic-preemption-watch"
 _AWS_ACTION = "/latest/meta-data/spot/instance-action"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic.agent import preemption
-from elastic.agent.preemption import until_preempted
+from elastic.agent import registration
+from elastic.agent.registration import until_preempted
 from tests.contract.conftest import within_deadline
 from tests.job_process import is_alive
 
@@ -50,7 +50,7 @@ def test_a_file_that_cannot_be_looked_at_says_nothing(
     async def check() -> None:
         notice = tmp_path / "notice"
         notice.touch()
-        monkeypatch.setattr(preemption, "off_loop", refuse)
+        monkeypatch.setattr(registration, "off_loop", refuse)
         assert "exists" in await looking(file=notice)
         assert not refusing
 
@@ -97,7 +97,7 @@ async def test_a_command_under_way_is_ended_with_the_watch(tmp_path: Path) -> No
 async def test_a_command_that_takes_too_long_says_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preemption, "_COMMAND_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(registration, "_COMMAND_TIMEOUT_S", 0.2)
     asked, notice = tmp_path / "asked", tmp_path / "notice"
     code = f"import time; open({str(asked)!r}, 'a').write('x'); time.sleep(600)"
     task = looking(file=notice, command=python(code))

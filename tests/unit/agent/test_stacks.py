@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic.agent import stacks
-from elastic.agent.stacks import StackCollector, main_stacks, with_place
+from elastic.agent import worker_server
+from elastic.agent.worker_server import StackCollector, main_stacks, with_place
 from elastic.core.membership import Failure, FailureKind
 from elastic.v1 import job_pb2
 from elastic.v1 import stacks_pb2 as pb
@@ -79,7 +79,7 @@ def functions(process: pb.ProcessStacks) -> list[str]:
 async def test_one_that_answers_is_not_signalled_but_its_children_are(
     worker: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stacks, "_WRITE_S", 20.0)
+    monkeypatch.setattr(worker_server, "_WRITE_S", 20.0)
     node = Node(answers=True, a=worker)
     collecting = node.collector.collect(["a"])
     assert node.asked == ["a"], "at once: before it is told what comes next"
@@ -93,8 +93,8 @@ async def test_one_that_answers_is_not_signalled_but_its_children_are(
 async def test_one_that_does_not_answer_is_signalled(
     worker: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stacks, "_ANSWER_S", 0.01)
-    monkeypatch.setattr(stacks, "_WRITE_S", 20.0)
+    monkeypatch.setattr(worker_server, "_ANSWER_S", 0.01)
+    monkeypatch.setattr(worker_server, "_WRITE_S", 20.0)
     node = Node(answers=False, a=worker)
     here = job_pb2.Progress(place=pb.PLACE_DATA, place_s=3.0, committed=7)
     node.collector.progressed("a", here)
@@ -109,7 +109,7 @@ async def test_one_that_does_not_answer_is_signalled(
 async def test_one_that_is_stopped_is_said_so_at_once(
     worker: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stacks, "_ANSWER_S", 3600.0)
+    monkeypatch.setattr(worker_server, "_ANSWER_S", 3600.0)
     os.kill(worker, signal.SIGSTOP)
     os.waitpid(worker, os.WUNTRACED)
     node = Node(answers=False, a=worker, b=0)

@@ -13,9 +13,9 @@ from typing import Any
 from typing_extensions import assert_never
 
 from elastic.coordinator.attendance import Attendance, AttendingNode, name_of, node_id
-from elastic.coordinator.departing_nodes import DepartingNodes, Exclusions
 from elastic.coordinator.hearing import Hearing, ScriptValues, ToldOnce, ViewBatches
 from elastic.coordinator.history import SAMPLE_EVERY_S, JobHistory
+from elastic.coordinator.holdups import Hangs, SlowRanks, StackRounds, timeline
 from elastic.coordinator.incidents import IncidentRecords, Recoveries, ending, refusal
 from elastic.coordinator.job_options import (
     JobOptions,
@@ -33,12 +33,10 @@ from elastic.coordinator.leadership import (
     save_stop,
 )
 from elastic.coordinator.metrics import JobFigures, TotalFigures
-from elastic.coordinator.node_registry import NodeRegistry
+from elastic.coordinator.node_registry import DepartingNodes, Exclusions, NodeRegistry
 from elastic.coordinator.page import JobView
 from elastic.coordinator.records import Records, save_records, since_boot, to_unix
 from elastic.coordinator.saves import Saves
-from elastic.coordinator.slow_ranks import SlowRanks
-from elastic.coordinator.stacks import Hangs, StackRounds, timeline
 from elastic.coordinator.totals import SlotTime, Totals
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev

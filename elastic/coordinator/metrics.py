@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from elastic.coordinator.slow_ranks import SlowRank
+from elastic.coordinator.holdups import SlowRank
 from elastic.coordinator.totals import Totals
 from elastic.core.coordinator.phases import JobPhase
 from elastic.core.coordinator.slot_accounts import Accounts

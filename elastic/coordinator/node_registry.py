@@ -1,20 +1,35 @@
-"""Which nodes have an agent, and which have certainly no worker of theirs left."""
+"""Which nodes there are, as the store has them: which have an agent, and which have certainly no
+worker of theirs left. Which are to leave: they want to, an operator wants it, or they fail too
+often. And machines that are not to take part, drained or quarantined.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from contextlib import aclosing
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from elastic.coordinator.attendance import name_of, node_id
-from elastic.core.membership import NodeId
+from elastic.coordinator.attendance import Attendance, AttendingNode, name_of, node_id
+from elastic.coordinator.metrics import NodeFigures
+from elastic.core.coordinator import events as ev
+from elastic.core.legible import is_instant, is_text
+from elastic.core.membership import Failure, NodeId
+from elastic.core.quarantine import NodeFailures
+from elastic.errors import ConfigurationError, ExitCode
+from elastic.rpc.codec import status_to_pb
+from elastic.runtime.journal import Journal
+from elastic.settings.limits import require_node_name
 from elastic.store.follow import follow
-from elastic.store.interface import Entry, Listing, Store
+from elastic.store.interface import Entry, Guard, GuardFailed, Listing, Store
 from elastic.store.job_documents import NodeDocument, Unreadable, node_from_json
 from elastic.store.job_keys import JobKeys, node_of
+from elastic.store.retries import until_answered
+from elastic.v1 import control_pb2 as pb
 
 _LOG = logging.getLogger(__name__)
 GONE_MARGIN_S = 3.0
@@ -177,3 +192,443 @@ def _document(entry: Entry | None) -> NodeDocument | None:
     except Unreadable as error:
         _LOG.warning("the registration %s cannot be read: %s", entry.key, error)
         return None
+
+
+class DepartingNodes:
+    """Tells the state machine (`post`) and the nodes' agents; keeps in the store who is to stay
+    away.
+
+    What is kept out, and what failures count against, is the machine that a node runs on: another
+    machine may take the node's name, and this one may come back under another name. Of an agent
+    that does not tell its machine it is the node's name.
+
+    start: runs a coroutine in the background.
+    """
+
+    def __init__(
+        self,
+        nodes: Attendance,
+        exclusions: Exclusions,
+        failures: NodeFailures,
+        journal: Journal,
+        *,
+        post: Callable[[ev.Event], None],
+        start: Callable[[Coroutine[Any, Any, None], str], object],
+    ) -> None:
+        self._nodes = nodes
+        self._exclusions = exclusions
+        self._failures = failures
+        self._journal = journal
+        self._post = post
+        self._start = start
+        self._leaving: dict[NodeId, str] = {}  # reasons
+        self._machines: dict[NodeId, str] = {}  # of nodes of which something may run
+
+    async def load(self) -> None:
+        """Learn which nodes earlier coordinators told to leave; wait while the store is away."""
+        await until_answered(self._exclusions.load, "load the excluded nodes")
+
+    # ---- what happens to a node
+
+    def arrived(self, node: AttendingNode) -> None:
+        """Its agent has connected."""
+        self.registered(node.node, node.stream.hello.machine)
+        excluded = self._excluded(node)
+        if excluded is not None:
+            self._leave(node, excluded.reason)
+            if excluded.state == DRAINED:
+                node.stream.send(drain=pb.Drain())
+
+    def registered(self, node: NodeId, machine: str) -> None:
+        """It is known where its agent runs; empty: the agent is of a version that does not say."""
+        if machine:
+            self._machines[node] = machine
+
+    def wants_to_leave(self, node: AttendingNode, reason: str) -> None:
+        """Its agent asks for it."""
+        if node.node not in self._leaving:
+            self._journal.record("node_leaving", node=node.stream.node, reason=reason)
+        self._leave(node, reason)
+
+    def worker_failed(self, node: AttendingNode, failure: Failure) -> None:
+        """One of its workers has ended badly."""
+        if self._failures.worker_failed(self._key(node.node), failure, time.monotonic()):
+            self._quarantine(node.node)
+
+    def members_lost(self, nodes: Iterable[NodeId]) -> None:
+        """The group goes on without members on these nodes.
+
+        An agent that is here has reported what failed. Several nodes lost at once have a cause in
+        common, and none of them is to blame.
+        """
+        lost = [node for node in nodes if self._nodes.find(node) is None]
+        if len(lost) != 1 or lost[0] in self._leaving:
+            return
+        if self._failures.node_lost(self._key(lost[0]), time.monotonic()):
+            self._quarantine(lost[0])
+
+    def left_group(self, node: AttendingNode) -> None:
+        """No worker of it is in the group any more: it may go, or wait for being cleared."""
+        name = node.stream.node
+        self._journal.record("node_left_group", node=name)
+        excluded = self._excluded(node)
+        if excluded is None:
+            node.stream.send(drained=pb.Drained(reason=self._leaving.get(node.node, "")))
+            return
+        is_drained = excluded.state == DRAINED
+        if is_drained or node.stream.hello.ends_in_quarantine:
+            back = f"`elastic nodes --clear {excluded.machine or name}` lets it come back"
+            exit_code = ExitCode.DRAINED if is_drained else ExitCode.QUARANTINED
+            node.stream.send(
+                drained=pb.Drained(reason=f"{excluded.reason}; {back}", exit_code=exit_code)
+            )
+
+    def gone(self, node: NodeId) -> None:
+        """Nothing of it runs any more."""
+        self._leaving.pop(node, None)
+        self._machines.pop(node, None)
+
+    # ---- what operators want
+
+    async def drain(self, name: str, reason: str) -> str:
+        """Have the machine of a node, or of this name, left and kept out; say what follows.
+
+        Raises TransientError, with nothing changed here, where the store does not take it, and
+        ConfigurationError if no node can have the name, or more would leave than was asked for.
+        """
+        require_node_name(name)
+        key, is_machine = self._meant(name)
+        nodes = self._nodes_of(key)
+        out = self._exclusions.get(key)
+        if not nodes and out is not None and out.state == DRAINED:
+            return f"{name} is drained already; `elastic nodes --clear {key}` lets it come back"
+        reason = reason or "drained by an operator"
+        node = name if name != key else nodes[0].stream.node if nodes else ""
+        await self._exclusions.add(key, DRAINED, reason, node=node, is_machine=is_machine)
+        self._tell_of(key)
+        nodes = self._nodes_of(key)  # now
+        for one in nodes:
+            one.stream.send(drain=pb.Drain())
+        if not nodes:
+            what = f"machine {key}" if is_machine else f"node {name}"
+            return f"no {what} is connected now; it will be kept out when it comes"
+        names = " and ".join(sorted(one.stream.node for one in nodes))
+        where = f" (machine {key})" if is_machine else ""
+        return f"the workers of {names}{where} leave at the next step boundary"
+
+    async def clear(self, name: str) -> str:
+        """Let a machine, or that of a node, take part again; say what follows.
+
+        Raises TransientError, and ConfigurationError if it is not clear which one is meant, or
+        nothing can have the name.
+        """
+        keys = self._exclusions.named(name)
+        if not keys:
+            require_node_name(name)
+            keys = [self._meant(name)[0]]
+        if len(keys) > 1:
+            raise ConfigurationError(
+                f"several machines that had the node {name} are kept out ({', '.join(keys)}); "
+                "clear one of them by its name"
+            )
+        (key,) = keys
+        nodes = self._nodes_of(key)
+        cleared = await self._exclusions.clear(key)
+        self._failures.forgive(key)
+        if cleared is None:
+            return f"{name} was neither drained nor in quarantine"
+        self._journal.record(
+            "node_cleared", node=cleared.node or name, machine=cleared.machine, state=cleared.state
+        )
+        for node in nodes:
+            if self._excluded(node) is None:
+                self._leaving.pop(node.node, None)
+                node.stream.send(drain=pb.Drain(called_off=True))
+                self._post(ev.NodeWelcomed(node=node.node))
+        return f"{name} may take part again"
+
+    # ---- for people
+
+    def machines(self) -> set[str]:
+        """Those that are known now."""
+        return set(self._machines.values())
+
+    def statuses(self) -> list[pb.NodeStatus]:
+        """Of all that are connected or excluded, by name."""
+        found = [self._status(node) for node in self._nodes]
+        for key in self._exclusions.names():
+            excluded = self._exclusions.get(key)
+            if excluded is not None and not self._nodes_of(key):
+                found.append(
+                    pb.NodeStatus(
+                        node=excluded.node or key,
+                        machine=excluded.machine,
+                        state=excluded.state,
+                        reason=excluded.reason,
+                        since_unix_s=excluded.since_unix_s,
+                    )
+                )
+        return sorted(found, key=lambda status: (status.node, status.machine))
+
+    def room(self) -> Iterator[int]:
+        """The slots of each node that takes part."""
+        return (n.stream.slots for n in self._nodes if self._state(n) == "ready")
+
+    def figures(self) -> Iterator[NodeFigures]:
+        """Of the same nodes, for their metrics."""
+        now = time.monotonic()
+        for node in self._nodes:
+            excluded, leaving = self._excluded(node), self._leaving.get(node.node, "")
+            yield NodeFigures(
+                node=node.stream.node,
+                state=self._state(node),
+                failures=self._failures.failures(self._key(node.node), now),
+                longest_pause_s=round(node.longest_pause_s, 3),
+                host=node.stream.host,
+                slots=node.stream.slots,
+                reason=excluded.reason if excluded is not None else leaving,
+                workers=node.statuses,
+            )
+        for key in self._exclusions.names():
+            excluded = self._exclusions.get(key)
+            if excluded is not None and not self._nodes_of(key):
+                yield NodeFigures(
+                    node=excluded.node or key,
+                    state=excluded.state,
+                    connected=False,
+                    reason=excluded.reason,
+                )
+
+    def _state(self, node: AttendingNode) -> str:
+        excluded = self._excluded(node)
+        leaving = node.node in self._leaving
+        return excluded.state if excluded else "leaving" if leaving else "ready"
+
+    def _status(self, node: AttendingNode) -> pb.NodeStatus:
+        excluded = self._excluded(node)
+        leaving = self._leaving.get(node.node)
+        return pb.NodeStatus(
+            node=node.stream.node,
+            machine=node.stream.hello.machine,
+            host=node.stream.host,
+            slots=node.stream.slots,
+            version=node.stream.hello.version,
+            workers=[status_to_pb(s) for s in node.statuses],
+            state=self._state(node),
+            reason=excluded.reason if excluded else leaving or "",
+            since_unix_s=excluded.since_unix_s if excluded else node.connected_unix_s,
+            failures=self._failures.failures(self._key(node.node), time.monotonic()),
+            longest_pause_s=round(node.longest_pause_s, 3),
+        )
+
+    # ---- which machine
+
+    def _key(self, node: NodeId) -> str:
+        """Under which a node is kept out, and its failures count."""
+        return self._machines.get(node) or name_of(node)
+
+    def _nodes_of(self, key: str) -> list[AttendingNode]:
+        """The connected ones that are kept out if this is."""
+        return [n for n in self._nodes if key in (self._key(n.node), *self._names_alone(n))]
+
+    def _names_alone(self, node: AttendingNode) -> tuple[str, ...]:
+        """The node's, if only the name is kept out, whatever machine has it."""
+        excluded = self._exclusions.get(node.stream.node)
+        return (node.stream.node,) if excluded is not None and not excluded.machine else ()
+
+    def _excluded(self, node: AttendingNode) -> Exclusion | None:
+        return self._exclusions.of(self._key(node.node), node.stream.node)
+
+    def _meant(self, name: str) -> tuple[str, bool]:
+        """What an operator means by a name, and whether it is known to be a machine's."""
+        machines = self.machines()
+        on = {m for node, m in self._machines.items() if name_of(node) == name}
+        attending = self._nodes.named(name)
+        if attending is not None:
+            on = {self._machines[attending.node]} if attending.node in self._machines else set()
+        if not on and name not in machines and len(out := self._exclusions.named(name)) == 1:
+            excluded = self._exclusions.get(out[0])
+            return out[0], excluded is not None and bool(excluded.machine)
+        if name in machines or len(on) != 1:
+            return name, name in machines
+        (machine,) = on
+        others = [n.stream.node for n in self._nodes_of(machine) if n.stream.node != name]
+        if others:
+            raise ConfigurationError(
+                f"node {name} is on machine {machine}, as {', '.join(sorted(others))} is: give the "
+                f"machine's name to mean all of them, or their agents a --machine each"
+            )
+        return machine, True
+
+    # ---- inside
+
+    def _quarantine(self, node: NodeId) -> None:
+        key = self._key(node)
+        others = [
+            n for n in self._nodes if self._key(n.node) != key and n.node not in self._leaving
+        ]
+        if not others or self._exclusions.get(key) is not None:
+            return
+        count = self._failures.failures(key, time.monotonic())
+        reason = f"{count} failures within {self._failures.window_s:g} s"
+        self._exclusions.presume(
+            key, QUARANTINED, reason, node=name_of(node), is_machine=node in self._machines
+        )
+        self._tell_of(key)
+        self._start(self._keep(key), "quarantine")
+
+    async def _keep(self, key: str) -> None:
+        try:
+            await until_answered(lambda: self._exclusions.keep(key), f"keep {key} out")
+        except GuardFailed:
+            return  # the next leader does not know it: the operator sees the node come back
+
+    def _tell_of(self, key: str) -> None:
+        excluded = self._exclusions.get(key)
+        if excluded is None:  # cleared meanwhile
+            return
+        state, reason = excluded.state, excluded.reason
+        self._journal.record(
+            f"node_{state}", node=excluded.node or key, machine=excluded.machine, reason=reason
+        )
+        for one in self._nodes_of(key):
+            self._leave(one, reason)
+
+    def _leave(self, node: AttendingNode, reason: str) -> None:
+        self._leaving[node.node] = reason
+        self._post(ev.NodeLeaving(node=node.node, reason=reason))
+
+
+DRAINED, QUARANTINED = "drained", "quarantined"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exclusion:
+    """Why a machine is out, and since when."""
+
+    state: str
+    reason: str
+    since_unix_s: float
+    machine: str = ""
+    """Empty: nobody knows which machine it is, only a name, which a node or a machine may have. So
+    it is with a node that has not come yet, and with what older versions have stored."""
+    node: str = ""
+    """The name that a node on this machine had; empty for a name alone."""
+
+
+class Exclusions:
+    """By the names of machines. What the store does not take raises as its `put` does."""
+
+    def __init__(self, store: Store, *, job: str, guard: Guard) -> None:
+        self._store = store
+        self._keys = JobKeys(job)
+        self._guard = guard
+        self._excluded: dict[str, Exclusion] = {}
+        self._writes = asyncio.Lock()  # what is cleared must not be stored by a write under way
+
+    async def load(self) -> None:
+        """Those of the coordinators before. Raises TransientError."""
+        folders = {DRAINED: self._keys.draining, QUARANTINED: self._keys.quarantined}
+        for state, folder in folders.items():
+            for entry in await self._store.list(folder):
+                self._excluded[node_of(entry.key)] = _exclusion(state, entry)
+
+    def get(self, name: str) -> Exclusion | None:
+        """Why what is kept out under this name is; None if nothing is."""
+        return self._excluded.get(name)
+
+    def of(self, machine: str, node: str) -> Exclusion | None:
+        """Why a node of this name on this machine is out; None if it is not."""
+        found = self._excluded.get(machine)
+        if found is None and (by_name := self._excluded.get(node)) and not by_name.machine:
+            found = by_name
+        return found
+
+    def names(self) -> list[str]:
+        """All that are out: machines, and names of which nobody knows the machine."""
+        return sorted(self._excluded)
+
+    def named(self, name: str) -> list[str]:
+        """Those of `names` that people mean by the name of a machine or of a node on it."""
+        if name in self._excluded:
+            return [name]
+        return [key for key in self.names() if self._excluded[key].node == name]
+
+    async def add(
+        self, name: str, state: str, reason: str, *, node: str = "", is_machine: bool = False
+    ) -> None:
+        """It is to take no part until cleared, once the store has it. `node`: the name that the
+        machine's node has."""
+        exclusion = _new(name, state, reason, node, is_machine=is_machine)
+        async with self._writes:
+            await self._put(name, exclusion)
+            self._excluded[name] = exclusion
+
+    def presume(
+        self, name: str, state: str, reason: str, *, node: str = "", is_machine: bool = False
+    ) -> None:
+        """The same at once; `keep` has it stored."""
+        self._excluded[name] = _new(name, state, reason, node, is_machine=is_machine)
+
+    async def keep(self, name: str) -> None:
+        """Store why it takes no part; nothing if it has been cleared."""
+        async with self._writes:
+            if (exclusion := self._excluded.get(name)) is not None:
+                await self._put(name, exclusion)
+
+    async def clear(self, name: str) -> Exclusion | None:
+        """One of `names` may take part again; what it was out for."""
+        async with self._writes:
+            if name not in self._excluded:
+                return None
+            for state in (DRAINED, QUARANTINED):  # it may have been both, one after the other
+                await self._store.delete(self._key(name, state), guard=self._guard)
+            return self._excluded.pop(name, None)
+
+    async def _put(self, name: str, exclusion: Exclusion) -> None:
+        document = {
+            "reason": exclusion.reason,
+            "since_unix_s": exclusion.since_unix_s,
+            "machine": exclusion.machine,
+            "node": exclusion.node,
+        }
+        key = self._key(name, exclusion.state)
+        await self._store.put(key, json.dumps(document).encode(), guard=self._guard)
+
+    def _key(self, name: str, state: str) -> str:
+        return self._keys.drain(name) if state == DRAINED else self._keys.quarantine(name)
+
+
+def _new(name: str, state: str, reason: str, node: str, *, is_machine: bool) -> Exclusion:
+    return Exclusion(
+        state=state,
+        reason=reason,
+        since_unix_s=time.time(),
+        machine=name if is_machine else "",
+        node=node,
+    )
+
+
+def _exclusion(state: str, entry: Entry) -> Exclusion:
+    """One that cannot be read keeps out what has its name all the same, until it is cleared."""
+    machine = node = ""
+    try:
+        document = json.loads(entry.value)
+        reason, since_unix_s = str(document["reason"]), float(document["since_unix_s"])
+        legible = is_text(reason) and is_instant(since_unix_s)
+        if _is_name(document.get("machine")) and _is_name(document.get("node")):
+            machine, node = document["machine"], document["node"]
+    except (ValueError, TypeError, LookupError, RecursionError, OverflowError, AttributeError):
+        legible = False
+    if not legible:
+        reason = f"the store's key {entry.key} says that it is {state}, and cannot be read"
+        since_unix_s = time.time()
+    if machine != node_of(entry.key):  # an older version's, or of a name alone
+        machine = node = ""
+    return Exclusion(
+        state=state, reason=reason, since_unix_s=since_unix_s, machine=machine, node=node
+    )
+
+
+def _is_name(found: Any) -> bool:
+    return isinstance(found, str) and is_text(found)

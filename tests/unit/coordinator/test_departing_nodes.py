@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from elastic.coordinator.attendance import Attendance, AttendingNode
-from elastic.coordinator.departing_nodes import DepartingNodes, Exclusions
 from elastic.coordinator.leadership import lead
+from elastic.coordinator.node_registry import DepartingNodes, Exclusions
 from elastic.core.coordinator import events as ev
 from elastic.core.membership import Failure, FailureKind
 from elastic.core.quarantine import NodeFailures

@@ -9,8 +9,8 @@ import time
 import pytest
 from hypothesis import given
 
-from elastic.coordinator.departing_nodes import DRAINED, QUARANTINED, Exclusions
 from elastic.coordinator.leadership import lead
+from elastic.coordinator.node_registry import DRAINED, QUARANTINED, Exclusions
 from elastic.errors import TransientError
 from elastic.store.interface import Entry, Guard, GuardFailed
 from elastic.store.job_keys import JobKeys

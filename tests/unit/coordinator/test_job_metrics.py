@@ -6,8 +6,8 @@ import math
 
 from elastic.agent import metrics as agent
 from elastic.coordinator import metrics
+from elastic.coordinator.holdups import SlowRank
 from elastic.coordinator.metrics import CATALOG, JobFigures, NodeFigures, TotalFigures, collect
-from elastic.coordinator.slow_ranks import SlowRank
 from elastic.coordinator.totals import Totals
 from elastic.core.accounting import Kind
 from elastic.core.coordinator.slot_accounts import Accounts

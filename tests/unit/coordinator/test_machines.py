@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from elastic.coordinator.departing_nodes import DRAINED, QUARANTINED, Exclusions
 from elastic.coordinator.leadership import lead
+from elastic.coordinator.node_registry import DRAINED, QUARANTINED, Exclusions
 from elastic.core.coordinator import events as ev
 from elastic.core.membership import Failure, FailureKind
 from elastic.errors import ConfigurationError

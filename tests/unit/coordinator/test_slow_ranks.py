@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from elastic.coordinator.slow_ranks import SlowRanks
+from elastic.coordinator.holdups import SlowRanks
 from elastic.core.coordinator import events as ev
 from elastic.core.membership import ChangeReason, Generation, Member
 from elastic.v1 import job_pb2 as pb

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from elastic.coordinator import stacks
+from elastic.coordinator import holdups
 from elastic.coordinator.attendance import Attendance, name_of
-from elastic.coordinator.stacks import Hangs, StackRounds, asked_for, explain, reply, timeline
+from elastic.coordinator.holdups import Hangs, StackRounds, asked_for, explain, reply, timeline
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
@@ -113,7 +113,7 @@ async def test_a_round_ends_when_all_have_told(place: Place) -> None:
 async def test_who_does_not_tell_holds_nobody_up(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stacks, "_ANSWERS_S", 0.05)
+    monkeypatch.setattr(holdups, "_ANSWERS_S", 0.05)
     asking = place.rounds.ask(worker="a-1")
     request = await place.request("c")
     assert (request.worker, request.brief) == ("a-1", False)
@@ -173,7 +173,7 @@ def test_the_reply_has_members_by_rank_then_others() -> None:
 
 
 def test_a_reply_that_is_too_large_has_the_main_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacks, "_MOST_BYTES", 100)
+    monkeypatch.setattr(holdups, "_MOST_BYTES", 100)
     answer = reply(GROUP, found("a", "b", "c"), "")
     assert {len(r.stacks.processes[0].threads) for r in answer.ranks} == {1}
 

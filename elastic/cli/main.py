@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import inspect
 import io
 import os
@@ -46,6 +47,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _HELP_COLUMNS = 100  # at most; on a narrower terminal as many as it has
 _FLAG_COLUMNS = 34  # longer ones have a line of their own
+_NAMED = inspect.Parameter.KEYWORD_ONLY
 
 
 def with_options(settings: type) -> Callable[[F], F]:
@@ -156,7 +158,7 @@ def _parameter(option: Option) -> inspect.Parameter:
     kind: Any = bool if option.is_switch else str
     return inspect.Parameter(
         option.name,
-        inspect.Parameter.KEYWORD_ONLY,
+        _NAMED,
         default=None,
         annotation=Annotated[Optional[kind], declared],  # noqa: UP045 - read at run time by typer
     )
@@ -305,133 +307,96 @@ _Address = Annotated[
 _Output = Annotated[str, typer.Option(help="table or json.")]
 
 
-@app.command(cls=SettingsCommand)
-@with_options(OperatorSettings)
-def status(
-    *,
-    address: _Address = None,
-    output: _Output = "table",
-    config: _OperatorConfig = None,
-    **options: Any,
-) -> None:
+def _on_a_job(command: F) -> F:
+    """A command on a running job. It declares its own arguments and options; the function of its
+    name in cli/operator.py carries it out, on the job that --address and the settings mean.
+    """
+    own = dict(inspect.signature(command, eval_str=True).parameters)
+
+    @functools.wraps(command)
+    def on_a_job(address: str | None, config: Path | None, **given: Any) -> None:
+        from elastic.cli import operator
+
+        wanted = {name: given.pop(name) for name in own}
+        with _errors():
+            target = _target(address, config, given)
+            raise typer.Exit(getattr(operator, command.__name__)(target, **wanted) or 0)
+
+    address = inspect.Parameter("address", _NAMED, default=None, annotation=_Address)
+    config = inspect.Parameter("config", _NAMED, default=None, annotation=_OperatorConfig)
+    others = inspect.Parameter("options", inspect.Parameter.VAR_KEYWORD)
+    ordered = sorted([*own.values(), address], key=lambda one: one.name == "output")
+    on_a_job.__signature__ = inspect.Signature([*ordered, config, others])  # type: ignore[attr-defined]
+    on_a_job.__annotations__.update(address=_Address, config=_OperatorConfig)
+    app.command(cls=SettingsCommand)(with_options(OperatorSettings)(on_a_job))
+    return command
+
+
+@_on_a_job
+def status(*, output: _Output = "table") -> None:
     """Show a running job: group, workers, progress, recoveries."""
-    from elastic.cli import operator
-
-    with _errors():
-        operator.status(_target(address, config, options), output=output)
 
 
-@app.command(cls=SettingsCommand)
-@with_options(OperatorSettings)
-def report(
-    *,
-    address: _Address = None,
-    output: _Output = "table",
-    config: _OperatorConfig = None,
-    **options: Any,
-) -> None:
+@_on_a_job
+def report(*, output: _Output = "table") -> None:
     """Show where the time of a job's slots went.
 
     What was productive, what was lost, and to what. docs/GUIDE.md has the kinds of time.
     """
-    from elastic.cli import operator
-
-    with _errors():
-        operator.report(_target(address, config, options), output=output)
 
 
-@app.command(cls=SettingsCommand)
-@with_options(OperatorSettings)
+@_on_a_job
 def nodes(
     *,
     clear: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help="Let this machine, or that of this node, take part again."),
     ] = None,
-    address: _Address = None,
     output: _Output = "table",
-    config: _OperatorConfig = None,
-    **options: Any,
 ) -> None:
     """Show which nodes take part, leave or are kept out, and why."""
-    from elastic.cli import operator
-
-    with _errors():
-        target = _target(address, config, options)
-        if clear is not None:
-            operator.clear(target, clear)
-        else:
-            operator.nodes(target, output=output)
 
 
-@app.command(cls=SettingsCommand)
-@with_options(OperatorSettings)
+@_on_a_job
 def stacks(
     of: Annotated[
         str,
         typer.Argument(metavar="[RANK|WORKER]", help="Only this one.", show_default="all ranks"),
     ] = "",
     *,
-    address: _Address = None,
     output: _Output = "table",
-    config: _OperatorConfig = None,
-    **options: Any,
 ) -> None:
     """Show where each rank of a job is, with its Python stacks.
 
     Of all ranks the main threads, and who keeps the others waiting; of one rank all threads. The
     job goes on.
     """
-    from elastic.cli import operator
-
-    with _errors():
-        operator.stacks(_target(address, config, options), of, output=output)
 
 
-@app.command(cls=SettingsCommand)
-@with_options(OperatorSettings)
-def incidents(
-    *,
-    address: _Address = None,
-    output: _Output = "table",
-    config: _OperatorConfig = None,
-    **options: Any,
-) -> None:
+@_on_a_job
+def incidents(*, output: _Output = "table") -> None:
     """Show the losses, hangs and failed saves of a job.
 
     Each is shown with its cost.
     """
-    from elastic.cli import operator
-
-    with _errors():
-        operator.incidents(_target(address, config, options), output=output)
 
 
-@app.command(cls=SettingsCommand)
-@with_options(OperatorSettings)
+@_on_a_job
 def explain(
     incident: Annotated[
         Optional[int],  # noqa: UP045
         typer.Argument(metavar="[N]", help="Its number.", min=1, show_default="the newest"),
     ] = None,
     *,
-    address: _Address = None,
     output: _Output = "table",
-    config: _OperatorConfig = None,
-    **options: Any,
 ) -> None:
     """Show all that is known of an incident.
 
     What struck, who noticed, what it took and cost. `elastic incidents` has their numbers.
     """
-    from elastic.cli import operator
-
-    with _errors():
-        operator.explain(_target(address, config, options), incident, output=output)
 
 
-@app.command(cls=SettingsCommand)
-@with_options(OperatorSettings)
+@_on_a_job
 def trace(
     file: Annotated[
         Path, typer.Argument(metavar="[FILE]", help="To be written; -: standard output.")
@@ -440,23 +405,15 @@ def trace(
     steps: Annotated[
         int, typer.Option(help="Newest steps of each worker, at most.", min=1, max=1000)
     ] = 1000,
-    address: _Address = None,
-    config: _OperatorConfig = None,
-    **options: Any,
 ) -> None:
     """Write a job's last minutes as a trace, slot by slot.
 
     Open it at https://ui.perfetto.dev or chrome://tracing. It has steps, waits, recoveries by
     phase, what the coordinator decided, and arrows from a cause to its effects.
     """
-    from elastic.cli import operator
-
-    with _errors():
-        operator.trace(_target(address, config, options), file, steps=steps)
 
 
-@app.command(cls=SettingsCommand)
-@with_options(OperatorSettings)
+@_on_a_job
 def drain(
     node: Annotated[
         str, typer.Argument(help="Name of the node, or of its machine.", show_default=False)
@@ -466,56 +423,31 @@ def drain(
     future: Annotated[
         bool, typer.Option("--future", help="Also a node that nobody knows of yet.")
     ] = False,
-    address: _Address = None,
-    config: _OperatorConfig = None,
-    **options: Any,
 ) -> None:
     """Have a node leave a job at a step boundary.
 
     It is kept out until it is cleared: `elastic nodes --clear`.
     """
-    from elastic.cli import operator
-
-    with _errors():
-        target = _target(address, config, options)
-        operator.drain(target, node, reason=reason, future=future)
 
 
-@app.command(cls=SettingsCommand)
-@with_options(OperatorSettings)
+@_on_a_job
 def stop(
     *,
     reason: Annotated[str, typer.Option(help="Why, for the journal.")] = "stopped by an operator",
-    address: _Address = None,
-    config: _OperatorConfig = None,
-    **options: Any,
 ) -> None:
     """Have a job saved at a step boundary and ended.
 
     Its processes end with exit code 82.
     """
-    from elastic.cli import operator
-
-    with _errors():
-        operator.stop(_target(address, config, options), reason=reason)
 
 
-@app.command(cls=SettingsCommand)
-@with_options(OperatorSettings)
+@_on_a_job
 def events(
     *,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes.")] = False,
-    address: _Address = None,
     output: _Output = "table",
-    config: _OperatorConfig = None,
-    **options: Any,
 ) -> None:
     """Show what happened to a job: failures, groups, checkpoints."""
-    from elastic.cli import operator
-
-    with _errors():
-        target = _target(address, config, options)
-        raise typer.Exit(operator.events(target, follow=follow, output=output))
 
 
 @app.command(cls=SettingsCommand)

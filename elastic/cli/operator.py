@@ -160,8 +160,12 @@ def _status_or_end(target: Target, *, as_json: bool) -> pb.JobStatus | None:
         return None
 
 
-def nodes(target: Target, *, output: str) -> None:
-    """Print the nodes: who takes part, who is leaving, drained or in quarantine, and why."""
+def nodes(target: Target, *, clear: str | None = None, output: str) -> None:
+    """Print the nodes: who takes part, who is leaving, drained or in quarantine, and why. Or let a
+    drained or quarantined one take part again: `clear`."""
+    if clear is not None:
+        print(_change(target, lambda client, timeout_s: client.clear(clear, timeout_s)))
+        return
     as_json = require_format(output)
     try:
         reply = _run(target, lambda client, timeout_s: client.status(timeout_s))
@@ -173,11 +177,6 @@ def nodes(target: Target, *, output: str) -> None:
     else:
         columns = ("node", "machine", "state", "host", "slots", "training", "failures", "since")
         print_table((*columns, "reason"), [_node_row(node) for node in reply.nodes])
-
-
-def clear(target: Target, node: str) -> None:
-    """Let a drained or quarantined node take part again."""
-    print(_change(target, lambda client, timeout_s: client.clear(node, timeout_s)))
 
 
 def drain(target: Target, node: str, *, reason: str, future: bool = False) -> None:
@@ -212,16 +211,16 @@ def incidents(target: Target, *, output: str) -> None:
         print_incidents(found)
 
 
-def explain(target: Target, number: int | None, *, output: str) -> None:
+def explain(target: Target, incident: int | None, *, output: str) -> None:
     """Print all that is known of an incident, or of the newest one; also after the job's end."""
     as_json = require_format(output)
-    if number is None and not _incidents(target, None):
+    if incident is None and not _incidents(target, None):
         if as_json:
             print_json(None)
         else:
             print("no incident has been recorded")
         return
-    (found,) = _incidents(target, number or 0)
+    (found,) = _incidents(target, incident or 0)
     if as_json:
         print_json(found)
     else:

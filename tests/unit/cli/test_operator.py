@@ -402,7 +402,7 @@ def test_another_format_is_refused(place: Place, command: Any) -> None:
 
 def test_what_is_asked_for_is_done_and_said(place: Place, capsys: Printed) -> None:
     operator.drain(place.target, "n1", reason="a new disk")
-    operator.clear(place.target, "n1")
+    operator.nodes(place.target, clear="n1", output="table")
     operator.stop(place.target, reason="the budget is spent")
     assert place.leader.asked == [
         ("drain", "n1", "a new disk"),
@@ -783,7 +783,7 @@ def test_the_events_of_a_run_that_has_ended_are_gone(
     [
         lambda target: operator.stop(target, reason="why"),
         lambda target: operator.drain(target, "n1", reason="why"),
-        lambda target: operator.clear(target, "n1"),
+        lambda target: operator.nodes(target, clear="n1", output="table"),
     ],
     ids=["stop", "drain", "clear"],
 )

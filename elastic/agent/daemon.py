@@ -616,23 +616,26 @@ class AgentDaemon:
             case fx.AssignSlot():
                 self._assign_slot(effect)
             case fx.ForwardGeneration():
-                self._forward_generation(effect)
+                generation = generation_to_pb(effect.generation)
+                self._server.send(effect.worker, generation=generation)
             case fx.EndWorker():
                 self._end_worker(effect)
             case fx.DismissWorker():
-                self._dismiss_worker(effect)
+                self._server.send(effect.worker, dismiss=pb.Dismiss())
             case fx.ReportNode():
                 self._report_node(effect)
             case fx.ReportFailure():
                 self._report_failure(effect)
             case fx.AskToStop():
-                self._ask_to_stop(effect)
+                reason, exit_code = effect.reason, effect.exit_code
+                self._link.send(stop=control_pb2.StopRequest(reason=reason, exit_code=exit_code))
             case fx.AskToLeave():
-                self._ask_to_leave(effect)
+                self._leaves_because = effect.reason
+                self._link.send(leave=control_pb2.LeaveRequest(reason=effect.reason))
             case fx.TellLeaveTimedOut():
                 self._tell_leave_timed_out(effect)
             case fx.SetTimer():
-                self._set_timer(effect)
+                self._driver.set_timer(effect.at)
             case fx.ExitAgent():
                 self._exit_agent(effect)
             case _:
@@ -673,9 +676,6 @@ class AgentDaemon:
             ),
         )
 
-    def _forward_generation(self, effect: fx.ForwardGeneration) -> None:
-        self._server.send(effect.worker, generation=generation_to_pb(effect.generation))
-
     def _end_worker(self, effect: fx.EndWorker) -> None:
         if effect.how is fx.How.DUMP_AND_KILL:
             self._tasks.start(self._dump_and_kill(effect.worker), "stacks")
@@ -683,9 +683,6 @@ class AgentDaemon:
             self._server.send(effect.worker, terminate=pb.Terminate())
         else:
             self._zygote.kill(effect.worker, signal.SIGKILL)
-
-    def _dismiss_worker(self, effect: fx.DismissWorker) -> None:
-        self._server.send(effect.worker, dismiss=pb.Dismiss())
 
     def _report_node(self, effect: fx.ReportNode) -> None:
         self._view = effect.workers
@@ -707,15 +704,6 @@ class AgentDaemon:
             message.log_tail = last_lines(log)
         self._link.send(failure=message)
 
-    def _ask_to_stop(self, effect: fx.AskToStop) -> None:
-        self._link.send(
-            stop=control_pb2.StopRequest(reason=effect.reason, exit_code=effect.exit_code)
-        )
-
-    def _ask_to_leave(self, effect: fx.AskToLeave) -> None:
-        self._leaves_because = effect.reason
-        self._link.send(leave=control_pb2.LeaveRequest(reason=effect.reason))
-
     def _tell_leave_timed_out(self, effect: fx.TellLeaveTimedOut) -> None:
         self._leave_timed_out = True
         waited_s = round(effect.waited_s, 3)
@@ -727,9 +715,6 @@ class AgentDaemon:
         node = self._options.hello.node
         self._journal.record("leave_timed_out", node=node, waited_s=waited_s, reason=reason)
         self._link.send(leave_timed_out=control_pb2.LeaveTimedOut(waited_s=waited_s))
-
-    def _set_timer(self, effect: fx.SetTimer) -> None:
-        self._driver.set_timer(effect.at)
 
     def _exit_agent(self, effect: fx.ExitAgent) -> None:
         if self._pids and not self.ended.done():

@@ -663,31 +663,31 @@ class CoordinatorDaemon:
     def _execute(self, effect: fx.Effect) -> None:
         match effect:
             case fx.PersistGeneration():
-                self._persist_generation(effect)
+                self._tasks.start(self._persist(effect), "persist")
             case fx.AnnounceGeneration():
                 self._announce_generation(effect)
             case fx.SettleGeneration():
-                self._settle_generation(effect)
+                self._nodes.broadcast(generation=generation_to_pb(effect.generation))
             case fx.ReplaceWorker():
                 self._replace_worker(effect)
             case fx.DismissWorkers():
-                self._dismiss_workers()
+                self._nodes.broadcast(dismiss=local_pb2.Dismiss())
             case fx.CommitCheckpoint():
-                self._commit_checkpoint(effect)
+                self._tasks.start(self._saves.commit(effect), "commit-checkpoint")
             case fx.AbandonCheckpoint():
-                self._abandon_checkpoint(effect)
+                self._saves.abandon(effect)
             case fx.ProbeGroup():
-                self._probe_group()
+                self._nodes.broadcast(probe=pb.Probe())
             case fx.NodeDrained():
                 self._node_drained(effect)
             case fx.SetTimer():
-                self._set_timer(effect)
+                self._driver.set_timer(effect.at)
             case fx.StepWasSlow():
                 self._step_was_slow(effect)
             case fx.ExplainHang():
-                self._explain_hang(effect)
+                self._hangs.explain(effect)
             case fx.ExplainSlowStep():
-                self._explain_slow_step(effect)
+                self._hangs.explain_slow_step(effect, lambda: self._machine.committed)
             case fx.Lost():
                 self._members_lost(effect)
             case fx.RefuseNewcomers():
@@ -699,9 +699,6 @@ class CoordinatorDaemon:
             case _:
                 assert_never(effect)
         self._keep_records()
-
-    def _persist_generation(self, effect: fx.PersistGeneration) -> None:
-        self._tasks.start(self._persist(effect), "persist")
 
     def _announce_generation(self, effect: fx.AnnounceGeneration) -> None:
         generation = effect.generation
@@ -716,9 +713,6 @@ class CoordinatorDaemon:
             after_step=generation.leave_after,
         )
 
-    def _settle_generation(self, effect: fx.SettleGeneration) -> None:
-        self._nodes.broadcast(generation=generation_to_pb(effect.generation))
-
     def _replace_worker(self, effect: fx.ReplaceWorker) -> None:
         node = self._nodes.find(effect.node)
         if node is not None:
@@ -729,25 +723,10 @@ class CoordinatorDaemon:
                 )
             )
 
-    def _dismiss_workers(self) -> None:
-        self._nodes.broadcast(dismiss=local_pb2.Dismiss())
-
-    def _commit_checkpoint(self, effect: fx.CommitCheckpoint) -> None:
-        self._tasks.start(self._saves.commit(effect), "commit-checkpoint")
-
-    def _abandon_checkpoint(self, effect: fx.AbandonCheckpoint) -> None:
-        self._saves.abandon(effect)
-
-    def _probe_group(self) -> None:
-        self._nodes.broadcast(probe=pb.Probe())
-
     def _node_drained(self, effect: fx.NodeDrained) -> None:
         node = self._nodes.find(effect.node)
         if node is not None:
             self._departing.left_group(node)
-
-    def _set_timer(self, effect: fx.SetTimer) -> None:
-        self._driver.set_timer(effect.at)
 
     def _step_was_slow(self, effect: fx.StepWasSlow) -> None:
         self._journal.record(
@@ -756,12 +735,6 @@ class CoordinatorDaemon:
             lasted_s=round(effect.lasted_s, 3),
             usual_s=round(effect.usual_s, 6),
         )
-
-    def _explain_hang(self, effect: fx.ExplainHang) -> None:
-        self._hangs.explain(effect)
-
-    def _explain_slow_step(self, effect: fx.ExplainSlowStep) -> None:
-        self._hangs.explain_slow_step(effect, lambda: self._machine.committed)
 
     def _members_lost(self, effect: fx.Lost) -> None:
         self._recoveries.lost(effect)

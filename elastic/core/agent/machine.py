@@ -143,13 +143,13 @@ class Agent:
             case ev.WorkerExited():
                 return self._worker_exited(event, now)
             case ev.WorkerFrozen():
-                return self._worker_frozen(event, now)
+                return self._worker_frozen(event)
             case ev.ReplaceRequested():
-                return self._replace_requested(event, now)
+                return self._replace(event.worker, event.kind, event.message, event.place)
             case ev.GenerationAnnounced():
                 return self._generation_announced(event)
             case ev.DismissRequested():
-                return self._dismiss_requested(now)
+                return self._dismiss_all(now)
             case ev.JobEnded():
                 return self._job_ended(event, now)
             case ev.LeaveRequested():
@@ -159,13 +159,13 @@ class Agent:
             case ev.Drained():
                 return self._drained(event, now)
             case ev.Strayed():
-                return self._strayed(now)
+                return self._strayed()
             case ev.CutOff():
-                return self._cut_off(event, now)
+                return self._cut_off(event)
             case ev.StopRequested():
                 return self._stop_requested(event, now)
             case ev.TimerFired():
-                return self._timer_fired()
+                return []
             case _:
                 assert_never(event)
 
@@ -201,7 +201,7 @@ class Agent:
             slot = event.status.slot  # of an earlier agent: it has been silent for long
             if any(p.status.slot == slot for p in self._processes.values()):
                 message = f"reported too late to keep its slot {slot}"
-                return self._replace(event.status.worker, FailureKind.LEFT_OUT, message, now)
+                return self._replace(event.status.worker, FailureKind.LEFT_OUT, message)
         own = process.status  # of its pid and its compiling it does not tell here
         process.status = _with(event.status, slot=slot, pid=own.pid, compiling=own.compiling)
         if process.status.phase not in (WorkerPhase.SPARE, WorkerPhase.PREPARING):
@@ -250,12 +250,9 @@ class Agent:
             self._loss = _Loss(at=now, generation=known, until=now + _ANNOUNCEMENT_S)
         return [fx.ReportFailure(failure=failure_of(process, event))]
 
-    def _worker_frozen(self, event: ev.WorkerFrozen, now: float) -> list[fx.Effect]:
+    def _worker_frozen(self, event: ev.WorkerFrozen) -> list[fx.Effect]:
         message = f"was silent for {event.silent_s:.1f} s"
-        return self._replace(event.worker, FailureKind.LEFT_OUT, message, now)
-
-    def _replace_requested(self, event: ev.ReplaceRequested, now: float) -> list[fx.Effect]:
-        return self._replace(event.worker, event.kind, event.message, now, place=event.place)
+        return self._replace(event.worker, FailureKind.LEFT_OUT, message)
 
     def _generation_announced(self, event: ev.GenerationAnnounced) -> list[fx.Effect]:
         if not event.generation.is_news_after(self._generation):
@@ -275,9 +272,6 @@ class Agent:
             for name, process in self._processes.items()
             if process.hears_generations
         ]
-
-    def _dismiss_requested(self, now: float) -> list[fx.Effect]:
-        return self._dismiss_all(now)
 
     def _job_ended(self, event: ev.JobEnded, now: float) -> list[fx.Effect]:
         self._exit_code = event.exit_code
@@ -322,34 +316,31 @@ class Agent:
             self._exit_code = event.exit_code
         return self._end_all(now)
 
-    def _strayed(self, now: float) -> list[fx.Effect]:
+    def _strayed(self) -> list[fx.Effect]:
         self._generation = self._before = None
         message = "was in a group that the store had lost, and without which the job began anew"
-        ended = self._replace_all(message, now)
+        ended = self._replace_all(message)
         for process in self._processes.values():
             process.retired = True  # no failure of theirs, nor of their node
         return ended
 
-    def _cut_off(self, event: ev.CutOff, now: float) -> list[fx.Effect]:
+    def _cut_off(self, event: ev.CutOff) -> list[fx.Effect]:
         message = (
             f"was cut off from the coordinator and the store for {event.silent_s:.0f} s: the job "
             "may have gone on without it"
         )
-        return self._replace_all(message, now)
+        return self._replace_all(message)
 
-    def _replace_all(self, message: str, now: float) -> list[fx.Effect]:
+    def _replace_all(self, message: str) -> list[fx.Effect]:
         return [
             effect
             for name in list(self._processes)
-            for effect in self._replace(name, FailureKind.LEFT_OUT, message, now)
+            for effect in self._replace(name, FailureKind.LEFT_OUT, message)
         ]
 
     def _stop_requested(self, event: ev.StopRequested, now: float) -> list[fx.Effect]:
         self._exit_code = event.exit_code
         return self._end_all(now)
-
-    def _timer_fired(self) -> list[fx.Effect]:
-        return []
 
     # ---- what follows from the whole view
 
@@ -422,7 +413,7 @@ class Agent:
                 f"did not call session.steps() or session.run() within "
                 f"{self._settings.start_timeout_s:g} s of its start"
             )
-            yield from self._replace(process.status.worker, FailureKind.START_TIMEOUT, message, now)
+            yield from self._replace(process.status.worker, FailureKind.START_TIMEOUT, message)
 
     def _wind_up(self, now: float) -> list[fx.Effect]:
         overdue = self._gone_by is not None and now >= self._gone_by
@@ -467,9 +458,8 @@ class Agent:
     # ---- parts
 
     def _replace(
-        self, worker: WorkerId, kind: FailureKind, message: str, now: float, place: str = ""
+        self, worker: WorkerId, kind: FailureKind, message: str, place: str = ""
     ) -> list[fx.Effect]:
-        del now
         process = self._processes.get(worker)
         if process is None or process.ending is not None or process.retired:
             return []

@@ -212,7 +212,7 @@ class Coordinator:
             case ev.NodeReported():
                 return self._node_reported(event, now)
             case ev.NodesReported():
-                return self._nodes_reported(event, now)
+                return [e for report in event.reports for e in self._apply(report, now)]
             case ev.NodeReconnected():
                 return self._node_reconnected(event, now)
             case ev.NodeLost():
@@ -246,7 +246,7 @@ class Coordinator:
             case ev.StopRequested():
                 return self._stop_requested(event, now)
             case ev.TimerFired():
-                return self._timer_fired()
+                return []
             case _:
                 assert_never(event)
 
@@ -264,9 +264,6 @@ class Coordinator:
             if status.took_part and status.compiling is not None:
                 self._progress.compiles(status.compiling)
         return self._checkpoints.abandon(lost.union(self._told_before()))
-
-    def _nodes_reported(self, event: ev.NodesReported, now: float) -> list[fx.Effect]:
-        return [effect for report in event.reports for effect in self._apply(report, now)]
 
     def _node_reconnected(self, event: ev.NodeReconnected, now: float) -> list[fx.Effect]:
         self._nodes.reconnected(event.node, now)
@@ -429,9 +426,6 @@ class Coordinator:
     def _stop_requested(self, event: ev.StopRequested, now: float) -> list[fx.Effect]:
         if self._stop is None or self._stop.inherited:
             self._begin_stop(self._asked_to_stop(event.exit_code, event.reason, now))
-        return []
-
-    def _timer_fired(self) -> list[fx.Effect]:
         return []
 
     # ---- what follows from the whole view

@@ -46,7 +46,7 @@ AGENT = (
     ),
     (
         "            yield from self._replace(process.status.worker, "
-        "FailureKind.START_TIMEOUT, message, now)\n",
+        "FailureKind.START_TIMEOUT, message)\n",
         "            yield from ()\n",
         "a script that never asks for a group is never ended",
     ),
@@ -82,7 +82,7 @@ AGENT = (
     ),
     (
         "                return self._replace(event.status.worker,"
-        " FailureKind.LEFT_OUT, message, now)\n",
+        " FailureKind.LEFT_OUT, message)\n",
         "                pass\n",
         "two workers have the same slot",
     ),

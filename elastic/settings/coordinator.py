@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from elastic.settings import shared
-from elastic.settings.fields import Naming, Relation, about, group
+from elastic.settings.fields import Naming, Relation, group, setting
 from elastic.settings.limits import (
     DURATION,
     DURATION_OR_ZERO,
@@ -52,43 +52,33 @@ class CoordinatorSettings:
 
     job: str = field(default="job", metadata=shared.JOB)
     run_id: str = field(default="default", metadata=shared.RUN_ID)
-    listen: str = field(
-        default=DEFAULT_LISTEN,
-        metadata=about(
-            "HOST:PORT, or :PORT for every interface, on which agents and operators are answered.",
-            LISTENING_ADDRESS,
-        ),
+    listen: str = setting(
+        DEFAULT_LISTEN,
+        "HOST:PORT, or :PORT for every interface, on which agents and operators are answered.",
+        LISTENING_ADDRESS,
     )
-    advertise: str | None = field(
-        default=None,
-        metadata=about(
-            "HOST or HOST:PORT at which other machines reach it, the port of --listen if there is "
-            "none; unset: --listen, with this machine's address for a wildcard. Others resolve a "
-            "name whenever they connect.",
-            REACHABLE_ADDRESS,
-        ),
+    advertise: str | None = setting(
+        None,
+        "HOST or HOST:PORT at which other machines reach it, the port of --listen if there is "
+        "none; unset: --listen, with this machine's address for a wildcard. Others resolve a "
+        "name whenever they connect.",
+        REACHABLE_ADDRESS,
     )
     http_address: str | None = field(default=None, metadata=shared.HTTP_ADDRESS_OF_A_COORDINATOR)
-    min_workers: int = field(
-        default=1, metadata=about("Train only with at least this many workers.", whole(1))
-    )
-    max_workers: int | None = field(
-        default=None,
-        metadata=about(
-            "Train with at most this many workers; unset: no limit. If fewer than before, the "
-            "others wait as soon as a coordinator that was started with it leads.",
-            whole(1),
-        ),
+    min_workers: int = setting(1, "Train only with at least this many workers.", whole(1))
+    max_workers: int | None = setting(
+        None,
+        "Train with at most this many workers; unset: no limit. If fewer than before, the "
+        "others wait as soon as a coordinator that was started with it leads.",
+        whole(1),
     )
     checkpoint_dir: str | None = field(default=None, metadata=shared.SHARED_CHECKPOINT_DIR)
     keep_checkpoints: int = field(default=3, metadata=shared.KEEP_CHECKPOINTS)
-    ledger: Path | None = field(
-        default=None,
-        metadata=about(
-            "Record which samples each committed step used in this file; the nodes need "
-            "--record-samples.",
-            FILE,
-        ),
+    ledger: Path | None = setting(
+        None,
+        "Record which samples each committed step used in this file; the nodes need "
+        "--record-samples.",
+        FILE,
     )
     curve: Path | None = field(default=None, metadata=shared.CURVE)
     tensorboard: Path | None = field(default=None, metadata=shared.TENSORBOARD)
@@ -104,57 +94,41 @@ class CoordinatorSettings:
         default=shared.StragglerAction.REPORT, metadata=shared.STRAGGLER_ACTION
     )
     stop_grace_s: float = field(default=30.0, metadata=shared.STOP_GRACE_S)
-    leader_ttl_s: float = field(
-        default=3.0,
-        metadata=about(
-            "Seconds after which another coordinator leads in place of one that is silent.", LEASE
-        ),
+    leader_ttl_s: float = setting(
+        3.0, "Seconds after which another coordinator leads in place of one that is silent.", LEASE
     )
     isolation_timeout_s: float = field(default=120.0, metadata=shared.ISOLATION_TIMEOUT_S)
-    agent_grace_s: float = field(
-        default=30.0,
-        metadata=about(
-            "Seconds to wait for a node whose agent has gone while its workers train.",
-            DURATION_OR_ZERO,
-        ),
+    agent_grace_s: float = setting(
+        30.0,
+        "Seconds to wait for a node whose agent has gone while its workers train.",
+        DURATION_OR_ZERO,
     )
-    planned_interval_s: float = field(
-        default=0.5,
-        metadata=about("Shortest time between two planned changes of the group.", DURATION_OR_ZERO),
+    planned_interval_s: float = setting(
+        0.5, "Shortest time between two planned changes of the group.", DURATION_OR_ZERO
     )
-    join_debounce_s: float = field(
-        default=0.1,
-        metadata=about(
-            "Seconds to wait for more newcomers before the first is taken in.", DURATION_OR_ZERO
-        ),
+    join_debounce_s: float = setting(
+        0.1, "Seconds to wait for more newcomers before the first is taken in.", DURATION_OR_ZERO
     )
-    quarantine_after: int = field(
-        default=3,
-        metadata=about(
-            "Failures within the quarantine window after which a node is left out; 0: never.",
-            whole(0),
-        ),
+    quarantine_after: int = setting(
+        3,
+        "Failures within the quarantine window after which a node is left out; 0: never.",
+        whole(0),
     )
-    quarantine_window_s: float = field(
-        default=600.0,
-        metadata=about("Seconds for which a failure counts against its node.", DURATION),
+    quarantine_window_s: float = setting(
+        600.0, "Seconds for which a failure counts against its node.", DURATION
     )
-    after_end: shared.AfterEnd = field(
-        default=shared.AfterEnd.EXIT,
-        metadata=about(
-            "What the coordinator does when the run has ended: exit with its code, or serve what "
-            "it knows of it until a signal comes, where whatever exits is started again. A run "
-            "that all nodes have left goes on when they are back; serve waits for them.",
-            one_of(shared.AfterEnd),
-        ),
+    after_end: shared.AfterEnd = setting(
+        shared.AfterEnd.EXIT,
+        "What the coordinator does when the run has ended: exit with its code, or serve what "
+        "it knows of it until a signal comes, where whatever exits is started again. A run "
+        "that all nodes have left goes on when they are back; serve waits for them.",
+        one_of(shared.AfterEnd),
     )
-    events_file: Path | None = field(
-        default=None,
-        metadata=about(
-            "Append what happens to this file as JSON lines, to the one at its path where it was "
-            "rotated; unset: standard output.",
-            FILE,
-        ),
+    events_file: Path | None = setting(
+        None,
+        "Append what happens to this file as JSON lines, to the one at its path where it was "
+        "rotated; unset: standard output.",
+        FILE,
     )
     security: SecuritySettings = field(default_factory=SecuritySettings, metadata=group("TLS"))
     store: CoordinatorStoreSettings = field(metadata=group("etcd"))

@@ -7,14 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from elastic.settings import shared
-from elastic.settings.fields import about, group
-from elastic.settings.limits import (
-    DURATION,
-    LISTENING_ADDRESS,
-    PEERS,
-    PortRange,
-    one_of,
-)
+from elastic.settings.fields import group, setting
+from elastic.settings.limits import DURATION, LISTENING_ADDRESS, PEERS, PortRange, one_of
 from elastic.settings.security import SecuritySettings
 from elastic.settings.store import StoreSettings
 
@@ -25,23 +19,6 @@ class FailOn(enum.Enum):
     ERROR = "error"
     WARNING = "warning"
     NEVER = "never"
-
-
-_PEERS = about(
-    "Nodes on which `elastic doctor` is started at the same time, this one may be among them: "
-    "HOST or HOST:PORT, separated by commas.",
-    PEERS,
-)
-_DOCTOR_ADDRESS = about(
-    "HOST:PORT at which this doctor answers those of the other nodes; a peer without a port is "
-    "asked at this port.",
-    LISTENING_ADDRESS,
-)
-_PEER_TIMEOUT_S = about("Seconds to wait for the doctors of the other nodes.", DURATION)
-_FAIL_ON = about(
-    "What ends the command with an exit code other than 0: error, warning (errors too) or never.",
-    one_of(FailOn),
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,10 +33,27 @@ class MachineSettings:
     checkpoint_dir: str | None = field(default=None, metadata=shared.SHARED_CHECKPOINT_DIR)
     log_dir: Path | None = field(default=None, metadata=shared.LOG_DIR)
     state_dir: Path | None = field(default=None, metadata=shared.STATE_DIR)
-    peers: tuple[str, ...] = field(default=(), metadata=_PEERS)
-    doctor_address: str = field(default="0.0.0.0:29410", metadata=_DOCTOR_ADDRESS)
-    peer_timeout_s: float = field(default=30.0, metadata=_PEER_TIMEOUT_S)
-    fail_on: FailOn = field(default=FailOn.ERROR, metadata=_FAIL_ON)
+    peers: tuple[str, ...] = setting(
+        (),
+        "Nodes on which `elastic doctor` is started at the same time, this one may be among them: "
+        "HOST or HOST:PORT, separated by commas.",
+        PEERS,
+    )
+    doctor_address: str = setting(
+        "0.0.0.0:29410",
+        "HOST:PORT at which this doctor answers those of the other nodes; a peer without a port is "
+        "asked at this port.",
+        LISTENING_ADDRESS,
+    )
+    peer_timeout_s: float = setting(
+        30.0, "Seconds to wait for the doctors of the other nodes.", DURATION
+    )
+    fail_on: FailOn = setting(
+        FailOn.ERROR,
+        "What ends the command with an exit code other than 0: error, warning (errors too) or "
+        "never.",
+        one_of(FailOn),
+    )
     security: SecuritySettings = field(default_factory=SecuritySettings, metadata=group("TLS"))
 
 

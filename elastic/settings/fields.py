@@ -100,6 +100,11 @@ def about(
     return {"help": help_text, "limits": limits, "secret": secret, **spelling}
 
 
+def setting(default: Any, help_text: str, limits: Limits) -> Any:
+    """A dataclass field that users can set, of one command alone."""
+    return dataclasses.field(default=default, metadata=about(help_text, limits))
+
+
 def group(title: str) -> dict[str, Any]:
     """The metadata of a field that holds another settings class, shared by several commands."""
     return {"group": title}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from elastic.settings import shared
-from elastic.settings.fields import Naming, Relation, about, group
+from elastic.settings.fields import Naming, Relation, group, setting
 from elastic.settings.limits import (
     COMMAND,
     DURATION,
@@ -63,22 +63,19 @@ class NodeSettings:
     run_id: str = field(default="default", metadata=shared.RUN_ID)
     node_name: str | None = field(default=None, metadata=shared.NODE_NAME)
     node_host: str | None = field(default=None, metadata=shared.NODE_HOST)
-    machine: str | None = field(
-        default=None,
-        metadata=about(
-            "Name of the machine that this node runs on, to which quarantine and failures belong; "
-            "unset: the host name. In a container that is the container's: give the host's.",
-            NODE_NAME,
-        ),
+    machine: str | None = setting(
+        None,
+        "Name of the machine that this node runs on, to which quarantine and failures belong; "
+        "unset: the host name. In a container that is the container's: give the host's.",
+        NODE_NAME,
     )
     worker_port_range: PortRange | None = field(default=None, metadata=shared.WORKER_PORT_RANGE)
     nproc_per_node: int = field(default=1, metadata=shared.NPROC_PER_NODE)
     spares: int = field(default=1, metadata=shared.SPARES)
     checkpoint_dir: str | None = field(default=None, metadata=shared.SHARED_CHECKPOINT_DIR)
     checkpoint_every: int = field(default=100, metadata=shared.CHECKPOINT_EVERY)
-    record_samples: bool = field(
-        default=False,
-        metadata=about("Tell the coordinator which samples were used, for its ledger.", YES_OR_NO),
+    record_samples: bool = setting(
+        False, "Tell the coordinator which samples were used, for its ledger.", YES_OR_NO
     )
     log_dir: Path | None = field(default=None, metadata=shared.LOG_DIR)
     keep_logs: KeptLogs = field(default=KeptLogs(runs=100, text="100"), metadata=shared.KEEP_LOGS)
@@ -90,44 +87,31 @@ class NodeSettings:
     join_timeout_s: float = field(default=10.0, metadata=shared.JOIN_TIMEOUT_S)
     silence_timeout_s: float = field(default=60.0, metadata=shared.SILENCE_TIMEOUT_S)
     first_step_timeout_s: float = field(default=600.0, metadata=shared.FIRST_STEP_TIMEOUT_S)
-    grace_s: float = field(
-        default=30.0,
-        metadata=about(
-            "Seconds for which workers outlive an agent that ends without a word.", DURATION_OR_ZERO
-        ),
+    grace_s: float = setting(
+        30.0,
+        "Seconds for which workers outlive an agent that ends without a word.",
+        DURATION_OR_ZERO,
     )
-    drain_timeout_s: float = field(
-        default=15.0,
-        metadata=about(
-            "Seconds a draining node's workers get to reach a step boundary.",
-            DURATION_OR_ZERO,
-        ),
+    drain_timeout_s: float = setting(
+        15.0, "Seconds a draining node's workers get to reach a step boundary.", DURATION_OR_ZERO
     )
-    preemption_file: Path | None = field(
-        default=None,
-        metadata=about("The node is about to be taken away once this file exists.", FILE),
+    preemption_file: Path | None = setting(
+        None, "The node is about to be taken away once this file exists.", FILE
     )
-    preemption_command: tuple[str, ...] | None = field(
-        default=None,
-        metadata=about(
-            "The node is about to be taken away once this command ends with exit code 0.", COMMAND
-        ),
+    preemption_command: tuple[str, ...] | None = setting(
+        None, "The node is about to be taken away once this command ends with exit code 0.", COMMAND
     )
-    preemption_interval_s: float = field(
-        default=5.0,
-        metadata=about("Seconds between two looks for a notice of preemption.", DURATION),
+    preemption_interval_s: float = setting(
+        5.0, "Seconds between two looks for a notice of preemption.", DURATION
     )
-    on_quarantine: OnQuarantine = field(
-        default=OnQuarantine.WAIT,
-        metadata=about(
-            "What the agent does when its node is put in quarantine: wait for being cleared, or "
-            "exit, so that another machine can take its place.",
-            one_of(OnQuarantine),
-        ),
+    on_quarantine: OnQuarantine = setting(
+        OnQuarantine.WAIT,
+        "What the agent does when its node is put in quarantine: wait for being cleared, or "
+        "exit, so that another machine can take its place.",
+        one_of(OnQuarantine),
     )
-    node_ttl_s: float = field(
-        default=10.0,
-        metadata=about("Seconds after which a silent node is taken for gone by etcd.", LEASE),
+    node_ttl_s: float = setting(
+        10.0, "Seconds after which a silent node is taken for gone by etcd.", LEASE
     )
     isolation_timeout_s: float = field(default=120.0, metadata=shared.ISOLATION_TIMEOUT_S)
     launch: Launch = field(default=Launch.AUTO, metadata=shared.LAUNCH)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from elastic.settings import shared
-from elastic.settings.fields import Naming, Relation, about, group
+from elastic.settings.fields import Naming, Relation, group, setting
 from elastic.settings.limits import LISTENING_ADDRESS, NODES, KeptLogs, NodeRange, one_of, whole
 from elastic.settings.security import SecuritySettings
 from elastic.settings.shared import Console, Launch
@@ -61,14 +61,9 @@ class RunSettings:
     args: tuple[str, ...] = field(default=(), metadata=shared.ARGS)
     module: bool = field(default=False, metadata=shared.MODULE)
     nproc_per_node: int = field(default=1, metadata=shared.NPROC_PER_NODE)
-    nnodes: NodeRange = field(
-        default=NodeRange(1, 1), metadata=about("Nodes as N or MIN:MAX.", NODES)
-    )
-    min_workers: int | None = field(
-        default=None,
-        metadata=about(
-            "Train only with at least this many workers; unset: one per minimal node.", whole(1)
-        ),
+    nnodes: NodeRange = setting(NodeRange(1, 1), "Nodes as N or MIN:MAX.", NODES)
+    min_workers: int | None = setting(
+        None, "Train only with at least this many workers; unset: one per minimal node.", whole(1)
     )
     spares: int = field(default=1, metadata=shared.SPARES)
     max_restarts: int = field(default=100, metadata=shared.MAX_RESTARTS)
@@ -82,18 +77,13 @@ class RunSettings:
     log_dir: Path | None = field(default=None, metadata=shared.LOG_DIR)
     keep_logs: KeptLogs = field(default=KeptLogs(runs=100, text="100"), metadata=shared.KEEP_LOGS)
     console: Console = field(default=Console.RANK0, metadata=shared.CONSOLE)
-    output: OutputMode = field(
-        default=OutputMode.AUTO,
-        metadata=about(
-            "Progress as a live line or JSON lines: live, json, or auto (live on a terminal).",
-            one_of(OutputMode),
-        ),
+    output: OutputMode = setting(
+        OutputMode.AUTO,
+        "Progress as a live line or JSON lines: live, json, or auto (live on a terminal).",
+        one_of(OutputMode),
     )
-    listen: str | None = field(
-        default=None,
-        metadata=about(
-            "HOST:PORT of the coordinator; unset: a private Unix socket.", LISTENING_ADDRESS
-        ),
+    listen: str | None = setting(
+        None, "HOST:PORT of the coordinator; unset: a private Unix socket.", LISTENING_ADDRESS
     )
     http_address: str | None = field(default=None, metadata=shared.HTTP_ADDRESS_OF_A_NODE)
     job: str = field(default="job", metadata=shared.JOB)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from elastic.settings.fields import Naming, Relation, about, flag_of
+from elastic.settings.fields import Naming, Relation, flag_of, setting
 from elastic.settings.limits import PEM_FILE, YES_OR_NO
 
 _FILES = ("tls_ca", "tls_cert", "tls_key")
@@ -23,27 +23,17 @@ class SecuritySettings:
 
     relations: ClassVar[tuple[Relation, ...]] = (Relation((*_FILES, "insecure"), _fits_together),)
 
-    tls_ca: Path | None = field(
-        default=None,
-        metadata=about(
-            "PEM file of the authorities that sign the certificates of the job.", PEM_FILE
-        ),
+    tls_ca: Path | None = setting(
+        None, "PEM file of the authorities that sign the certificates of the job.", PEM_FILE
     )
-    tls_cert: Path | None = field(
-        default=None,
-        metadata=about(
-            "PEM file of the certificate to show, which names JOB.job.elastic.", PEM_FILE
-        ),
+    tls_cert: Path | None = setting(
+        None, "PEM file of the certificate to show, which names JOB.job.elastic.", PEM_FILE
     )
-    tls_key: Path | None = field(
-        default=None, metadata=about("PEM file of its key, without a passphrase.", PEM_FILE)
-    )
-    insecure: bool = field(
-        default=False,
-        metadata=about(
-            "Allow plain text beyond this machine: anyone who reaches the port controls the job.",
-            YES_OR_NO,
-        ),
+    tls_key: Path | None = setting(None, "PEM file of its key, without a passphrase.", PEM_FILE)
+    insecure: bool = setting(
+        False,
+        "Allow plain text beyond this machine: anyone who reaches the port controls the job.",
+        YES_OR_NO,
     )
 
 

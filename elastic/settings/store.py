@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from elastic.errors import ConfigurationError
-from elastic.settings.fields import Naming, Relation, about, flag_of
+from elastic.settings.fields import Naming, Relation, about, flag_of, setting
 from elastic.settings.limits import ENDPOINTS, FILE, PEM_FILE, TEXT, one_of
 
 
@@ -66,25 +66,17 @@ class StoreSettings:
     )
 
     etcd: tuple[str, ...] = field(metadata=_ETCD)
-    etcd_ca: Path | None = field(
-        default=None,
-        metadata=about(
-            "PEM file of the authorities that sign etcd's certificates. Without this and the next "
-            "two, those of --tls-ca, --tls-cert and --tls-key serve for https://, or else the "
-            "system's authorities.",
-            PEM_FILE,
-        ),
+    etcd_ca: Path | None = setting(
+        None,
+        "PEM file of the authorities that sign etcd's certificates. Without this and the next "
+        "two, those of --tls-ca, --tls-cert and --tls-key serve for https://, or else the "
+        "system's authorities.",
+        PEM_FILE,
     )
-    etcd_cert: Path | None = field(
-        default=None, metadata=about("PEM file of the certificate to show to etcd.", PEM_FILE)
-    )
-    etcd_key: Path | None = field(
-        default=None, metadata=about("PEM file of its key, without a passphrase.", PEM_FILE)
-    )
-    etcd_user: str | None = field(default=None, metadata=about("User of etcd.", TEXT))
-    etcd_password_file: Path | None = field(
-        default=None, metadata=about("File with that user's password.", FILE)
-    )
+    etcd_cert: Path | None = setting(None, "PEM file of the certificate to show to etcd.", PEM_FILE)
+    etcd_key: Path | None = setting(None, "PEM file of its key, without a passphrase.", PEM_FILE)
+    etcd_user: str | None = setting(None, "User of etcd.", TEXT)
+    etcd_password_file: Path | None = setting(None, "File with that user's password.", FILE)
     etcd_password: str | None = field(
         default=None,
         repr=False,
@@ -102,14 +94,12 @@ class CoordinatorStoreSettings(StoreSettings):
     )
 
     etcd: tuple[str, ...] = field(default=(), metadata=_ETCD)
-    store: StoreKind = field(
-        default=StoreKind.ETCD,
-        metadata=about(
-            "Of a coordinator: who keeps the job's state. memory: it does by itself, without etcd, "
-            "and is the only one of the job; agents and operators give its address, the port of "
-            "--listen, as --etcd. While it is gone training goes on, and nobody takes its place.",
-            one_of(StoreKind),
-        ),
+    store: StoreKind = setting(
+        StoreKind.ETCD,
+        "Of a coordinator: who keeps the job's state. memory: it does by itself, without etcd, "
+        "and is the only one of the job; agents and operators give its address, the port of "
+        "--listen, as --etcd. While it is gone training goes on, and nobody takes its place.",
+        one_of(StoreKind),
     )
 
 

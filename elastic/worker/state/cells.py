@@ -52,8 +52,8 @@ class Cell(Protocol):
         """Of its tensors."""
         ...
 
-    def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
-        """Its content now, in memory of its own; overwrites `reuse`, an earlier copy."""
+    def copy(self) -> Copy:
+        """Its content now, in memory of its own."""
         ...
 
     def put_back(self, copy: Copy) -> None:
@@ -71,6 +71,23 @@ class Cell(Protocol):
     def moved(self, mark: Any) -> bool:
         """Whether the sign has changed since, at a cheaper look that may miss some changes."""
         ...
+
+
+class _Small(Cell):
+    """One that is always small: it is copied at every block, and nobody asks for its sign."""
+
+    def size_bytes(self) -> int:
+        return 0
+
+    def differs(self, copy: Copy) -> bool:
+        return bool(self.copy() != copy)
+
+    def mark(self) -> object:
+        return None
+
+    def moved(self, mark: Any) -> bool:
+        del mark
+        return False
 
 
 def is_large(cell: Cell) -> bool:
@@ -147,13 +164,8 @@ class ModuleTensors:
         return not all(map(same, _present(now), content))
 
     def mark(self) -> object:
-        present = [t for t in chain.from_iterable(self._held) if t is not None]
-        self._marked = present
-        try:
-            versions = list(map(_VERSION, present))
-        except RuntimeError:  # one was made in torch.inference_mode(): it counts no versions
-            versions = [0 if t.is_inference() else t._version for t in present]
-        return versions, list(map(_PLACE, present)), list(map(id, present))
+        self._marked = self._held_now()
+        return _signs(self._marked)
 
     def moved(self, mark: Any) -> bool:
         """Of the tensors that were there when they were marked last."""
@@ -164,29 +176,25 @@ class ModuleTensors:
         return bool(
             versions != mark[0]
             or list(map(_PLACE, self._marked)) != mark[1]
-            or (self._are_buffers and self._ids() != mark[2])  # assigned anew
+            or (self._are_buffers and list(map(id, self._held_now())) != mark[2])  # assigned anew
         )
 
-    def _ids(self) -> list[int]:
-        return [id(t) for t in chain.from_iterable(self._held) if t is not None]
+    def _held_now(self) -> list[torch.Tensor]:
+        return _present(chain.from_iterable(self._held))
 
     def tensors(self) -> list[torch.Tensor | None]:
         """Those that are there now."""
         return [owner.get(name) for owner, name in self._slots]
 
 
-class RequiresGrad:
+class RequiresGrad(_Small):
     """Which parameters of a module are trained; GANs and gradual unfreezing change it."""
 
     def __init__(self, name: str, slots: Iterable[Slot]) -> None:
         self.name = name
         self._slots = list(slots)
 
-    def size_bytes(self) -> int:
-        return 0
-
-    def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
-        del reuse, on_host
+    def copy(self) -> Copy:
         try:
             return list(map(_TRAINED, [owner[name] for owner, name in self._slots]))
         except (KeyError, AttributeError):
@@ -197,15 +205,6 @@ class RequiresGrad:
             if owner[name].requires_grad != flag:
                 owner[name].requires_grad_(flag)
 
-    def differs(self, copy: Copy) -> bool:
-        return bool(self.copy() != copy)
-
-    def mark(self) -> object:
-        return self.copy()
-
-    def moved(self, mark: Any) -> bool:
-        return self.differs(mark)
-
     def _gone(self) -> ConfigurationError:
         gone = [name for owner, name in self._slots if owner.get(name) is None]
         return ConfigurationError(
@@ -215,7 +214,7 @@ class RequiresGrad:
         )
 
 
-class Modes:
+class Modes(_Small):
     """Which modules of a model are in training mode: one that is set to eval() inside of a block is
     what it was when the block is handed out again."""
 
@@ -223,26 +222,13 @@ class Modes:
         self.name = name
         self._modules = list(module.modules())
 
-    def size_bytes(self) -> int:
-        return 0
-
-    def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
-        del reuse, on_host
+    def copy(self) -> Copy:
         return list(map(_MODE, self._modules))
 
     def put_back(self, copy: Copy) -> None:
         for module, mode in zip(self._modules, copy, strict=True):
             if module.training != mode:
                 module.training = mode
-
-    def differs(self, copy: Copy) -> bool:
-        return bool(self.copy() != copy)
-
-    def mark(self) -> object:
-        return self.copy()
-
-    def moved(self, mark: Any) -> bool:
-        return self.differs(mark)
 
 
 class ExtraState:
@@ -266,18 +252,14 @@ def steps_of(optimizer: torch.optim.Optimizer) -> int:
     return getattr(optimizer, "_elastic_steps", 0)
 
 
-class Rates:
+class Rates(_Small):
     """The settings of an optimizer's parameter groups: rates that a scheduler changes, and such."""
 
     def __init__(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         self.name = name
         self._optimizer = optimizer
 
-    def size_bytes(self) -> int:
-        return 0
-
-    def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
-        del reuse, on_host
+    def copy(self) -> Copy:
         groups = list(self._optimizer.param_groups)
         return groups, [_settings(group) for group in groups]
 
@@ -296,13 +278,6 @@ class Rates:
         groups = self._optimizer.param_groups
         same = len(groups) == len(copy[0]) and all(map(operator.is_, groups, copy[0]))
         return not (same and trees_equal([_settings(group) for group in groups], copy[1]))
-
-    def mark(self) -> object:
-        return None  # it is small, and copied at every block
-
-    def moved(self, mark: Any) -> bool:
-        del mark
-        return False
 
 
 class OptimizerState:
@@ -379,18 +354,14 @@ class OptimizerState:
 # ---- schedulers, and anything else with a state_dict
 
 
-class Scheduler:
+class Scheduler(_Small):
     """A learning-rate scheduler: its attributes but for the optimizer and its functions."""
 
     def __init__(self, name: str, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
         self.name = name
         self._scheduler = scheduler
 
-    def size_bytes(self) -> int:
-        return 0
-
-    def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
-        del reuse, on_host
+    def copy(self) -> Copy:
         copy = dict(self._scheduler.__dict__)
         del copy["optimizer"]
         for name, value in copy.items():
@@ -406,13 +377,6 @@ class Scheduler:
 
     def differs(self, copy: Copy) -> bool:
         return not trees_equal(self.copy(), copy)
-
-    def mark(self) -> object:
-        return None
-
-    def moved(self, mark: Any) -> bool:
-        del mark
-        return False
 
 
 class Object:
@@ -430,8 +394,7 @@ class Object:
     def size_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in tensors_of(self._tracked.state_dict()))
 
-    def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
-        del reuse, on_host
+    def copy(self) -> Copy:
         return copy_tree(self._tracked.state_dict(), Copies())
 
     def put_back(self, copy: Copy) -> None:
@@ -470,17 +433,14 @@ class _ModulesInside:
         key = id(module)
         known = self._met.get(key) or self._before.get(key) or (module, self._held_by(module))
         self._met[key] = known
-        tensors = [t for t in chain.from_iterable(known[1]) if t is not None]
-        return key, _signs(tensors)
+        return key, _signs(_present(chain.from_iterable(known[1])))
 
     def _held_by(self, module: nn.Module) -> list[Any]:
         """Views of its parameters and buffers, always of the present, but for what is tracked as a
         module of its own."""
         owners = [d for m in module.modules() for d in (m._parameters, m._buffers) if d]
-        return [owner.values() for owner in owners if not self._are_elsewhere(owner.values())]
-
-    def _are_elsewhere(self, tensors: Iterable[torch.Tensor | None]) -> bool:
-        return all(t is None or id(t) in self._elsewhere for t in tensors)
+        own = [any(id(t) not in self._elsewhere for t in _present(o.values())) for o in owners]
+        return [owner.values() for owner in compress(owners, own)]
 
 
 _NO_MODULES = _ModulesInside(())  # an optimizer keeps none in its state
@@ -489,8 +449,7 @@ _NO_MODULES = _ModulesInside(())  # an optimizer keeps none in its state
 class ScriptValues(Object):
     """`session.state`: what is put back are the objects that were in it, with their content."""
 
-    def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
-        del reuse, on_host
+    def copy(self) -> Copy:
         return [(key, keep(value)) for key, value in self._tracked.items()]
 
     def put_back(self, copy: Copy) -> None:
@@ -509,8 +468,7 @@ class Scaler(Object):
     """A GradScaler: also what each optimizer has been through since the last `update()`, which its
     state_dict() leaves out."""
 
-    def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
-        del reuse, on_host
+    def copy(self) -> Copy:
         return copy_tree(self._tracked.state_dict()), self._stages()
 
     def put_back(self, copy: Copy) -> None:
@@ -666,17 +624,13 @@ def _from_stored(gradient: Any) -> torch.Tensor | None:
 
 
 def _first_gradient(parameters: Mapping[str, nn.Parameter]) -> torch.Tensor | None:
-    for parameter in parameters.values():
-        gradient = parameter.grad
-        if gradient is not None:
-            return gradient
-    return None
+    return next((p.grad for p in parameters.values() if p.grad is not None), None)
 
 
 # ---- generators
 
 
-class DefaultGenerators:
+class DefaultGenerators(_Small):
     """torch's generators that a script uses without naming one (dropout): this worker's own, no
     part of what members give each other. A copy may be None: then they stay what they are."""
 
@@ -685,11 +639,7 @@ class DefaultGenerators:
     def __init__(self, device: torch.device) -> None:
         self._cuda = device if device.type == "cuda" else None
 
-    def size_bytes(self) -> int:
-        return 0
-
-    def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
-        del reuse, on_host
+    def copy(self) -> Copy:
         host = torch.default_generator.get_state()
         return host, torch.cuda.get_rng_state(self._cuda) if self._cuda is not None else None
 
@@ -703,13 +653,6 @@ class DefaultGenerators:
 
     def differs(self, copy: Copy) -> bool:
         del copy
-        return False
-
-    def mark(self) -> object:
-        return None
-
-    def moved(self, mark: Any) -> bool:
-        del mark
         return False
 
 
@@ -851,7 +794,7 @@ def _room_for(data: list[torch.Tensor], on_host: bool) -> list[torch.Tensor]:
     """What can hold the tensors. On the host it is one block, for which NumPy asks the kernel for
     huge pages: the first touch of 40 MB in small ones takes 20 ms."""
     together = [(on_host or t.device.type == "cpu") and t.is_contiguous() for t in data]
-    sizes = [_aligned(t.numel() * t.element_size()) for t in data]
+    sizes = [-(-t.numel() * t.element_size() // _ALIGNED_TO) * _ALIGNED_TO for t in data]
     block = torch.from_numpy(np.empty(sum(compress(sizes, together)), np.uint8))
     stop = 0
     room = []
@@ -863,10 +806,6 @@ def _room_for(data: list[torch.Tensor], on_host: bool) -> list[torch.Tensor]:
         else:
             room.append(torch.empty_like(tensor, device="cpu" if on_host else tensor.device))
     return room
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNED_TO) * _ALIGNED_TO
 
 
 def _seems_same(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
@@ -925,19 +864,11 @@ def _held(live: Any, value: Any) -> Any:
 
 def _containers(value: Any) -> Any:
     """The same tensors in dictionaries and lists of their own: L-BFGS keeps a history in lists."""
-    return copy_tree(value, _itself)
-
-
-def _itself(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
+    return copy_tree(value, lambda tensor: tensor)
 
 
 def _without_tensors(value: Any) -> Any:
-    return copy_tree(value, _nothing)
-
-
-def _nothing(_: torch.Tensor) -> None:
-    """In the place of a tensor."""
+    return copy_tree(value, lambda _: None)
 
 
 def _slots_of(kind: type) -> Iterator[str]:

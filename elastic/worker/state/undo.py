@@ -430,9 +430,13 @@ class Undo:
         copies = {}
         known = self._block_set | self._gap_set
         for index in sorted(wanted):
-            # What is copied only to learn from it must not fill a device's memory.
-            on_host = self._device.type != "cpu" and index not in known
-            copies[index] = self._large[index].copy(reuse.get(index), on_host=on_host)
+            cell = self._large[index]
+            if isinstance(cell, (ModuleTensors, OptimizerState)):
+                # What is copied only to learn from it must not fill a device's memory.
+                on_host = self._device.type != "cpu" and index not in known
+                copies[index] = cell.copy(reuse.get(index), on_host=on_host)
+            else:
+                copies[index] = cell.copy()
         return copies
 
     def _restore(self, mark: _Mark) -> None:

@@ -22,9 +22,8 @@ from elastic.checkpoint import documents
 from elastic.core.data_order import SampleRange
 from elastic.core.recovery import Declaration, Mark
 from elastic.core.whereabouts import Place
-from elastic.core.worker import actions as act
-from elastic.core.worker.actions import Progress
-from elastic.core.worker.participation import Participation, Steps
+from elastic.core.worker import participation as act
+from elastic.core.worker.participation import Participation, Progress, Steps
 from elastic.errors import ConfigurationError, GroupLost, StateTorn, StepMisused
 from elastic.worker.compilation import COMPILATIONS
 from elastic.worker.control import Control

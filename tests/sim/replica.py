@@ -20,7 +20,7 @@ from elastic.core.data_order import (
     next_range,
 )
 from elastic.core.learning_rate import LinearScaling
-from elastic.core.worker.actions import Progress
+from elastic.core.worker.participation import Progress
 
 
 class Style(NamedTuple):

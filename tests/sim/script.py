@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from elastic.core.recovery import Declaration, Mark
-from elastic.core.worker import actions as act
-from elastic.core.worker.actions import Progress, Seat
-from elastic.core.worker.participation import Participation, Steps
+from elastic.core.worker import participation as act
+from elastic.core.worker.participation import Participation, Progress, Seat, Steps
 from elastic.errors import ConfigurationError, GroupLost, StepMisused
 from tests.sim.group import RENDEZVOUS, STEP
 from tests.sim.plan import EVALUATED, GIVES, LAST_REDUCED

@@ -16,9 +16,8 @@ from elastic.core.coordinator.machine import Coordinator
 from elastic.core.coordinator.nodes import Nodes
 from elastic.core.membership import Generation
 from elastic.core.recovery import Declaration
-from elastic.core.worker.actions import Progress, SaveAndWait
 from elastic.core.worker.machine import AbortGroup, Effect, Worker
-from elastic.core.worker.participation import Participation
+from elastic.core.worker.participation import Participation, Progress, SaveAndWait
 from tests.sim.history import check
 from tests.sim.script import Script
 from tests.sim.thread import Body

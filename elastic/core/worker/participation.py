@@ -1,10 +1,10 @@
 """The script's way through the groups of a job: joins, agrees, trains, commits, and starts over.
 
-A protocol without I/O. Each method that a script's call leads to is a generator: it yields
-actions (core/worker/actions.py) for its driver to carry out, and is resumed with their results,
-until it returns. The driver throws `GroupLost` into it where an action ends with the loss of the
-group. In production the session drives it, with processes and tensors; the simulator drives the
-same code.
+A protocol without I/O. Each method that a script's call leads to is a generator: it yields the
+actions below for its driver to carry out, and is resumed with their results, until it returns. The
+driver throws `GroupLost` into it where an action ends with the loss of the group ("Raises
+GroupLost"). In production the session drives it, with processes and tensors; the simulator drives
+the same code.
 
 What a member holds, and when it may be trusted:
 
@@ -17,14 +17,14 @@ What a member holds, and when it may be trusted:
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import replace
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
-from elastic.core.data_order import SampleRange
+from elastic.core.data_order import DataPosition, SampleRange, advance
 from elastic.core.invariants import require
-from elastic.core.learning_rate import ScalingRule, retarget
-from elastic.core.membership import Purpose
+from elastic.core.learning_rate import Ramp, ScalingRule, retarget
+from elastic.core.membership import Generation, Purpose
 from elastic.core.recovery import (
     Declaration,
     Mark,
@@ -34,12 +34,276 @@ from elastic.core.recovery import (
     plan_recovery,
     runs_to_repeat,
 )
-from elastic.core.worker import actions as act
-from elastic.core.worker.actions import NO_RAMPS, Call, Progress, Ramps, Seat
 from elastic.core.worker.machine import HOLD_S, Worker
 from elastic.errors import GroupLost, StateLost, StateTorn, Stranded
 
-Steps: TypeAlias = Generator[act.Action, Any, Any]
+Call: TypeAlias = Any
+"""What is called: the driver's own."""
+Ramps: TypeAlias = Mapping[str, Ramp]
+NO_RAMPS: Ramps = {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far the job is: what the session itself adds to the tracked state.
+
+    committed: steps of the job. committed_in: the generation that committed the last one.
+    loop: the script's loop over `session.steps` that it was in, from 0. positions: how far each
+    loader is, by the order in which the script first used them. ramps: of the learning rates, by
+    the number of the scaled optimizer.
+    """
+
+    committed: int = 0
+    committed_in: int = 0
+    loop: int = 0
+    positions: tuple[DataPosition, ...] = ()
+    ramps: Mapping[str, Ramp] = field(default_factory=lambda: NO_RAMPS)
+
+    def position(self, loader: int) -> DataPosition:
+        """How far the loader with this number is."""
+        return self.positions[loader] if loader < len(self.positions) else DataPosition()
+
+    def after(
+        self, samples: SampleRange, *, loader: int, loop: int, generation: int, ramps: Ramps
+    ) -> Progress:
+        """After one more step, which consumed `samples` of `loader`."""
+        positions = list(self.positions)
+        while len(positions) <= loader:
+            positions.append(DataPosition())
+        positions[loader] = advance(positions[loader], samples)
+        return Progress(
+            committed=self.committed + 1,
+            committed_in=generation,
+            loop=loop,
+            positions=tuple(positions),
+            ramps=ramps,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """A place in a group: the result of `Join`."""
+
+    generation: Generation
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Join:
+    """Wait for a generation to join, and build its group; meanwhile take the digests that
+    `Declare` needs. Returns a Seat; raises GroupLost.
+
+    held: this member holds a whole state. at_begin: it is at the begin mark.
+    """
+
+    held: bool
+    at_begin: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Declare:
+    """Give `mine` to every member, with the digests filled in. Returns all declarations, by rank;
+    raises GroupLost."""
+
+    mine: Declaration
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExplainMismatch:
+    """Rank `reference` tells the `odd` ranks what it tracks; these raise ModelMismatch."""
+
+    reference: int
+    odd: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DropState:
+    """The state of another member is about to overwrite this one's, or a block could not be undone:
+    no longer count on it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Send:
+    """Send the tracked state as of `mark`, and `progress`, to `rank`. Raises GroupLost."""
+
+    rank: int
+    progress: Progress
+    mark: Mark
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Receive:
+    """Take over what `rank` sends; returns its progress. A state of a later loop than `loop` is
+    held back until `TakeHeld`. Raises GroupLost."""
+
+    rank: int
+    loop: int
+    mark: Mark
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restore:
+    """Load the newest checkpoint; returns its progress, None if there is none. A state of a later
+    loop than `loop` is held back until `TakeHeld`."""
+
+    loop: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TakeHeld:
+    """The script has come to the loop of the state that was held back: put it in place."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TellDifference:
+    """Members of one step held different states; `ranks` take over that of `right`."""
+
+    ranks: tuple[int, ...]
+    right: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SetUp:
+    """The members have one state: wrap the models, deal the data."""
+
+    seat: Seat
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TearDown:
+    """The group is gone, or about to be: unwrap the models."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TellJoined:
+    """Report that this member trains in the group of its seat."""
+
+    committed: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entered:
+    """Everything is set up: report how the group was formed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leave:
+    """Close the group in good order and say so."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Break:
+    """Close the lost group at once, so that its other members are freed too, and say so."""
+
+    error: GroupLost
+    held: bool
+    """The state is whole, and so worth being asked for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AwaitSettlement:
+    """Wait until a planned change is settled. Returns False after `timeout_s`."""
+
+    committed: int
+    timeout_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AwaitSuccessor:
+    """Wait until a generation that follows this group's is announced, or `timeout_s` is
+    over."""
+
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PutBack:
+    """Undo what a block has changed. Returns whether the state is that of its begin again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeepForRetry:
+    """The block does not count, yet the script runs what stands below it: remember the state."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PutBackForRetry:
+    """The same step is about to be handed out again: undo what the script did since then."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompareReplicas:
+    """Compare the parameters of all members; raises GroupLost, or an error that names those that
+    differ although nothing was ever lost between them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Save:
+    """Begin to save this member's share, in the background."""
+
+    progress: Progress
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveAndWait:
+    """Save, and wait until the checkpoint is settled; raises GroupLost if the group is superseded
+    meanwhile."""
+
+    progress: Progress
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeaveJob:
+    """The job is to be left here: raises what unwinds the script."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeetForCall:
+    """Wait until every member has come to call `number` since the last commit, and compare what
+    they call. Raises GroupLost, or an error that names both if they differ."""
+
+    committed: int
+    number: int
+    call: Call
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Perform:
+    """Make the call. Returns its result; raises GroupLost."""
+
+    call: Call
+
+
+Action: TypeAlias = (
+    Join
+    | Declare
+    | ExplainMismatch
+    | DropState
+    | Send
+    | Receive
+    | Restore
+    | TakeHeld
+    | TellDifference
+    | SetUp
+    | TearDown
+    | TellJoined
+    | Entered
+    | Leave
+    | Break
+    | AwaitSettlement
+    | AwaitSuccessor
+    | PutBack
+    | KeepForRetry
+    | PutBackForRetry
+    | CompareReplicas
+    | Save
+    | SaveAndWait
+    | LeaveJob
+    | MeetForCall
+    | Perform
+)
+
+Steps: TypeAlias = Generator[Action, Any, Any]
 
 _TOLD_S = 1.0
 """Seconds that members leave a group standing in which another one cannot go on. That member may
@@ -175,7 +439,7 @@ class Participation:
             try:
                 if self._void:
                     self._void = False
-                    yield act.PutBackForRetry()
+                    yield PutBackForRetry()
                 self._at_begin = True
                 if self.seat is None or self._worker.following is not None:  # seldom
                     yield from self._be_in_current_group()
@@ -195,7 +459,7 @@ class Participation:
             return
         behind = (yield from self._run(meet))[1]
         if self.progress.committed > 0 and not behind:  # else others save at a later place
-            yield act.Save(progress=self.here)
+            yield Save(progress=self.here)
 
     def begin_block(self) -> None:
         """The script enters the block of a step."""
@@ -230,7 +494,7 @@ class Participation:
         counts = self.progress.committed > index and not self._at_begin
         if not counts:
             self._void = True
-            yield act.KeepForRetry()
+            yield KeepForRetry()
         return counts
 
     def bequeath(self) -> Steps:
@@ -245,7 +509,7 @@ class Participation:
             yield from self._enter()
             if self.seat is not None and self.seat.generation.world_size > 1:
                 return
-            yield act.AwaitSuccessor()
+            yield AwaitSuccessor()
 
     def run(self, call: Call) -> Steps:
         """Make a call with the other members, in the next group if this one is lost. Returns its
@@ -272,12 +536,12 @@ class Participation:
                     if not behind:  # else the others are to leave from a later place
                         yield from self._leave_job_if_told()
                     committed = self.progress.committed
-                    yield act.MeetForCall(committed=committed, number=self.runs_done, call=call)
+                    yield MeetForCall(committed=committed, number=self.runs_done, call=call)
                     self._last_call = None  # all have completed it, and this one changes the state
-                    result = yield act.Perform(call=call)
+                    result = yield Perform(call=call)
                 except GroupLost as error:
                     if isinstance(error, StateTorn) and self.intact:
-                        yield act.DropState()
+                        yield DropState()
                         self.intact = False
                     yield from self.lose(error)
                     continue
@@ -291,14 +555,14 @@ class Participation:
     def lose(self, error: GroupLost) -> Steps:
         """The group is lost."""
         self.seat = None
-        yield act.TearDown()
-        yield act.Break(error=error, held=self.intact and self._begun)
+        yield TearDown()
+        yield Break(error=error, held=self.intact and self._begun)
 
     def _put_back(self) -> Steps:
         """Undo the block: the state is that of its begin, or it is to be counted on no longer."""
-        whole = yield act.PutBack()
+        whole = yield PutBack()
         if self.intact and not whole:
-            yield act.DropState()
+            yield DropState()
         self.intact = self.intact and whole
         self._at_begin = True
         if self.runs_done != self._runs_at_begin:  # calls above the block: they are made again
@@ -311,15 +575,15 @@ class Participation:
         while self.seat is None or (worker.following and (yield from self._leaves_here())):
             if self.seat is not None:
                 self.seat = None
-                yield act.TearDown()
-                yield act.Leave()
+                yield TearDown()
+                yield Leave()
             yield from self._enter()
 
     def _leaves_here(self) -> Steps:
         """Is the group to be left now? Waits while that is being settled."""
         worker, committed = self._worker, self.progress.committed
         if worker.holds(committed):
-            settled = yield act.AwaitSettlement(committed=committed, timeout_s=HOLD_S)
+            settled = yield AwaitSettlement(committed=committed, timeout_s=HOLD_S)
             if not settled:
                 return True
         return worker.must_leave(committed)
@@ -328,10 +592,10 @@ class Participation:
         yield from self._leave_job_if_told()
         if self._comparison_is_due():
             self._compare_due = False
-            yield act.CompareReplicas()
+            yield CompareReplicas()
         if self._save_is_due():
             self._save_owed, self._saved_step = False, self.progress.committed
-            yield act.Save(progress=self.here)
+            yield Save(progress=self.here)
 
     def _comparison_is_due(self) -> bool:
         """After 1, 2, 4... steps of the group, and before a save, since each member writes a part
@@ -355,10 +619,10 @@ class Participation:
         """Every member comes here from a boundary or a call, so that their states are of one
         place of the script: a block that was given up is left first."""
         if self.seat is not None and self.seat.generation.purpose is Purpose.SAVE_AND_LEAVE:
-            yield act.SaveAndWait(progress=self.here)
+            yield SaveAndWait(progress=self.here)
             if not self._left:  # else the script is being unwound
                 self._left = True
-                yield act.LeaveJob()
+                yield LeaveJob()
 
     # ---- into a group
 
@@ -367,10 +631,10 @@ class Participation:
         while True:
             try:
                 held = self.intact and not self.holds_back
-                seat = yield act.Join(held=held, at_begin=self._at_begin)
+                seat = yield Join(held=held, at_begin=self._at_begin)
                 yield from self._agree(seat)
                 self.seat = seat
-                yield act.TellJoined(committed=self.progress.committed)
+                yield TellJoined(committed=self.progress.committed)
                 self._begun = True
                 if not self.holds_back:
                     yield from self._set_up(seat)
@@ -379,16 +643,16 @@ class Participation:
                 yield from self.lose(error)
                 continue
             self._save_owed = seat.generation.save_first
-            yield act.Entered()
+            yield Entered()
             return
 
     def _agree(self, seat: Seat) -> Steps:
         """Come to one state with the group."""
-        declarations: tuple[Declaration, ...] = yield act.Declare(mine=self._declaration())
+        declarations: tuple[Declaration, ...] = yield Declare(mine=self._declaration())
         reference, odd = odd_ones_out(declarations)
         if odd:
-            yield act.ExplainMismatch(reference=reference, odd=odd)
-            yield act.AwaitSuccessor(timeout_s=_TOLD_S)
+            yield ExplainMismatch(reference=reference, odd=odd)
+            yield AwaitSuccessor(timeout_s=_TOLD_S)
             raise GroupLost(f"rank {odd[0]} tracks another model and was told so")
         repeat_from = runs_to_repeat(declarations)
         if repeat_from is None:
@@ -400,7 +664,7 @@ class Participation:
                 "script is at; a fresh worker takes its place"
             )
         if plan.stranded:
-            yield act.AwaitSuccessor(timeout_s=_TOLD_S)
+            yield AwaitSuccessor(timeout_s=_TOLD_S)
             raise GroupLost(f"rank {plan.stranded[0]} cannot go on from the group's state")
         yield from self._carry_out(plan, seat)
         received = any(t.target == seat.rank for t in plan.transfers)
@@ -432,7 +696,7 @@ class Participation:
     def _carry_out(self, plan: RecoveryPlan, seat: Seat) -> Steps:
         if plan.differed:
             right = plan.transfers[0].source
-            yield act.TellDifference(ranks=plan.differed, right=right)
+            yield TellDifference(ranks=plan.differed, right=right)
         if plan.committed is None and seat.rank == 0:
             yield from self._restore(seat, begun=plan.begun)
         for transfer in plan.transfers:
@@ -440,13 +704,13 @@ class Participation:
                 progress = self.progress if transfer.mark is Mark.COMMIT else self.here
                 if self.holds_back:
                     progress = self.progress
-                yield act.Send(rank=transfer.target, progress=progress, mark=transfer.mark)
+                yield Send(rank=transfer.target, progress=progress, mark=transfer.mark)
             elif transfer.target == seat.rank:
                 if self._receives_in_place:
                     if self.intact:
-                        yield act.DropState()
+                        yield DropState()
                     self.intact, self._overwritten = False, True  # until all of it is here
-                received: Progress = yield act.Receive(
+                received: Progress = yield Receive(
                     rank=transfer.source, loop=max(self.loop, 0), mark=transfer.mark
                 )
                 self._take_over(received)
@@ -456,7 +720,7 @@ class Participation:
 
     def _restore(self, seat: Seat, *, begun: bool) -> Steps:
         """Nobody holds the state. A torn one is never taken for the initial one."""
-        restored: Progress | None = yield act.Restore(loop=max(self.loop, 0))
+        restored: Progress | None = yield Restore(loop=max(self.loop, 0))
         if restored is None and begun:
             raise StateLost(
                 "every member that held the job's state was lost, or was interrupted while its "
@@ -497,7 +761,7 @@ class Participation:
                 )
                 for number, rule in enumerate(self.rules)
             }
-        yield act.SetUp(seat=seat)
+        yield SetUp(seat=seat)
 
     def _repeat_call(self) -> Steps:
         """Make the last call once more, for members that have not completed it."""
@@ -507,12 +771,12 @@ class Participation:
         call, number = self._last_call, self._repeat_from
         require(call is not None, "a call is to be repeated by a member that has not made it")
         committed = self.progress.committed
-        yield act.MeetForCall(committed=committed, number=number, call=call)
-        yield act.Perform(call=call)
+        yield MeetForCall(committed=committed, number=number, call=call)
+        yield Perform(call=call)
 
     def _arrive(self) -> Steps:
         """The script has come to the job's loop."""
-        yield act.TakeHeld()
+        yield TakeHeld()
         self.holds_back = False
         self.intact = True
         if self.seat is not None:

@@ -18,7 +18,7 @@ from elastic.checkpoint import documents
 from elastic.checkpoint.documents import Json
 from elastic.core.data_order import DataPosition
 from elastic.core.learning_rate import Ramp
-from elastic.core.worker.actions import Progress
+from elastic.core.worker.participation import Progress
 from elastic.errors import CheckpointDamaged, CheckpointMismatch, ConfigurationError
 from elastic.worker.state.backlog import (
     MOST_POINTS,

@@ -102,17 +102,17 @@ RECOVERY = (
 
 PARTICIPATION = (
     (
-        "        if plan.stranded:\n            yield act.AwaitSuccessor(timeout_s=_TOLD_S)\n",
+        "        if plan.stranded:\n            yield AwaitSuccessor(timeout_s=_TOLD_S)\n",
         "        if plan.stranded:\n",
         "the group is closed at once in which a member cannot go on",
     ),
     (
-        "        whole = yield act.PutBack()\n",
-        "        whole = (yield act.PutBack()) or True\n",
+        "        whole = yield PutBack()\n",
+        "        whole = (yield PutBack()) or True\n",
         "a block that could not be undone leaves a state that counts as whole",
     ),
     (
-        "        whole = yield act.PutBack()\n",
+        "        whole = yield PutBack()\n",
         "        whole = True\n        yield from ()\n",
         "nothing of a lost block is undone",
     ),
@@ -127,7 +127,7 @@ PARTICIPATION = (
         "what stands below a lost block is not undone",
     ),
     (
-        "            yield act.KeepForRetry()\n",
+        "            yield KeepForRetry()\n",
         "            yield from ()\n",
         "what is to be undone below a lost block is not remembered",
     ),
@@ -177,7 +177,7 @@ PARTICIPATION = (
         "what is compared is not the state that waits",
     ),
     (
-        "        yield act.TakeHeld()\n        self.holds_back = False\n",
+        "        yield TakeHeld()\n        self.holds_back = False\n",
         "        self.holds_back = False\n",
         "the state that waited is forgotten",
     ),
@@ -209,7 +209,7 @@ PARTICIPATION = (
         "a member that is a call behind saves another state than the others",
     ),
     (
-        "            yield act.SaveAndWait(progress=self.here)\n",
+        "            yield SaveAndWait(progress=self.here)\n",
         "",
         "a job that stops saves nothing",
     ),

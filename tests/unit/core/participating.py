@@ -15,10 +15,9 @@ from typing import Any
 from elastic.core.data_order import SampleRange
 from elastic.core.membership import ChangeReason, Generation, Member, WorkerPhase
 from elastic.core.recovery import Declaration, Mark
-from elastic.core.worker import actions as act
-from elastic.core.worker.actions import Progress
+from elastic.core.worker import participation as act
 from elastic.core.worker.machine import Worker
-from elastic.core.worker.participation import Participation, Steps
+from elastic.core.worker.participation import Participation, Progress, Steps
 from elastic.errors import GroupLost
 
 DIGEST = 42

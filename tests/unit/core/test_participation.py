@@ -9,8 +9,8 @@ import pytest
 from elastic.core.learning_rate import LinearScaling, Ramp
 from elastic.core.membership import Purpose
 from elastic.core.recovery import Declaration
-from elastic.core.worker import actions as act
-from elastic.core.worker.actions import Progress
+from elastic.core.worker import participation as act
+from elastic.core.worker.participation import Progress
 from elastic.errors import StateLost, StateTorn, Stranded
 from tests.unit.core.participating import LOST, NEWCOMER, Driver, veteran
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from elastic.core.whereabouts import Place
-from elastic.core.worker.actions import Progress
+from elastic.core.worker.participation import Progress
 from elastic.v1 import job_pb2, stacks_pb2
 from elastic.worker.compilation import Compilations
 from elastic.worker.group.membership import Durations

@@ -18,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from elastic.core.data_order import DataPosition
 from elastic.core.learning_rate import Ramp
-from elastic.core.worker.actions import Progress
+from elastic.core.worker.participation import Progress
 from elastic.errors import CheckpointDamaged, CheckpointMismatch, ConfigurationError
 from elastic.worker.group.distributed_model import DistributedModel
 from elastic.worker.group.membership import differences

@@ -11,7 +11,7 @@ import torch
 from elastic.checkpoint import catalog
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.directory import open_directory
-from elastic.core.worker.actions import Progress
+from elastic.core.worker.participation import Progress
 from elastic.errors import CheckpointWriteError
 from elastic.worker.state.checkpointing import Place, Saver, load
 from elastic.worker.state.job_state import JobState

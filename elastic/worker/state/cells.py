@@ -164,7 +164,7 @@ class ModuleTensors:
         return not all(map(same, _present(now), content))
 
     def mark(self) -> object:
-        self._marked = self._held_now()
+        self._marked = [t for t in chain.from_iterable(self._held) if t is not None]
         return _signs(self._marked)
 
     def moved(self, mark: Any) -> bool:
@@ -176,11 +176,11 @@ class ModuleTensors:
         return bool(
             versions != mark[0]
             or list(map(_PLACE, self._marked)) != mark[1]
-            or (self._are_buffers and list(map(id, self._held_now())) != mark[2])  # assigned anew
+            or (self._are_buffers and self._ids() != mark[2])  # assigned anew
         )
 
-    def _held_now(self) -> list[torch.Tensor]:
-        return _present(chain.from_iterable(self._held))
+    def _ids(self) -> list[int]:
+        return [id(t) for t in chain.from_iterable(self._held) if t is not None]
 
     def tensors(self) -> list[torch.Tensor | None]:
         """Those that are there now."""
@@ -624,7 +624,11 @@ def _from_stored(gradient: Any) -> torch.Tensor | None:
 
 
 def _first_gradient(parameters: Mapping[str, nn.Parameter]) -> torch.Tensor | None:
-    return next((p.grad for p in parameters.values() if p.grad is not None), None)
+    for parameter in parameters.values():
+        gradient = parameter.grad
+        if gradient is not None:
+            return gradient
+    return None
 
 
 # ---- generators

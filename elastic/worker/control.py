@@ -8,8 +8,8 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from collections.abc import Callable
+from typing import NoReturn, Protocol
 
 from elastic.core.membership import (
     ChangeReason,
@@ -36,13 +36,8 @@ from elastic.worker.group.stuck import STUCK_S
 from elastic.worker.link import Link
 from elastic.worker.process.as_python import name_of_program
 from elastic.worker.process.children import keep_from_children
-from elastic.worker.pulse import Pulse
+from elastic.worker.pulse import Pulse, Reports
 from elastic.worker.state.checkpointing import Checkpointing
-from elastic.worker.state.job_state import JobState
-from elastic.worker.steps_clock import StepsClock
-
-if TYPE_CHECKING:
-    from elastic.worker.training import Outcome
 
 _LOOPBACK = "127.0.0.1"
 _BEQUEATH_S = 60.0
@@ -59,41 +54,16 @@ class Control(Protocol):
     keeps_ledger: bool
     recovers: bool
     """Whether a lost group can be followed by another."""
+    bequeath: Callable[[], None]
+    """Called before the process is given up with its script stuck in a lost group."""
 
-    def publish(
-        self,
-        state: JobState,
-        clock: StepsClock,
-        answer: Callable[[], None],
-        bequeath: Callable[[], None],
-    ) -> None:
-        """Begin to report these figures; `answer` is called with each report, on its thread.
-        `bequeath` is called before the process is given up with its script stuck in a lost group.
-        """
+    @property
+    def reports(self) -> Reports:
+        """What takes its reports."""
         ...
 
     def join(self) -> Group:
         """Block until there is a group to join, and build it; see Membership.join."""
-        ...
-
-    def entered(self, group: Group, outcome: Outcome) -> None:
-        """The group is ready to train."""
-        ...
-
-    def committed(self) -> None:
-        """A step was committed."""
-        ...
-
-    def given_up(self, *, counts: bool) -> None:
-        """A block was given up; its step may count all the same."""
-        ...
-
-    def report(self, values: Mapping[str, Any], *, committed: bool) -> None:
-        """Figures of the script, newest wins; of the last committed step or the present block."""
-        ...
-
-    def notice(self, name: str, fields: Mapping[str, str]) -> None:
-        """Something that an operator should know of, as an event."""
         ...
 
     def finish(self) -> None:
@@ -124,6 +94,8 @@ class LocalControl:
         atexit.register(_await_own_threads)
         self.slot = 0
         self.backend = Backend.for_slot(0)
+        self.reports = Reports()
+        self.bequeath: Callable[[], None] = _nothing
         self.checkpoints = Checkpointing.nowhere()
         self.membership = Membership(
             Worker("local", pid=os.getpid()),
@@ -134,15 +106,6 @@ class LocalControl:
         self.membership.attach()
         self.membership.assign(0)
 
-    def publish(
-        self,
-        state: JobState,
-        clock: StepsClock,
-        answer: Callable[[], None],
-        bequeath: Callable[[], None],
-    ) -> None:
-        """Nobody watches."""
-
     def join(self) -> Group:
         """Form the group of one."""
         host = StoreHost(_LOOPBACK)
@@ -152,21 +115,6 @@ class LocalControl:
             Generation(number=1, incarnation="local", members=(alone,), reason=ChangeReason.STARTED)
         )
         return self.membership.join(host, self.backend)
-
-    def entered(self, group: Group, outcome: Outcome) -> None:
-        """Nobody watches."""
-
-    def notice(self, name: str, fields: Mapping[str, str]) -> None:
-        """Nobody watches."""
-
-    def committed(self) -> None:
-        """Nobody watches."""
-
-    def given_up(self, *, counts: bool) -> None:
-        """Nobody watches."""
-
-    def report(self, values: Mapping[str, Any], *, committed: bool) -> None:
-        """Nobody watches."""
 
     def finish(self) -> None:
         """Nobody to wait for."""
@@ -184,22 +132,21 @@ class AgentControl:
         self._assignment = local_pb2.Assignment()
         self._host: StoreHost | None = None
         self._titled: int | None = None  # rank in the process's title
-        self._state: JobState | None = None
-        self._bequeath: Callable[[], None] = _nothing
+        self.bequeath: Callable[[], None] = _nothing
         self.checkpoints = Checkpointing.nowhere()
         self.membership = Membership(
             Worker(link.worker, pid=os.getpid()),
             report=self._report_status,
-            committed=lambda: self._state.committed if self._state is not None else 0,
+            committed=lambda: self.reports.state.committed,
             give_up=self._give_up,
         )
-        self._pulse = Pulse(link, self.membership)
+        self.reports = Pulse(link, self.membership)
         keep_from_children(self._descriptors)
         self._stray_signals = StraySignals()
         self._stray_signals.take_over()
         link.start(self._command, self._report_again, self._deaf)
         self.membership.attach()
-        self._pulse.start()
+        self.reports.start()
         self._assigned.wait()
         self._take_up(self._assignment)
 
@@ -219,20 +166,6 @@ class AgentControl:
 
     # ---- for the session
 
-    def publish(
-        self,
-        state: JobState,
-        clock: StepsClock,
-        answer: Callable[[], None],
-        bequeath: Callable[[], None],
-    ) -> None:
-        """Begin to report these figures; `answer` is called with each report, on its thread.
-        `bequeath` is called before the process is given up with its script stuck in a lost group.
-        """
-        self._bequeath = bequeath
-        self._state = state
-        self._pulse.publish(state, clock, answer)
-
     def join(self) -> Group:
         """Block until there is a group to join, and build it; see Membership.join."""
         if self._host is None:
@@ -245,31 +178,11 @@ class AgentControl:
             set_worker_title(self._link.worker, name_of_program(), group.rank)
         return group
 
-    def entered(self, group: Group, outcome: Outcome) -> None:
-        """The group is ready to train."""
-        self._pulse.entered(group, outcome)
-
-    def committed(self) -> None:
-        """A step was committed."""
-        self._pulse.committed()
-
-    def given_up(self, *, counts: bool) -> None:
-        """A block was given up; its step may count all the same."""
-        self._pulse.given_up(counts=counts)
-
-    def report(self, values: Mapping[str, Any], *, committed: bool) -> None:
-        """Figures of the script, newest wins; of the last committed step or the present block."""
-        self._pulse.report(values, committed=committed)
-
-    def notice(self, name: str, fields: Mapping[str, str]) -> None:
-        """Something that an operator should know of, as an event."""
-        self._pulse.notice(name, fields)
-
     def finish(self) -> None:
         """Wait until every member's script has ended and what it saved is on storage."""
         self.checkpoints.wait_idle()
-        self._pulse.flush()
-        self._pulse.wait_for_ledger()
+        self.reports.flush()
+        self.reports.wait_for_ledger()
         self.membership.finish()
         self._dismissed.wait()
 
@@ -279,7 +192,7 @@ class AgentControl:
         kind = command.WhichOneof("kind")
         if kind == "assignment":
             self._assignment = command.assignment
-            self._pulse.keep_curve(command.assignment.curve)
+            self.reports.keep_curve(command.assignment.curve)
             self._assigned.set()
         elif kind == "generation":
             self.membership.announce(generation_from_pb(command.generation))
@@ -290,13 +203,13 @@ class AgentControl:
             )
         elif kind == "ledger_stored":
             stored = command.ledger_stored
-            self._pulse.ledger_stored(stored.committed, stored.run, stored.generation)
+            self.reports.ledger_stored(stored.committed, stored.run, stored.generation)
             if stored.send_again:
-                self._pulse.report_again()
+                self.reports.report_again()
         elif kind == "keep_curve":
-            self._pulse.keep_curve(command.keep_curve.keep)
+            self.reports.keep_curve(command.keep_curve.keep)
         elif kind == "curve_stored":
-            self._pulse.curve_stored(command.curve_stored)
+            self.reports.curve_stored(command.curve_stored)
         elif kind == "node_leaves":
             self._stray_signals.node_leaves()
         elif kind == "dismiss":
@@ -304,9 +217,9 @@ class AgentControl:
         elif kind == "report_again":
             self._report_again()
         elif kind == "probe":
-            self._pulse.answer_probe()
+            self.reports.answer_probe()
         elif kind == "stacks":
-            self._pulse.answer_stacks(command.stacks)
+            self.reports.answer_stacks(command.stacks)
 
     def _report_again(self) -> None:
         """To an agent or a coordinator that knows nothing of this worker."""
@@ -317,7 +230,7 @@ class AgentControl:
                 known.before.CopyFrom(generation_to_pb(group.generation))
             self._link.send(known=known)
         self.membership.report_again()
-        self._pulse.report_again()
+        self.reports.report_again()
         self.checkpoints.report_again()
 
     def _report_status(self, status: WorkerStatus) -> None:
@@ -336,7 +249,7 @@ class AgentControl:
     def _give_up(self) -> None:
         """This process will never get out of a group that was aborted: see group/stuck.py."""
         faulthandler.dump_traceback(all_threads=True)
-        heir = threading.Thread(target=self._bequeath, name="elastic-bequeath", daemon=True)
+        heir = threading.Thread(target=self.bequeath, name="elastic-bequeath", daemon=True)
         heir.start()
         heir.join(_BEQUEATH_S)
         message = f"stood still for {STUCK_S:g} s in a group that had been given up"
@@ -360,4 +273,4 @@ class AgentControl:
 
 
 def _nothing() -> None:
-    """There is nothing to give to others yet."""
+    """There is nothing to give to others."""

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from typing_extensions import override
 
 from elastic.v1 import job_pb2 as pb
 from elastic.v1 import local_pb2, stacks_pb2
@@ -22,7 +23,7 @@ from elastic.worker.compilation import COMPILATIONS, Compilations
 from elastic.worker.group.membership import Membership
 from elastic.worker.group.process_group import Group
 from elastic.worker.link import Link
-from elastic.worker.state.backlog import Backlog, CurvePoint, CurvePoints, LedgerRecord
+from elastic.worker.state.backlog import Backlog, CurvePoint, CurvePoints
 from elastic.worker.state.job_state import JobState
 from elastic.worker.steps_clock import StepsClock
 
@@ -40,7 +41,30 @@ _STORING_S = 2.0  # without any of them stored: nobody stores them
 _SIGN_OF_LIFE_S = 0.6  # of the others, well below the agent's patience with a silent process
 
 
-class Pulse:
+class Reports:
+    """What a worker tells of its training. Without an agent nobody hears it."""
+
+    def publish(self, state: JobState, clock: StepsClock, answer: Callable[[], None]) -> None:
+        """What to report; `answer` is called at every interval, on the reporting thread."""
+
+    def entered(self, group: Group, outcome: Outcome) -> None:
+        """The group is ready to train."""
+
+    def committed(self) -> None:
+        """A step was committed."""
+
+    def given_up(self, *, counts: bool) -> None:
+        """A block was given up; its step may count all the same."""
+
+    def report(self, values: Mapping[str, Any], *, committed: bool) -> None:
+        """Figures of the script, newest wins; of more names than are kept, the newest. committed:
+        of the last committed step, and not of the block under way."""
+
+    def notice(self, name: str, fields: Mapping[str, str]) -> None:
+        """Something that an operator should know of, as an event."""
+
+
+class Pulse(Reports):
     """Sends at every interval, and at once when a group has committed its first step.
 
     Training never waits for it: the script's thread only leaves values to be picked up.
@@ -52,7 +76,8 @@ class Pulse:
         self._link = link
         self._compilations = compilations
         self._membership = membership
-        self._state: JobState | None = None
+        self.state = JobState()
+        """The script's, once it is published."""
         self._answer: Callable[[], None] = lambda: None
         self._clock = StepsClock()
         self._reported: dict[str, Any] = {}
@@ -72,24 +97,24 @@ class Pulse:
         """Begin."""
         threading.Thread(target=self._beat, name="elastic-pulse", daemon=True).start()
 
+    # ---- on the script's thread
+
+    @override
     def publish(self, state: JobState, clock: StepsClock, answer: Callable[[], None]) -> None:
-        """What to report; `answer` is called at every interval."""
         self._answer = answer
         self._clock = clock
-        self._state = state
+        self.state = state
         self.curve.backlog = state.curve
         clock.pace.on_window = self._wake.set
 
-    # ---- on the script's thread
-
+    @override
     def entered(self, group: Group, outcome: Outcome) -> None:
-        """The group is ready to train."""
         durations = self._membership.durations
         self.report_again()  # another member may report in a new group
         self._reformed = pb.Reformed(
             worker=self._link.worker,
             generation=group.generation.number,
-            committed=self._state.committed if self._state is not None else 0,
+            committed=self.state.committed,
             abort_s=durations.abort_s,
             join_s=durations.join_s,
             sync_s=durations.sync_s,
@@ -99,8 +124,8 @@ class Pulse:
         self._first_step_pending = True
         self._out_since = self._clock.spent.out_since
 
+    @override
     def committed(self) -> None:
-        """A step was committed."""
         if self.curve.kept:
             self._add_to_curve()
         if self._first_step_pending:
@@ -114,22 +139,21 @@ class Pulse:
                 reformed.spent.CopyFrom(self._clock.spent.to_pb())
                 self._wake.set()
 
+    @override
     def given_up(self, *, counts: bool) -> None:
-        """A block was given up; its step may count all the same."""
         if counts and self.curve.kept:
             self._add_to_curve()
         else:
             self.curve.given_up()
 
     def _add_to_curve(self) -> None:
-        state, group = self._state, self._membership.group
-        if state is not None and group is not None:
+        state, group = self.state, self._membership.group
+        if group is not None:
             step, run = state.committed - 1, group.generation.incarnation
             self.curve.committed(step, run, state.progress.committed_in)
 
+    @override
     def report(self, values: Mapping[str, Any], *, committed: bool) -> None:
-        """Figures of the script, newest wins; of more names than are kept, the newest. committed:
-        of the last committed step, and not of the block under way."""
         if self.curve.kept:
             self.curve.report(values, committed=committed)
         for name, value in values.items():
@@ -137,10 +161,9 @@ class Pulse:
                 del self._reported[next(iter(self._reported))]
             self._reported[name] = value.detach() if isinstance(value, torch.Tensor) else value
 
+    @override
     def notice(self, name: str, fields: Mapping[str, str]) -> None:
-        """Something that an operator should know of, as an event."""
-        named = {"worker": self._link.worker, **fields}
-        self._link.send(notice=local_pb2.Notice(name=name, fields=named))
+        self._link.notice(name, fields)
 
     def flush(self) -> None:
         """Send everything now."""
@@ -148,7 +171,7 @@ class Pulse:
 
     def wait_for_ledger(self) -> None:
         """Return when the rest of the ledger is sent, or nobody stores it."""
-        ledger = self._state.ledger if self._state is not None else ()
+        ledger = self.state.ledger
         unstored, since = len(ledger), time.monotonic()
         while len(ledger) > _MOST_UNSTORED and time.monotonic() - since < _STORING_S:
             time.sleep(_POLL_S)
@@ -160,10 +183,10 @@ class Pulse:
 
     def ledger_stored(self, committed: int, run: str, generation: int) -> None:
         """Entries of steps below `committed`, of no later generation of the run, are on storage."""
-        if self._state is not None:
-            self._state.ledger.stored(committed, run, generation)
-            if len(self._state.ledger) >= _MOST_UNSTORED:
-                self._wake.set()
+        ledger = self.state.ledger
+        ledger.stored(committed, run, generation)
+        if len(ledger) >= _MOST_UNSTORED:
+            self._wake.set()
 
     def keep_curve(self, keep: bool) -> None:
         """Whether the coordinator wants what the script reports of each step."""
@@ -195,14 +218,14 @@ class Pulse:
             self._link.send(stacks=told)
             return
         place, place_s = self._clock.place.look()
-        state, group = self._state, self._membership.group
+        group = self._membership.group
         stacks = stacks_pb2.WorkerStacks(
             worker=self._link.worker,
             request=request.request,
             answer=stacks_pb2.ANSWER_GIVEN,
             place=stacks_pb2.Place.Name(place.value),
             place_s=place_s,
-            committed=state.committed if state is not None else 0,
+            committed=self.state.committed,
             generation=group.generation.number if group is not None else 0,
             processes=[own_stacks(brief=request.brief)],
         )
@@ -266,21 +289,20 @@ class Pulse:
         progress.steps_total_s, progress.samples = clock.durations.total, clock.samples
         progress.reported.update(_numbers(dict(self._reported)))
         progress.global_batch = clock.global_batch
-        if group is not None and group.rank == 0 and self._state is not None:
-            progress.learning_rates.update(_numbers(self._state.learning_rates()))
+        if group is not None and group.rank == 0:
+            progress.learning_rates.update(_numbers(self.state.learning_rates()))
         if (pace := clock.pace.to_pb()) is not None:
             progress.pace.CopyFrom(pace)
         self._link.send(progress=progress)
 
     def _progress(self, group: Group | None) -> pb.Progress:
-        state = self._state
         collectives, quiet_s = self._collectives(group)
         place, place_s = self._clock.place.look()
         return pb.Progress(
             worker=self._link.worker,
             generation=group.generation.number if group is not None else 0,
-            committed=state.committed if state is not None else 0,
-            epoch=state.position.epoch if state is not None else 0,
+            committed=self.state.committed,
+            epoch=self.state.position.epoch,
             step_s=self._clock.step_s,
             samples_per_s=self._clock.samples_per_s,
             in_step_s=self._clock.under_way_s(),
@@ -305,16 +327,15 @@ class Pulse:
         return count, now - self._newest_collective[1]
 
     def _send_ledger(self) -> None:
-        state = self._state
-        if state is None:
-            return
         whole, self._send_whole_ledger = self._send_whole_ledger, False
-        fresh = state.ledger.since(0 if whole else self._ledger_sent, of_oldest=_MOST_UNSTORED)
+        fresh = self.state.ledger.since(0 if whole else self._ledger_sent, of_oldest=_MOST_UNSTORED)
         if not fresh and not whole:
             return
         self._ledger_sent = fresh[-1].step + 1 if fresh else 0
         for begin in range(0, max(len(fresh), 1), _MOST_RECORDS):
-            self._send_records(fresh[begin : begin + _MOST_RECORDS], whole and begin == 0)
+            some, first = fresh[begin : begin + _MOST_RECORDS], begin == 0
+            entries = [pb.LedgerEntry(**record._asdict()) for record in some]
+            self._link.send(ledger=local_pb2.LedgerEntries(entries=entries, whole=whole and first))
 
     def _send_curve(self, whole: bool) -> None:
         again, self._send_whole_curve = self._send_whole_curve, False
@@ -322,35 +343,12 @@ class Pulse:
         fresh = self.curve.since(since, most=_MOST_UNSTORED, whole=whole)
         if fresh:
             self._curve_sent = fresh[-1].step + 1
-        points = [
-            pb.CurvePoint(
-                step=p.step,
-                run=p.run,
-                generation=p.generation,
-                unix_s=p.unix_s,
-                values=_numbers(p.values),
-            )
-            for p in fresh
-        ]
+        numbers = (point._replace(values=_numbers(point.values)) for point in fresh)
+        points = [pb.CurvePoint(**point._asdict()) for point in numbers]
         told = [point for point in points if point.values]
         for begin in range(0, max(len(told), int(again)), _MOST_POINTS):
             some, first = told[begin : begin + _MOST_POINTS], begin == 0
             self._link.send(curve=local_pb2.CurvePoints(points=some, whole=again and first))
-
-    def _send_records(self, records: list[LedgerRecord], whole: bool) -> None:
-        entries = [
-            pb.LedgerEntry(
-                step=r.step,
-                epoch=r.epoch,
-                generation=r.generation,
-                world_size=r.world_size,
-                start=r.start,
-                stop=r.stop,
-                run=r.run,
-            )
-            for r in records
-        ]
-        self._link.send(ledger=local_pb2.LedgerEntries(entries=entries, whole=whole))
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:

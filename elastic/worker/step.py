@@ -200,7 +200,7 @@ class Step:
         after a block that does not count is passed over: the step is computed again.
         """
         if self.committed or not self._means.is_settled:
-            self._training.control.report(values, committed=self.committed)
+            self._training.control.reports.report(values, committed=self.committed)
 
     def __enter__(self) -> Step:
         if self._entered:

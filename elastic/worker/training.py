@@ -132,7 +132,8 @@ class Training:
         self._collectives_left = _UNKNOWN
         self._performed: ScriptCall | None = None  # since the last commit
         self._carry_out = self._carriers()
-        control.publish(self.state, self.clock, self._answer_calls, self._bequeath)
+        control.bequeath = self._bequeath
+        control.reports.publish(self.state, self.clock, self._answer_calls)
         register_optimizer_step_pre_hook(self._optimizer_steps)
         register_optimizer_step_post_hook(self._optimizer_stepped)
 
@@ -308,7 +309,7 @@ class Training:
         if self.control.keeps_ledger:
             self.state.ledger.append(self._record(samples))
         self.clock.commit(len(samples), self.part.progress.committed)
-        self.control.committed()
+        self.control.reports.committed()
 
     def give_up_block(self, error: Exception) -> bool:
         """The group was lost in the block. Returns whether its step counts all the same."""
@@ -318,7 +319,7 @@ class Training:
         self.state.progress = self.part.here if not counts else self.part.progress
         if not counts:
             self.clock.give_up()
-        self.control.given_up(counts=counts)
+        self.control.reports.given_up(counts=counts)
         return counts
 
     def is_loss(self, error: BaseException) -> bool:
@@ -522,7 +523,7 @@ class Training:
             names = membership.differences(
                 self.state.digests(), receive_json(group, difference.right)
             )
-            self.control.notice(
+            self.control.reports.notice(
                 "state_differed",
                 {
                     "step": str(self.part.progress.committed),
@@ -632,7 +633,7 @@ class Training:
             sync_s=took.sync_s,
             world_size=group.world_size,
         )
-        self.control.entered(group, self.outcome)
+        self.control.reports.entered(group, self.outcome)
 
     def _await_settlement(self, wait: act.AwaitSettlement) -> bool:
         return self._membership.await_settlement(wait.committed, wait.timeout_s)
@@ -860,7 +861,7 @@ class Training:
         """Once a job is enough: rank 0 does it, which has been there for longest."""
         if self._joining().rank != 0:
             return
-        self.control.notice(
+        self.control.reports.notice(
             "step_copies_state",
             {
                 "names": ", ".join(names),

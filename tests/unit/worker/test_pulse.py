@@ -15,6 +15,7 @@ from elastic.v1 import job_pb2, stacks_pb2
 from elastic.worker.compilation import Compilations
 from elastic.worker.group.membership import Durations
 from elastic.worker.group.process_group import Group
+from elastic.worker.link import Link
 from elastic.worker.pulse import Pulse
 from elastic.worker.state.backlog import LedgerRecord
 from elastic.worker.state.job_state import JobState
@@ -26,6 +27,7 @@ class Wire:
     """A link that writes down what is sent."""
 
     worker = "w"
+    notice = Link.notice
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, Any]] = []

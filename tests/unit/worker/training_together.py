@@ -14,11 +14,28 @@ from elastic.worker.control import LocalControl
 from elastic.worker.data_loader import DataLoader
 from elastic.worker.group.membership import Membership
 from elastic.worker.group.process_group import Group
+from elastic.worker.pulse import Reports
 from elastic.worker.session import Session
 from elastic.worker.state.job_state import JobState
 from elastic.worker.steps_clock import StepsClock
 from elastic.worker.training import Training
 from tests.unit.worker.together import GLOO, JOIN_TIMEOUT_S, Seat
+
+
+class Heard(Reports):
+    """What a session reports, for the test."""
+
+    def __init__(self) -> None:
+        self.state = JobState()
+        self.answer: Callable[[], None] = lambda: None
+        self.notices: list[tuple[str, Mapping[str, str]]] = []
+
+    def publish(self, state: JobState, clock: StepsClock, answer: Callable[[], None]) -> None:
+        del clock
+        self.state, self.answer = state, answer
+
+    def notice(self, name: str, fields: Mapping[str, str]) -> None:
+        self.notices.append((name, fields))
 
 
 class PeerControl(LocalControl):
@@ -31,37 +48,22 @@ class PeerControl(LocalControl):
         super().__init__()
         self.seat = seat
         self.backend = backend
-        self.notices: list[tuple[str, Mapping[str, str]]] = []
-        self.answer: Callable[[], None] = lambda: None
-        self._state: JobState | None = None
+        self.reports: Heard = Heard()
         self.membership = Membership(
             Worker(f"w{seat.rank}", pid=seat.rank + 1),
             report=lambda _status: None,
-            committed=lambda: self._state.committed if self._state is not None else 0,
+            committed=lambda: self.reports.state.committed,
             join_timeout_s=JOIN_TIMEOUT_S,
         )
         self.membership.attach()
         self.membership.assign(0)
         self._prepared = False
 
-    def publish(
-        self,
-        state: JobState,
-        clock: StepsClock,
-        answer: Callable[[], None],
-        bequeath: Callable[[], None],
-    ) -> None:
-        del clock, bequeath
-        self._state, self.answer = state, answer
-
     def join(self) -> Group:
         if not self._prepared:
             self._prepared = True
             self.membership.prepare(self.seat.host.endpoint)
         return self.membership.join(self.seat.host, self.backend)
-
-    def notice(self, name: str, fields: Mapping[str, str]) -> None:
-        self.notices.append((name, fields))
 
 
 class Peer:

@@ -369,7 +369,7 @@ def _number(value: Any) -> float | None:
         return None
 
 
-_MOST_THREADS, _MOST_FRAMES, _LONGEST_NAME = 64, 60, 500
+_MOST_THREADS, _MOST_FRAMES, _LONGEST_PATH = 64, 60, 500
 
 
 def own_stacks(*, brief: bool) -> stacks_pb2.ProcessStacks:
@@ -407,11 +407,10 @@ def _thread(name: str, frame: FrameType | None) -> stacks_pb2.ThreadStack:
 
 def _text(name: str) -> str:
     """As protobuf takes it: paths may be no text."""
-    return name.encode(errors="replace").decode()[-_LONGEST_NAME:]
+    return name.encode(errors="replace").decode()[-_LONGEST_PATH:]
 
 
 _MOST_VALUES = 32
-_LONGEST_NAME = 100
 
 
 class Curve:

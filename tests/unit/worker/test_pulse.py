@@ -16,7 +16,7 @@ from elastic.worker.compilation import Compilations
 from elastic.worker.group.membership import Durations
 from elastic.worker.group.process_group import Group
 from elastic.worker.link import Link
-from elastic.worker.pulse import Pulse
+from elastic.worker.pulse import Pulse, own_stacks
 from elastic.worker.state.backlog import LedgerRecord
 from elastic.worker.state.job_state import JobState
 from elastic.worker.steps_clock import StepsClock
@@ -133,6 +133,13 @@ def test_all_threads_are_told_where_they_are_wanted(alone: Group) -> None:
         thread.join()
     (answer,) = script.wire.taken("stacks")
     assert "waits" in [told.name for told in answer.processes[0].threads]
+
+
+def test_a_long_path_is_told_whole() -> None:
+    path = f"/{'d' * 400}/train.py"
+    called: dict[str, Any] = {"own_stacks": own_stacks}
+    exec(compile("told = own_stacks(brief=True)", path, "exec"), called)
+    assert path in [frame.file for frame in called["told"].threads[0].frames]
 
 
 def test_the_newest_steps_are_told_in_place_of_stacks(alone: Group) -> None:

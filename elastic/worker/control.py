@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
+from elastic.checkpoint.directory import open_directory
 from elastic.core.membership import (
     ChangeReason,
     Failure,
@@ -96,7 +97,7 @@ class LocalControl:
         self.backend = Backend.for_slot(0)
         self.reports = Reports()
         self.bequeath: Callable[[], None] = _nothing
-        self.checkpoints = Checkpointing.nowhere()
+        self.checkpoints = Checkpointing()
         self.membership = Membership(
             Worker("local", pid=os.getpid()),
             report=lambda _status: None,
@@ -133,7 +134,7 @@ class AgentControl:
         self._host: StoreHost | None = None
         self._titled: int | None = None  # rank in the process's title
         self.bequeath: Callable[[], None] = _nothing
-        self.checkpoints = Checkpointing.nowhere()
+        self.checkpoints = Checkpointing()
         self.membership = Membership(
             Worker(link.worker, pid=os.getpid()),
             report=self._report_status,
@@ -156,8 +157,8 @@ class AgentControl:
         self.backend = Backend.for_slot(self.slot)
         self.membership.join_timeout_s = assignment.join_timeout_s
         if assignment.checkpoint_dir:
-            self.checkpoints = Checkpointing.at(
-                assignment.checkpoint_dir,
+            self.checkpoints = Checkpointing(
+                open_directory(assignment.checkpoint_dir),
                 worker=self._link.worker,
                 every=assignment.checkpoint_every,
                 send=self._link.send,

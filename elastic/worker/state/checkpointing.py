@@ -6,6 +6,7 @@ back, on which no file is trusted before its digest has been compared.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import threading
 import time
@@ -20,7 +21,7 @@ import torch
 from elastic.checkpoint import catalog, documents
 from elastic.checkpoint.catalog import is_committed, list_checkpoints, read_manifest
 from elastic.checkpoint.digest import FileDigest, difference, digest_of
-from elastic.checkpoint.directory import CheckpointDirectory, open_directory
+from elastic.checkpoint.directory import CheckpointDirectory
 from elastic.checkpoint.documents import Json
 from elastic.checkpoint.layout import (
     group_name,
@@ -37,39 +38,51 @@ from elastic.worker.group.process_group import Group
 from elastic.worker.state.job_state import JobState
 from elastic.worker.state.tensor_specs import DTYPES, REAL_PART, STORED_AS, TensorSpec, describe
 
-Notify = Callable[[str, Mapping[str, str]], None]
+_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """This member's place in the group that saves."""
+
+    run: str
+    generation: int
+    rank: int
+    world_size: int
 
 
 class Checkpointing:
     """Saves at step boundaries where every member does, and restores where nobody has the state.
 
-    Without a directory it does nothing.
+    At most one save is under way: the next waits its turn, training does not. Without a directory
+    it does nothing.
+
+    every: steps between two checkpoints; 0: none are saved at intervals.
+    send: takes `shard_saved=`, `save_failed=` or `notice=` for the agent; called on the writing
+    thread too.
     """
 
-    def __init__(self, saver: Saver | None, directory: CheckpointDirectory | None, notify: Notify):
-        self._saver = saver
+    def __init__(
+        self,
+        directory: CheckpointDirectory | None = None,
+        *,
+        worker: str = "",
+        every: int = 0,
+        send: Callable[..., None] = lambda **_: None,
+    ) -> None:
         self._directory = directory
-        self._notify = notify
-
-    @classmethod
-    def nowhere(cls) -> Checkpointing:
-        """For a job without a checkpoint directory."""
-        return cls(None, None, lambda _name, _fields: None)
-
-    @classmethod
-    def at(cls, url: str, *, worker: str, every: int, send: Callable[..., None]) -> Checkpointing:
-        """Save to and restore from `url`; `send` reports to the agent."""
-        directory = open_directory(url)
-
-        def notify(name: str, fields: Mapping[str, str]) -> None:
-            send(notice=local_pb2.Notice(name=name, fields=dict(fields)))
-
-        return cls(Saver(directory, worker=worker, every=every, send=send), directory, notify)
-
-    @property
-    def every(self) -> int:
-        """Steps between two checkpoints; 0: none are saved at intervals."""
-        return self._saver.every if self._saver is not None else 0
+        self._worker = worker
+        self.every = every
+        self._send = send
+        self._writing: threading.Thread | None = None
+        self._share: HostShare | None = None
+        self._changed = threading.Condition()
+        self._settled: dict[int, bool] = {}
+        self._reports: dict[int, dict[str, Any]] = {}  # not settled, by step
+        self._last: tuple[int, Place] | None = None
+        self._write_last: Callable[[], None] | None = None
+        self._insists = False
+        self._again_at: float | None = None
 
     # ---- restoring
 
@@ -81,7 +94,8 @@ class Checkpointing:
 
         def on_damaged(step: int, reason: str) -> None:
             damaged.append(step)
-            self._notify("checkpoint_damaged", {"step": str(step), "reason": reason})
+            fields = {"step": str(step), "reason": reason}
+            self._send(notice=local_pb2.Notice(name="checkpoint_damaged", fields=fields))
 
         loaded = load_latest(self._directory, on_damaged)
         if loaded is None:
@@ -92,10 +106,49 @@ class Checkpointing:
 
     # ---- saving
 
-    def save(self, state: JobState, group: Group) -> None:
-        """Begin to save at a step boundary, unless this group already does so."""
-        if self._saver is not None and state.committed > 0:
-            self._saver.save(state, _place(group))
+    def save(self, state: JobState, group: Group, *, insists: bool = False) -> None:
+        """At a step boundary: copy this member's share to host memory and write it while training
+        goes on.
+
+        A group saves a step once: what it would write again has the same names, may by then be part
+        of a checkpoint, and may differ in what was acknowledged meanwhile. If it was abandoned, the
+        coordinator takes no other from this group.
+
+        insists: what the storage refuses is no failure yet: `try_again` does.
+        """
+        step = state.committed
+        place = Place(
+            run=group.generation.incarnation,
+            generation=group.generation.number,
+            rank=group.rank,
+            world_size=group.world_size,
+        )
+        if self._directory is None or step == 0 or self._last == (step, place):
+            return
+        began_at = time.monotonic()
+        self.wait_idle()
+        flat = state.capture()
+        specs, extra = describe(flat.tensors), state.extra()
+        structure = Structure(specs=specs, skeleton=flat.skeleton, extra=extra)
+        shards = plan_shards(
+            specs, place.world_size, state.local_names(flat), state.declared_local(flat)
+        )
+        self._share = copy_share(flat.tensors, shards[place.rank], reuse=self._share)
+        self._last = step, place
+        with self._changed:
+            self._settled.pop(step, None)
+            self._reports.pop(step, None)
+        self._insists, self._again_at = insists, None
+        told = {
+            "epoch": state.position.epoch,
+            "cursor": state.position.cursor,
+            "learning_rate_json": json.dumps(extra["ramps"]),
+            "stall_s": time.monotonic() - began_at,
+        }
+        self._write_last = functools.partial(
+            self._write, self._directory, step, place, self._share, structure, told
+        )
+        self._start_writing(self._write_last)
 
     def save_and_wait(
         self,
@@ -110,142 +163,44 @@ class Checkpointing:
         insists: try again what the storage refuses, until the coordinator ends the job.
         Raises GroupLost once `superseded`: another group must save then.
         """
-        saver, step = self._saver, state.committed
-        if saver is None or step == 0 or saver.is_committed(step):
+        step = state.committed
+        if self._directory is None or step == 0 or self.is_committed(step):
             return
-        saver.save(state, _place(group), insists=insists)
-        while not saver.is_settled(step, timeout_s=0.05):
+        self.save(state, group, insists=insists)
+        while not self.is_settled(step, timeout_s=0.05):
             if superseded() or group.aborted:
                 raise GroupLost("superseded while saving")
-            saver.try_again()
-
-    def settle(self, step: int, *, committed: bool, generation: int = 0) -> None:
-        """The coordinator has committed the checkpoint of `step`, or abandoned that of the group of
-        `generation`."""
-        if self._saver is not None:
-            self._saver.settle(step, committed=committed, generation=generation)
-
-    def report_again(self) -> None:
-        """Tell a coordinator that may be new what it has not settled."""
-        if self._saver is not None:
-            self._saver.report_again()
-
-    def wait_idle(self) -> None:
-        """Wait until nothing is being written."""
-        if self._saver is not None:
-            self._saver.wait_idle()
-
-
-def _place(group: Group) -> Place:
-    return Place(
-        run=group.generation.incarnation,
-        generation=group.generation.number,
-        rank=group.rank,
-        world_size=group.world_size,
-    )
-
-
-_RETRY_S = 1.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
-    """This member's place in the group that saves."""
-
-    run: str
-    generation: int
-    rank: int
-    world_size: int
-
-
-class Saver:
-    """At most one save is under way: the next waits its turn, training does not.
-
-    send: takes `shard_saved=` or `save_failed=` for the agent; called on the writing thread.
-    """
-
-    def __init__(
-        self, directory: CheckpointDirectory, *, worker: str, every: int, send: Callable[..., None]
-    ) -> None:
-        self._directory = directory
-        self._worker = worker
-        self.every = every
-        self._send = send
-        self._writing: threading.Thread | None = None
-        self._share: HostShare | None = None
-        self._changed = threading.Condition()
-        self._settled: dict[int, bool] = {}
-        self._reports: dict[int, dict[str, Any]] = {}  # not settled, by step
-        self._last: tuple[int, Place] | None = None
-        self._work: tuple[int, Place, HostShare, Structure, Mapping[str, Any], float] | None = None
-        self._insists = False
-        self._again_at: float | None = None
-
-    def save(self, state: JobState, place: Place, *, insists: bool = False) -> None:
-        """Copy this member's share to host memory and write it while training goes on.
-
-        A group saves a step once: what it would write again has the same names, may by then be part
-        of a checkpoint, and may differ in what was acknowledged meanwhile. If it was abandoned, the
-        coordinator takes no other from this group.
-
-        insists: what the storage refuses is no failure yet: `try_again` does.
-        """
-        step = state.committed
-        if self._last == (step, place):
-            return
-        began_at = time.monotonic()
-        self.wait_idle()
-        flat = state.capture()
-        specs = describe(flat.tensors)
-        structure = Structure(specs=specs, skeleton=flat.skeleton, extra=state.extra())
-        shards = plan_shards(
-            specs, place.world_size, state.local_names(flat), state.declared_local(flat)
-        )
-        pieces = shards[place.rank]
-        self._share = copy_share(flat.tensors, pieces, reuse=self._share)
-        self._last = step, place
-        with self._changed:
-            self._settled.pop(step, None)
-            self._reports.pop(step, None)
-        self._insists, self._again_at = insists, None
-        stall_s = time.monotonic() - began_at
-        self._work = step, place, self._share, structure, _positions(state), stall_s
-        self._start_writing()
+            self.try_again()
 
     def try_again(self) -> None:
         """Write once more what the storage has refused, if it was some time ago."""
-        if self._again_at is None or time.monotonic() < self._again_at or self._work is None:
+        write, again_at = self._write_last, self._again_at
+        if again_at is None or time.monotonic() < again_at or write is None:
             return
         self.wait_idle()
         self._again_at = None
-        self._start_writing()
+        self._start_writing(write)
 
-    def _start_writing(self) -> None:
-        assert self._work is not None
-        self._writing = threading.Thread(target=self._write, args=self._work, name="elastic-save")
+    def _start_writing(self, write: Callable[[], None]) -> None:
+        self._writing = threading.Thread(target=write, name="elastic-save")
         self._writing.start()
 
     def settle(self, step: int, *, committed: bool, generation: int = 0) -> None:
         """The coordinator has committed the checkpoint of `step`, or abandoned that of the group of
         `generation` (0: not known which): a later group may be saving the same step."""
         with self._changed:
-            if not committed and generation and self._is_saved_in_another(step, generation):
-                return
+            if not committed and generation and self._last is not None:
+                saved, place = self._last
+                if saved == step and place.generation != generation:
+                    return
             self._settled[step] = committed
             self._reports = {at: sent for at, sent in self._reports.items() if at > step}
             for old in sorted(self._settled)[:-8]:
                 del self._settled[old]
             self._changed.notify_all()
 
-    def _is_saved_in_another(self, step: int, generation: int) -> bool:
-        return (
-            self._last is not None
-            and self._last[0] == step
-            and self._last[1].generation != generation
-        )
-
     def report_again(self) -> None:
-        """Send once more what was reported and not settled."""
+        """Tell a coordinator that may be new what it has not settled."""
         with self._changed:
             reports = list(self._reports.values())
         for report in reports:
@@ -268,21 +223,21 @@ class Saver:
 
     def _write(
         self,
+        directory: CheckpointDirectory,
         step: int,
         place: Place,
         share: HostShare,
         structure: Structure,
-        positions: Mapping[str, Any],
-        stall_s: float,
+        told: Mapping[str, Any],
     ) -> None:
         index, count = place.rank, place.world_size
         began_at = time.monotonic()
         try:
-            if is_committed(self._directory, step):  # restored from it, or by the group before
+            if is_committed(directory, step):  # restored from it, or by the group before
                 self.settle(step, committed=True)
                 return
             files = write_share(
-                self._directory,
+                directory,
                 step,
                 group_name(place.generation, place.run),
                 index,
@@ -299,7 +254,7 @@ class Saver:
                 retried=self._insists,
             )
             if self._insists:
-                self._remove_own(step, place)  # a disk that is full needs the room
+                _remove_own(directory, step, place)  # a disk that is full needs the room
             self._report(step, save_failed=failed)
             if self._insists:
                 self._again_at = time.monotonic() + _RETRY_S
@@ -315,20 +270,10 @@ class Saver:
             index=index,
             count=count,
             files=digests,
-            stall_s=stall_s,
             write_s=time.monotonic() - began_at,
-            **positions,
+            **told,
         )
         self._report(step, shard_saved=saved)
-
-    def _remove_own(self, step: int, place: Place) -> None:
-        """This member's files of the save; those of the others stay."""
-        group = group_name(place.generation, place.run)
-        names = [shard_name(place.rank, place.world_size, group)]
-        names += [structure_name(group)] if place.rank == 0 else []
-        for name in names:
-            with contextlib.suppress(ElasticError, OSError):
-                self._directory.remove(path_in_step(step, name))
 
     def _report(self, step: int, **report: Any) -> None:
         with self._changed:
@@ -336,13 +281,14 @@ class Saver:
         self._send(**report)
 
 
-def _positions(state: JobState) -> dict[str, Any]:
-    ramps = state.extra()["ramps"]
-    return {
-        "epoch": state.position.epoch,
-        "cursor": state.position.cursor,
-        "learning_rate_json": json.dumps(ramps),
-    }
+def _remove_own(directory: CheckpointDirectory, step: int, place: Place) -> None:
+    """This member's files of the save; those of the others stay."""
+    group = group_name(place.generation, place.run)
+    names = [shard_name(place.rank, place.world_size, group)]
+    names += [structure_name(group)] if place.rank == 0 else []
+    for name in names:
+        with contextlib.suppress(ElasticError, OSError):
+            directory.remove(path_in_step(step, name))
 
 
 _NO_SHARD = (

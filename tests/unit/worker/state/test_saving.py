@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,9 +14,16 @@ from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.directory import open_directory
 from elastic.core.worker.participation import Progress
 from elastic.errors import CheckpointWriteError
-from elastic.worker.state.checkpointing import Place, Saver, load
+from elastic.worker.group.process_group import Group
+from elastic.worker.state.checkpointing import Checkpointing, load
 from elastic.worker.state.job_state import JobState
 from tests.unit.worker.saving import make_manifest
+
+
+def group(generation: int, rank: int = 0, world_size: int = 1) -> Group:
+    """As far as a save asks for it."""
+    decided = SimpleNamespace(number=generation, incarnation="run")
+    return cast(Group, SimpleNamespace(generation=decided, rank=rank, world_size=world_size))
 
 
 class Job:
@@ -24,7 +32,7 @@ class Job:
     def __init__(self, root: Path, every: int = 2) -> None:
         self.root = root
         self.sent: list[dict[str, Any]] = []
-        self.saver = Saver(
+        self.saver = Checkpointing(
             open_directory(str(root)),
             worker="w",
             every=every,
@@ -35,7 +43,7 @@ class Job:
 
     def save(self, step: int, generation: int = 3) -> None:
         self.state.progress = Progress(committed=step)
-        self.saver.save(self.state, Place(run="run", generation=generation, rank=0, world_size=1))
+        self.saver.save(self.state, group(generation))
         self.saver.wait_idle()
 
     def again(self) -> list[tuple[str, int, int]]:
@@ -108,7 +116,7 @@ def test_buffers_are_those_of_the_first_rank(tmp_path: Path) -> None:
         model[1].running_mean.fill_(rank)
         model[1].running_var.fill_(10 + rank)
         job.state.progress = Progress(committed=2)
-        job.saver.save(job.state, Place(run="run", generation=3, rank=rank, world_size=3))
+        job.saver.save(job.state, group(3, rank, 3))
         job.saver.wait_idle()
         reports.append(job.sent[0]["shard_saved"])
     directory = open_directory(str(tmp_path))
@@ -196,7 +204,6 @@ def test_a_last_save_is_tried_again_until_the_storage_takes_it(
 ) -> None:
     monkeypatch.setattr("elastic.worker.state.checkpointing._RETRY_S", 0.0)
     job.state.progress = Progress(committed=2)
-    place = Place(run="run", generation=3, rank=0, world_size=1)
     shards = job.root / "step-000000002"
     with monkeypatch.context() as full:
         directory = type(job.saver._directory)
@@ -208,7 +215,7 @@ def test_a_last_save_is_tried_again_until_the_storage_takes_it(
             return write(self, relative, data, **how)
 
         full.setattr(directory, "write", refuse_structure)
-        job.saver.save(job.state, place, insists=True)
+        job.saver.save(job.state, group(3), insists=True)
         for _ in range(3):
             job.saver.wait_idle()
             assert not list(shards.iterdir()), "its own part makes room"

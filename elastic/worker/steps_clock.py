@@ -229,7 +229,7 @@ class Pace:
         self._spent = spent
         self._core_wait = CoreWait()
         self._missed = 0
-        self._newest: tuple[float, ...] | None = None
+        self._newest: tuple[Any, ...] | None = None  # in the order of _PACE
 
     def reduced(self, began: float, now: float) -> None:
         """A backward pass that averages gradients has lasted from `began` to `now`."""
@@ -267,24 +267,14 @@ class Pace:
     def to_pb(self) -> pb.Pace | None:
         """What was put down last; None before."""
         newest = self._newest
-        if newest is None:
-            return None
-        generation, committed, steps, *sums, arrivals, reductions = newest
-        total_s, data_s, transfer_s, wait_s, after_s, between_s, no_core_s = sums
-        return pb.Pace(
-            generation=int(generation),
-            committed=int(committed),
-            steps=int(steps),
-            total_s=total_s,
-            data_s=data_s,
-            transfer_s=transfer_s,
-            wait_s=wait_s,
-            after_s=after_s,
-            between_s=between_s,
-            no_core_s=no_core_s,
-            arrivals=int(arrivals),
-            reductions=int(reductions),
-        )
+        return None if newest is None else pb.Pace(**dict(zip(_PACE, newest, strict=True)))
+
+
+_PACE = (
+    *("generation", "committed", "steps", "total_s", "data_s", "transfer_s", "wait_s", "after_s"),
+    *("between_s", "no_core_s", "arrivals", "reductions"),
+)
+"""Fields of the message."""
 
 
 def _nothing() -> None:
@@ -401,6 +391,7 @@ MOST_STRETCHES = 1000
 _Stretch = tuple[int, int, int, float, float, float, float, float, float, float]
 """In the order of the message, with the instants of its begin and end on the clock of
 time.monotonic."""
+_PARTS_OF_STRETCH = ("data_s", "calls_s", "saves_s", "join_s", "sync_s")
 
 
 class TimeSpent:
@@ -516,43 +507,15 @@ class TimeSpent:
                 step=step,
                 began_unix_s=began + ahead_s,
                 lasted_s=ended - began,
-                data_s=data_s,
-                calls_s=calls_s,
-                saves_s=saves_s,
-                join_s=join_s,
-                sync_s=sync_s,
+                **dict(zip(_PARTS_OF_STRETCH, parts_s, strict=True)),
             )
-            for (
-                what,
-                generation,
-                step,
-                began,
-                ended,
-                data_s,
-                calls_s,
-                saves_s,
-                join_s,
-                sync_s,
-            ) in list(self._stretches)[-most:]
+            for what, generation, step, began, ended, *parts_s in list(self._stretches)[-most:]
         ]
 
     def to_pb(self) -> pb.TimeSpent:
         """As it is now."""
-        return pb.TimeSpent(
-            generation=self.generation,
-            committed=self.committed,
-            steps=self.steps,
-            steps_s=self.steps_s,
-            data_s=self.data_s,
-            calls_s=self.calls_s,
-            saves_s=self.saves_s,
-            own_s=self.own_s,
-            first_steps_s=self.first_steps_s,
-            given_up_s=self.given_up_s,
-            regroup_s=self.regroup_s,
-            join_s=self.join_s,
-            sync_s=self.sync_s,
-        )
+        fields = pb.TimeSpent.DESCRIPTOR.fields
+        return pb.TimeSpent(**{field.name: getattr(self, field.name) for field in fields})
 
     def _begin(self) -> None:
         self._data_s = self._calls_s = self._saves_s = 0.0

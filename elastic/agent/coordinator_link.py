@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from elastic.errors import ConfigurationError, NodeRefused, TransientError
 from elastic.rpc.control import ControlClient, CoordinatorLost
+from elastic.rpc.security import Report
 from elastic.v1 import control_pb2 as pb
 
 _RETRY_S = 0.25
@@ -69,9 +70,8 @@ class CoordinatorLink:
     """Keeps a stream open to the newest leader.
 
     on_connected: called at each new stream, to send everything again that is no matter of once.
-    on_awaited: nobody has led for seconds. on_not_yet: why the coordinator does not let this agent
-    in yet. on_lost: why contact was lost. on_found: at which address there is contact after those.
-    on_refused: the coordinator, or what is between, will never let this agent in as it is.
+    on_refused: the coordinator, or what is between, will never let this agent in as it is. report:
+    takes what the journal should know, as `Journal.record` does.
     """
 
     def __init__(
@@ -82,21 +82,16 @@ class CoordinatorLink:
         *,
         on_connected: Callable[[], None],
         on_message: Callable[[pb.CoordinatorMessage], None],
-        on_awaited: Callable[[], None],
-        on_not_yet: Callable[[str], None],
-        on_lost: Callable[[str], None],
-        on_found: Callable[[str], None],
         on_refused: Callable[[ConfigurationError], None],
+        report: Report,
     ) -> None:
         self._leaders = leaders
         self._connect = connect
         self._hello = hello
         self._on_connected = on_connected
         self._on_message = on_message
-        self._on_awaited, self._on_not_yet = on_awaited, on_not_yet
-        self._on_lost = on_lost
-        self._on_found = on_found
         self._on_refused = on_refused
+        self._report = report
         self._outgoing: Outgoing | None = None
         self._kept: deque[pb.AgentMessage] = deque(maxlen=_MOST_KEPT)
         self._once: deque[tuple[float, pb.AgentMessage]] = deque(maxlen=_MOST_KEPT)
@@ -150,7 +145,7 @@ class CoordinatorLink:
             found, _ = await asyncio.wait({looking}, timeout=_AWAITED_S)
             if not found:
                 self._told_awaited = True
-                self._on_awaited()
+                self._report("coordinator_awaited")
             return await looking
         finally:
             looking.cancel()
@@ -183,14 +178,14 @@ class CoordinatorLink:
         """Once for each outage, and when there is another reason."""
         if not self._closed and reason != self._told_lost:
             self._told_lost = reason
-            self._on_lost(reason)
+            self._report("coordinator_lost", reason=reason)
 
     def _tell_not_yet(self, reason: str) -> None:
         if self._let_in:
             self._tell_lost(reason)
         elif reason != self._told_not_yet:
             self._told_not_yet = reason
-            self._on_not_yet(reason)
+            self._report("admission_awaited", reason=reason)
 
     async def _attend(self, client: ControlClient, address: str) -> None:
         outgoing = Outgoing()
@@ -211,7 +206,7 @@ class CoordinatorLink:
                 self.connected = self._let_in = True
                 if self._told_lost or self._told_awaited or self._told_not_yet:
                     self._told_lost, self._told_awaited, self._told_not_yet = "", False, ""
-                    self._on_found(address)
+                    self._report("coordinator_found", address=address)
                 self._on_message(answer)
         finally:
             self.connected = False

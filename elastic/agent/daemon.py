@@ -11,7 +11,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -53,7 +53,8 @@ from elastic.runtime.loop_watch import LoopPauses
 from elastic.runtime.off_loop import off_loop
 from elastic.runtime.orphans import OrphanReaper
 from elastic.runtime.tasks import TaskSupervisor
-from elastic.settings.limits import KeptLogs
+from elastic.settings.node import NodeSettings
+from elastic.settings.run import RunSettings
 from elastic.timeouts import timeout
 from elastic.v1 import control_pb2, job_pb2, stacks_pb2
 from elastic.v1 import local_pb2 as pb
@@ -74,6 +75,7 @@ class NodeOptions:
     machine: AgentSettings
     host: str
     """Address at which workers of other nodes reach those of this one."""
+    settings: RunSettings | NodeSettings
     argv: Sequence[str]
     """The script and its arguments."""
     run_directory: Path
@@ -81,19 +83,11 @@ class NodeOptions:
     environment: Mapping[str, str]
     hello: control_pb2.AgentHello
     """How it introduces itself to the coordinator."""
-    module: bool = False
-    """The script is a module's name."""
     ports: tuple[int, int] = (0, 0)
     """The first and the last at which workers may listen; 0: any."""
-    job: str = "job"
     checkpoint_dir: str = ""
-    checkpoint_every: int = 0
+    """As workers take it, whose working directory may be another; empty: none."""
     ledger: bool = False
-    join_timeout_s: float = 10.0
-    silence_s: float = 60.0
-    compiling_silence_s: float = 600.0
-    keep_logs: KeptLogs = field(default_factory=KeptLogs)
-    """Of this run and those before."""
     grace_s: float = 0.0
     """How long workers outlive an agent that ends without a word, for another one to adopt them."""
     hold: IO[str] | None = None
@@ -129,7 +123,8 @@ class AgentDaemon:
         self._tasks = TaskSupervisor(self.crashed)
         self._pids: dict[str, int] = {}  # of every worker asked for; 0 while it is not forked
         self._pidfds: dict[str, int] = {}
-        self._liveness = Liveness(options.silence_s, options.compiling_silence_s)
+        settings = options.settings
+        self._liveness = Liveness(settings.silence_timeout_s, settings.first_step_timeout_s)
         self._compiling: set[str] = set()
         self._times = TimeReports(
             lambda found: self._link.send(worker_time=found),
@@ -166,11 +161,8 @@ class AgentDaemon:
             options.hello,
             on_connected=self._report_again,
             on_message=self._coordinator_said,
-            on_awaited=lambda: self._journal.record("coordinator_awaited"),
-            on_not_yet=lambda why: self._journal.record("admission_awaited", reason=why),
-            on_lost=lambda why: self._journal.record("coordinator_lost", reason=why),
-            on_found=lambda where: self._journal.record("coordinator_found", address=where),
             on_refused=self.crashed,
+            report=journal.record,
         )
         self._view: tuple[Any, ...] = ()
         self._failed: Counter[str] = Counter()  # workers, by kind
@@ -379,9 +371,10 @@ class AgentDaemon:
             self._tasks.start(self._remove_stale_logs(), "remove-logs")
 
     async def _remove_earlier_logs(self) -> None:
-        own, kept = self._options.log_directory, self._options.keep_logs
+        own, settings = self._options.log_directory, self._options.settings
+        kept = settings.keep_logs
         pruning = functools.partial(
-            prune, own, self._options.job, runs=kept.runs, size_bytes=kept.size_bytes
+            prune, own, settings.job, runs=kept.runs, size_bytes=kept.size_bytes
         )
         try:
             removed = await off_loop(pruning)
@@ -652,7 +645,7 @@ class AgentDaemon:
                 socket_path=str(self._run_directory / AGENT_SOCKET),
                 log_path=str(log),
                 argv=options.argv,
-                module=options.module,
+                module=options.settings.module,
                 classic=options.machine.classic,
             )
         )
@@ -665,11 +658,11 @@ class AgentDaemon:
                 slot=effect.slot,
                 host=options.host,
                 checkpoint_dir=options.checkpoint_dir,
-                checkpoint_every=options.checkpoint_every,
+                checkpoint_every=options.settings.checkpoint_every,
                 ledger=options.ledger,
-                join_timeout_s=options.join_timeout_s,
+                join_timeout_s=options.settings.join_timeout_s,
                 local_world_size=options.machine.slots,
-                job=options.job,
+                job=options.settings.job,
                 first_port=options.ports[0],
                 last_port=options.ports[1],
                 curve=self._keeps_curve,

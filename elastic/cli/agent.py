@@ -599,12 +599,10 @@ def _options(
         ),
         host=host,
         argv=command.argv,
-        module=settings.module,
+        settings=settings,
         run_directory=directory.path,
         log_directory=logs,
         environment=environment,
-        keep_logs=settings.keep_logs,
-        job=settings.job,
         ports=settings.worker_port_range or (0, 0),
         hello=AgentHello(
             node=command.node,
@@ -625,9 +623,5 @@ def _options(
         hold=directory.hold,
         listener=listener,
         checkpoint_dir=checkpoint_place(settings.checkpoint_dir),
-        checkpoint_every=settings.checkpoint_every,
         ledger=settings.record_samples,
-        join_timeout_s=settings.join_timeout_s,
-        silence_s=settings.silence_timeout_s,
-        compiling_silence_s=settings.first_step_timeout_s,
     )

@@ -17,7 +17,8 @@ from elastic.coordinator.incidents import Recoveries
 from elastic.coordinator.saves import Saves
 from elastic.coordinator.step_recorder import StepRecorder
 from elastic.core.coordinator import events as ev
-from elastic.core.membership import Failure, Generation, Member, NodeId, WorkerId
+from elastic.core.coordinator.machine import Coordinator
+from elastic.core.membership import Failure, Generation, NodeId, WorkerId
 from elastic.rpc.codec import failure_from_pb, generation_from_pb, statuses_from_pb
 from elastic.rpc.control import AgentStream
 from elastic.runtime.journal import Journal
@@ -33,8 +34,7 @@ _NOTICES = {
 class Hearing:
     """Understands every kind of AgentMessage but the hello.
 
-    ledger, curve: None for a job without. current: the newest generation; may_train: the members of
-    every group that is not known to have stopped; generation: one that is not long past.
+    ledger, curve: None for a job without.
     on_failure: told of each worker that failed, on_leave of a node that asks to leave, on_late of
     one that has not come to a step boundary in its time, on_known of the generations that an agent
     has heard of, on_progress of what rank 0 reports unasked, on_recovered of each recovery,
@@ -52,9 +52,7 @@ class Hearing:
         *,
         post: Callable[[ev.Event], None],
         broadcast: Callable[..., None],
-        current: Callable[[], Generation | None],
-        may_train: Callable[[], list[Member]],
-        generation: Callable[[int], Generation | None],
+        machine: Coordinator,
         on_failure: Callable[[AttendingNode, Failure], None],
         on_leave: Callable[[AttendingNode, str], None],
         on_late: Callable[[AttendingNode, float], None],
@@ -75,9 +73,7 @@ class Hearing:
         self._curve = curve
         self._post = post
         self._broadcast = broadcast
-        self._current = current
-        self._may_train = may_train
-        self._generation = generation
+        self._machine = machine
         self._on_failure = on_failure
         self._on_known = on_known
         self._on_progress, self._on_reformed = on_progress, on_reformed
@@ -123,7 +119,7 @@ class Hearing:
     def _view(self, node: AttendingNode, view: pb.NodeView) -> None:
         node.statuses = statuses_from_pb(view.workers)
         node.longest_pause_s = view.longest_pause_s
-        current = self._current()
+        current = self._machine.current
         if current is not None:
             if any(s.broken and s.generation == current.number for s in node.statuses):
                 self._recoveries.sign(time.monotonic())
@@ -150,13 +146,16 @@ class Hearing:
 
     def _is_member(self, worker: WorkerId) -> bool:
         """Of the newest group, or of one that trains until a planned change takes effect."""
-        current = self._current()
-        members = (*(current.members if current is not None else ()), *self._may_train())
+        current = self._machine.current
+        members = (
+            *(current.members if current is not None else ()),
+            *self._machine.members_that_may_train(),
+        )
         return any(m.worker == worker for m in members)
 
     def _progressed(self, node: AttendingNode, progress: job_pb2.Progress) -> None:
         del node
-        group, current = self._generation(progress.generation), self._current()
+        group, current = self._machine.generation(progress.generation), self._machine.current
         if group is None or current is None:
             return
         if group is not current and current.leave_after is None:

@@ -15,6 +15,7 @@ from elastic.core.agent.machine import AgentSettings
 from elastic.rpc.control import ControlClient
 from elastic.runtime.journal import Journal
 from elastic.runtime.loop_watch import LoopPauses
+from elastic.settings.run import RunSettings
 from elastic.v1 import control_pb2 as pb
 
 
@@ -28,6 +29,7 @@ def test_each_pause_that_is_longer_than_those_before_is_told_once(
         options = NodeOptions(
             machine=AgentSettings(node="n", slots=1),
             host="127.0.0.1",
+            settings=RunSettings(),
             argv=["train.py"],
             run_directory=tmp_path,
             log_directory=tmp_path,

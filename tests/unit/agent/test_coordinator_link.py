@@ -100,13 +100,20 @@ class Agent:
             HELLO,
             on_connected=lambda: self.link.send(view=pb.NodeView()),
             on_message=lambda m: self.messages.append(m.WhichOneof("kind")),
-            on_awaited=lambda: self.awaited.append(True),
-            on_not_yet=self.not_yet.append,
-            on_lost=self.lost.append,
-            on_found=self.found.append,
             on_refused=self.refused.append,
+            report=self._report,
         )
         self.running = asyncio.create_task(self.link.run())
+
+    def _report(self, name: str, /, **fields: Any) -> None:
+        told: dict[str, list[Any]] = {
+            "coordinator_awaited": self.awaited,
+            "admission_awaited": self.not_yet,
+            "coordinator_lost": self.lost,
+            "coordinator_found": self.found,
+        }
+        (value,) = fields.values() or [True]
+        told[name].append(value)
 
     def _connect(self, address: str) -> ControlClient:
         self.clients.append(address)

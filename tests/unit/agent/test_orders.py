@@ -22,6 +22,7 @@ from elastic.core.agent.machine import AgentSettings
 from elastic.errors import TransientError
 from elastic.rpc.control import ControlClient
 from elastic.runtime.journal import Entry, Journal
+from elastic.settings.run import RunSettings
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2
 
@@ -38,6 +39,7 @@ def with_agent(
         options = NodeOptions(
             machine=AgentSettings(node="n1", slots=1),
             host="127.0.0.1",
+            settings=RunSettings(),
             argv=["train.py"],
             run_directory=directory,
             log_directory=directory,

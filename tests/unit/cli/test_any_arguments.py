@@ -127,9 +127,9 @@ def _told(options: Any) -> int:
     pb.SpawnRequest(argv=options.argv, log_path=str(options.log_directory)).SerializeToString()
     assignment = pb.Assignment(
         checkpoint_dir=options.checkpoint_dir,
-        checkpoint_every=options.checkpoint_every,
+        checkpoint_every=options.settings.checkpoint_every,
         local_world_size=options.machine.slots,
-        join_timeout_s=options.join_timeout_s,
+        join_timeout_s=options.settings.join_timeout_s,
     )
     assignment.SerializeToString()
     return 0

@@ -39,7 +39,7 @@ def test_a_silent_process_and_a_long_step_have_patience_of_their_own(tmp_path: P
     settings = RunSettings(hang_timeout_s=3.0, silence_timeout_s=7.0, launch=Launch.ELASTIC)
     command = Command(settings=settings, argv=["train.py"])
     assert _job_options(settings, None).stall.floor_s == 3.0
-    assert _node_options(command, tmp_path, tmp_path).silence_s == 7.0
+    assert _node_options(command, tmp_path, tmp_path).settings.silence_timeout_s == 7.0
 
 
 @pytest.mark.parametrize(

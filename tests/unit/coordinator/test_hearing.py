@@ -43,6 +43,19 @@ KILLED = Failure(
 )
 
 
+class Machine:
+    def __init__(self) -> None:
+        self.current: Generation | None = CURRENT
+        self.may_train: list[Member] = []
+        self.generations = {3: CURRENT}
+
+    def members_that_may_train(self) -> list[Member]:
+        return self.may_train
+
+    def generation(self, number: int) -> Generation | None:
+        return self.generations.get(number)
+
+
 class Place:
     def __init__(self, told_once: ToldOnce | None = None) -> None:
         self.told_once = told_once if told_once is not None else ToldOnce()
@@ -54,9 +67,7 @@ class Place:
         self.late: list[tuple[str, float]] = []
         self.stopped: list[tuple[str, int]] = []
         self.known: list[tuple[str, Generation, Generation | None]] = []
-        self.current: Generation | None = CURRENT
-        self.may_train: list[Member] = []
-        self.generations = {3: CURRENT}
+        self.machine: Any = Machine()
         self.diary, self.recoveries = Diary(), Recoveries()
         journal = self.diary.journal
         self.hearing = Hearing(
@@ -73,9 +84,7 @@ class Place:
             None,
             post=self.events.append,
             broadcast=self._broadcast,
-            current=lambda: self.current,
-            may_train=lambda: self.may_train,
-            generation=lambda number: self.generations.get(number),
+            machine=self.machine,
             on_failure=lambda node, failure: self.failed.append((node.node, failure.worker)),
             on_leave=lambda node, reason: self.left.append((node.node, reason)),
             on_late=lambda node, waited_s: self.late.append((node.node, waited_s)),
@@ -139,7 +148,7 @@ def test_the_end_of_a_member_is_a_sign_and_that_of_a_spare_is_none(
     name: str, may_train: list[Member], signs: bool
 ) -> None:
     place = Place()
-    place.may_train = may_train
+    place.machine.may_train = may_train
     place.hear(failure=failure_to_pb(replace(KILLED, worker=name)))
     assert has_signs(place) is signs
 
@@ -252,7 +261,7 @@ NEXT = Generation(number=4, incarnation="i", members=(), reason=ChangeReason.MEM
 @pytest.mark.parametrize("current", [None, NEXT])
 def test_progress_of_a_group_that_was_left_at_once_is_history(current: Generation | None) -> None:
     place = Place()
-    place.current = current
+    place.machine.current = current
     place.hear(progress=PROGRESS)
     assert place.events == []
     assert place.diary.names() == []
@@ -260,7 +269,7 @@ def test_progress_of_a_group_that_was_left_at_once_is_history(current: Generatio
 
 def test_progress_of_a_group_that_nobody_remembers_is_history() -> None:
     place = Place()
-    del place.generations[3]
+    del place.machine.generations[3]
     place.hear(progress=PROGRESS)
     assert place.events == []
     assert place.diary.names() == []
@@ -268,7 +277,7 @@ def test_progress_of_a_group_that_nobody_remembers_is_history() -> None:
 
 def test_progress_until_a_planned_change_takes_effect_is_that_of_the_group_before() -> None:
     place = Place()
-    place.current = replace(NEXT, leave_after=9)
+    place.machine.current = replace(NEXT, leave_after=9)
     place.hear(progress=PROGRESS)
     assert len(place.events) == 1
     (recorded,) = place.diary.of("progress")

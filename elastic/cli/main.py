@@ -37,7 +37,6 @@ from elastic.settings.run import RunSettings
 from elastic.settings.sources import (
     DeviceCounts,
     is_given,
-    load_run_settings,
     load_settings,
     script_of,
 )
@@ -68,11 +67,6 @@ def with_options(settings: type) -> Callable[[F], F]:
         return function
 
     return decorate
-
-
-def with_run_options(function: F) -> F:
-    """`with_options` of `elastic run`."""
-    return with_options(RunSettings)(function)
 
 
 class SettingsCommand(TyperCommand):
@@ -229,7 +223,7 @@ _Arguments = Annotated[
 
 
 @app.command(cls=SettingsCommand, context_settings={"allow_interspersed_args": False})
-@with_run_options
+@with_options(RunSettings)
 def run(
     script: _Script = None,
     arguments: _Arguments = None,
@@ -249,7 +243,7 @@ def run(
 
     with never_blocking(), _errors():
         given = options | _to_run(script, arguments)
-        settings = load_run_settings(given, os.environ, config, _device_counts)
+        settings = load_settings(RunSettings, given, os.environ, config, _device_counts)
         _require_name("run", settings.script, options)
         raise typer.Exit(run_job(Command(settings=settings, argv=script_of(settings))))
 

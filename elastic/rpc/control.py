@@ -276,7 +276,7 @@ class _Servicer(pb_grpc.ControlServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except ConfigurationError as error:  # the caller's
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except Exception as error:  # noqa: BLE001 - as in _guarded
+        except Exception as error:  # noqa: BLE001 - told to the caller and to the journal
             self._refused(source, error)
             await context.abort(grpc.StatusCode.INTERNAL, _failed(error))
         raise AssertionError("abort raises")
@@ -284,19 +284,12 @@ class _Servicer(pb_grpc.ControlServicer):
     async def _guarded(
         self, context: grpc.aio.ServicerContext[Any, Any], source: str, handle: Callable[[], T]
     ) -> T:
-        """gRPC would only log what the handler raises."""
-        try:
+        """The answer, or what the handler raises told to the caller: gRPC would only log it."""
+
+        async def answer() -> T:
             return handle()
-        except TransientError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-            raise AssertionError("abort raises") from error
-        except ConfigurationError as error:  # the caller's
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            raise AssertionError("abort raises") from error
-        except Exception as error:
-            self._refused(source, error)
-            await context.abort(grpc.StatusCode.INTERNAL, _failed(error))
-            raise AssertionError("abort raises") from error
+
+        return await self._answered(context, source, answer())
 
 
 async def _hello(messages: AsyncIterator[pb.AgentMessage]) -> pb.AgentHello:

@@ -47,7 +47,7 @@ def _one_style(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSettings:
-    """Validated settings of one `elastic run`; `load_run_settings` builds it from what users wrote.
+    """Validated settings of one `elastic run`; `load_settings` builds it from what users wrote.
 
     Limits are checked there. Here only the relations between fields are asserted.
     """

@@ -40,7 +40,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["DeviceCounts", "is_given", "load_run_settings", "load_settings", "script_of"]
+__all__ = ["DeviceCounts", "is_given", "load_settings", "script_of"]
 
 CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
 
@@ -83,16 +83,6 @@ def load_settings(
     built = build(settings, values)
     assert isinstance(built, settings)
     return built
-
-
-def load_run_settings(
-    command_line: Mapping[str, object],
-    environment: Mapping[str, str],
-    config_file: Path | None,
-    device_counts: Callable[[], DeviceCounts],
-) -> RunSettings:
-    """`load_settings` of `elastic run`."""
-    return load_settings(RunSettings, command_line, environment, config_file, device_counts)
 
 
 def script_of(settings: RunSettings | NodeSettings) -> list[str]:

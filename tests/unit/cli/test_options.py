@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from elastic.cli.main import SettingsCommand, app, with_options, with_run_options
+from elastic.cli.main import SettingsCommand, app, with_options
 from elastic.settings.coordinator import CoordinatorSettings
 from elastic.settings.fields import Option, options_of
 from elastic.settings.node import NodeSettings
@@ -110,7 +110,7 @@ def test_there_are_no_other_options(parameters: dict[str, Any]) -> None:
 
 
 def test_what_is_decorated_receives_them_by_name() -> None:
-    @with_run_options
+    @with_options(RunSettings)
     def command(script: str, *, config: str = "", **options: str | None) -> dict[str, str | None]:
         del script, config
         return options

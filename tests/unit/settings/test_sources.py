@@ -11,7 +11,7 @@ from elastic.errors import ConfigurationError
 from elastic.settings.fields import options_of
 from elastic.settings.limits import NodeRange
 from elastic.settings.run import Console, OutputMode, RunSettings
-from elastic.settings.sources import DeviceCounts, load_run_settings
+from elastic.settings.sources import DeviceCounts, load_settings
 
 
 def load(
@@ -24,7 +24,9 @@ def load(
         assert devices is not None, "devices were counted without need"
         return devices
 
-    return load_run_settings(command_line or {}, environment or {}, config_file, device_counts)
+    return load_settings(
+        RunSettings, command_line or {}, environment or {}, config_file, device_counts
+    )
 
 
 def problems(*sources: object) -> list[str]:

@@ -85,10 +85,9 @@ class DataLoader:
         self.drop_last = drop_last
         self._seed = seed
         self._shuffle = shuffle
-        checked = _checked(options)
-        _require_options_of_torch(dataset, checked)
+        _require_options(dataset, options)
         _require_enough(self.length, self.policy, drop_last)
-        self._options = checked  # the last one: what it is made with is fixed now
+        self._options = options  # the last one: what it is made with is fixed now
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in _FIXED and "_options" in vars(self):
@@ -419,18 +418,15 @@ def _policy(batch_size: int, accumulate: int, global_batch: int | None) -> Batch
         raise ConfigurationError(f"elastic.DataLoader: {error}") from None
 
 
-def _checked(options: dict[str, Any]) -> dict[str, Any]:
+def _require_options(dataset: torch_data.Dataset[Any], options: dict[str, Any]) -> None:
+    """Raises ConfigurationError for what is not the script's to choose, and here for what torch
+    would refuse when the group has formed."""
     for name in _OURS:
         if name in options:
             raise ConfigurationError(
                 f"elastic.DataLoader: {name} cannot be given, the order of samples is what makes "
                 "each count exactly once; use seed, shuffle, or a dataset in the order you want"
             )
-    return options
-
-
-def _require_options_of_torch(dataset: torch_data.Dataset[Any], options: dict[str, Any]) -> None:
-    """Raises ConfigurationError here for what torch would refuse when the group has formed."""
     try:
         torch_data.DataLoader(dataset, batch_sampler=_Once(iter(())), **options)
     except (TypeError, ValueError) as error:

@@ -77,7 +77,7 @@ class Link:
     def _hand_on(self, on_command: Callable[[pb.WorkerCommand], None]) -> None:
         """Until the agent ends, or says what cannot be read."""
         decoder = FrameDecoder(pb.WorkerCommand)
-        while data := self._receive():
+        while data := received(self._socket):
             try:
                 commands = list(decoder.feed(data))
             except BadFrame:
@@ -112,8 +112,10 @@ class Link:
             raise
         return connected
 
-    def _receive(self) -> bytes:
-        try:
-            return self._socket.recv(65536)
-        except OSError:
-            return b""
+
+def received(connection: socket.socket) -> bytes:
+    """What has come; nothing at the end."""
+    try:
+        return connection.recv(65536)
+    except OSError:
+        return b""

@@ -470,7 +470,4 @@ def _as_number(value: Any) -> float | torch.Tensor | None:
     if isinstance(value, torch.Tensor):
         is_one = value.numel() == 1 and not value.is_complex() and not value.is_meta
         return value.detach().clone() if is_one else None
-    try:
-        return float(value)
-    except Exception:  # noqa: BLE001 - what a script's own object raises
-        return None
+    return _number(value)

@@ -231,7 +231,7 @@ class Session:
         self._keep_results()
         self._calls_between = 0
         training.begin_loop(data, epochs)
-        if not training.skips:
+        if not training.part.skips:
             self._open_loop = this = object()
             try:
                 yield from self._handed_out()

@@ -257,11 +257,6 @@ class Step:
     # ---- for the training loop
 
     @property
-    def dealer(self) -> Dealer:
-        """Where its samples come from."""
-        return self._dealer
-
-    @property
     def was_entered(self) -> bool:
         """The script has used `with step:`."""
         return self._entered

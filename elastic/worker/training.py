@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -116,7 +116,8 @@ class Training:
         self._dealer: Dealer | None = None
         self._held: _Held | None = None
         self._reads = _Reads()
-        self._in_block = False
+        self.in_block = False
+        """The script is inside of `with step:`."""
         self._driving = False
         self.in_backward = False
         """The script is inside of `step.backward`."""
@@ -125,7 +126,7 @@ class Training:
         self._compares_since: float | None = None
         self.loss_in_block: Exception | None = None
         """What told in this block that the group is lost."""
-        self._reduce_means: Callable[[], bool] = _no
+        self._reduce_means: Callable[[], bool] = lambda: False
         self._watched: Group | None = None
         """The group that the script must not use by itself outside of blocks, and how many
         collectives that had begun when it was left to the script."""
@@ -144,11 +145,6 @@ class Training:
         """The group that everything is set up for."""
         return self._membership.group if self.part.seat is not None else None
 
-    @property
-    def in_block(self) -> bool:
-        """The script is inside of `with step:`."""
-        return self._in_block
-
     # ---- the loop over the steps
 
     def begin_loop(self, data: DataLoader, epochs: int) -> None:
@@ -163,11 +159,6 @@ class Training:
         self.state.loader = known
         self.state.loop_begins()
         self._drive(self.part.begin_loop(known, data))
-
-    @property
-    def skips(self) -> bool:
-        """The job is past the script's present loop, which has nothing to do in it."""
-        return self.part.skips
 
     def next_deal(self) -> tuple[Dealer, Deal] | None:
         """Come to the next step; None after the last one."""
@@ -197,7 +188,7 @@ class Training:
 
     def end_loop(self) -> None:
         """The loop has no step left."""
-        meet = ScriptCall(what="ends its loop over session.steps", where="", function=_nothing)
+        meet = ScriptCall(what="ends its loop over session.steps", where="", function=lambda: None)
         self._drive(self.part.end_loop(meet))
         self._close_dealer()
 
@@ -209,7 +200,7 @@ class Training:
         there was anything to reduce."""
         self._require_no_collectives()
         self._collectives_left = _UNKNOWN
-        self._in_block = True
+        self.in_block = True
         self._reduce_means = reduce_means
         self.part.begin_block()
         for model in self.models:
@@ -220,7 +211,7 @@ class Training:
 
     def leave_block(self) -> None:
         """It has left it, whichever way."""
-        self._in_block = False
+        self.in_block = False
         self.place.now = Place.BETWEEN, time.monotonic()
         self.optimizers.block_ended()
         self.loss_in_block = None
@@ -349,7 +340,7 @@ class Training:
     def note_failure(self, error: Exception) -> None:
         """A forward or backward pass has raised. The script may catch it, to skip a batch that
         fails, but a lost group stays lost."""
-        if self._in_block and self.is_loss(error):
+        if self.in_block and self.is_loss(error):
             self.loss_in_block = error
 
     # ---- calls outside of steps
@@ -404,10 +395,6 @@ class Training:
         self._close_dealer()
         self.control.finish()
 
-    def abandon(self) -> None:
-        """The script has failed: free the others."""
-        self._membership.abandon()
-
     # ---- driving the protocol
 
     def _carriers(self) -> dict[type, Callable[[Any], Any]]:
@@ -428,7 +415,9 @@ class Training:
             act.Entered: self._entered,
             act.Leave: lambda _: self._membership.leave(),
             act.Break: lambda a: self._membership.lost(a.error, held=a.held),
-            act.AwaitSettlement: self._await_settlement,
+            act.AwaitSettlement: lambda a: self._membership.await_settlement(
+                a.committed, a.timeout_s
+            ),
             act.AwaitSuccessor: lambda a: self._membership.await_successor(a.timeout_s),
             act.PutBack: self._put_back,
             act.KeepForRetry: self._keep_for_retry,
@@ -472,7 +461,7 @@ class Training:
     def _bequeath(self) -> None:
         """The script's thread does not come out of a group that was aborted: this one, of the
         membership's, gives the state to the next group before the process ends."""
-        if self._in_block and not self._driving and self._bequeathed is None:
+        if self.in_block and not self._driving and self._bequeathed is None:
             self._bequeathed = [model.leave_behind() for model in self.models]
             self._drive(self.part.bequeath())
 
@@ -486,7 +475,7 @@ class Training:
     def _join(self, join: act.Join) -> act.Seat:
         """The state is read while the group forms: that takes milliseconds."""
         if join.held and not self._reads.has_digests():  # else of an attempt before this one
-            void = self._in_block and join.at_begin and self._bequeathed is None
+            void = self.in_block and join.at_begin and self._bequeathed is None
             self._reads.begin(
                 self.state,
                 self._undo,
@@ -635,9 +624,6 @@ class Training:
         )
         self.control.reports.entered(group, self.outcome)
 
-    def _await_settlement(self, wait: act.AwaitSettlement) -> bool:
-        return self._membership.await_settlement(wait.committed, wait.timeout_s)
-
     def _joining(self) -> Group:
         group = self._membership.group
         if group is None:
@@ -784,7 +770,7 @@ class Training:
         """On the reporting thread: members that wait for this one in a call learn where it is."""
         group, since = self._membership.group, self._compares_since
         where = ""
-        if self._in_block and self.clock.in_step_s() >= _ELSEWHERE_S:
+        if self.in_block and self.clock.in_step_s() >= _ELSEWHERE_S:
             where = "inside the block of"
         elif since is not None and time.monotonic() - since >= _ELSEWHERE_S:
             where = "before the block of"
@@ -845,13 +831,13 @@ class Training:
                 "as by register_post_accumulate_grad_hook(): its gradients are not averaged yet; "
                 "call it below step.backward()"
             )
-        if not self._in_block:
+        if not self.in_block:
             self.optimizers.steps_below(optimizer)
         elif self._reduce_means():
             self.wait_for_reduction()
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if not self._in_block:
+        if not self.in_block:
             self.optimizers.count(optimizer)
         elif self.optimizers.stepped(optimizer):
             for model in self.models:
@@ -967,26 +953,13 @@ def _shown(odd: Mapping[int, list[str]], group: Group) -> str:
     return f"rank {', '.join(map(str, odd))}{which}"
 
 
-def _no() -> bool:
-    """There is nothing to reduce."""
-    return False
-
-
-def _nothing() -> None:
-    """A call that is only for meeting."""
-
-
 def _place_of_main_thread() -> str:
     """File and line of the script's innermost frame."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    places: Iterator[str] = _script_places(frame)
-    return next(places, "an unknown place")
-
-
-def _script_places(frame: Any) -> Iterator[str]:
     packages = ("/elastic/worker/", "/site-packages/", "/lib/python")
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         name = frame.f_code.co_filename
         if not any(p in name for p in packages):
-            yield f"{name}:{frame.f_lineno}"
+            return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
+    return "an unknown place"

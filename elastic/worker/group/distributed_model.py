@@ -86,7 +86,7 @@ class DistributedModel(nn.Module):
         self._backend: Backend | None = None
         self._caches: list[str] = []
         self.passes = Passes()
-        self.on_failure: Callable[[Exception], None] = _ignore
+        self.on_failure: Callable[[Exception], None] = lambda _: None
         """Told of what a forward pass through DDP raises."""
         self.register_load_state_dict_pre_hook(_with_prefix)  # type: ignore[no-untyped-call]
 
@@ -331,10 +331,6 @@ def _require_ordinary_tensors(module: nn.Module) -> None:
         else:
             continue
         raise ConfigurationError(f"session.distribute({kind}): {name} {why}")
-
-
-def _ignore(_: Exception) -> None:
-    """A copy is not trained by the session."""
 
 
 def _sign(gradient: torch.Tensor | None) -> tuple[int, int] | None:

@@ -330,19 +330,6 @@ class Group:
         """Its sockets, for forked children to close."""
         return [c.descriptor for c in self._built or ()]
 
-    def _store(self, timeout: datetime.timedelta) -> Store:
-        """A client of rank 0's store.
-
-        Connecting to a host that has died is tried again and again in C++, out of anybody's
-        reach. So it happens on a thread that is left to its fate when the group is aborted.
-        """
-        host, _, port = self.generation.store_endpoint.rpartition(":")
-
-        def connect() -> Store:
-            return TCPStore(host, int(port), is_master=False, timeout=timeout)
-
-        return self._unless_aborted(connect)
-
     def _unless_aborted(self, make: Callable[[], T]) -> T:
         """What `make` returns, on a thread that is left to its fate when the group is aborted."""
         made: list[T] = []
@@ -365,8 +352,15 @@ class Group:
         return made[0]
 
     def _meet(self, timeout: datetime.timedelta) -> Store:
-        """Wait at the store until every member is there."""
-        store = PrefixStore(self.generation.store_prefix, self._store(timeout))
+        """Wait at the store until every member is there.
+
+        Connecting to a host that has died is tried again and again in C++, out of anybody's reach.
+        """
+        host, _, port = self.generation.store_endpoint.rpartition(":")
+        client = self._unless_aborted(
+            lambda: TCPStore(host, int(port), is_master=False, timeout=timeout)
+        )
+        store = PrefixStore(self.generation.store_prefix, client)
         if store.add("arrived", 1) == self.world_size:
             store.set("all", "here")
         store.wait(["all"], _MEETING_TIMEOUT)
@@ -396,7 +390,9 @@ class Group:
             self._connect_queue()
         ports = self._ports(store)
         with self._lock:
-            self._built = frozenset(c for c in self._new() if _has_one_of(c, ports))
+            self._built = frozenset(
+                c for c in self._new() if c.local_port in ports or c.peer_port in ports
+            )
         _set_timeout(COLLECTIVE_TIMEOUT)
 
     def _connect_queue(self) -> None:
@@ -406,14 +402,12 @@ class Group:
 
     def _ports(self, store: Store) -> set[int]:
         """At which the members' halves of this group listen, and their store."""
-        mine = ",".join(str(port) for port in sorted(self._own_ports()))
+        own = {listener.port for listener in listeners() - self._listened}
+        mine = ",".join(map(str, sorted(own)))
         store.set(f"listens/{self.rank}", mine)
         keys = [f"listens/{rank}" for rank in range(self.world_size)]
         found = {int(port) for ports in store.multi_get(keys) for port in ports.split(b",") if port}
         return found | {int(self.generation.store_endpoint.rpartition(":")[2])}
-
-    def _own_ports(self) -> set[int]:
-        return {listener.port for listener in listeners() - self._listened}
 
     def _connections(self) -> frozenset[Connection]:
         """Those to cut. While it is being built the others' ports are not known yet."""
@@ -504,10 +498,6 @@ def _gloo_made_by(made_by: Callable[[Callable[[], Any]], Any]) -> Iterator[None]
         yield
     finally:
         c10d.ProcessGroupGloo = original
-
-
-def _has_one_of(connection: Connection, ports: set[int]) -> bool:
-    return connection.local_port in ports or connection.peer_port in ports
 
 
 def is_group_loss(error: BaseException, group: Group | None) -> bool:

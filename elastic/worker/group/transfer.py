@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from elastic.worker.group.process_group import COLLECTIVE_TIMEOUT, Group
+from elastic.worker.state.digest import bytes_of
 from elastic.worker.state.tensor_specs import TensorSpec, describe
 
 CHUNK_BYTES = 32 * 2**20
@@ -42,7 +43,7 @@ def send_tensors(group: Group, tensors: Mapping[str, torch.Tensor], rank: int) -
     """
     total = 0
     for parts in _chunks(describe(tensors)):
-        pieces = [_bytes_of(b) for p in parts for b in _blocks(tensors[p.name], p.start, p.stop)]
+        pieces = [bytes_of(b) for p in parts for b in _blocks(tensors[p.name], p.start, p.stop)]
         chunk = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         _send(group, chunk.to(group.backend.device), rank)
         total += chunk.numel()
@@ -79,14 +80,14 @@ def _receive_blocks(group: Group, blocks: list[torch.Tensor], rank: int) -> int:
     """Receive one chunk into these; return its bytes."""
     whole = blocks[0]
     if len(blocks) == 1 and whole.is_contiguous() and whole.device == group.backend.device:
-        _receive(group, _bytes_of(whole), rank)
+        _receive(group, bytes_of(whole), rank)
         return whole.numel() * whole.element_size()
     sizes = [b.numel() * b.element_size() for b in blocks]
     chunk = torch.empty(sum(sizes), dtype=torch.uint8, device=group.backend.device)
     _receive(group, chunk, rank)
     for block, part in zip(blocks, torch.split(chunk.to(whole.device), sizes), strict=True):
         if block.is_contiguous():
-            _bytes_of(block).copy_(part)
+            bytes_of(block).copy_(part)
         else:
             block.copy_(part.clone().view(block.dtype).reshape(block.shape))
     return chunk.numel()
@@ -151,15 +152,6 @@ def _wait(work: dist.Work | None) -> None:
     group, whatever is set later: the other member may have to load a checkpoint first."""
     assert work is not None, "both are members of the group"
     work.wait(COLLECTIVE_TIMEOUT)
-
-
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's memory as a flat uint8 tensor; shares it if contiguous."""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    if flat.is_complex():
-        flat = torch.view_as_real(flat).reshape(-1)
-    # A lone element counts as contiguous whatever its stride, but not where types are changed.
-    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ from elastic.runtime.stack_file import write_stacks_on_signal
 from elastic.v1 import local_pb2 as pb
 from elastic.worker import session
 from elastic.worker.group.peer_names import never_look_up_peers
-from elastic.worker.link import Link
+from elastic.worker.link import Link, received
 from elastic.worker.process.as_python import (
     code_of,
     exit_code_of,
@@ -193,7 +193,7 @@ class _Zygote:
         self, caller: socket.socket, selector: selectors.BaseSelector
     ) -> Callable[[], int] | None:
         """Only who speaks as an agent does takes the place of the one there is."""
-        data = _receive(caller)
+        data = received(caller)
         try:
             first: Any = next(self._callers[caller].feed(data), None) if data else None
         except BadFrame:
@@ -241,7 +241,7 @@ class _Zygote:
             self._back_by = time.monotonic() + _BACK_S
 
     def _serve_agent(self, selector: selectors.BaseSelector) -> Callable[[], int] | None:
-        data = _receive(self._agent) if self._agent is not None else b""
+        data = received(self._agent) if self._agent is not None else b""
         if not data:
             self._drop_agent(selector)
         return self._obey(data, selector)
@@ -362,14 +362,6 @@ class _Zygote:
             left_s = self._alone_until - time.monotonic()
             return left_s if left_s > 0.0 else _AGENT_LOOK_S
         return None
-
-
-def _receive(connection: socket.socket) -> bytes:
-    """What has come; nothing at the end."""
-    try:
-        return connection.recv(65536)
-    except OSError:
-        return b""
 
 
 def _next_dead() -> Any:
@@ -545,7 +537,7 @@ def _report(link: Link, failure: Failure) -> None:
     """First free the peers, then say why: they must not wait for this process to wind up."""
     training = session.current_training()
     if training is not None:
-        training.abandon()
+        training.control.membership.abandon()
     link.send(failure=failure_to_pb(failure))
 
 

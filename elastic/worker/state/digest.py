@@ -23,7 +23,7 @@ def digest_of(tensors: Iterable[torch.Tensor], extra: bytes = b"") -> int:
     for tensor in tensors:
         if not tensor.numel():
             continue
-        words = _bytes(tensor)
+        words = bytes_of(tensor)
         if tensor.device.type == "cpu":
             hasher.update(words.numpy().data)
         else:
@@ -49,8 +49,10 @@ def _weighted_sum(content: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory as a flat uint8 tensor; shares it if contiguous."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
-    return flat.view(torch.uint8)
+    # A lone element counts as contiguous whatever its stride, but not where types are changed.
+    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)

@@ -456,7 +456,8 @@ class Undo:
         self._large, self._small = cells_of(self._state.undoable, self._device)
         self._copy_small = [cell.copy for cell in self._small]
         self._copy_for_commit = [
-            _no_copy if isinstance(cell, DefaultGenerators) else cell.copy for cell in self._small
+            (lambda: None) if isinstance(cell, DefaultGenerators) else cell.copy
+            for cell in self._small  # what is not given to others
         ]
         self._looks = None
         self._mark_large = [cell.mark for cell in self._large]
@@ -491,7 +492,3 @@ class _Calls:
     copy_s: float = 0.0
     """How long it took to copy everything."""
     changes: set[int] = field(default_factory=set)
-
-
-def _no_copy() -> None:
-    """Of what is not given to others."""

@@ -782,7 +782,7 @@ def test_the_public_attributes_of_a_session_are_what_users_may_call() -> None:
 
 def test_the_public_attributes_of_a_step_are_what_users_may_call(session: Session) -> None:
     step = first_step(session)
-    ours = {"dealer", "was_entered", "reduce_means"}  # for the training loop
+    ours = {"was_entered", "reduce_means"}  # for the training loop
     assert public(step) - ours == {
         "backward",
         "batches",

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from elastic.errors import StepMisused
+from elastic.worker import control
 from elastic.worker.state.checkpointing import Checkpointing
 from elastic.worker.state.undo import Undo
 from elastic.worker.step import Step
@@ -501,7 +503,7 @@ def test_a_newcomer_skips_the_loops_that_are_done_with_the_results_of_calls_betw
 def test_members_whose_shares_of_a_checkpoint_would_not_fit_are_told(
     kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Checkpointing, "every", 3)
+    monkeypatch.setattr(control, "Checkpointing", partial(Checkpointing, every=3))
 
     def go(seat: Seat) -> None:
         peer = Peer(seat)

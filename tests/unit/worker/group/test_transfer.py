@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from elastic.errors import GroupLost
 from elastic.worker.group import transfer
 from elastic.worker.group.process_group import Backend, Group, is_group_loss
+from elastic.worker.state.digest import bytes_of
 from elastic.worker.state.tensor_specs import TensorSpec, describe
 from tests import nccl_manners
 from tests.unit.worker import together
@@ -40,7 +41,7 @@ def chunks(tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     return [
         torch.cat(
             [
-                transfer._bytes_of(block)
+                bytes_of(block)
                 for part in parts
                 for block in transfer._blocks(tensors[part.name], part.start, part.stop)
             ]
@@ -60,7 +61,7 @@ def test_chunks_are_full_and_hold_every_byte_in_order(
     assert all(0 < len(c) <= max(size, largest) for c in cut)
     assert all(len(c) > size - largest for c in cut[:-1])
     empty = torch.empty(0, dtype=torch.uint8)
-    flat = [transfer._bytes_of(t) for t in tensors]
+    flat = [bytes_of(t) for t in tensors]
     assert torch.equal(torch.cat([empty, *cut]), torch.cat([empty, *flat]))
 
 
@@ -77,7 +78,7 @@ def test_a_tensor_that_lies_otherwise_in_memory_is_sent_row_by_row(
     tensor = make_tensor(torch.int32, tuple(shape)).permute(dims)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transfer, "CHUNK_BYTES", size)
-        assert torch.equal(torch.cat(chunks({"t": tensor})), transfer._bytes_of(tensor))
+        assert torch.equal(torch.cat(chunks({"t": tensor})), bytes_of(tensor))
 
 
 def test_what_stays_on_the_host_shares_no_chunk_with_the_rest() -> None:

@@ -20,7 +20,7 @@ def on_host(*tensors: torch.Tensor) -> int:
 
 def on_device(*tensors: torch.Tensor) -> int:
     """As a device sums them."""
-    sums = [int(digest._weighted_sum(digest._bytes(t))) for t in tensors]
+    sums = [int(digest._weighted_sum(digest.bytes_of(t))) for t in tensors]
     return hash(tuple(sums))
 
 

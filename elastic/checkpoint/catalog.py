@@ -207,32 +207,23 @@ def _problem(
     expected: FileDigest,
     on_bytes: Callable[[int], None] | None,
 ) -> Problem | None:
+    digester = Digester()
     try:
-        found = _digest(directory, path_in_step(step, expected.name), expected.name, on_bytes)
+        for piece in directory.chunks(path_in_step(step, expected.name)):
+            digester.update(piece)
+            if on_bytes is not None:
+                on_bytes(len(piece))
     except FileNotFoundError:
         return Problem(name=expected.name, damage=Damage.MISSING, detail="it is missing")
     except CheckpointDamaged as error:
         return Problem(name=expected.name, damage=Damage.UNREADABLE, detail=str(error))
+    found = digester.result(expected.name)
     detail = difference(expected, found)
     if detail is None:
         return None
     same_size = found.size_bytes == expected.size_bytes
     damage = Damage.WRONG_DIGEST if same_size else Damage.WRONG_SIZE
     return Problem(name=expected.name, damage=damage, detail=detail)
-
-
-def _digest(
-    directory: CheckpointDirectory,
-    relative: str,
-    name: str,
-    on_bytes: Callable[[int], None] | None,
-) -> FileDigest:
-    digester = Digester()
-    for piece in directory.chunks(relative):
-        digester.update(piece)
-        if on_bytes is not None:
-            on_bytes(len(piece))
-    return digester.result(name)
 
 
 OWNER = "owner.json"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 MOST_VALUES = 8
 """Names of what a script reports that have a curve: the first ones."""
@@ -63,18 +63,7 @@ class _Point:
 
     def copy(self) -> _Point:
         """One that the other does not change."""
-        return _Point(
-            self.begin,
-            self.step,
-            self.step_s,
-            self.smallest,
-            self.world_size,
-            self.wanted,
-            self.samples_per_s,
-            dict(self.values),
-            self.count,
-            self.timed,
-        )
+        return replace(self, values=dict(self.values))
 
 
 class _Ring:

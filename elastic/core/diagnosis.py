@@ -87,11 +87,6 @@ def where_it_hangs(rank: Whereabouts) -> Frame | None:
     return _location(rank)[0]
 
 
-def doing(rank: Whereabouts) -> str:
-    """What a rank does, in words."""
-    return _doing(rank)
-
-
 # ---- who waits
 
 
@@ -176,21 +171,8 @@ def _apart(waiting: list[Whereabouts]) -> tuple[list[Whereabouts], list[Whereabo
 # ---- in words
 
 
-def _odd(r: Whereabouts, *, apart: bool) -> Odd:
-    """apart: it waits as the others do, but not for the same."""
-    words, frame = _doing(r), None
-    if apart:
-        frame = _own_collective(r)
-        if frame is not None:
-            words = f"waits in a collective of its own, in {frame}"
-    elif r.answer not in _UNDECIDED:
-        frame = _location(r)[0]
-    return Odd(
-        rank=r.rank, worker=r.worker, node=r.node, doing=words, frame=frame, place_s=r.place_s
-    )
-
-
-def _doing(r: Whereabouts) -> str:
+def doing(r: Whereabouts) -> str:
+    """What a rank does, in words."""
     part = _DOING.get(r.place, "")
     if r.answer is Answer.ABSENT:
         return "does not tell: its agent is out of contact"
@@ -204,6 +186,20 @@ def _doing(r: Whereabouts) -> str:
     whose = f" of its child {child.pid}" if child is not None else ""
     silent = "does not answer, and is " if r.answer is Answer.SIGNALLED else "is "
     return f"{silent}{f'{part}, ' if part else ''}in {frame}{whose}{_for(r)}"
+
+
+def _odd(r: Whereabouts, *, apart: bool) -> Odd:
+    """apart: it waits as the others do, but not for the same."""
+    words, frame = doing(r), None
+    if apart:
+        frame = _own_collective(r)
+        if frame is not None:
+            words = f"waits in a collective of its own, in {frame}"
+    elif r.answer not in _UNDECIDED:
+        frame = _location(r)[0]
+    return Odd(
+        rank=r.rank, worker=r.worker, node=r.node, doing=words, frame=frame, place_s=r.place_s
+    )
 
 
 def _for(r: Whereabouts) -> str:

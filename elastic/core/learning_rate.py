@@ -18,7 +18,17 @@ from typing import ClassVar, TypeAlias
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LinearScaling:
+class _Scaling:
+    reference_world: int = 1
+    warmup_steps: int = 0
+
+    def __post_init__(self) -> None:
+        _require_at_least("reference_world", self.reference_world, 1)
+        _require_at_least("warmup_steps", self.warmup_steps, 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinearScaling(_Scaling):
     """k times the batch, k times the learning rate: the usual rule for SGD.
 
     Goyal et al. 2017, arXiv:1706.02677, section 2.1; the warm-up is the gradual one of section 2.2.
@@ -27,13 +37,6 @@ class LinearScaling:
     `warmup_steps` below 0.
     """
 
-    reference_world: int = 1
-    warmup_steps: int = 0
-
-    def __post_init__(self) -> None:
-        _require_at_least("reference_world", self.reference_world, 1)
-        _require_at_least("warmup_steps", self.warmup_steps, 0)
-
     def factor(self, batch_ratio: float) -> float:
         """The factor for `batch_ratio` = global batch now / global batch at `reference_world`."""
         _require_positive("batch_ratio", batch_ratio)
@@ -41,19 +44,12 @@ class LinearScaling:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SqrtScaling:
+class SqrtScaling(_Scaling):
     """k times the batch, sqrt(k) times the learning rate: the variance of an update stays the same.
 
     Krizhevsky 2014, arXiv:1404.5997; Hoffer et al. 2017, arXiv:1705.08741. Arguments and errors are
     those of LinearScaling.
     """
-
-    reference_world: int = 1
-    warmup_steps: int = 0
-
-    def __post_init__(self) -> None:
-        _require_at_least("reference_world", self.reference_world, 1)
-        _require_at_least("warmup_steps", self.warmup_steps, 0)
 
     def factor(self, batch_ratio: float) -> float:
         """The factor for `batch_ratio` = global batch now / global batch at `reference_world`."""

@@ -9,7 +9,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,8 +63,9 @@ def prune(
     Only what `make_directory` has named, and no link, is looked at. Blocks on the file system.
     """
     in_use = is_in_use if is_in_use is not None else _is_in_use
-    removed = Removed([], 0, [])
-    kept_bytes = 0
+    removed: list[Path] = []
+    problems: list[str] = []
+    kept_bytes = removed_bytes = 0
     for count, directory in enumerate(_newest_first(present, job), start=1):
         own_bytes = _size_of(directory) if size_bytes is not None else 0
         too_many = runs is not None and count > runs
@@ -72,19 +73,15 @@ def prune(
         if directory == present or not (too_many or too_large) or in_use(directory):
             kept_bytes += own_bytes
             continue
-        removed = _removed(directory, own_bytes or _size_of(directory), removed)
-    return removed
-
-
-def _removed(directory: Path, own_bytes: int, before: Removed) -> Removed:
-    try:
-        shutil.rmtree(directory)
-    except OSError as error:
-        problem = f"cannot remove {error.filename or directory}: {error.strerror}"
-        return before._replace(problems=[*before.problems, problem])
-    return before._replace(
-        directories=[*before.directories, directory], size_bytes=before.size_bytes + own_bytes
-    )
+        own_bytes = own_bytes or _size_of(directory)
+        try:
+            shutil.rmtree(directory)
+        except OSError as error:
+            problems.append(f"cannot remove {error.filename or directory}: {error.strerror}")
+        else:
+            removed.append(directory)
+            removed_bytes += own_bytes
+    return Removed(removed, removed_bytes, problems)
 
 
 def _newest_first(present: Path, job: str) -> list[Path]:
@@ -100,14 +97,12 @@ def _newest_first(present: Path, job: str) -> list[Path]:
 
 
 def _size_of(directory: Path) -> int:
-    return sum(_sizes(directory))
-
-
-def _sizes(directory: Path) -> Iterator[int]:
+    size_bytes = 0
     for folder, _, files in os.walk(directory):  # follows no link
         for name in files:
             with contextlib.suppress(OSError):
-                yield os.lstat(os.path.join(folder, name)).st_size
+                size_bytes += os.lstat(os.path.join(folder, name)).st_size
+    return size_bytes
 
 
 def _is_in_use(directory: Path) -> bool:

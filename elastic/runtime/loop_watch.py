@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -183,11 +182,8 @@ def _stack(frame: FrameType | None) -> str:
     return "\n".join(f"{f.filename}:{f.lineno} in {f.name}" for f in frames)
 
 
-@contextlib.contextmanager
-def watched_loop(journal: Journal, pauses: LoopPauses | None = None) -> Iterator[LoopWatch]:
+def watched_loop(
+    journal: Journal, pauses: LoopPauses | None = None
+) -> contextlib.closing[LoopWatch]:
     """Within, the running loop is watched."""
-    watch = LoopWatch(journal, pauses)
-    try:
-        yield watch
-    finally:
-        watch.close()
+    return contextlib.closing(LoopWatch(journal, pauses))

@@ -41,9 +41,10 @@ def tell_of_parents_end(parent: int, number: int) -> None:
         os.kill(os.getpid(), number)
 
 
-def children() -> Iterator[int]:
-    """This process's children, born or adopted, zombies among them."""
-    for task in Path("/proc/self/task").iterdir():
+def children(pid: int | None = None) -> Iterator[int]:
+    """A process's children, by default this one's, born or adopted, zombies among them. Raises
+    OSError if it is gone."""
+    for task in Path(f"/proc/{pid or 'self'}/task").iterdir():
         with contextlib.suppress(OSError):
             yield from map(int, (task / "children").read_text().split())
 

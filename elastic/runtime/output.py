@@ -213,7 +213,7 @@ def never_blocking() -> Iterator[None]:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     out = Output(1)
-    err = out if _are_same(1, 2) else Output(2)
+    err = out if os.path.samestat(os.fstat(1), os.fstat(2)) else Output(2)
     sys.stdout, sys.stderr = out, err
     try:
         yield
@@ -237,8 +237,3 @@ def _is_at(fd: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:
         return False
-
-
-def _are_same(one: int, other: int) -> bool:
-    a, b = os.fstat(one), os.fstat(other)
-    return (a.st_dev, a.st_ino) == (b.st_dev, b.st_ino)

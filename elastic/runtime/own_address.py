@@ -9,7 +9,6 @@ import functools
 import os
 import secrets
 import socket
-from collections.abc import Iterator
 
 from elastic.errors import ConfigurationError, TransientError
 from elastic.runtime.off_loop import off_loop
@@ -73,7 +72,7 @@ async def _is_here(family: socket.AddressFamily, address: str) -> bool:
                 writer.write(word)
         writer.close()
 
-    with _listener(family) as listener:
+    with socket.create_server(("", 0), family=family) as listener:
         server = await asyncio.start_server(listen, sock=listener)
         try:
             port = listener.getsockname()[1]
@@ -87,9 +86,3 @@ async def _is_here(family: socket.AddressFamily, address: str) -> bool:
         finally:
             server.close()
     return heard.is_set()
-
-
-@contextlib.contextmanager
-def _listener(family: socket.AddressFamily) -> Iterator[socket.socket]:
-    with socket.create_server(("", 0), family=family) as listener:
-        yield listener

@@ -14,10 +14,11 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from elastic.core.whereabouts import Frame
+from elastic.runtime.orphans import children
 
 # None of the signals that scripts and batch systems use among themselves, as SIGUSR1 and SIGUSR2.
 STACK_SIGNAL = signal.SIGRTMIN + 11
@@ -78,28 +79,14 @@ def state_of(pid: int) -> str:
 
 def descendants(pid: int, most: int) -> list[int]:
     """Processes below `pid`, the nearest first."""
-    found: list[int] = []
-    for parent in _breadth_first(pid, found):
-        for child in _children(parent):
-            if len(found) >= most:
-                return found
-            found.append(child)
-    return found
-
-
-def _breadth_first(pid: int, found: Sequence[int]) -> Iterator[int]:
-    yield pid
-    number = 0
-    while number < len(found):
-        yield found[number]
-        number += 1
-
-
-def _children(pid: int) -> Iterator[int]:
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(OSError):
-                yield from map(int, (task / "children").read_text().split())
+    family = [pid]
+    for parent in family:  # which grows meanwhile
+        with contextlib.suppress(OSError):
+            for child in children(parent):
+                if len(family) > most:
+                    return family[1:]
+                family.append(child)
+    return family[1:]
 
 
 def written_stacks(

@@ -100,18 +100,22 @@ def recorded_names() -> Iterator[str]:
     """The names that the code gives to journal entries and to workers' notices."""
     for path in sorted(Path(elastic.__file__).parent.rglob("*.py")):
         for called, first in calls(ast.parse(path.read_text())):
-            if called in ("record", "_notify", "notice", "_report", "report"):
+            if called in ("record", "_notify", "notice", "Notice", "_report", "report"):
                 yield from names_in(first)
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     """The name of each function or method that is called, and its first argument."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and node.args:
+        if isinstance(node, ast.Call) and (arguments := [*node.args, *by_name(node)]):
             if isinstance(node.func, ast.Attribute):
-                yield node.func.attr, node.args[0]
+                yield node.func.attr, arguments[0]
             elif isinstance(node.func, ast.Name):
-                yield node.func.id, node.args[0]
+                yield node.func.id, arguments[0]
+
+
+def by_name(call: ast.Call) -> Iterator[ast.expr]:
+    yield from (keyword.value for keyword in call.keywords if keyword.arg == "name")
 
 
 def names_in(name: ast.expr) -> Iterator[str]:

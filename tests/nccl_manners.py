@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, Work
@@ -46,18 +47,10 @@ def use() -> None:
 
 def register() -> None:
     """Make it known to torch.distributed."""
-    if NAME not in dist.Backend.backend_list:  # torch 2.6 refuses to do it twice
+    if not hasattr(dist.ProcessGroup, "abort"):
+        pytest.skip("torch 2.6 aborts NCCL's own groups alone")
+    if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, MannersGroup, devices=["cpu"])
-        if not hasattr(dist.ProcessGroup, "abort"):  # torch 2.6 aborts NCCL's own groups alone
-            dist.distributed_c10d._abort_process_group = _abort_process_group
-
-
-def _abort_process_group(group: dist.ProcessGroup) -> None:
-    """As in later versions."""
-    assert group is dist.group.WORLD
-    for below in reversed(list(dist.distributed_c10d._world.pg_names)):
-        below.abort()
-    dist.destroy_process_group()
 
 
 class Operation(Work):

@@ -92,6 +92,9 @@ def _unsent(descriptor: int) -> int:
 
 @pytest.mark.parametrize("patience_s", [STUCK_S, 600.0], ids=["in the end", "once it is certain"])
 def test_a_thread_that_gloo_does_not_wake_is_given_up(patience_s: float) -> None:
+    if patience_s > STUCK_S and torch.__version__ < "2.13":
+        pytest.skip("this torch does not name gloo's threads: only patience tells")
+
     def block(seat: Seat) -> None:
         group, pids = seat.join(), seat.exchange(os.getpid())
         given_up = threading.Event()

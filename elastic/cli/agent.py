@@ -71,7 +71,6 @@ from elastic.store.interface import Store
 from elastic.store.job_documents import NodeDocument
 from elastic.store.job_runs import AlreadyEnded, RunEnds
 from elastic.store.leader_watch import LeaderWatch
-from elastic.store.lease_keeper import LeaseState
 from elastic.store.measured import MeasuredStore, StoreCalls
 from elastic.v1.control_pb2 import AgentHello
 from elastic.version import __version__
@@ -323,8 +322,10 @@ class _Node:
             job=settings.job,
             node=command.node,
             document=_document(command, host, token),
-            on_change=self._registration_changed,
-            on_waiting=self._waits_for_name,
+            on_change=lambda state: journal.record(f"registration_{state.name.lower()}"),
+            on_waiting=lambda owner, at_most_s: journal.record(
+                "registration_waiting", owner=owner, at_most_s=round(at_most_s, 1)
+            ),
             ttl_s=settings.node_ttl_s,
         )
         start = f"{token[:_TOKEN_SHOWN]}.{next_start(directory.path)}"
@@ -482,12 +483,6 @@ class _Node:
         )
         self._journal.record("preempted", reason=reason)
         self._leave(int(ExitCode.TERMINATED), reason)
-
-    def _registration_changed(self, state: LeaseState) -> None:
-        self._journal.record(f"registration_{state.name.lower()}")
-
-    def _waits_for_name(self, owner: str, at_most_s: float) -> None:
-        self._journal.record("registration_waiting", owner=owner, at_most_s=round(at_most_s, 1))
 
     def _handle_signals(self) -> None:
         """First signal: this node leaves at a step boundary. Second: at once. SIGHUP: the command

@@ -45,7 +45,7 @@ from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.network import address_for_others
 from elastic.runtime.off_loop import off_loop
 from elastic.runtime.output import Output, Stream
-from elastic.runtime.process_metrics import Document, ProcessParts, Watched
+from elastic.runtime.process_metrics import ProcessParts, Watched
 from elastic.runtime.process_title import set_title
 from elastic.runtime.reexec import unblock_signals
 from elastic.runtime.service_notice import Condition, ServiceNotice
@@ -149,7 +149,7 @@ async def _coordinate(
             page=page_of(
                 history,
                 office.view,
-                functools.partial(_standing_by, office, settings),
+                lambda: standby(settings.job, settings.run_id, office.address, office.leader),
                 incident=lambda number: office.incidents(number)[0],
             ),
         )
@@ -183,10 +183,6 @@ async def _store_of(
     # write once a millisecond. So nobody takes one for the other.
     memory = MemoryStore(revision=time.time_ns() // 1_000_000)
     yield memory, EtcdService(memory, version=__version__).handlers()
-
-
-def _standing_by(office: Office, settings: CoordinatorSettings) -> Document:
-    return standby(settings.job, settings.run_id, office.address, office.leader)
 
 
 async def _why_not_ready(office: Office, store: Store, job: str) -> str:

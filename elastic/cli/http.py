@@ -10,13 +10,13 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from elastic.errors import ConfigurationError, ElasticError
 from elastic.rpc.certificates import Role
 from elastic.rpc.identity import job_identity
 from elastic.rpc.newest_certificate import NewestCertificate
-from elastic.rpc.security import Report, Security, Tls, on_this_loop, stays_here
+from elastic.rpc.security import Report, Security, Tls, no_report, on_this_loop, stays_here
 from elastic.runtime.journal import Journal
 from elastic.runtime.listening import address_of, listen_for_http
 from elastic.runtime.off_loop import off_loop
@@ -71,7 +71,7 @@ async def watched_over_http(
     """
     newest: NewestCertificate | None = None
     if isinstance(security, Tls):
-        told = on_this_loop(journal.record) if tells_of_certificates else _tell_nobody
+        told = on_this_loop(journal.record) if tells_of_certificates else no_report
         newest = NewestCertificate(security, Role.SERVER, told, coordinates=False)
         watched = replace(watched, parts=replace(watched.parts, certificate=newest))
     server = await _server(watched, address, journal, security, default, newest)
@@ -230,10 +230,6 @@ class _Serving:
             page = JobPage(watched.page, self._loop, guard.may_see)
             pages, farewell = pages | page.by_path(), page.farewell
         return HttpServer(self._listener, pages, report=self._report, tls=tls, farewell=farewell)
-
-
-def _tell_nobody(name: str, /, **fields: Any) -> None:
-    del name, fields
 
 
 def _admission(security: Security) -> Callable[[Request], str]:

@@ -34,7 +34,7 @@ from elastic.core.legible import is_instant
 from elastic.core.membership import WorkerPhase
 from elastic.errors import ConfigurationError, ExitCode, TransientError, meaning_of, refusal_of
 from elastic.rpc.control import ControlClient
-from elastic.rpc.security import PLAINTEXT, choose_security, is_unix_socket
+from elastic.rpc.security import PLAINTEXT, choose_security, is_unix_socket, no_report
 from elastic.rpc.stacks import stack_lines, whereabouts_from_pb
 from elastic.runtime.run_directory import find_job
 from elastic.settings.limits import is_address
@@ -101,12 +101,12 @@ class Target:
         settings = self.settings
         if settings is None:
             if self.address is None:
-                return ControlClient(find_job(self.job).address, report=_quiet)
+                return ControlClient(find_job(self.job).address, report=no_report)
             _require_address(self.address)
             security = choose_security(self.direct.job, self.direct.security)
             if is_unix_socket(self.address):  # of `elastic run`, for which there is no certificate
                 security = PLAINTEXT
-            return ControlClient(self.address, security=security, report=_quiet)
+            return ControlClient(self.address, security=security, report=no_report)
         security = choose_security(settings.job, settings.security)
         async with _open_store(settings, timeout_s) as store:
             try:
@@ -116,7 +116,7 @@ class Target:
                 raise TransientError(_silent_etcd(settings)) from None
         if leader is None:
             raise TransientError(f"no coordinator leads the job {settings.job!r} now")
-        return ControlClient(leader.address, security=security, report=_quiet)
+        return ControlClient(leader.address, security=security, report=no_report)
 
 
 async def _leader_of(store: Store, job: str) -> Leader | None:
@@ -474,11 +474,6 @@ def _run_row(run: JobRun) -> tuple[object, ...]:
         return (run.job, run.run_id, state, "-", "-", "-", run.nodes, coordinator)
     ended = _instant(run.end.ended_unix_s)
     return (run.job, run.run_id, state, run.end.exit_code, run.end.committed, ended, "-", "-")
-
-
-def _quiet(name: str, /, **fields: Any) -> None:
-    """Warnings are for those who keep a connection."""
-    del name, fields
 
 
 _LONG_S, _LONG_FACTOR = 1.0, 5.0  # of a step that is worth a line

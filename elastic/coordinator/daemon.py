@@ -691,9 +691,11 @@ class CoordinatorDaemon:
             case fx.RefuseNewcomers():
                 self._refuse_newcomers(effect)
             case fx.StepDown():
-                self._step_down(effect)
+                if not self.deposed.done():
+                    self.deposed.set_result(effect.message)
             case fx.EndJob():
-                self._end_job(effect)
+                restarts, window_s = self._options.max_restarts, self._options.restart_window_s
+                self._end(effect.exit_code, ending(effect, restarts, window_s))
             case _:
                 assert_never(effect)
         self._keep_records()
@@ -750,14 +752,6 @@ class CoordinatorDaemon:
             log=effect.failure.log,
             retry_s=round(effect.retry_s, 1),
         )
-
-    def _step_down(self, effect: fx.StepDown) -> None:
-        if not self.deposed.done():
-            self.deposed.set_result(effect.message)
-
-    def _end_job(self, effect: fx.EndJob) -> None:
-        message = ending(effect, self._options.max_restarts, self._options.restart_window_s)
-        self._end(effect.exit_code, message)
 
     # ---- parts
 

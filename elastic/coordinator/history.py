@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic.core.curves import Curves, Sample
@@ -104,14 +104,7 @@ class JobHistory:
         more, more_s = count - self._steps, total_s - self._steps_s
         self._steps, self._steps_s = count, total_s
         step_s = more_s / more if 0 < more < count and more_s > 0.0 else None
-        self._last = Sample(
-            step=sample.step,
-            step_s=step_s,
-            world_size=sample.world_size,
-            wanted=sample.wanted,
-            samples_per_s=sample.samples_per_s,
-            values=sample.values,
-        )
+        self._last = replace(sample, step_s=step_s)
         self.curves.add(self._clock(), self._last)
 
     # ---- inside
@@ -148,10 +141,7 @@ class JobHistory:
     def _forget_details(self) -> None:
         detailed = [n for n, e in enumerate(self.entries) if e.detail]
         for index in detailed[:-_MOST_DETAILED]:
-            e = self.entries[index]
-            self.entries[index] = Happened(
-                number=e.number, unix_s=e.unix_s, name=e.name, severity=e.severity, fields=e.fields
-            )
+            self.entries[index] = replace(self.entries[index], detail="")
 
 
 def _scalar(value: Any) -> Any:

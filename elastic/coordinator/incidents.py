@@ -40,7 +40,6 @@ from elastic.runtime.journal import Journal
 from elastic.store.interface import Guard, GuardFailed, Store
 from elastic.store.job_incidents import IncidentKeeper, load_incidents, read_incident
 from elastic.store.retries import until_answered
-from elastic.v1 import job_pb2
 from elastic.v1 import job_pb2 as pb
 
 _BRIEF = (
@@ -133,7 +132,7 @@ class IncidentRecords:
         under_way = self._accounts.under_way
         self._guarded(lambda: self._incidents.observe(event, effects, machine, under_way, now))
 
-    def progressed(self, progress: job_pb2.Progress) -> None:
+    def progressed(self, progress: pb.Progress) -> None:
         """Rank 0 reports."""
         self._incidents.progressed(progress.worker, progress.committed, progress.samples)
 
@@ -147,10 +146,9 @@ class IncidentRecords:
 
     def recovered(self, recovery: Mapping[str, Any]) -> None:
         """The first step after a loss is committed."""
-
         self._guarded(lambda: self._incidents.recovered(recovery, self._clock()))
 
-    def reformed(self, report: job_pb2.Reformed) -> None:
+    def reformed(self, report: pb.Reformed) -> None:
         """A member has committed its first step in a group."""
         self._guarded(lambda: self._incidents.reformed(report.generation, report.recomputed))
 

@@ -202,17 +202,16 @@ async def load_generation(store: Store, job: str) -> Stored | None:
             f"the store's key {key!r} holds no generation that this version can read ({error}); "
             "run the version that wrote it, or give this job another name with --job"
         ) from error
+    loss = document.loss
     return Stored(
         generation=generation,
         may_train=may_train,
         revision=entry.modified,
         command=Command(text=document.command, digest=document.command_digest),
-        loss=_loss_from_pb(document.loss) if document.HasField("loss") else None,
+        loss=Loss(reason=loss.reason, workers=tuple(loss.workers), incident=loss.incident)
+        if document.HasField("loss")
+        else None,
     )
-
-
-def _loss_from_pb(loss: pb.Loss) -> Loss:
-    return Loss(reason=loss.reason, workers=tuple(loss.workers), incident=loss.incident)
 
 
 async def save_stop(store: Store, leadership: Leadership, order: StopOrder) -> None:

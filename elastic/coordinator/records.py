@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from elastic.core.legible import is_instant
@@ -53,15 +53,8 @@ def to_unix(instants: Sequence[float]) -> tuple[float, ...]:
 
 async def save_records(store: Store, *, job: str, guard: Guard, records: Records) -> None:
     """Keep them for the leaders after; sits out outages. Raises GuardFailed when others lead."""
-    document = {
-        "started_unix_s": records.started_unix_s,
-        "restarts": records.restarts,
-        "failures": records.failures,
-        "told_once": records.told_once,
-        "recoveries": records.recoveries,
-        "totals": records.totals,
-        "accounts": records.accounts,
-    }
+    document = {one.name: getattr(records, one.name) for one in fields(Records)}
+    del document["are_kept"]
     key, value = JobKeys(job).records, json.dumps(document).encode()
     await until_answered(lambda: store.put(key, value, guard=guard), "save the records")
 

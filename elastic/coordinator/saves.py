@@ -23,8 +23,8 @@ from elastic.core.coordinator import events as ev
 from elastic.errors import CheckpointWriteError, ElasticError
 from elastic.rpc.control import AgentStream
 from elastic.runtime.journal import Journal
-from elastic.v1 import job_pb2, local_pb2
 from elastic.v1 import job_pb2 as pb
+from elastic.v1 import local_pb2
 
 _REMEMBERED = 8
 
@@ -72,7 +72,7 @@ class Saves:
         """Where checkpoints go; empty for a job without."""
         return self._commits.url if self._commits is not None else ""
 
-    def saved(self, stream: AgentStream, report: job_pb2.ShardSaved) -> None:
+    def saved(self, stream: AgentStream, report: pb.ShardSaved) -> None:
         """A member's part is on storage."""
         if self._is_old_news(stream, report.step):
             return
@@ -89,7 +89,7 @@ class Saves:
             )
         )
 
-    def failed(self, stream: AgentStream, report: job_pb2.SaveFailed) -> None:
+    def failed(self, stream: AgentStream, report: pb.SaveFailed) -> None:
         """A member could not write its part."""
         if self._is_old_news(stream, report.step):
             return
@@ -150,7 +150,7 @@ class Saves:
             local_pb2.CheckpointCommitted(step=step, abandoned=True, generation=generation)
         )
 
-    def _tried_again(self, report: job_pb2.SaveFailed) -> None:
+    def _tried_again(self, report: pb.SaveFailed) -> None:
         """It is the last one, and no failure while there is time."""
         self.last_failure = report.message
         if self._retried != (report.step, report.generation):

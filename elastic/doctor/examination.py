@@ -49,7 +49,7 @@ from elastic.rpc.certificates import (
     verification_problem,
 )
 from elastic.rpc.control_client import ControlClient
-from elastic.rpc.security import Security, Tls, require_protection
+from elastic.rpc.security import Security, Tls, no_report, require_protection
 from elastic.runtime.network import interface_of
 from elastic.runtime.off_loop import off_loop
 from elastic.runtime.own_address import require_own
@@ -206,7 +206,7 @@ class _Examination:
 
     async def _ask(self, address: str) -> Coordinator:
         try:
-            client = ControlClient(address, security=self._subject.security, report=_quiet)
+            client = ControlClient(address, security=self._subject.security, report=no_report)
             try:
                 await client.status(_COORDINATOR_S)
             finally:
@@ -219,7 +219,7 @@ class _Examination:
 
     def _meeting(self) -> Meeting:
         s, security = self._settings, self._subject.security
-        require_protection(s.doctor_address, security, _quiet)
+        require_protection(s.doctor_address, security, no_report)
         protection = None
         if isinstance(security, Tls):
             try:
@@ -350,10 +350,6 @@ def _host_of(peer: str) -> str:
 
 def _gpu_files() -> int:
     return len([name for name in os.listdir("/dev") if name.removeprefix("nvidia").isdigit()])
-
-
-def _quiet(name: str, /, **fields: object) -> None:
-    """What connections report is not asked for."""
 
 
 class _Marker:

@@ -112,6 +112,11 @@ def log_report(name: str, /, **fields: Any) -> None:
     logging.getLogger("elastic").warning("%s: %s", name, text)
 
 
+def no_report(name: str, /, **fields: Any) -> None:
+    """Where nobody is to be told."""
+    del name, fields
+
+
 def on_this_loop(report: Report) -> Report:
     """The same from any thread; made on the loop that the report belongs to."""
     loop = asyncio.get_running_loop()

@@ -58,8 +58,8 @@ def leader_from_json(value: bytes) -> LeaderDocument:
     return LeaderDocument(
         candidate=_text(fields, "candidate"),
         address=_text(fields, "address"),
-        run_id=_text(fields, "run_id") if "run_id" in fields else "",
-        page=_text(fields, "page") if "page" in fields else "",
+        run_id=_text(fields, "run_id", ""),
+        page=_text(fields, "page", ""),
     )
 
 
@@ -73,7 +73,7 @@ def node_from_json(value: bytes) -> NodeDocument:
         version=_text(fields, "version"),
         command_digest=_text(fields, "command_digest"),
         started_unix_s=_instant(fields, "started_unix_s"),
-        machine=_text(fields, "machine") if "machine" in fields else "",
+        machine=_text(fields, "machine", ""),
         left=_field(fields, "left", bool),
     )
 
@@ -96,8 +96,9 @@ def _field(fields: dict[str, Any], name: str, kind: type | tuple[type, ...]) -> 
     return found
 
 
-def _text(fields: dict[str, Any], name: str) -> str:
-    text: str = _field(fields, name, str)
+def _text(fields: dict[str, Any], name: str, otherwise: str | None = None) -> str:
+    """otherwise: where an older version has written none."""
+    text: str = _field({name: otherwise, **fields}, name, str)
     if not is_text(text):
         raise Unreadable(f"its {name} is {text!r}")
     return text

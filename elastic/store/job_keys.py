@@ -2,77 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 JOBS = "elastic/"
 """The folder of all jobs."""
 
 
-@dataclass(frozen=True, slots=True)
 class JobKeys:
     """The keys of the job called `job`; a folder ends with a slash."""
 
-    job: str
-
-    @property
-    def leader(self) -> str:
-        """The election key, whose identity guards every decision."""
-        return self._below("leader")
-
-    @property
-    def generation(self) -> str:
-        """The newest generation."""
-        return self._below("generation")
-
-    @property
-    def incarnation(self) -> str:
-        """Made with the job and kept for as long as the store remembers it."""
-        return self._below("incarnation")
-
-    @property
-    def run(self) -> str:
-        """The id of the run that the job is at."""
-        return self._below("run")
-
-    @property
-    def stop(self) -> str:
-        """Why the run is to be stopped, once somebody wants that."""
-        return self._below("stop")
-
-    @property
-    def records(self) -> str:
-        """What is counted beyond one leader."""
-        return self._below("records")
-
-    @property
-    def folder(self) -> str:
+    def __init__(self, job: str) -> None:
+        self.folder = f"{JOBS}{job}/"
         """Of all that the store knows of the job."""
-        return self._below("")
-
-    @property
-    def ends(self) -> str:
+        self.leader = f"{self.folder}leader"
+        """The election key, whose identity guards every decision."""
+        self.generation = f"{self.folder}generation"
+        """The newest generation."""
+        self.incarnation = f"{self.folder}incarnation"
+        """Made with the job and kept for as long as the store remembers it."""
+        self.run = f"{self.folder}run"
+        """The id of the run that the job is at."""
+        self.stop = f"{self.folder}stop"
+        """Why the run is to be stopped, once somebody wants that."""
+        self.records = f"{self.folder}records"
+        """What is counted beyond one leader."""
+        self.ends = f"{self.folder}ended/"
         """The folder of the runs that have ended."""
-        return self._below("ended/")
-
-    @property
-    def incidents(self) -> str:
+        self.incidents = f"{self.folder}incidents/"
         """The folder of the incidents of all runs."""
-        return self._below("incidents/")
-
-    @property
-    def nodes(self) -> str:
+        self.nodes = f"{self.folder}nodes/"
         """The folder of the nodes that have an agent."""
-        return self._below("nodes/")
-
-    @property
-    def quarantined(self) -> str:
+        self.quarantined = f"{self.folder}quarantine/"
         """The folder of the nodes that may not take part."""
-        return self._below("quarantine/")
-
-    @property
-    def draining(self) -> str:
+        self.draining = f"{self.folder}drain/"
         """The folder of the nodes that are to be left."""
-        return self._below("drain/")
 
     def end(self, run_id: str) -> str:
         """How a run ended, for processes that come to it again."""
@@ -97,9 +58,6 @@ class JobKeys:
     def drain(self, node: str) -> str:
         """Who wants a node to be left."""
         return self.draining + node
-
-    def _below(self, name: str) -> str:
-        return f"{JOBS}{self.job}/{name}"
 
 
 def node_of(key: str) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 import grpc.aio
 
 from benchmarks.report import save, show
-from elastic.rpc.control_options import OPTIONS
+from elastic.rpc.control_client import OPTIONS
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import control_pb2_grpc as pb_grpc
 from elastic.v1 import job_pb2

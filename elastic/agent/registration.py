@@ -23,14 +23,13 @@ from elastic.agent.coordinator_link import Leader
 from elastic.errors import ConfigurationError, refusal_of
 from elastic.runtime.off_loop import off_loop
 from elastic.store.claim import Claim
-from elastic.store.deadlines import within
 from elastic.store.follow import follow_key
 from elastic.store.interface import Entry, Store
 from elastic.store.job_documents import NodeDocument, Unreadable, node_from_json, to_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.leader_watch import LeaderWatch
 from elastic.store.lease_keeper import LeaseState, boot_time_s
-from elastic.store.retries import until_answered
+from elastic.store.retries import until_answered, within
 from elastic.timeouts import timeout
 
 NODE_TTL_S = 10.0

@@ -26,7 +26,6 @@ from typing import Any, TypeVar
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.doctor import checks
 from elastic.doctor.checks import Verdict
-from elastic.doctor.conversation import Protection
 from elastic.doctor.findings import (
     Accelerator,
     AllReduce,
@@ -40,7 +39,7 @@ from elastic.doctor.findings import (
     Resolution,
     SharedMemory,
 )
-from elastic.doctor.meeting import Meeting, Stage
+from elastic.doctor.meeting import Meeting, Protection, Stage
 from elastic.errors import ConfigurationError, ElasticError, TransientError
 from elastic.rpc.certificates import (
     Role,

@@ -13,8 +13,7 @@ import grpc.aio
 
 from elastic.errors import ConfigurationError, TransientError
 from elastic.rpc.admission import Admission, MessageRefused
-from elastic.rpc.control_client import ControlClient, CoordinatorLost
-from elastic.rpc.control_options import LET_IN, OPTIONS
+from elastic.rpc.control_client import LET_IN, OPTIONS, ControlClient, CoordinatorLost
 from elastic.rpc.handshake_probe import is_served
 from elastic.rpc.newest_certificate import server_credentials
 from elastic.rpc.security import (

@@ -8,11 +8,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 from elastic.errors import TransientError
-from elastic.store.deadlines import within
 from elastic.store.follow import follow_key
 from elastic.store.interface import Entry, Guard, GuardFailed, LeaseLost, Store
 from elastic.store.lease_keeper import LeaseKeeper, LeaseState, boot_time_s
-from elastic.store.retries import until_answered
+from elastic.store.retries import until_answered, within
 
 _LOG = logging.getLogger(__name__)
 _PAUSE_AFTER_FAILURE_S = 0.1

@@ -1,4 +1,4 @@
-"""Asking the store again until it answers."""
+"""Asking the store again until it answers; and waiting for so long and no longer."""
 
 from __future__ import annotations
 
@@ -33,3 +33,19 @@ async def until_answered(ask: Callable[[], Awaitable[AnswerT]], what: str) -> An
             _LOG.warning("%s: trying again: %s", what, error)
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+async def within(work: Awaitable[AnswerT], seconds: float) -> AnswerT:
+    """The result; raises asyncio.TimeoutError when `work` has been cancelled and has ended.
+
+    Before Python 3.12 `asyncio.wait_for` may swallow a cancellation that comes with the result.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=max(0.0, seconds))
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    if not done:
+        raise asyncio.TimeoutError
+    return task.result()

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from elastic.doctor.conversation import NotADoctor, Protection, Word, decode, encode
 from elastic.doctor.findings import Peer
-from elastic.doctor.meeting import Meeting, Stage
+from elastic.doctor.meeting import Meeting, NotADoctor, Protection, Stage, Word, decode, encode
 from elastic.errors import ConfigurationError
 from elastic.settings.limits import PortRange
 from tests.certificates import make_certificates, sign_for_job

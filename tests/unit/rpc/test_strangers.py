@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 
 from elastic.errors import TransientError
-from elastic.rpc import admission, control, control_client, control_options
+from elastic.rpc import admission, control, control_client
 from elastic.rpc.control import CoordinatorLost
 from elastic.rpc.security import PLAINTEXT, Security, Tls
 from elastic.v1 import control_pb2 as pb
@@ -86,8 +86,8 @@ async def test_whoever_says_nothing_is_left_after_a_while(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "grpc.server_handshake_timeout_ms"
-    shorter = [option for option in control_options.OPTIONS if option[0] != name]
-    assert len(shorter) < len(control_options.OPTIONS)
+    shorter = [option for option in control_client.OPTIONS if option[0] != name]
+    assert len(shorter) < len(control_client.OPTIONS)
     monkeypatch.setattr(control, "OPTIONS", [*shorter, (name, 50)])
     async with connection(place) as (reader, _):
         await reader.read()
@@ -132,7 +132,7 @@ async def test_a_message_that_grpc_itself_does_not_take(
 ) -> None:
     """It is not read into memory; the coordinator sees no more than the end of the stream."""
     name = "grpc.max_receive_message_length"
-    others = [option for option in control_options.OPTIONS if option[0] != name]
+    others = [option for option in control_client.OPTIONS if option[0] != name]
     monkeypatch.setattr(control, "OPTIONS", [*others, (name, 1000)])
     async with place_at("127.0.0.1:0", security) as place:
         other = await place.agent(node="other")
@@ -145,7 +145,7 @@ async def test_a_message_that_grpc_itself_does_not_take(
 
 
 def test_grpc_takes_what_the_coordinator_takes() -> None:
-    limits = dict(control_options.OPTIONS)
+    limits = dict(control_client.OPTIONS)
     assert limits["grpc.max_receive_message_length"] > admission.MOST_BYTES
 
 

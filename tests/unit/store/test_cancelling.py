@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from elastic.store.deadlines import within
 from elastic.store.etcd.connection import Channel, Stream
+from elastic.store.retries import within
 from tests.contract.conftest import within_deadline
 
 

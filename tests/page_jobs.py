@@ -13,7 +13,7 @@ from typing import Any
 
 from elastic.cli.page import page_of
 from elastic.coordinator.history import Departed, JobHistory
-from elastic.coordinator.metrics import JobFigures, NodeFigures, TotalFigures
+from elastic.coordinator.metrics import JobFigures, NodeFigures
 from elastic.coordinator.page import JobView
 from elastic.coordinator.totals import Totals
 from elastic.core.accounting import Kind
@@ -77,6 +77,13 @@ RECOVERY: dict[str, Any] = {
 }
 
 
+def committed_at(totals: Totals, unix_s: float) -> Totals:
+    """The same with another instant of the last commit."""
+    other = totals.copy()
+    other.last_commit_unix_s = unix_s
+    return other
+
+
 def members(nodes: int, slots: int) -> tuple[Member, ...]:
     return tuple(
         Member(worker=f"node-{n}-{s}", node=f"node-{n}@abcd", slot=s, endpoint="h:1")
@@ -103,7 +110,7 @@ def view(count: int = 3, slots: int = 2, **figures: Any) -> JobView:
     kinds = {**dict.fromkeys(Kind, 0.0), Kind.PRODUCTIVE: 90.0, Kind.JOIN: 10.0}
     base = {
         "phase": "running",
-        "totals": TotalFigures.of(totals),
+        "totals": totals,
         "accounts": Accounts(kinds=kinds, wall_s=100.0, incidents=(INCIDENT,)),
         "started_unix_s": AT - 3600.0,
         "step": 4800,
@@ -140,7 +147,7 @@ def gathering() -> JobView:
     one = (node("node-0", 2, WorkerPhase.STARTING),)
     figures = {"phase": "gathering", "step": 0, "step_usual_s": 0.0, "world_size": 0, "values": {}}
     seen = view(1, accounts=nothing, nodes=one, minimum=4, generation=0, **figures)
-    totals = replace(seen.figures.totals, last_commit_unix_s=0.0)
+    totals = committed_at(seen.figures.totals, 0.0)
     return replace(seen, figures=replace(seen.figures, totals=totals), generation=None)
 
 
@@ -241,7 +248,7 @@ class PageSite:
             return None
         if self.goes_on:
             now_unix_s = time.time()
-            totals = replace(seen.figures.totals, last_commit_unix_s=now_unix_s - 0.05)
+            totals = committed_at(seen.figures.totals, now_unix_s - 0.05)
             figures = replace(seen.figures, totals=totals)
             seen = replace(seen, at_unix_s=now_unix_s, figures=figures)
         return replace(seen, entries=tuple(self.past.entries))

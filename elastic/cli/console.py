@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console as RichConsole
 from rich.live import Live
@@ -22,22 +22,6 @@ PROGRESS_EVERY_S = 5.0
 _PRINT_EVERY_S = 0.1
 ENDS = ("job_finished", "job_ended")
 _MOST_LINES = 200  # at once: far more than a terminal's height
-
-
-class Display(Protocol):
-    """Takes journal entries and workers' lines."""
-
-    def entry(self, entry: Entry) -> None:
-        """Something happened."""
-        ...
-
-    def output(self, rank: int | None, worker: str, line: str) -> None:
-        """A worker wrote a line."""
-        ...
-
-    def close(self) -> None:
-        """Nothing more comes."""
-        ...
 
 
 class JsonDisplay:

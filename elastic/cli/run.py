@@ -18,7 +18,7 @@ from elastic.agent.coordinator_link import FixedLeader
 from elastic.agent.daemon import AGENT_SOCKET, AgentDaemon, NodeOptions
 from elastic.checkpoint.directory import CheckpointDirectory
 from elastic.cli.compose import checkpoint_directory, checkpoint_place, job_options
-from elastic.cli.console import Display, JsonDisplay, LiveDisplay
+from elastic.cli.console import JsonDisplay, LiveDisplay
 from elastic.cli.http import (
     OFF,
     checkpoint_directories,
@@ -101,7 +101,7 @@ async def _run(
     command: Command,
     checkpoints: CheckpointDirectory | None,
     logs: Path,
-    display: Display,
+    display: LiveDisplay | JsonDisplay,
 ) -> int:
     start_engine()
     settings = command.settings
@@ -295,7 +295,7 @@ def _require_one_machine(settings: RunSettings) -> None:
         )
 
 
-def _display(settings: RunSettings) -> Display:
+def _display(settings: RunSettings) -> LiveDisplay | JsonDisplay:
     live = settings.output is OutputMode.LIVE or (
         settings.output is OutputMode.AUTO
         and settings.console is not Console.JSON

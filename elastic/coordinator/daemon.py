@@ -32,7 +32,7 @@ from elastic.coordinator.leadership import (
     save_generation,
     save_stop,
 )
-from elastic.coordinator.metrics import JobFigures, TotalFigures
+from elastic.coordinator.metrics import JobFigures
 from elastic.coordinator.node_registry import DepartingNodes, Exclusions, NodeRegistry
 from elastic.coordinator.page import JobView
 from elastic.coordinator.records import Records, save_records, since_boot, to_unix
@@ -483,7 +483,7 @@ class CoordinatorDaemon:
         elapsed_s = progress.in_step_s
         return JobFigures(
             phase=self._machine.phase.value,
-            totals=TotalFigures.of(self._totals),
+            totals=self._totals.copy(),
             accounts=self._slot_time.accounts(),
             in_office=self._in_office(),
             started_unix_s=self._leadership.records.started_unix_s,

@@ -244,47 +244,12 @@ class NodeFigures:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TotalFigures:
-    """Of the whole run; nothing of it changes any more."""
-
-    events: Mapping[tuple[str, str], float]
-    counters: Mapping[str, float]
-    last_commit_unix_s: float
-    last_checkpoint_unix_s: float
-    steps: Histogram
-    save_stalls: Histogram
-    saves: Histogram
-    recoveries: Mapping[str, Histogram]
-    phases: Mapping[str, Histogram]
-
-    @classmethod
-    def of(cls, totals: Totals) -> TotalFigures:
-        """As they are now."""
-        return cls(
-            events=dict(totals.events),
-            counters={
-                STEPS.name: totals.steps_committed,
-                STEPS_LOST.name: totals.steps_lost,
-                STEPS_RECOMPUTED.name: totals.steps_recomputed,
-                SAMPLES.name: totals.samples,
-                CHECKPOINT_BYTES.name: totals.checkpoint_bytes,
-            },
-            last_commit_unix_s=totals.last_commit_unix_s,
-            last_checkpoint_unix_s=totals.last_checkpoint_unix_s,
-            steps=totals.steps.copy(),
-            save_stalls=totals.save_stalls.copy(),
-            saves=totals.saves.copy(),
-            recoveries={reason: h.copy() for reason, h in totals.recoveries.items()},
-            phases={phase: h.copy() for phase, h in totals.phases.items()},
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class JobFigures:
     """A job as its leader knows it at one moment; nothing of it changes any more."""
 
     phase: str
-    totals: TotalFigures
+    totals: Totals
+    """A copy."""
     accounts: Accounts = field(default_factory=Accounts)
     in_office: bool = True
     started_unix_s: float = 0.0
@@ -395,10 +360,13 @@ def _stragglers(found: Found, figures: JobFigures) -> None:
         found.set(STRAGGLERS, count, kind=part.value)
 
 
-def _totals(found: Found, totals: TotalFigures) -> None:
+def _totals(found: Found, totals: Totals) -> None:
     found.buckets(STEP_SECONDS, totals.steps)
-    for metric in (STEPS, STEPS_LOST, STEPS_RECOMPUTED, SAMPLES, CHECKPOINT_BYTES):
-        found.set(metric, totals.counters[metric.name])
+    found.set(STEPS, totals.steps_committed)
+    found.set(STEPS_LOST, totals.steps_lost)
+    found.set(STEPS_RECOMPUTED, totals.steps_recomputed)
+    found.set(SAMPLES, totals.samples)
+    found.set(CHECKPOINT_BYTES, totals.checkpoint_bytes)
     for metric, entry in _COUNTERS.items():
         found.set(metric, totals.events.get((entry, ""), 0))
     for reason in _REASONS:

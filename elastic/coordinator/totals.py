@@ -4,6 +4,7 @@ both are kept with the records.
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -77,6 +78,10 @@ class Totals:
         """Grows with every event that counts: of two totals of a run the one with more is newer."""
         self._reporter = _Reporter()
         self._recomputed_in = 0
+
+    def copy(self) -> Totals:
+        """Those of this moment, which stay as they are."""
+        return copy.deepcopy(self)
 
     # ---- what happens
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -81,7 +81,7 @@ class ControlClient:
         self._address = address
         self._security = security
         self._report = report
-        self._channels = Channels(address, security, report, OPTIONS)
+        self._channels = Channels(address, security, report)
         self._let_in = False  # once: from then on everything may become well again by itself
 
     async def attend(
@@ -237,9 +237,6 @@ def _nobody_there(details: str) -> bool:
     return "Connection refused" in details or "No such file" in details
 
 
-Options = Sequence[tuple[str, Any]]
-
-
 class _Channel:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.grpc = channel
@@ -249,10 +246,9 @@ class _Channel:
 class Channels:
     """Opens nothing before the first call. Raises ConfigurationError for an unprotected address."""
 
-    def __init__(self, address: str, security: Security, report: Report, options: Options) -> None:
+    def __init__(self, address: str, security: Security, report: Report) -> None:
         require_protection(address, security, report)
         self._address = address
-        self._options = options
         self._channel: _Channel | None = None
         self._certificate: NewestCertificate | None = None
         if isinstance(security, Tls):
@@ -298,12 +294,12 @@ class Channels:
 
     def _open(self, certificate: OwnCertificate | None) -> grpc.aio.Channel:
         if certificate is None:
-            return grpc.aio.insecure_channel(self._address, options=self._options)
+            return grpc.aio.insecure_channel(self._address, options=OPTIONS)
         credentials = grpc.ssl_channel_credentials(
             root_certificates=certificate.contents.ca,
             private_key=certificate.contents.key,
             certificate_chain=certificate.contents.certificate,
         )
         name = coordinator_identity(certificate.dns_names, self._job)
-        options = [*self._options, ("grpc.ssl_target_name_override", name)]
+        options = [*OPTIONS, ("grpc.ssl_target_name_override", name)]
         return grpc.aio.secure_channel(self._address, credentials, options=options)

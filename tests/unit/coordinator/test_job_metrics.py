@@ -7,7 +7,7 @@ import math
 from elastic.agent import metrics as agent
 from elastic.coordinator import metrics
 from elastic.coordinator.holdups import SlowRank
-from elastic.coordinator.metrics import CATALOG, JobFigures, NodeFigures, TotalFigures, collect
+from elastic.coordinator.metrics import CATALOG, JobFigures, NodeFigures, collect
 from elastic.coordinator.totals import Totals
 from elastic.core.accounting import Kind
 from elastic.core.coordinator.slot_accounts import Accounts
@@ -54,7 +54,7 @@ def value(found: Found, metric: Metric, **labels: str) -> float | None:
 def figures(totals: Totals | None = None, **fields: object) -> JobFigures:
     return JobFigures(
         phase="running",
-        totals=TotalFigures.of(totals if totals is not None else some()),
+        totals=(totals if totals is not None else some()).copy(),
         **fields,  # type: ignore[arg-type]
     )
 

@@ -22,7 +22,7 @@ def having(seen: JobView = TRAINS, **figures: object) -> JobView:
 
 
 def committed(ago_s: float) -> JobView:
-    totals = replace(TRAINS.figures.totals, last_commit_unix_s=TRAINS.at_unix_s - ago_s)
+    totals = page_jobs.committed_at(TRAINS.figures.totals, TRAINS.at_unix_s - ago_s)
     return having(totals=totals)
 
 
@@ -52,7 +52,7 @@ def test_the_job_in_one_word(seen: JobView, word: str) -> None:
 
 
 def test_before_the_first_step_it_starts() -> None:
-    totals = replace(TRAINS.figures.totals, last_commit_unix_s=0.0)
+    totals = page_jobs.committed_at(TRAINS.figures.totals, 0.0)
     assert state_of(having(totals=totals, step_usual_s=0.0)) == "starting"
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from elastic.coordinator.metrics import TotalFigures
 from elastic.coordinator.totals import PHASES, Totals
 from elastic.core.histogram import STEP_BOUNDS_S, Histogram
 from elastic.runtime.journal import Entry
@@ -126,4 +125,4 @@ def test_whatever_stands_there_a_leader_can_begin(value: bytes) -> None:
     with contextlib.suppress(ValueError, RecursionError):
         totals.adopt(json.loads(value))
     json.dumps(totals.to_document(), allow_nan=False)
-    TotalFigures.of(totals)
+    totals.copy()

@@ -37,20 +37,20 @@ def scenario(
 
 
 def raised(nth: int) -> Fault:
-    return Fault(action=Action.RAISE, point="step", nth=nth, signature="ValueError train.py:7")
+    return Fault(Action.RAISE, point="step", nth=nth, signature="ValueError train.py:7")
 
 
 SCENARIOS = {
     "start_of_three": scenario(),
     "killed_and_replaced_from_a_spare": scenario(
-        Fault(action=Action.KILL_WORKER, at_s=2.0, worker="a-2"), spares=1
+        Fault(Action.KILL_WORKER, at_s=2.0, worker="a-2"), spares=1
     ),
     "below_minimum_and_back": scenario(
-        Fault(action=Action.KILL_WORKER, at_s=2.0, worker="b-1"), nodes=2, slots=1, min_workers=2
+        Fault(Action.KILL_WORKER, at_s=2.0, worker="b-1"), nodes=2, slots=1, min_workers=2
     ),
-    "stop_with_save": scenario(Fault(action=Action.STOP, at_s=2.0)),
+    "stop_with_save": scenario(Fault(Action.STOP, at_s=2.0)),
     "same_exception_twice": scenario(raised(1), raised(2), slots=1),
-    "planned_join": scenario(Fault(action=Action.ADD_NODE, at_s=1.7), slots=2, length=200),
+    "planned_join": scenario(Fault(Action.ADD_NODE, at_s=1.7), slots=2, length=200),
 }
 
 

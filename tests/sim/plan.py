@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any
 
 from elastic.core.agent.machine import AgentSettings
 from elastic.core.coordinator.machine import CoordinatorSettings
@@ -34,6 +35,22 @@ class Action(enum.Enum):
     DRAIN_NODE = 13  # it is to leave; another machine takes its place
 
 
+(
+    KILL_WORKER,
+    KILL_NODE,
+    LOSE_NODE_SILENTLY,
+    FREEZE_SCRIPT,
+    FREEZE_PROCESS,
+    RAISE,
+    BREAK_LINK,
+    CUT_OFF_NODE,
+    STOP,
+    ADD_NODE,
+    KILL_LEADER,
+    RESTART_AGENT,
+    DRAIN_NODE,
+) = Action
+
 # Only some scripts come to these.
 SCRIPT_POINTS = ("top", "logged", "below", "run", "between", "loop ended", "undone", "set up")
 # And to these some that no other kind of stress strikes at.
@@ -60,11 +77,12 @@ PERSISTED = "persisted"  # reached by the leader, which can be killed there
 FREEZABLE = ("attached", "assigned", "join", "agree", "transfer", "step")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Fault:
     """Strikes some process at an instant, or whichever reaches a point as the n-th one."""
 
     action: Action
+    _: KW_ONLY
     at_s: float | None = None
     point: str = ""
     nth: int = 1
@@ -142,8 +160,8 @@ def plan(seed: int, stress: str = "") -> Plan:
         saves=random.Random(f"end {seed}").random() < 0.7,
     )
     faults = tuple(_fault(rng, len(nodes)) for _ in range(rng.choice((0, 1, 1, 2, 3, 4, 6))))
-    if not any(f.action is Action.STOP for f in faults) and rng.random() < 0.15:
-        faults += (Fault(action=Action.STOP, at_s=rng.uniform(0.5, 6.0)),)
+    if not any(f.action is STOP for f in faults) and rng.random() < 0.15:
+        faults += (Fault(STOP, at_s=rng.uniform(0.5, 6.0)),)
     news = random.Random(f"news {seed}")
     control = random.Random(f"control {seed}")
     faults += tuple(_control_fault(control) for _ in range(control.choice((0, 0, 0, 1, 1, 2))))
@@ -187,13 +205,13 @@ def plan(seed: int, stress: str = "") -> Plan:
     job = job._replace(style=style)
     whole = replace(whole, job=job, news_s=min(whole.news_s, 0.03))
     if stress == "dissolved" or (stress in ("relay", "stops") and seed % 2):
-        policy = replace(whole.coordinator.formation, min_workers=max(1, slots - 1))
-        whole = replace(whole, coordinator=replace(whole.coordinator, formation=policy))
+        whole = replace(
+            whole, coordinator=_forming(whole.coordinator, min_workers=max(1, slots - 1))
+        )
     if stress in ("drain", "drains", "relay"):  # so that there is time to leave
         job = job._replace(epochs=3 * job.epochs)
     if stress == "compiles":
-        policy = replace(whole.coordinator.formation, busy_timeout_s=4.0)
-        coordinator = replace(whole.coordinator, formation=policy)
+        coordinator = _forming(whole.coordinator, busy_timeout_s=4.0)
         pace = replace(whole.pace, compile_s=(2.5, 6.0))
         return replace(whole, coordinator=coordinator, job=job, pace=pace)
     whole = _arranged(replace(whole, job=job), stress)
@@ -204,10 +222,13 @@ def plan(seed: int, stress: str = "") -> Plan:
         return replace(whole, job=job)
     isolation_s = 2.5 if stress == "return" and seed % 2 else 6.0
     grace_s = 3.0 if stress in _AWAY else 0.0
-    policy = replace(whole.coordinator.formation, min_workers=1, agent_grace_s=grace_s)
-    coordinator = replace(whole.coordinator, formation=policy)
+    coordinator = _forming(whole.coordinator, min_workers=1, agent_grace_s=grace_s)
     job = job._replace(epochs=10)
     return replace(whole, coordinator=coordinator, job=job, isolation_s=isolation_s)
+
+
+def _forming(coordinator: CoordinatorSettings, **changes: Any) -> CoordinatorSettings:
+    return replace(coordinator, formation=replace(coordinator.formation, **changes))
 
 
 def _arranged(whole: Plan, stress: str) -> Plan:
@@ -221,10 +242,9 @@ def _arranged(whole: Plan, stress: str) -> Plan:
         least = min(least, slots) if stress == "closing" else least
         most = rng.choice((least, least, max(least, coordinator.formation.max_workers)))
         grace_s = rng.choice((0.0, 3.0)) if stress == "vacant" else 3.0
-        policy = replace(
-            coordinator.formation, min_workers=least, max_workers=most, agent_grace_s=grace_s
+        coordinator = _forming(
+            coordinator, min_workers=least, max_workers=most, agent_grace_s=grace_s
         )
-        coordinator = replace(coordinator, formation=policy)
     if stress == "late":
         pace = replace(pace, found_s=(0.0, 6.0))
         job = job._replace(epochs=3 * job.epochs)
@@ -240,8 +260,7 @@ def _arranged(whole: Plan, stress: str) -> Plan:
         job = job._replace(save_every=rng.choice((5, 1000)))
     if stress == "surplus":  # the last node is not needed
         most = max(1, slots - whole.nodes[-1].slots)
-        policy = replace(coordinator.formation, min_workers=1, max_workers=most)
-        coordinator = replace(coordinator, formation=policy)
+        coordinator = _forming(coordinator, min_workers=1, max_workers=most)
         job = job._replace(epochs=3 * job.epochs)
     if stress == "hasty":  # boundaries are planned too early, and the news is slow
         coordinator = replace(coordinator, planned_notice_s=0.0)
@@ -254,14 +273,13 @@ def _arranged(whole: Plan, stress: str) -> Plan:
         least = whole.nodes[0].slots + 1 if stress == "heirs" else 1
         most = rng.choice((least, least + 1)) if stress == "heirs" else slots
         grace_s = 3.0 if stress == "heirs" else 0.0
-        policy = replace(
-            coordinator.formation, min_workers=least, max_workers=most, agent_grace_s=grace_s
+        coordinator = _forming(
+            coordinator, min_workers=least, max_workers=most, agent_grace_s=grace_s
         )
-        coordinator = replace(coordinator, formation=policy)
         job = job._replace(epochs=3 * job.epochs)
     if stress in ("parting", "lastwords", "dismissal") and (stress != "parting" or whole.seed % 2):
-        policy = replace(coordinator.formation, min_workers=slots, max_workers=slots)
-        coordinator, news_s = replace(coordinator, formation=policy), rng.choice((0.03, 0.12))
+        coordinator = _forming(coordinator, min_workers=slots, max_workers=slots)
+        news_s = rng.choice((0.03, 0.12))
         news_s = rng.choice((0.12, 0.7)) if stress == "lastwords" else news_s
         job = job._replace(saves=True)
     if stress in ("parting", "dismissal", "astray", "detour"):
@@ -290,7 +308,7 @@ def _ends_the_job(fault: Fault, earlier: tuple[Fault, ...]) -> bool:
 
 
 def _never_ready(fault: Fault) -> bool:
-    return fault.action is Action.FREEZE_SCRIPT and fault.point in ("attached", "assigned")
+    return fault.action is FREEZE_SCRIPT and fault.point in ("attached", "assigned")
 
 
 def agent_settings(name: str, *, slots: int, spares: int) -> AgentSettings:
@@ -311,9 +329,9 @@ def _node(rng: random.Random, index: int) -> AgentSettings:
 
 def _control_fault(rng: random.Random) -> Fault:
     """Of the control plane alone: the workers train on."""
-    action = rng.choice((Action.KILL_LEADER, Action.RESTART_AGENT, Action.CUT_OFF_NODE))
+    action = rng.choice((KILL_LEADER, RESTART_AGENT, CUT_OFF_NODE))
     returns_after_s = rng.choice((rng.uniform(0.2, 2.0), rng.uniform(2.0, 8.0)))
-    return Fault(action=action, at_s=rng.uniform(0.2, 7.0), returns_after_s=returns_after_s)
+    return Fault(action, at_s=rng.uniform(0.2, 7.0), returns_after_s=returns_after_s)
 
 
 def _style(rng: random.Random) -> Style:
@@ -343,9 +361,7 @@ def _script_faults(rng: random.Random) -> tuple[Fault, ...]:
 def _script_fault(rng: random.Random) -> Fault:
     """Where only some scripts come to."""
     return Fault(
-        action=rng.choice(
-            (Action.KILL_WORKER, Action.KILL_WORKER, Action.KILL_NODE, Action.BREAK_LINK)
-        ),
+        rng.choice((KILL_WORKER, KILL_WORKER, KILL_NODE, BREAK_LINK)),
         point=rng.choice(SCRIPT_POINTS),
         nth=rng.choice((1, 1, 2, 3, 5, 8, 20)),
         returns_after_s=rng.uniform(0.5, 3.0),
@@ -415,7 +431,7 @@ KINDS = ("", *sorted({*STRESS, *_ALONE, *_CHAINS}))
 def _stress(rng: random.Random, kind: str) -> tuple[Fault, ...]:
     """Several faults of the control plane at once, or on top of each other."""
     at_s = rng.uniform(0.5, 6.0)
-    drain = Fault(action=Action.DRAIN_NODE, at_s=at_s, returns_after_s=rng.uniform(0.1, 3.0))
+    drain = Fault(DRAIN_NODE, at_s=at_s, returns_after_s=rng.uniform(0.1, 3.0))
     if kind == "drain":
         return (drain,)
     if kind == "drains":
@@ -425,28 +441,28 @@ def _stress(rng: random.Random, kind: str) -> tuple[Fault, ...]:
     if kind in _CHAINS:
         return tuple(_chain(rng, kind))
     if kind == "split":  # the group trains on where no leader sees it, and others come
-        cut = Fault(action=Action.CUT_OFF_NODE, at_s=3.0, returns_after_s=rng.uniform(3.0, 8.0))
-        newcomer = Fault(action=Action.ADD_NODE, at_s=rng.uniform(3.1, 4.0))
-        leader = Fault(action=Action.KILL_LEADER, at_s=rng.uniform(3.5, 5.0), returns_after_s=0.2)
+        cut = Fault(CUT_OFF_NODE, at_s=3.0, returns_after_s=rng.uniform(3.0, 8.0))
+        newcomer = Fault(ADD_NODE, at_s=rng.uniform(3.1, 4.0))
+        leader = Fault(KILL_LEADER, at_s=rng.uniform(3.5, 5.0), returns_after_s=0.2)
         return (*(replace(cut, worker=f"{node}-1") for node in "abcd"), newcomer, leader)
     if kind == "stop":
-        action = rng.choice((Action.RESTART_AGENT, Action.CUT_OFF_NODE))
-        away = Fault(action=action, at_s=at_s, returns_after_s=rng.uniform(0.2, 2.0))
-        return (away, Fault(action=Action.STOP, at_s=at_s + rng.uniform(0.0, 1.5)))
+        action = rng.choice((RESTART_AGENT, CUT_OFF_NODE))
+        away = Fault(action, at_s=at_s, returns_after_s=rng.uniform(0.2, 2.0))
+        return (away, Fault(STOP, at_s=at_s + rng.uniform(0.0, 1.5)))
     if kind == "persisted":
         return tuple(
             Fault(
-                action=Action.KILL_LEADER,
+                KILL_LEADER,
                 point=PERSISTED,
                 nth=rng.randint(1, 5),
                 returns_after_s=rng.uniform(0.05, 3.0),
             )
             for _ in range(2)
         )
-    action = Action.KILL_LEADER if kind == "leaders" else Action.RESTART_AGENT
+    action = KILL_LEADER if kind == "leaders" else RESTART_AGENT
     faults = []
     for _ in range(3):
-        faults.append(Fault(action=action, at_s=at_s, returns_after_s=rng.uniform(0.05, 0.6)))
+        faults.append(Fault(action, at_s=at_s, returns_after_s=rng.uniform(0.05, 0.6)))
         at_s += rng.uniform(0.1, 2.5)
     return tuple(faults)
 
@@ -457,109 +473,87 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
     match kind:
         case "bug":  # all members stumble over the same sample, once
             for member in range(rng.randint(2, 5)):
-                yield Fault(
-                    action=Action.RAISE,
-                    point="step",
-                    nth=nth + member,
-                    signature="bug",
-                    together=True,
-                )
+                yield Fault(RAISE, point="step", nth=nth + member, signature="bug", together=True)
         case "hopeless":
-            yield Fault(
-                action=Action.RAISE, point="joined", nth=nth // 4 + 1, signature="bug", lasting=True
-            )
+            yield Fault(RAISE, point="joined", nth=nth // 4 + 1, signature="bug", lasting=True)
         case "relay":  # every node leaves, and what it holds goes to those that come, or is saved
             others_come = rng.random() < 0.8
             for node in "abcd":
                 yield Fault(
-                    action=Action.DRAIN_NODE,
+                    DRAIN_NODE,
                     at_s=at_s + rng.uniform(0.0, 1.0),
                     worker=f"{node}-1",
                     returns_after_s=rng.uniform(0.1, 3.0) if others_come else None,
                 )
             for _ in range(rng.randint(1, 3) if others_come else 0):  # the first is about to start
-                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.choice((-0.3, 0.5, 2.0)))
+                yield Fault(ADD_NODE, at_s=at_s + rng.choice((-0.3, 0.5, 2.0)))
             if rng.random() < 0.5:
                 point = rng.choice(("join", "agree", "transfer", "joined"))
-                yield Fault(action=Action.KILL_WORKER, point=point, nth=rng.randint(2, 8))
+                yield Fault(KILL_WORKER, point=point, nth=rng.randint(2, 8))
         case "newcomers":  # they die, or get stuck, at each stage of their way in
             for _ in range(rng.randint(1, 3)):
-                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(-0.5, 0.5))
+                yield Fault(ADD_NODE, at_s=at_s + rng.uniform(-0.5, 0.5))
             stages = ("assigned", "prepared", "join", "agree", "transfer", "joined")
             for _ in range(rng.randint(1, 3)):
                 yield Fault(
-                    action=rng.choice((Action.KILL_WORKER, Action.FREEZE_PROCESS)),
+                    rng.choice((KILL_WORKER, FREEZE_PROCESS)),
                     point=rng.choice(stages),
                     nth=rng.randint(2, 8),
                     returns_after_s=1.0,
                 )
         case "refused":  # none of them can join, whatever it does
-            yield Fault(action=Action.KILL_WORKER, at_s=rng.uniform(3.0, 6.0))
+            yield Fault(KILL_WORKER, at_s=rng.uniform(3.0, 6.0))
             yield Fault(
-                action=Action.RAISE,
+                RAISE,
                 point=rng.choice(("agree", "transfer", "joined")),
                 signature="no such key",
                 newcomers=True,
             )
-            yield Fault(action=Action.ADD_NODE, at_s=rng.uniform(3.0, 9.0))
+            yield Fault(ADD_NODE, at_s=rng.uniform(3.0, 9.0))
         case "compiles":  # steps last long, and nobody is stuck
-            yield Fault(action=Action.KILL_WORKER, at_s=rng.uniform(2.0, 20.0))
-            yield Fault(action=Action.ADD_NODE, at_s=rng.uniform(2.0, 9.0))
+            yield Fault(KILL_WORKER, at_s=rng.uniform(2.0, 20.0))
+            yield Fault(ADD_NODE, at_s=rng.uniform(2.0, 9.0))
         case "pairs":  # the second strikes what the first has set in motion
             for delay_s in (0.0, rng.choice((0.01, 0.1, 0.4, 1.5, 2.5)) * rng.uniform(0.5, 1.5)):
                 action = rng.choice(_UNPLANNED)
                 returns_after_s = rng.uniform(0.1, 3.0)
-                yield Fault(action=action, at_s=at_s + delay_s, returns_after_s=returns_after_s)
+                yield Fault(action, at_s=at_s + delay_s, returns_after_s=returns_after_s)
         case "stops":
-            yield Fault(action=Action.STOP, at_s=at_s)
+            yield Fault(STOP, at_s=at_s)
             for _ in range(rng.randint(1, 2)):
                 around_s = rng.choice((-2.0, -0.5, 0.05, 0.3)) * rng.uniform(0.5, 1.5)
                 action = rng.choice(_UNPLANNED)
                 returns_after_s = rng.uniform(0.1, 3.0)
-                yield Fault(
-                    action=action, at_s=max(0.5, at_s + around_s), returns_after_s=returns_after_s
-                )
+                yield Fault(action, at_s=max(0.5, at_s + around_s), returns_after_s=returns_after_s)
         case "return":  # newcomers take over, or fail to, while all others are out of contact
             away_s = rng.uniform(1.0, 6.0)
             for node in "abcd":
                 yield Fault(
-                    action=Action.CUT_OFF_NODE,
+                    CUT_OFF_NODE,
                     at_s=at_s + rng.uniform(0.0, 0.5),
                     worker=f"{node}-1",
                     returns_after_s=away_s,
                 )
             for _ in range(rng.randint(1, 2)):
-                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(-2.0, 1.0))
+                yield Fault(ADD_NODE, at_s=at_s + rng.uniform(-2.0, 1.0))
             for _ in range(rng.randint(0, 2)):
                 yield Fault(
-                    action=rng.choice((Action.KILL_WORKER, Action.FREEZE_PROCESS)),
+                    rng.choice((KILL_WORKER, FREEZE_PROCESS)),
                     point=rng.choice(("join", "agree", "transfer", "joined")),
                     nth=rng.randint(3, 8),
                 )
             if rng.random() < 0.3:
-                yield Fault(action=Action.KILL_LEADER, at_s=at_s + 1.0, returns_after_s=0.5)
+                yield Fault(KILL_LEADER, at_s=at_s + 1.0, returns_after_s=0.5)
         case "outage":  # the leader is cut off from every node
             for node in "abcd":
-                yield Fault(
-                    action=Action.CUT_OFF_NODE,
-                    at_s=at_s,
-                    worker=f"{node}-1",
-                    returns_after_s=nth / 10,
-                )
+                yield Fault(CUT_OFF_NODE, at_s=at_s, worker=f"{node}-1", returns_after_s=nth / 10)
         case "dissolved":  # too few are left, and those that hold the state are hard to reach
             for _ in range(2):
-                yield Fault(action=Action.KILL_WORKER, at_s=at_s, returns_after_s=0.5)
+                yield Fault(KILL_WORKER, at_s=at_s, returns_after_s=0.5)
             for _ in range(rng.randint(1, 3)):
                 yield Fault(
-                    action=rng.choice(
-                        (
-                            Action.CUT_OFF_NODE,
-                            Action.RESTART_AGENT,
-                            Action.KILL_LEADER,
-                            Action.DRAIN_NODE,
-                            Action.ADD_NODE,
-                            Action.STOP,
-                        )
+                    rng.choice(
+                        (CUT_OFF_NODE, RESTART_AGENT, KILL_LEADER, DRAIN_NODE, ADD_NODE, STOP)
                     ),
                     at_s=max(0.5, at_s + rng.uniform(-0.5, 1.0)),
                     returns_after_s=rng.uniform(0.1, 2.0),
@@ -567,27 +561,20 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
         case "ending":  # some are done, and others are not
             for _ in range(rng.randint(1, 3)):
                 yield Fault(
-                    action=rng.choice(
-                        (
-                            Action.KILL_WORKER,
-                            Action.KILL_WORKER,
-                            Action.KILL_NODE,
-                            Action.BREAK_LINK,
-                            Action.CUT_OFF_NODE,
-                            Action.KILL_LEADER,
-                        )
+                    rng.choice(
+                        (KILL_WORKER, KILL_WORKER, KILL_NODE, BREAK_LINK, CUT_OFF_NODE, KILL_LEADER)
                     ),
                     point=rng.choice(("meet", "met", "done", "saving")),
                     nth=rng.randint(1, 5),
                     returns_after_s=rng.uniform(0.1, 2.0),
                 )
             if rng.random() < 0.5:
-                yield Fault(action=Action.ADD_NODE, at_s=at_s)
+                yield Fault(ADD_NODE, at_s=at_s)
         case "saves":  # a member is lost while its group saves
             for _ in range(rng.randint(1, 3)):
-                action = rng.choice((Action.KILL_WORKER, Action.KILL_NODE))
+                action = rng.choice((KILL_WORKER, KILL_NODE))
                 nth = rng.randint(1, 12)
-                yield Fault(action=action, point="saving", nth=nth, returns_after_s=0.5)
+                yield Fault(action, point="saving", nth=nth, returns_after_s=0.5)
         case "script":  # where the script changes what is tracked, and makes its calls
             for _ in range(rng.randint(2, 7)):
                 fault = _script_fault(rng)
@@ -596,24 +583,24 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
         case "vacant":  # nobody trains, the first node holds the state, and others come
             for node in "bcd":
                 yield Fault(
-                    action=Action.KILL_NODE,
+                    KILL_NODE,
                     at_s=at_s + rng.uniform(0.0, 0.3),
                     worker=f"{node}-1",
                     returns_after_s=rng.uniform(0.2, 2.5),
                 )
             for _ in range(rng.randint(1, 4)):
-                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(-0.5, 2.0))
+                yield Fault(ADD_NODE, at_s=at_s + rng.uniform(-0.5, 2.0))
             for _ in range(rng.randint(1, 2)):
                 yield Fault(
-                    action=rng.choice(
+                    rng.choice(
                         (
-                            Action.CUT_OFF_NODE,
-                            Action.CUT_OFF_NODE,
-                            Action.DRAIN_NODE,
-                            Action.RESTART_AGENT,
-                            Action.KILL_LEADER,
-                            Action.KILL_LEADER,
-                            Action.STOP,
+                            CUT_OFF_NODE,
+                            CUT_OFF_NODE,
+                            DRAIN_NODE,
+                            RESTART_AGENT,
+                            KILL_LEADER,
+                            KILL_LEADER,
+                            STOP,
                         )
                     ),
                     at_s=at_s + rng.uniform(0.2, 2.5),
@@ -623,101 +610,75 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
         case "absent":  # nodes take long to find a new leader
             for _ in range(rng.randint(1, 2)):
                 at_s += rng.uniform(0.0, 4.0)
-                yield Fault(
-                    action=Action.KILL_LEADER, at_s=at_s, returns_after_s=rng.uniform(0.1, 1.0)
-                )
+                yield Fault(KILL_LEADER, at_s=at_s, returns_after_s=rng.uniform(0.1, 1.0))
         case "overdue":  # a stop has little time, and members do not do their part
-            yield Fault(action=Action.STOP, at_s=at_s)
+            yield Fault(STOP, at_s=at_s)
             for _ in range(rng.randint(1, 4)):
                 yield Fault(
-                    action=rng.choice((Action.FREEZE_SCRIPT, Action.FREEZE_PROCESS)),
+                    rng.choice((FREEZE_SCRIPT, FREEZE_PROCESS)),
                     point=rng.choice(("step", "committed", "saving", "join", "agree")),
                     nth=rng.randint(5, 60),
                 )
         case "unlucky":  # each newcomer fails in a way of its own
-            yield Fault(
-                action=Action.RAISE,
-                point=rng.choice(("agree", "transfer", "joined")),
-                newcomers=True,
-            )
+            yield Fault(RAISE, point=rng.choice(("agree", "transfer", "joined")), newcomers=True)
             for _ in range(rng.randint(1, 2)):
-                yield Fault(action=Action.ADD_NODE, at_s=rng.uniform(3.0, 9.0))
+                yield Fault(ADD_NODE, at_s=rng.uniform(3.0, 9.0))
         case "torn":  # who sends the state, or receives it, is lost meanwhile
-            yield Fault(
-                action=rng.choice((Action.KILL_WORKER, Action.BREAK_LINK)),
-                point="reduced",
-                nth=nth,
-            )
+            yield Fault(rng.choice((KILL_WORKER, BREAK_LINK)), point="reduced", nth=nth)
             for _ in range(rng.randint(1, 4)):
                 yield Fault(
-                    action=rng.choice(
-                        (
-                            Action.KILL_WORKER,
-                            Action.KILL_WORKER,
-                            Action.BREAK_LINK,
-                            Action.KILL_NODE,
-                        )
-                    ),
+                    rng.choice((KILL_WORKER, KILL_WORKER, BREAK_LINK, KILL_NODE)),
                     point=rng.choice(("transfer", "transfer", "agree", "joined", "undone")),
                     nth=rng.randint(1, 10),
                     returns_after_s=0.5,
                 )
         case "surplus":  # nodes leave of which no worker is in the group, agents come back to some
             for index in range(rng.randint(1, 3)):
-                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(-1.0, 1.0) + index)
+                yield Fault(ADD_NODE, at_s=at_s + rng.uniform(-1.0, 1.0) + index)
             for _ in range(rng.randint(1, 3)):
                 yield Fault(
-                    action=rng.choice(
-                        (
-                            Action.DRAIN_NODE,
-                            Action.DRAIN_NODE,
-                            Action.RESTART_AGENT,
-                            Action.KILL_WORKER,
-                        )
-                    ),
+                    rng.choice((DRAIN_NODE, DRAIN_NODE, RESTART_AGENT, KILL_WORKER)),
                     at_s=at_s + rng.uniform(0.5, 4.0),
                     returns_after_s=rng.uniform(0.1, 1.5),
                 )
         case "hasty":  # nothing but planned changes
             for _ in range(rng.randint(1, 5)):
-                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(0.0, 4.0))
+                yield Fault(ADD_NODE, at_s=at_s + rng.uniform(0.0, 4.0))
             for _ in range(rng.randint(0, 2)):
                 yield Fault(
-                    action=Action.DRAIN_NODE,
+                    DRAIN_NODE,
                     at_s=at_s + rng.uniform(0.0, 4.0),
                     returns_after_s=rng.uniform(0.1, 1.0),
                 )
         case "frozen":  # one after the other gets stuck on its way in, before much is done
             for _ in range(rng.randint(2, 5)):
                 yield Fault(
-                    action=rng.choice((Action.FREEZE_PROCESS, Action.FREEZE_SCRIPT)),
+                    rng.choice((FREEZE_PROCESS, FREEZE_SCRIPT)),
                     point=rng.choice(("join", "agree", "transfer", "step")),
                     nth=rng.randint(1, 15),
                 )
             if rng.random() < 0.3:
-                yield Fault(action=Action.ADD_NODE, at_s=at_s)
+                yield Fault(ADD_NODE, at_s=at_s)
         case "amnesia":
             for _ in range(rng.randint(2, 6)):
                 yield Fault(
-                    action=rng.choice((Action.BREAK_LINK, Action.BREAK_LINK, Action.KILL_WORKER)),
+                    rng.choice((BREAK_LINK, BREAK_LINK, KILL_WORKER)),
                     point=rng.choice(("step", "reduced", "logged", "logged", "transfer")),
                     nth=rng.randint(1, 120),
                 )
         case "hangs":  # scripts that have ended well, and whose processes do not
             for _ in range(rng.randint(1, 3)):
                 yield Fault(
-                    action=rng.choice((Action.FREEZE_SCRIPT, Action.FREEZE_PROCESS)),
+                    rng.choice((FREEZE_SCRIPT, FREEZE_PROCESS)),
                     point="finished",
                     nth=rng.randint(1, 3),
                 )
             if rng.random() < 0.6:
-                yield Fault(action=Action.STOP, at_s=at_s)
+                yield Fault(STOP, at_s=at_s)
         case "calls":
             for _ in range(rng.randint(2, 6)):
                 yield Fault(
-                    action=rng.choice(
-                        (Action.KILL_WORKER, Action.BREAK_LINK, Action.BREAK_LINK, Action.KILL_NODE)
-                    ),
+                    rng.choice((KILL_WORKER, BREAK_LINK, BREAK_LINK, KILL_NODE)),
                     point=rng.choice(
                         ("run", "below", "between", "reduced", "logged", "transfer", "loop ended")
                     ),
@@ -725,120 +686,109 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                     returns_after_s=rng.uniform(0.2, 2.0),
                 )
             if rng.random() < 0.5:
-                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(-1.0, 2.0))
+                yield Fault(ADD_NODE, at_s=at_s + rng.uniform(-1.0, 2.0))
         case "comeback":  # others begin again meanwhile, and get less far
             at_s = rng.uniform(3.5, 5.0)
             lost_at_s = at_s + rng.uniform(1.1, 1.6)
             yield Fault(
-                action=Action.CUT_OFF_NODE,
-                at_s=at_s,
-                worker="a-1",
-                returns_after_s=rng.uniform(3.0, 5.0),
+                CUT_OFF_NODE, at_s=at_s, worker="a-1", returns_after_s=rng.uniform(3.0, 5.0)
             )
             for worker in (f"{node}-{number}" for node in "bcd" for number in range(1, 6)):
-                yield Fault(action=Action.KILL_WORKER, at_s=lost_at_s, worker=worker, only=True)
-            yield Fault(action=Action.ADD_NODE, at_s=lost_at_s + rng.uniform(-0.6, 0.3))
+                yield Fault(KILL_WORKER, at_s=lost_at_s, worker=worker, only=True)
+            yield Fault(ADD_NODE, at_s=lost_at_s + rng.uniform(-0.6, 0.3))
         case "closing":  # the job stops while too few are left, and they are hard to reach
             for node in "bcd":
                 yield Fault(
-                    action=Action.KILL_NODE,
-                    at_s=at_s,
-                    worker=f"{node}-1",
-                    returns_after_s=rng.uniform(1.0, 3.0),
+                    KILL_NODE, at_s=at_s, worker=f"{node}-1", returns_after_s=rng.uniform(1.0, 3.0)
                 )
             for _ in range(rng.randint(1, 2)):
                 yield Fault(
-                    action=rng.choice(
-                        (Action.CUT_OFF_NODE, Action.RESTART_AGENT, Action.KILL_LEADER)
-                    ),
+                    rng.choice((CUT_OFF_NODE, RESTART_AGENT, KILL_LEADER)),
                     at_s=at_s + rng.uniform(-0.2, 0.6),
                     worker=rng.choice(("a-1", "")),
                     returns_after_s=rng.uniform(0.1, 2.5),
                 )
-            yield Fault(action=Action.STOP, at_s=at_s + rng.uniform(0.0, 1.0))
+            yield Fault(STOP, at_s=at_s + rng.uniform(0.0, 1.0))
         case "heirs":  # nobody trains, who holds the state leaves, and enough others come
             for node in "bcd":
                 yield Fault(
-                    action=Action.KILL_NODE,
-                    at_s=at_s,
-                    worker=f"{node}-1",
-                    returns_after_s=rng.uniform(0.2, 1.5),
+                    KILL_NODE, at_s=at_s, worker=f"{node}-1", returns_after_s=rng.uniform(0.2, 1.5)
                 )
             for _ in range(rng.randint(2, 4)):
-                yield Fault(action=Action.ADD_NODE, at_s=at_s + rng.uniform(0.0, 1.5))
-            actions = (Action.DRAIN_NODE, Action.DRAIN_NODE, Action.CUT_OFF_NODE)
+                yield Fault(ADD_NODE, at_s=at_s + rng.uniform(0.0, 1.5))
+            actions = (DRAIN_NODE, DRAIN_NODE, CUT_OFF_NODE)
             yield Fault(
-                action=rng.choice(actions),
+                rng.choice(actions),
                 at_s=at_s + rng.uniform(0.2, 1.0),
                 worker="a-1",
                 returns_after_s=rng.uniform(1.0, 2.5),
             )
         case "parting":  # a member is lost as another one is about to leave with its node
-            yield Fault(action=Action.DRAIN_NODE, at_s=at_s, returns_after_s=rng.uniform(0.1, 2.0))
+            yield Fault(DRAIN_NODE, at_s=at_s, returns_after_s=rng.uniform(0.1, 2.0))
             for _ in range(rng.randint(1, 2)):
                 yield Fault(
-                    action=Action.KILL_WORKER,
+                    KILL_WORKER,
                     point=rng.choice(("reduced", "reduced", "reduced", "step", "logged")),
                     nth=rng.randint(1, 3),
                     since_s=at_s + rng.uniform(0.0, 0.3),
                 )
         case "lastwords":  # too few are left, some with a step that others lack, and the job stops
             nth = rng.randint(1, 3)
-            yield Fault(action=Action.KILL_WORKER, point="reduced", nth=nth, since_s=at_s)
+            yield Fault(KILL_WORKER, point="reduced", nth=nth, since_s=at_s)
             if rng.random() < 0.2:
-                yield Fault(action=Action.KILL_WORKER, at_s=at_s + rng.uniform(0.0, 0.3))
+                yield Fault(KILL_WORKER, at_s=at_s + rng.uniform(0.0, 0.3))
             if rng.random() < 0.5:
-                yield Fault(action=Action.STOP, at_s=at_s + rng.uniform(-0.1, 0.9))
+                yield Fault(STOP, at_s=at_s + rng.uniform(-0.1, 0.9))
             else:
                 away_s = rng.uniform(0.3, 2.0)
                 drained_at_s = at_s + rng.uniform(0.1, 0.9)
-                yield Fault(action=Action.DRAIN_NODE, at_s=drained_at_s, returns_after_s=away_s)
+                yield Fault(DRAIN_NODE, at_s=drained_at_s, returns_after_s=away_s)
         case "farewell":  # who saves before it leaves is lost
-            yield Fault(action=Action.STOP, at_s=at_s)
+            yield Fault(STOP, at_s=at_s)
             for _ in range(rng.randint(1, 2)):
                 yield Fault(
-                    action=rng.choice((Action.KILL_WORKER, Action.KILL_NODE, Action.KILL_LEADER)),
+                    rng.choice((KILL_WORKER, KILL_NODE, KILL_LEADER)),
                     point="saving",
                     nth=rng.randint(1, 5),
                     since_s=at_s,
                     returns_after_s=rng.uniform(0.1, 1.0),
                 )
         case "dismissal":  # those that stay are too few, the job stops, and a member does not come
-            yield Fault(action=Action.DRAIN_NODE, at_s=at_s)
+            yield Fault(DRAIN_NODE, at_s=at_s)
             yield Fault(
-                action=rng.choice((Action.KILL_WORKER, Action.KILL_NODE)),
+                rng.choice((KILL_WORKER, KILL_NODE)),
                 point=rng.choice(("run", "below", "step", "reduced")),
                 nth=rng.randint(1, 3),
                 since_s=at_s + rng.uniform(-0.1, 0.2),
                 returns_after_s=1.0,
             )
-            yield Fault(action=Action.STOP, at_s=at_s + rng.uniform(0.0, 0.6))
+            yield Fault(STOP, at_s=at_s + rng.uniform(0.0, 0.6))
         case "astray":  # who was cut off comes back to others that have begun again
             at_s = rng.uniform(3.0, 5.0)
             ahead = rng.random() < 0.5
             lost_at_s = at_s + (rng.uniform(0.3, 0.9) if ahead else rng.uniform(0.9, 3.0))
             yield Fault(
-                action=Action.CUT_OFF_NODE,
+                CUT_OFF_NODE,
                 at_s=at_s,
                 worker="a-1",
                 returns_after_s=lost_at_s - at_s + rng.uniform(0.0, 1.5) + 1.5 * ahead,
             )
             if not ahead:
                 yield Fault(
-                    action=rng.choice((Action.BREAK_LINK, Action.KILL_WORKER)),
+                    rng.choice((BREAK_LINK, KILL_WORKER)),
                     point="reduced",
                     since_s=at_s + rng.uniform(0.0, 0.9),
                 )
             for worker in (f"{node}-{number}" for node in "bcd" for number in range(1, 6)):
-                yield Fault(action=Action.KILL_WORKER, at_s=lost_at_s, worker=worker, only=True)
+                yield Fault(KILL_WORKER, at_s=lost_at_s, worker=worker, only=True)
             if rng.random() < 0.5:
-                yield Fault(action=Action.ADD_NODE, at_s=lost_at_s + rng.uniform(-0.6, 0.3))
+                yield Fault(ADD_NODE, at_s=lost_at_s + rng.uniform(-0.6, 0.3))
         case "detour":  # groups break under newcomers whose scripts are on their way to later loops
             for _ in range(rng.randint(1, 2)):
-                yield Fault(action=Action.ADD_NODE, at_s=at_s)
+                yield Fault(ADD_NODE, at_s=at_s)
             for _ in range(rng.randint(1, 2)):
                 yield Fault(
-                    action=rng.choice((Action.BREAK_LINK, Action.BREAK_LINK, Action.KILL_WORKER)),
+                    rng.choice((BREAK_LINK, BREAK_LINK, KILL_WORKER)),
                     point=rng.choice(("joined", "joined", "set up", "transfer", "between")),
                     nth=rng.randint(1, 3),
                     since_s=at_s + rng.uniform(0.1, 1.0),
@@ -846,49 +796,39 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
         case "strangers":  # who holds the state comes back to a group that does not
             lost_at_s = at_s + rng.uniform(1.0, 1.5)
             back_at_s = lost_at_s + rng.uniform(0.8, 2.5)
-            yield Fault(
-                action=Action.CUT_OFF_NODE,
-                at_s=at_s,
-                worker="a-1",
-                returns_after_s=back_at_s - at_s,
-            )
+            yield Fault(CUT_OFF_NODE, at_s=at_s, worker="a-1", returns_after_s=back_at_s - at_s)
             for worker in (f"{node}-{number}" for node in "bcd" for number in range(1, 6)):
-                yield Fault(action=Action.KILL_WORKER, at_s=lost_at_s, worker=worker, only=True)
+                yield Fault(KILL_WORKER, at_s=lost_at_s, worker=worker, only=True)
             for _ in range(rng.randint(1, 3)):
-                yield Fault(action=Action.ADD_NODE, at_s=lost_at_s + rng.uniform(-1.0, 0.3))
+                yield Fault(ADD_NODE, at_s=lost_at_s + rng.uniform(-1.0, 0.3))
             yield Fault(
-                action=rng.choice((Action.FREEZE_SCRIPT, Action.FREEZE_PROCESS)),
+                rng.choice((FREEZE_SCRIPT, FREEZE_PROCESS)),
                 point=rng.choice(("join", "agree", "transfer")),
                 nth=rng.randint(1, 2),
                 since_s=lost_at_s,
             )
             if rng.random() < 0.6:
-                yield Fault(action=Action.STOP, at_s=back_at_s + rng.uniform(0.1, 1.5))
+                yield Fault(STOP, at_s=back_at_s + rng.uniform(0.1, 1.5))
         case "unheard":  # a script hangs at its end, and its node misses the end of the job
-            yield Fault(action=Action.STOP, at_s=at_s)
+            yield Fault(STOP, at_s=at_s)
             nth = rng.randint(1, 4)
             yield Fault(
-                action=Action.CUT_OFF_NODE,
-                point="finished",
-                nth=nth,
-                returns_after_s=rng.uniform(0.5, 2.3),
+                CUT_OFF_NODE, point="finished", nth=nth, returns_after_s=rng.uniform(0.5, 2.3)
             )
-            yield Fault(action=Action.FREEZE_SCRIPT, point="finished", nth=nth)
+            yield Fault(FREEZE_SCRIPT, point="finished", nth=nth)
         case "late":  # workers that hold on to their interpreters do not find a new agent for long
             for _ in range(rng.randint(1, 2)):
                 away_s = rng.uniform(0.1, 1.0)
-                yield Fault(action=Action.RESTART_AGENT, at_s=at_s, returns_after_s=away_s)
+                yield Fault(RESTART_AGENT, at_s=at_s, returns_after_s=away_s)
                 for _ in range(rng.randint(0, 2)):
                     yield Fault(
-                        action=rng.choice(
-                            (Action.KILL_WORKER, Action.BREAK_LINK, Action.ADD_NODE, Action.STOP)
-                        ),
+                        rng.choice((KILL_WORKER, BREAK_LINK, ADD_NODE, STOP)),
                         at_s=at_s + away_s + rng.uniform(-0.5, 4.0),
                     )
                 at_s += rng.uniform(0.5, 8.0)
         case "breaks":  # again and again, with steps in between
             for _ in range(8):
-                yield Fault(action=Action.BREAK_LINK, point="committed", nth=nth)
+                yield Fault(BREAK_LINK, point="committed", nth=nth)
                 nth += rng.randint(12, 24)
 
 
@@ -900,99 +840,78 @@ def _chain(rng: random.Random, kind: str) -> Iterator[Fault]:
             lost_at_s = at_s + rng.uniform(1.1, 1.6)
             alone_at_s = lost_at_s + rng.uniform(1.8, 3.0)
             back_at_s = alone_at_s + rng.uniform(0.3, 1.0)
-            yield Fault(
-                action=Action.CUT_OFF_NODE,
-                at_s=at_s,
-                worker="a-1",
-                returns_after_s=back_at_s - at_s,
-            )
+            yield Fault(CUT_OFF_NODE, at_s=at_s, worker="a-1", returns_after_s=back_at_s - at_s)
             for worker in (f"{node}-{number}" for node in "bc" for number in range(1, 4)):
-                yield Fault(action=Action.KILL_WORKER, at_s=lost_at_s, worker=worker, only=True)
+                yield Fault(KILL_WORKER, at_s=lost_at_s, worker=worker, only=True)
             yield Fault(
-                action=Action.KILL_NODE,
-                at_s=alone_at_s,
-                worker="c-",
-                returns_after_s=rng.uniform(0.02, 0.15),
+                KILL_NODE, at_s=alone_at_s, worker="c-", returns_after_s=rng.uniform(0.02, 0.15)
             )
-            yield Fault(action=Action.DRAIN_NODE, at_s=alone_at_s + 0.25, worker="b-")
+            yield Fault(DRAIN_NODE, at_s=alone_at_s + 0.25, worker="b-")
         case "curtain":  # the job ends without a leader, and a newcomer that was let in is gone
-            yield Fault(action=Action.ADD_NODE, at_s=rng.uniform(2.0, 2.5))
-            yield Fault(
-                action=Action.KILL_LEADER,
-                point=PERSISTED,
-                nth=2,
-                returns_after_s=rng.uniform(5.0, 8.0),
-            )
-            yield Fault(action=Action.KILL_NODE, at_s=5.0, worker="x2-1", only=True)
+            yield Fault(ADD_NODE, at_s=rng.uniform(2.0, 2.5))
+            yield Fault(KILL_LEADER, point=PERSISTED, nth=2, returns_after_s=rng.uniform(5.0, 8.0))
+            yield Fault(KILL_NODE, at_s=5.0, worker="x2-1", only=True)
         case "overtaken":  # others make a call below the step whose end a member has missed
             away_s = rng.uniform(0.8, 2.5)
-            for action in (Action.BREAK_LINK, Action.CUT_OFF_NODE):
-                yield Fault(action=action, point=LAST_REDUCED, other=True, returns_after_s=away_s)
-            yield Fault(action=Action.KILL_WORKER, point=EVALUATED, nth=rng.randint(1, 2))
+            for action in (BREAK_LINK, CUT_OFF_NODE):
+                yield Fault(action, point=LAST_REDUCED, other=True, returns_after_s=away_s)
+            yield Fault(KILL_WORKER, point=EVALUATED, nth=rng.randint(1, 2))
             if rng.random() < 0.5:
-                yield Fault(action=Action.ADD_NODE, at_s=at_s)
+                yield Fault(ADD_NODE, at_s=at_s)
         case "disowned":  # a member is taken for lost as it gives its state to another
             if rng.random() < 0.6:
-                yield Fault(action=Action.KILL_WORKER, point="reduced", since_s=at_s)
+                yield Fault(KILL_WORKER, point="reduced", since_s=at_s)
             else:
-                yield Fault(action=Action.ADD_NODE, at_s=at_s)
+                yield Fault(ADD_NODE, at_s=at_s)
             yield Fault(
-                action=Action.RESTART_AGENT,
-                point=GIVES,
-                since_s=at_s,
-                returns_after_s=rng.uniform(1.0, 3.0),
+                RESTART_AGENT, point=GIVES, since_s=at_s, returns_after_s=rng.uniform(1.0, 3.0)
             )
         case "bereft":  # who saves dies while its agent is away, and is not there when that is back
             nth, away_s = rng.randint(1, 6), rng.uniform(0.05, 0.4)
-            for action in (Action.RESTART_AGENT, Action.KILL_WORKER):
-                yield Fault(action=action, point="saving", nth=nth, returns_after_s=away_s)
+            for action in (RESTART_AGENT, KILL_WORKER):
+                yield Fault(action, point="saving", nth=nth, returns_after_s=away_s)
         case "aloof":  # who has the last step loses contact, and the others are enough
-            yield Fault(action=Action.KILL_WORKER, point="reduced", since_s=at_s)
+            yield Fault(KILL_WORKER, point="reduced", since_s=at_s)
             yield Fault(
-                action=Action.CUT_OFF_NODE,
-                point="committed",
-                since_s=at_s,
-                returns_after_s=rng.uniform(1.0, 2.5),
+                CUT_OFF_NODE, point="committed", since_s=at_s, returns_after_s=rng.uniform(1.0, 2.5)
             )
-            yield Fault(action=Action.ADD_NODE, at_s=at_s - rng.uniform(0.0, 1.0))
+            yield Fault(ADD_NODE, at_s=at_s - rng.uniform(0.0, 1.0))
         case "handover":  # a member is lost right before another one leaves with the last step
-            yield Fault(action=Action.DRAIN_NODE, at_s=at_s, worker="c-1", returns_after_s=3.0)
-            yield Fault(
-                action=Action.KILL_WORKER, point="reduced", since_s=at_s + rng.uniform(0.1, 0.5)
-            )
+            yield Fault(DRAIN_NODE, at_s=at_s, worker="c-1", returns_after_s=3.0)
+            yield Fault(KILL_WORKER, point="reduced", since_s=at_s + rng.uniform(0.1, 0.5))
         case "laggard":  # the job stops without a group, and who is ahead is in a step
             at_s += 1.0  # when all have started
-            yield Fault(action=Action.KILL_WORKER, point="reduced", since_s=at_s)
-            yield Fault(action=Action.STOP, at_s=at_s + rng.uniform(0.4, 0.9))
+            yield Fault(KILL_WORKER, point="reduced", since_s=at_s)
+            yield Fault(STOP, at_s=at_s + rng.uniform(0.4, 0.9))
         case "outsider":  # who holds the state comes back while others are stuck on their way in
             lost_at_s = at_s + rng.uniform(1.2, 1.6)
             back_s = lost_at_s - at_s + rng.uniform(0.5, 2.0)
-            cut = Fault(action=Action.CUT_OFF_NODE, at_s=at_s, worker="a-1", returns_after_s=back_s)
+            cut = Fault(CUT_OFF_NODE, at_s=at_s, worker="a-1", returns_after_s=back_s)
             yield cut
             for worker in ("b-1", "c-1"):
-                yield Fault(action=Action.KILL_WORKER, at_s=lost_at_s, worker=worker, only=True)
+                yield Fault(KILL_WORKER, at_s=lost_at_s, worker=worker, only=True)
             yield Fault(
-                action=rng.choice((Action.FREEZE_SCRIPT, Action.FREEZE_PROCESS)),
+                rng.choice((FREEZE_SCRIPT, FREEZE_PROCESS)),
                 point=rng.choice(("join", "agree")),
                 since_s=lost_at_s,
             )
         case (
             "outlived"
         ):  # those that went on without a member, and saved, are lost before it is back
-            yield Fault(action=Action.CUT_OFF_NODE, at_s=at_s, worker="a-1", returns_after_s=3.5)
+            yield Fault(CUT_OFF_NODE, at_s=at_s, worker="a-1", returns_after_s=3.5)
             for worker in ("b-1", "c-1"):
                 yield Fault(
-                    action=rng.choice((Action.KILL_NODE, Action.LOSE_NODE_SILENTLY)),
+                    rng.choice((KILL_NODE, LOSE_NODE_SILENTLY)),
                     at_s=at_s + rng.uniform(1.5, 3.0),
                     worker=worker,
                     returns_after_s=rng.uniform(2.0, 6.0),
                 )
         case "unhurried":  # the step before a planned change lasts longer than members may be late
-            yield Fault(action=Action.DRAIN_NODE, at_s=at_s + rng.uniform(5.0, 15.0), worker="b-1")
+            yield Fault(DRAIN_NODE, at_s=at_s + rng.uniform(5.0, 15.0), worker="b-1")
         case "numb":  # one after the other freezes before the first step is done
             point = rng.choice(("join", "agree", "joined", "step"))
             for nth in range(1, rng.randint(3, 5)):
-                yield Fault(action=Action.FREEZE_PROCESS, point=point, nth=nth)
+                yield Fault(FREEZE_PROCESS, point=point, nth=nth)
 
 
 def _chained(whole: Plan, kind: str) -> Plan:
@@ -1085,16 +1004,16 @@ def _chained(whole: Plan, kind: str) -> Plan:
 
 
 _UNPLANNED = (
-    Action.KILL_WORKER,
-    Action.KILL_NODE,
-    Action.LOSE_NODE_SILENTLY,
-    Action.FREEZE_PROCESS,
-    Action.BREAK_LINK,
-    Action.CUT_OFF_NODE,
-    Action.KILL_LEADER,
-    Action.RESTART_AGENT,
-    Action.ADD_NODE,
-    Action.DRAIN_NODE,
+    KILL_WORKER,
+    KILL_NODE,
+    LOSE_NODE_SILENTLY,
+    FREEZE_PROCESS,
+    BREAK_LINK,
+    CUT_OFF_NODE,
+    KILL_LEADER,
+    RESTART_AGENT,
+    ADD_NODE,
+    DRAIN_NODE,
 )
 
 
@@ -1124,25 +1043,25 @@ def _coordinator(
 def _fault(rng: random.Random, nodes: int) -> Fault:
     action = rng.choices(
         (
-            Action.KILL_WORKER,
-            Action.KILL_NODE,
-            Action.LOSE_NODE_SILENTLY,
-            Action.FREEZE_SCRIPT,
-            Action.FREEZE_PROCESS,
-            Action.RAISE,
-            Action.BREAK_LINK,
-            Action.CUT_OFF_NODE,
-            Action.ADD_NODE,
+            KILL_WORKER,
+            KILL_NODE,
+            LOSE_NODE_SILENTLY,
+            FREEZE_SCRIPT,
+            FREEZE_PROCESS,
+            RAISE,
+            BREAK_LINK,
+            CUT_OFF_NODE,
+            ADD_NODE,
         ),
         weights=(10, 3, 2, 3, 2, 3, 2, 0 if nodes == 1 else 2, 2),
     )[0]
     returns_after_s = rng.uniform(0.5, 3.0)
-    if action is Action.ADD_NODE or (action is not Action.RAISE and rng.random() < 0.4):
-        timed = action if action is not Action.FREEZE_SCRIPT else Action.KILL_WORKER
-        return Fault(action=timed, at_s=rng.uniform(0.2, 7.0), returns_after_s=returns_after_s)
-    points = FREEZABLE if action is Action.FREEZE_SCRIPT else POINTS
+    if action is ADD_NODE or (action is not RAISE and rng.random() < 0.4):
+        timed = action if action is not FREEZE_SCRIPT else KILL_WORKER
+        return Fault(timed, at_s=rng.uniform(0.2, 7.0), returns_after_s=returns_after_s)
+    points = FREEZABLE if action is FREEZE_SCRIPT else POINTS
     return Fault(
-        action=action,
+        action,
         point=rng.choice(points),
         nth=rng.choice((1, 1, 2, 3, 5, 8, 20, 60)),
         returns_after_s=returns_after_s,

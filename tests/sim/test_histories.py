@@ -46,7 +46,7 @@ def test_a_control_plane_under_stress_keeps_the_promises(stress: str) -> None:
 @pytest.mark.parametrize("seed", [1, 3, 8, 9, 14])
 def test_a_member_that_hangs_while_its_group_is_set_up_is_noticed(seed: int) -> None:
     for nth in (1, 2, 3):
-        fault = Fault(action=Action.FREEZE_SCRIPT, point="set up", nth=nth)
+        fault = Fault(Action.FREEZE_SCRIPT, point="set up", nth=nth)
         assert violations(World(replace(plan(seed), faults=(fault,))).run()) == []
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from prometheus_client.core import Metric as Family
@@ -75,7 +74,7 @@ class WatcherPages:
         self._snapshot = Question(loop, self._take)
         self._ready = Question(loop, watched.why_not_ready)
         self._process = ProcessCollector(registry=None)
-        self._written: dict[bool, tuple[float, Written]] = {}  # since when; OpenMetrics or not
+        self._written: dict[bool, tuple[float, Response]] = {}  # since when; OpenMetrics or not
 
     def by_path(self) -> dict[str, Page]:
         """All of them."""
@@ -111,9 +110,9 @@ class WatcherPages:
             await self._watched.parts.look()
             written = self._write(taken, opens=opens)
             self._written[opens] = (time.monotonic(), written)
-        return Response(status=200, body=written.body, content_type=written.content_type)
+        return written
 
-    def _write(self, taken: tuple[float, Collect], *, opens: bool) -> Written:
+    def _write(self, taken: tuple[float, Collect], *, opens: bool) -> Response:
         at_unix_s, collect_snapshot = taken
         found = Found(job=self._watched.job)
         collect_snapshot(found)
@@ -127,20 +126,13 @@ class WatcherPages:
 OPENMETRICS = "application/openmetrics-text"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Written:
-    """An answer to a scrape."""
-
-    content_type: str
-    body: bytes
-
-
-def write(found: Found, *, opens: bool = False, others: Iterable[Family] = ()) -> Written:
-    """opens: as OpenMetrics. others: what somebody else has collected, to be added."""
+def write(found: Found, *, opens: bool = False, others: Iterable[Family] = ()) -> Response:
+    """The answer to a scrape. opens: as OpenMetrics. others: what somebody else has collected, to
+    be added."""
     wanted = f"{OPENMETRICS}; version=1.0.0" if opens else ""
     encode, content_type = choose_encoder(wanted)
     families = [*(_family(*one) for one in found.samples.items()), *others]
-    return Written(content_type=content_type, body=encode(_Collector(families)))
+    return Response(status=200, content_type=content_type, body=encode(_Collector(families)))
 
 
 def _family(metric: Metric, samples: Iterable[Sample]) -> Family:

@@ -101,7 +101,8 @@ class HttpServer:
         self._farewell = farewell
         self._listener, self._pages, self._report = listener, pages, report
         self._context = _context(tls) if tls is not None else None
-        self._connections: dict[socket.socket, _Attended] = {}  # oldest first
+        self._connections: dict[socket.socket, tuple[asyncio.Task[None], _Connection]] = {}
+        """Oldest first."""
         self._streams = 0
         self._state = ServerState()
         self._told_at = -_TOLD_EVERY_S
@@ -144,7 +145,7 @@ class HttpServer:
             with contextlib.suppress(Exception):  # it may be the reason for which this ends
                 async with timeout(_FAREWELL_S):
                     await self._farewell()
-        attending = [accepting, *(attended.task for attended in self._connections.values())]
+        attending = [accepting, *(task for task, _ in self._connections.values())]
         await _cancelled(attending)
         await asyncio.sleep(0.01)  # transports that were aborted are let go by the loop
         await _cancelled(list(self._state.tasks))
@@ -162,7 +163,7 @@ class HttpServer:
                 config=self._config, server_state=self._state, app_state={}, _loop=self._loop
             )
             task = asyncio.ensure_future(self._attend(connection, protocol))
-            self._connections[connection] = _Attended(task, protocol)
+            self._connections[connection] = task, protocol
             task.add_done_callback(functools.partial(self._forget, connection))
             await asyncio.sleep(0)
 
@@ -173,8 +174,8 @@ class HttpServer:
 
     def _cut_oldest(self) -> None:
         """For a newer one: a probe must not wait for those who only keep a connection open."""
-        oldest = next(c for c, found in self._connections.items() if not found.protocol.streams)
-        self._connections.pop(oldest).task.cancel()
+        oldest = next(c for c, (_, protocol) in self._connections.items() if not protocol.streams)
+        self._connections.pop(oldest)[0].cancel()
 
     async def _attend(self, connection: socket.socket, protocol: _Connection) -> None:
         """Until it is over, or makes no progress."""
@@ -376,14 +377,6 @@ class _Connection(H11Protocol):
                 async with timeout(ANSWER_WITHIN_S):
                     await self._ended.wait()
                 return
-
-
-@dataclass(frozen=True, slots=True)
-class _Attended:
-    """A connection."""
-
-    task: asyncio.Task[None]
-    protocol: _Connection
 
 
 def _names(secured: ssl.SSLObject) -> tuple[str, ...]:

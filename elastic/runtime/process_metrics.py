@@ -165,14 +165,10 @@ def collect(found: Found, parts: ProcessParts, taken_unix_s: float) -> None:
     found.set(PAUSE_SECONDS, pauses.total_s)
     found.set(LONGEST_PAUSE, pauses.longest_s)
     if parts.store is not None:
-        _store(found, parts.store)
+        for kind, durations in sorted(parts.store.durations.items()):
+            found.buckets(CALL_SECONDS, durations.copy(), kind=kind)
+            found.set(CALL_ERRORS, parts.store.errors[kind], kind=kind)
+        found.set(LAST_ANSWER, parts.store.answered_unix_s)
     if parts.certificate is not None:
         found.set(CERTIFICATE_EXPIRY, parts.certificate.expires_unix_s)
     parts.directories.collect(found)
-
-
-def _store(found: Found, calls: StoreCalls) -> None:
-    for kind, durations in sorted(calls.durations.items()):
-        found.buckets(CALL_SECONDS, durations.copy(), kind=kind)
-        found.set(CALL_ERRORS, calls.errors[kind], kind=kind)
-    found.set(LAST_ANSWER, calls.answered_unix_s)

@@ -65,7 +65,8 @@ class StepsClock:
         self.global_batch = 0
         """Samples of the newest step, of the whole group."""
         self.given_up = 0
-        """Steps that were begun and are begun again, since somebody has taken the count."""
+        """Steps that were begun and do not count, but are computed again, since somebody has taken
+        the count."""
 
     def begin(self) -> None:
         """A step begins."""
@@ -130,10 +131,6 @@ class StepsClock:
         if self.in_call:
             self.spent.called(-elapsed_s)
 
-    def ends(self) -> None:
-        """No step follows."""
-        self.spent.settle(time.monotonic())
-
     def alive(self) -> None:
         """A beat of the reporting thread: of a process that was stopped there is none."""
         now, before = time.monotonic(), self._alive_at
@@ -150,10 +147,6 @@ class StepsClock:
         self.spent.left(time.monotonic(), in_step=self._began is not None)
         self._began = self._sets_up_since = None
         self._last_commit = self.collectives_reduced = None
-
-    def give_up(self) -> None:
-        """A step that was begun does not count: it is computed again."""
-        self.given_up += 1
 
     def in_step_s(self) -> float:
         """How long the step under way has lasted; 0 between steps."""

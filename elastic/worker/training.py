@@ -309,7 +309,7 @@ class Training:
         counts: bool = self._drive(self.part.give_up_block(_as_loss(error)))
         self.state.progress = self.part.here if not counts else self.part.progress
         if not counts:
-            self.clock.give_up()
+            self.clock.given_up += 1
         self.control.reports.given_up(counts=counts)
         return counts
 
@@ -391,7 +391,7 @@ class Training:
                 "was saved by, or another checkpoint directory"
             )
         self.call(ScriptCall(what="ends the script", where=where, function=self._save_and_wait))
-        self.clock.ends()
+        self.clock.spent.settle(time.monotonic())
         self._close_dealer()
         self.control.finish()
 
@@ -706,7 +706,7 @@ class Training:
         self.place.now = Place.BOUNDARY, time.monotonic()
 
     def _leave_job(self, _: act.LeaveJob) -> None:
-        self.clock.ends()
+        self.clock.spent.settle(time.monotonic())
         raise JobStopping(0)
 
     # ---- calls
@@ -778,7 +778,7 @@ class Training:
             return
         committed = self.part.progress.committed
         doing = f"{where} step {committed} at {_place_of_main_thread()}"
-        membership.answer(group, membership.Whereabouts(committed=committed, doing=doing))
+        membership.answer(group, committed, doing)
 
     # ---- what the script does wrong
 

@@ -229,16 +229,12 @@ _FIELDS = dataclasses.fields(Declaration)
 
 def declare(group: Group, mine: Declaration) -> tuple[Declaration, ...]:
     """Give `mine` to all; return everybody's, by rank."""
-    numbers = [_encoded(mine, field) for field in _FIELDS]
+    numbers = [int(getattr(mine, field.name)) for field in _FIELDS]
     row = torch.tensor(numbers, dtype=torch.int64, device=group.backend.device)
     rows = [torch.empty_like(row) for _ in range(group.world_size)]
     dist.all_gather(rows, row)
     group.settle()
     return tuple(_decoded(r.tolist()) for r in rows)
-
-
-def _encoded(declaration: Declaration, field: dataclasses.Field[Any]) -> int:
-    return int(getattr(declaration, field.name))
 
 
 def _decoded(row: Sequence[int]) -> Declaration:
@@ -312,14 +308,6 @@ class Described(Protocol):
     """File and line of the script; empty at its end."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Whereabouts:
-    """Where a member is that does not make a call."""
-
-    committed: int
-    doing: str
-
-
 def meet(group: Group, committed: int, number: int, call: Described) -> None:
     """Return once every member has come to call `number` since step `committed`.
 
@@ -358,13 +346,12 @@ def meet(group: Group, committed: int, number: int, call: Described) -> None:
         store.delete_key(before)
 
 
-def answer(group: Group, whereabouts: Whereabouts) -> None:
+def answer(group: Group, committed: int, doing: str) -> None:
     """From another thread, while the script is inside a block: tell those who wait for this member
-    in a call that it will not come."""
+    in a call that it will not come, but is `doing` something else."""
     store = group.store
-    if store is None or not store.check([f"asked/{whereabouts.committed}"]):
-        return
-    store.set(f"elsewhere/{whereabouts.committed}/{group.rank}", whereabouts.doing)
+    if store is not None and store.check([f"asked/{committed}"]):
+        store.set(f"elsewhere/{committed}/{group.rank}", doing)
 
 
 def _raise_if_elsewhere(

@@ -345,24 +345,17 @@ def load_latest(
     """
     reasons: list[str] = []
     for step in list_checkpoints(directory):
-        found = _loaded_or_reason(directory, step)
-        if isinstance(found, Loaded):
-            return found
-        reasons.append(found)
-        on_damaged(step, found)
+        try:
+            return load(directory, step)
+        except CheckpointDamaged as error:
+            reasons.append(str(error))
+            on_damaged(step, reasons[-1])
     if not reasons:
         return None
     raise CheckpointDamaged(
         f"none of the {len(reasons)} checkpoints in {directory.url} is intact; restore one from a "
         f"copy, or choose an empty directory to start anew: {'; '.join(reasons)}"
     )
-
-
-def _loaded_or_reason(directory: CheckpointDirectory, step: int) -> Loaded | str:
-    try:
-        return load(directory, step)
-    except CheckpointDamaged as error:
-        return str(error)
 
 
 def _read_verified(directory: CheckpointDirectory, step: int, expected: FileDigest) -> bytes:

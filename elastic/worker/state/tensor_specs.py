@@ -112,7 +112,8 @@ def from_table(table: Sequence[tuple[str, str, Sequence[int], Place]]) -> tuple[
 
 def signature(specs: Sequence[TensorSpec]) -> int:
     """Return 64 bits (xxh3) that are equal on two members whose tables are equal."""
-    rows: list[object] = [[spec.name, spec.dtype, list(spec.shape)] for spec in _by_name(specs)]
+    in_order = sorted(specs, key=lambda spec: spec.name)
+    rows: list[object] = [[spec.name, spec.dtype, list(spec.shape)] for spec in in_order]
     return xxhash.xxh3_64_intdigest(documents.encode({"tensors": rows}))
 
 
@@ -137,7 +138,3 @@ def _difference(name: str, mine: TensorSpec | None, theirs: TensorSpec | None) -
     if theirs is None:
         return f"{name} ({mine}) is only here"
     return f"{name} is {mine} here and {theirs} there"
-
-
-def _by_name(specs: Sequence[TensorSpec]) -> list[TensorSpec]:
-    return sorted(specs, key=lambda spec: spec.name)

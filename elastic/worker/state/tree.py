@@ -18,7 +18,7 @@ import collections
 import copy
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -508,7 +508,8 @@ def _decode(node: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
         return [_decode(item, tensors) for item in node]
     if not isinstance(node, dict):
         return node
-    tag, content = next(iter(_tagged(node)))
+    tag = _tag_of(node)
+    content = node[tag]
     if tag in ("tensor", "array"):
         tensor = tensors[cast("str", content)]
         return tensor if tag == "tensor" else tensor.numpy()
@@ -520,12 +521,12 @@ def _decode(node: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
     return _LEAVES[tag](content)
 
 
-def _tagged(node: dict[str, Json]) -> Iterator[tuple[str, Json]]:
+def _tag_of(node: dict[str, Json]) -> str:
     known = {"tensor", "array", *_MAPPINGS.values(), *_SEQUENCES.values(), *_LEAVES}
     tags = node.keys() & known
     if len(tags) != 1 or node.keys() - tags - {"factory", "metadata"}:
         raise ValueError(f"an object has the keys {sorted(node)}")
-    return ((tag, node[tag]) for tag in tags)
+    return next(iter(tags))
 
 
 def _decode_mapping(tag: str, node: dict[str, Json], tensors: Mapping[str, torch.Tensor]) -> Any:

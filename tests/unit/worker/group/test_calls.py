@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from elastic.errors import GroupLost, StepMisused
-from elastic.worker.group.membership import Whereabouts, answer, meet
+from elastic.worker.group.membership import answer, meet
 from elastic.worker.group.process_group import Group, is_group_loss
 from tests.unit.worker.together import Seat, die, run_together
 from tests.unit.worker.together import meet as all_reduce
@@ -86,7 +86,7 @@ def test_nobody_waits_in_vain_for_a_member_in_a_block() -> None:
         def answers() -> None:
             doing = "inside the block of step 3 at train.py:9"
             while not done.wait(0.02):
-                answer(group, Whereabouts(committed=3, doing=doing))
+                answer(group, 3, doing)
 
         thread = threading.Thread(target=answers)
         thread.start()
@@ -112,7 +112,7 @@ def test_an_answer_of_another_step_is_none() -> None:
         while not store.check(["asked/3"]):
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        answer(group, Whereabouts(committed=2, doing="inside the block of step 2"))
+        answer(group, 2, "inside the block of step 2")
         meet(group, 3, 0, EVALUATE)
         seat.exchange("done")
 
@@ -122,7 +122,7 @@ def test_an_answer_of_another_step_is_none() -> None:
 def test_nothing_is_answered_that_nobody_asked() -> None:
     def go(seat: Seat) -> None:
         group = seat.join()
-        answer(group, Whereabouts(committed=3, doing="inside the block"))
+        answer(group, 3, "inside the block")
         seat.exchange("answered")
         assert group.store is not None
         assert not group.store.check([f"elsewhere/3/{rank}" for rank in range(2)])

@@ -397,7 +397,6 @@ def _calling_place() -> str:
 
 
 _current: Session | None = None
-_training: Training | None = None
 _link: Link | None = None
 _refusal = ""
 
@@ -416,7 +415,7 @@ def use_link(link: Link) -> None:
 
 def current_training() -> Training | None:
     """What trains in this process, once elastic.init() has been called."""
-    return _training
+    return _current._training if _current is not None else None
 
 
 def init() -> Session:
@@ -426,14 +425,13 @@ def init() -> Session:
     returns the same session. Raises ConfigurationError where another launcher has started several
     workers, which would train apart.
     """
-    global _current, _training
+    global _current
     if _refusal:
         raise ConfigurationError(_refusal)
     if _current is None:
         if _link is None:
             _require_one_worker()
-        _training = Training(LocalControl() if _link is None else AgentControl(_link))
-        _current = Session(_training)
+        _current = Session(Training(LocalControl() if _link is None else AgentControl(_link)))
     return _current
 
 

@@ -588,7 +588,7 @@ class Training:
             return  # nothing is to be trained here any more
         self.clock.sets_up()
         self._close_dealer()
-        caches = self.state.caches_of_group()
+        caches = self.state.buffers.caches_of_group()
         for model in self.models:
             model.wrap(self.control.backend, caches)
         if self.control.recovers and not self.control.backend.queues:

@@ -338,15 +338,13 @@ class _Zygote:
         """
         signal_group(pid, signal.SIGTERM if kindly else signal.SIGKILL)
         now = time.monotonic()
-        for orphan in self._children():
+        try:
+            present = list(children())
+        except OSError:  # no descriptor is left: found at the next worker's end
+            return
+        for orphan in present:
             if orphan not in self._workers and orphan not in self._orphans_until:
                 self._orphans_until[orphan] = now + (_EXIT_GRACE_S if kindly else 0.0)
-
-    def _children(self) -> list[int]:
-        try:
-            return list(children())
-        except OSError:  # no descriptor is left: found at the next worker's end
-            return []
 
     def _end_orphans(self) -> None:
         now = time.monotonic()

@@ -545,7 +545,10 @@ def safetensors_blocks(share: HostShare) -> Iterator[memoryview]:
     Nothing is copied, unlike in the library's own writer. Format:
     https://github.com/huggingface/safetensors#format
     """
-    stored = [(name, _as_real(tensor)) for name, tensor in share.tensors.items()]
+    stored = [
+        (name, torch.view_as_real(tensor) if tensor.dtype in REAL_PART else tensor)
+        for name, tensor in share.tensors.items()
+    ]
     # Widest elements first, as the library does: every tensor is then aligned in the file.
     stored.sort(key=lambda entry: (-entry[1].element_size(), entry[0]))
     header = _header(stored, share.slices)
@@ -592,10 +595,6 @@ def _copy(tensor: torch.Tensor, piece: Piece, buffer: torch.Tensor | None) -> to
         # Page-locked memory is what a device can copy to at full speed and without waiting.
         buffer = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=on_cuda)
     return buffer.copy_(source, non_blocking=on_cuda)
-
-
-def _as_real(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(tensor) if tensor.dtype in REAL_PART else tensor
 
 
 def _header(

@@ -5,9 +5,9 @@ that change in shape as a script trains, or that come to be only then.
 from __future__ import annotations
 
 import dataclasses
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -124,7 +124,7 @@ class JobState:
         self.results = Values()
         """What calls of `session.run` between two loops have returned, for those who skip them."""
         self.gradients = Gradients()
-        self._buffers = BuiltBuffers()
+        self.buffers = BuiltBuffers()
         self._scripts: dict[str, Stateful] = {}
         self._rank_local: set[str] = set()
         self.means = Values()
@@ -164,7 +164,7 @@ class JobState:
             self._scripts[name] = tracked
             if isinstance(tracked, nn.Module):
                 self.gradients.watch(name, tracked)
-                self._buffers.watch(name, tracked)
+                self.buffers.watch(name, tracked)
             if rank_local:
                 self._rank_local.add(name)
             self.version += 1
@@ -209,10 +209,6 @@ class JobState:
         """The tracked objects by name, those of the session's own included."""
         return {**self._scripts, **self._own}
 
-    def caches_of_group(self) -> frozenset[Slot]:
-        """Buffers that the members of a group that forms must not broadcast."""
-        return self._buffers.caches_of_group()
-
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those among the tracked objects."""
         return [t for t in self._scripts.values() if isinstance(t, torch.optim.Optimizer)]
@@ -242,7 +238,7 @@ class JobState:
         An optimizer's are not among them: it makes them at its first step.
         """
         flat = flatten({name: m.state_dict() for name, m in self.modules().items()})
-        return as_built(describe(flat.tensors), self._buffers.reshaped())
+        return as_built(describe(flat.tensors), self.buffers.reshaped())
 
     def signature(self) -> int:
         """63 bits that are equal for equal structures and names of tracked objects."""
@@ -336,8 +332,8 @@ class JobState:
             "modes": self._modes_after_loop or self._modes(),
             "parameter_groups": self._parameter_groups(),
             "shared_values": self._shared_values(),
-            "caches": cast("list[Json]", self._buffers.caches),
-            "reshaped_buffers": to_json(self._buffers.reshaped()),
+            "caches": cast("list[Json]", self.buffers.caches),
+            "reshaped_buffers": to_json(self.buffers.reshaped()),
             "ledger": [record._asdict() for record in self.ledger.since(0)],
             "curve": curve_to_json(self.curve),
         }
@@ -359,8 +355,8 @@ class JobState:
         self._require_same_objects(states)
         reshaped = from_json(extra.get("reshaped_buffers", {}))
         self._require_same_structure(as_built(describe(tensors), reshaped))
-        self._buffers.make_room(states)
-        self._buffers.receive_caches(_names(extra.get("caches", [])))
+        self.buffers.make_room(states)
+        self.buffers.receive_caches(_names(extra.get("caches", [])))
         self._unshare_values()
         # The script's values first: a tensor among them may be one that another object holds.
         in_order = sorted(self.everything.items(), key=lambda n: n[0] in self._scripts)
@@ -601,7 +597,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) 
         loaded.clear()  # what was left out goes back to its place in the order
         for key, value in state.items():
             if not isinstance(value, torch.Tensor):
-                loaded[key] = copy_tree(value, partial(_beside, parameter))
+                loaded[key] = copy_tree(value, operator.methodcaller("to", parameter.device))
             elif isinstance(now := before.get(key), torch.Tensor) and now.dtype != value.dtype:
                 loaded[key] = value.to(now.device)
             elif key in before:
@@ -644,10 +640,6 @@ def _for_torch(state: Any) -> Any:
     if not isinstance(state, dict):
         return state
     return {k: v for k, v in state.items() if not isinstance(v, (str, bytes, np.ndarray))}
-
-
-def _beside(parameter: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(parameter.device)
 
 
 def _groups_of(name: str, extra: Mapping[str, Json]) -> list[list[Any]]:
@@ -739,7 +731,8 @@ class BuiltBuffers:
                 live, saved = owner[key], states[name].get(path)
                 if isinstance(saved, torch.Tensor):
                     if live is None or live.shape != saved.shape:
-                        owner[key] = torch.empty_like(saved, device=_device_of(module, saved))
+                        device = next((p.device for p in module.parameters()), saved.device)
+                        owner[key] = torch.empty_like(saved, device=device)
                 elif f"{name}.{path}" not in self._built and path in here:
                     owner[key] = None
 
@@ -789,7 +782,3 @@ def _slots(
 
 def _shape(buffer: torch.Tensor | None) -> torch.Size | None:
     return None if buffer is None else buffer.shape
-
-
-def _device_of(module: nn.Module, otherwise: torch.Tensor) -> torch.device:
-    return next((p.device for p in module.parameters()), otherwise.device)

@@ -77,7 +77,7 @@ def rotary(group: Group, length: int) -> tuple[JobState, Callable[[], set[str]]]
     net[0].grow(length)
 
     def ignored() -> set[str]:
-        model.wrap(group.backend, state.caches_of_group())
+        model.wrap(group.backend, state.buffers.caches_of_group())
         assert net._ddp_params_and_buffers_to_ignore == ["told"]
         return set(ddp_of(model).parameters_to_ignore)
 
@@ -113,7 +113,7 @@ def test_what_a_class_tells_ddp_to_ignore_is_ignored_beside_a_cache(alone: Group
     model, state = DistributedModel(net, {}), JobState()
     state.track({"model": model})
     net[0].grow(9)
-    model.wrap(alone.backend, state.caches_of_group())
+    model.wrap(alone.backend, state.buffers.caches_of_group())
     assert set(ddp_of(model).parameters_to_ignore) == {"told", "0.cos"}
     assert "_ddp_params_and_buffers_to_ignore" not in vars(net)
 

@@ -47,9 +47,9 @@ from elastic.runtime.leave_signals import LEAVE_SIGNALS, STRAY_SIGNALS, SignalCo
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.lost_directory import make_anew_when_lost
 from elastic.runtime.metrics import Found
+from elastic.runtime.network import require_own
 from elastic.runtime.off_loop import off_loop
 from elastic.runtime.orphans import adopt_orphans
-from elastic.runtime.own_address import require_own
 from elastic.runtime.process_metrics import ProcessParts, Watched
 from elastic.runtime.process_title import set_title
 from elastic.runtime.reexec import (

@@ -48,10 +48,9 @@ from elastic.rpc.certificates import (
     verification_problem,
 )
 from elastic.rpc.control_client import ControlClient
-from elastic.rpc.security import Security, Tls, no_report, require_protection
-from elastic.runtime.network import interface_of
+from elastic.rpc.security import Security, Tls, require_protection
+from elastic.runtime.network import interface_of, require_own
 from elastic.runtime.off_loop import off_loop
-from elastic.runtime.own_address import require_own
 from elastic.settings.doctor import MachineSettings
 from elastic.settings.limits import is_ip_address
 from elastic.settings.masking import masked_url

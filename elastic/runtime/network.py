@@ -1,14 +1,24 @@
-"""Which network interface has an address, and which address this machine has for others."""
+"""Which network interface has an address, which address this machine has for others, and whether it
+is reached at one, found by connecting to it from here."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import errno
 import fcntl
+import functools
 import ipaddress
+import os
+import secrets
 import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+
+from elastic.errors import ConfigurationError, TransientError
+from elastic.runtime.off_loop import off_loop
+from elastic.timeouts import timeout
 
 _SIOCGIFADDR = 0x8915
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
@@ -68,3 +78,77 @@ def _ipv6_interface_with(address: ipaddress.IPv4Address | ipaddress.IPv6Address)
         if bytes.fromhex(digits) == address.packed:
             return name
     return None
+
+
+_RESOLVE_S = 3.0
+_CONNECT_S = 3.0
+_NO_NETWORK = (errno.ENETUNREACH, errno.ENETDOWN)
+_NAME_SERVERS_SILENT = (socket.EAI_AGAIN,)
+
+
+async def require_own(host: str) -> None:
+    """Returns if a socket of this process is reached at `host`, a name or an address.
+
+    Raises ConfigurationError if the name does not exist or leads elsewhere, and TransientError if
+    that cannot be told now: no name server answers, or there is no network yet. Takes seconds at
+    most, also where name servers are silent.
+    """
+    reasons: list[str] = []
+    for family, found in await _resolved(host):
+        try:
+            async with timeout(_CONNECT_S):
+                is_here = await _is_here(family, found)
+            if is_here:
+                return
+            reasons.append(f"{found}: something else answers there")
+        except asyncio.TimeoutError:
+            reasons.append(f"{found}: no answer within {_CONNECT_S:g} s")
+        except OSError as error:
+            if error.errno in _NO_NETWORK:
+                raise TransientError(f"{found}: {os.strerror(error.errno)}") from error
+            reasons.append(f"{found}: {os.strerror(error.errno) if error.errno else error}")
+    raise ConfigurationError(f"this machine cannot be reached there ({'; '.join(reasons)})")
+
+
+async def _resolved(host: str) -> list[tuple[socket.AddressFamily, str]]:
+    """By a thread that nobody waits for longer."""
+    resolve = functools.partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
+    try:
+        async with timeout(_RESOLVE_S):
+            found = await off_loop(resolve)
+    except asyncio.TimeoutError:
+        raise TransientError(f"no name server answers within {_RESOLVE_S:g} s") from None
+    except socket.gaierror as error:
+        if error.errno in _NAME_SERVERS_SILENT:
+            raise TransientError(str(error.strerror)) from error
+        raise ConfigurationError(f"it does not resolve ({error.strerror})") from error
+    except UnicodeError as error:  # labels of a name are of 1 to 63 characters
+        raise ConfigurationError(f"it is no name of a host ({error})") from error
+    return list(dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found))
+
+
+async def _is_here(family: socket.AddressFamily, address: str) -> bool:
+    """Whether what is said to `address` is heard by a socket of this process."""
+    word, heard = secrets.token_bytes(16), asyncio.Event()
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            if await reader.readexactly(len(word)) == word:
+                heard.set()
+                writer.write(word)
+        writer.close()
+
+    with socket.create_server(("", 0), family=family) as listener:
+        server = await asyncio.start_server(listen, sock=listener)
+        try:
+            port = listener.getsockname()[1]
+            reader, writer = await asyncio.open_connection(address, port)
+            try:
+                writer.write(word)
+                with contextlib.suppress(ConnectionError):
+                    await reader.read(1)
+            finally:
+                writer.close()
+        finally:
+            server.close()
+    return heard.is_set()

@@ -42,7 +42,7 @@ from elastic.errors import ConfigurationError, ExitCode, TransientError, meaning
 from elastic.rpc.control import ControlClient
 from elastic.rpc.engine import start_engine
 from elastic.rpc.security import Security, choose_security
-from elastic.runtime.journal import EntryCounts, Journal
+from elastic.runtime.journal import EntryCounts, Journal, warnings_to
 from elastic.runtime.leave_signals import LEAVE_SIGNALS, STRAY_SIGNALS, SignalCount
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.lost_directory import make_anew_when_lost
@@ -63,7 +63,6 @@ from elastic.runtime.reexec import (
 from elastic.runtime.run_directory import NodeDirectory
 from elastic.runtime.service_notice import Condition, ServiceNotice
 from elastic.runtime.tasks import TaskSupervisor
-from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.limits import require_node_name
 from elastic.settings.masking import masked_arguments, masked_url
 from elastic.settings.node import Launch, NodeSettings, OnQuarantine

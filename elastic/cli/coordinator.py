@@ -38,7 +38,7 @@ from elastic.rpc.control import CONTROL_SERVICE, ControlServer
 from elastic.rpc.engine import start_engine
 from elastic.rpc.health import Health
 from elastic.rpc.security import choose_security
-from elastic.runtime.journal import Journal, JsonLines, RecentEntries
+from elastic.runtime.journal import Journal, JsonLines, RecentEntries, warnings_to
 from elastic.runtime.leave_signals import LEAVE_SIGNALS, SignalCount
 from elastic.runtime.listening import require_listenable
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
@@ -49,7 +49,6 @@ from elastic.runtime.process_metrics import ProcessParts, Watched
 from elastic.runtime.process_title import set_title
 from elastic.runtime.reexec import unblock_signals
 from elastic.runtime.service_notice import Condition, ServiceNotice
-from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.coordinator import CoordinatorSettings
 from elastic.settings.shared import AfterEnd
 from elastic.settings.store import StoreKind

@@ -41,7 +41,7 @@ from elastic.rpc.control import CONTROL_SERVICE, ControlClient, ControlServer
 from elastic.rpc.engine import start_engine
 from elastic.rpc.health import Health
 from elastic.rpc.security import choose_security, stays_here
-from elastic.runtime.journal import EntryCounts, Journal, RecentEntries
+from elastic.runtime.journal import EntryCounts, Journal, RecentEntries, warnings_to
 from elastic.runtime.leave_signals import LEAVE_SIGNALS, STRAY_SIGNALS, SignalCount
 from elastic.runtime.listening import require_listenable
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
@@ -53,7 +53,6 @@ from elastic.runtime.process_title import set_title
 from elastic.runtime.reexec import has_terminal, unblock_signals
 from elastic.runtime.run_directory import RunDirectory
 from elastic.runtime.tasks import TaskSupervisor
-from elastic.runtime.warnings_to_journal import warnings_to
 from elastic.settings.run import Console, OutputMode, RunSettings
 from elastic.store.job_runs import DEFAULT_RUN
 from elastic.store.memory import MemoryStore

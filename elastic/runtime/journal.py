@@ -1,11 +1,14 @@
-"""The journal: what happened to the job, one event at a time, for all listeners."""
+"""The journal: what happened to the job, one event at a time, for all listeners; and the warnings
+that modules log, each at most every few seconds."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import time
+import traceback
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
@@ -153,9 +156,8 @@ class RecentEntries:
         if entry.name not in _FREQUENT:
             self._recent.append(line)
         for follower in self._followers:
-            if (
-                follower.qsize() < _MOST_BEHIND
-            ):  # a follower that does not read loses entries; memory stays bounded
+            # One that does not read loses entries: memory stays bounded.
+            if follower.qsize() < _MOST_BEHIND:
                 follower.put_nowait(line)
 
     async def remembered(self) -> AsyncIterator[str]:
@@ -209,3 +211,44 @@ class JsonLines:
             unix_s=time.time(), name="events_lost", fields={"lines": count}, origin=self._origin
         )
         return entry.to_json() + "\n"
+
+
+_WARNED_EVERY_S = 10.0
+_MOST_WARNINGS = 1000
+
+
+class JournalHandler(logging.Handler):
+    """Takes what is logged. What differs only in its last argument is the same."""
+
+    def __init__(self, journal: Journal, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(logging.WARNING)
+        self._journal = journal
+        self._clock = clock
+        self._told_at: dict[tuple[object, ...], float] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Record it unless it was recorded just now."""
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        key = (record.name, record.msg, *map(str, arguments[:-1]))
+        now = self._clock()
+        if now - self._told_at.get(key, -_WARNED_EVERY_S) < _WARNED_EVERY_S:
+            return
+        if len(self._told_at) >= _MOST_WARNINGS:
+            self._told_at.clear()
+        self._told_at[key] = now
+        source = record.name.removeprefix("elastic.")
+        fields = {"message": record.getMessage()}
+        if record.exc_info is not None and (error := record.exc_info[1]) is not None:
+            fields["message"] += f": {type(error).__name__}: {error}"
+            fields["traceback"] = "".join(traceback.format_exception(error))
+        self._journal.record("warning", source=source, **fields)
+
+
+def warnings_to(journal: Journal) -> None:
+    """From now on, for this process; also what the event loop says, which else would be written in
+    between the events."""
+    handler = JournalHandler(journal)
+    for name in ("elastic", "asyncio"):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.propagate = False

@@ -7,31 +7,43 @@ import contextlib
 import math
 import threading
 from collections.abc import Iterable
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from elastic.checkpoint.documents import Json
 
-
-class Record(Protocol):
-    """Of one step, as a generation of a run committed it."""
-
-    @property
-    def step(self) -> int:
-        """From 0."""
-        ...
-
-    @property
-    def run(self) -> str:
-        """The incarnation of the job."""
-        ...
-
-    @property
-    def generation(self) -> int:
-        """Of that run."""
-        ...
+MOST_POINTS = 20_000
+"""Not known to be stored: of steps of 2 ms those of 40 s."""
+_MOST_HANDED_ON = 2_000
 
 
-RecordT = TypeVar("RecordT", bound=Record)
+class LedgerRecord(NamedTuple):  # one is made at every step, in a third of a dataclass's time
+    """The samples of one committed step: positions [start, stop) of the epoch's order.
+
+    run: the incarnation of the job that committed it. A checkpoint brings records of an earlier
+    one, which counted its generations by itself. Empty in checkpoints of before there were runs.
+    """
+
+    step: int
+    epoch: int
+    generation: int
+    world_size: int
+    start: int
+    stop: int
+    run: str = ""
+
+
+class CurvePoint(NamedTuple):
+    """One committed step. `values`, numbers and tensors of one, may grow until the next step is
+    committed."""
+
+    step: int
+    run: str
+    generation: int
+    unix_s: float
+    values: dict[str, Any]
+
+
+RecordT = TypeVar("RecordT", LedgerRecord, CurvePoint)
 
 
 class Backlog(Generic[RecordT]):
@@ -41,7 +53,7 @@ class Backlog(Generic[RecordT]):
     """
 
     def __init__(self, records: Iterable[RecordT] = (), *, most: int | None = None) -> None:
-        self._records = list(records)
+        self._records: list[RecordT] = list(records)
         self._most = most
         self._lock = threading.Lock()
 
@@ -78,40 +90,7 @@ class Backlog(Generic[RecordT]):
         return len(self._records)
 
 
-class LedgerRecord(NamedTuple):  # one is made at every step, in a third of a dataclass's time
-    """The samples of one committed step: positions [start, stop) of the epoch's order.
-
-    run: the incarnation of the job that committed it. A checkpoint brings records of an earlier
-    one, which counted its generations by itself. Empty in checkpoints of before there were runs.
-    """
-
-    step: int
-    epoch: int
-    generation: int
-    world_size: int
-    start: int
-    stop: int
-    run: str = ""
-
-
 LedgerBacklog: TypeAlias = Backlog[LedgerRecord]
-
-MOST_POINTS = 20_000
-"""Not known to be stored: of steps of 2 ms those of 40 s."""
-_MOST_HANDED_ON = 2_000
-
-
-class CurvePoint(NamedTuple):
-    """One committed step. `values`, numbers and tensors of one, may grow until the next step is
-    committed."""
-
-    step: int
-    run: str
-    generation: int
-    unix_s: float
-    values: dict[str, Any]
-
-
 CurvePoints: TypeAlias = Backlog[CurvePoint]
 
 

@@ -48,7 +48,7 @@ from elastic.rpc.certificates import (
     verification_problem,
 )
 from elastic.rpc.control_client import ControlClient
-from elastic.rpc.security import Security, Tls, require_protection
+from elastic.rpc.security import Security, Tls, no_report, require_protection
 from elastic.runtime.network import interface_of, require_own
 from elastic.runtime.off_loop import off_loop
 from elastic.settings.doctor import MachineSettings

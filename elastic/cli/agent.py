@@ -414,10 +414,9 @@ class _Node:
             return f"leaves: {self._leaves_because}"
         if not self._leaders.registered.is_set():
             return "registers in etcd"
-        generation = self.daemon.generation
-        if not self.daemon.in_contact:
-            return f"{_of_group(generation, self.daemon.step)}, without a coordinator"
-        return _of_group(generation, self.daemon.step)
+        generation, step = self.daemon.generation, self.daemon.step
+        group = f"generation {generation}, step {step}" if generation else "waits for a group"
+        return group if self.daemon.in_contact else f"{group}, without a coordinator"
 
     async def close(self) -> None:
         """End the workers and leave, or leave the workers to the next agent."""
@@ -548,10 +547,6 @@ class _Node:
                 "its directory was removed and made anew, but not the socket at which the next "
                 "agent would find the workers"
             )
-
-
-def _of_group(generation: int, step: int) -> str:
-    return f"generation {generation}, step {step}" if generation else "waits for a group"
 
 
 def _document(command: NodeCommand, host: str, token: str) -> NodeDocument:

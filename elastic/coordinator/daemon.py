@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from typing_extensions import assert_never
 
@@ -419,12 +418,8 @@ class CoordinatorDaemon:
         """All that is known of an incident as JSON, of the newest one for 0; of all in brief for
         None. Raises ConfigurationError if there is none of the number."""
         if number is None:
-            return [json.dumps(document) for document in self.incident_list()]
+            return [json.dumps(document) for document in self._incidents.brief()]
         return [json.dumps(self._incidents.document(number))]
-
-    def incident_list(self) -> list[dict[str, Any]]:
-        """One short document for each incident, oldest first."""
-        return self._incidents.brief()
 
     def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
         """The journal as JSON lines: what is remembered, then what comes."""
@@ -526,7 +521,7 @@ class CoordinatorDaemon:
             generation=self._machine.current,
             recovering_since_unix_s=to_unix((since,))[0] if since is not None else None,
             recoveries=tuple(self._recoveries.finished),
-            incidents=self.incident_list(),
+            incidents=self._incidents.brief(),
             ending=self.ended.result().message if ended else "",
             stop_reason=self._order.reason if self._order is not None else "",
             verdict=self._hangs.newest,

@@ -203,12 +203,14 @@ class Agent:
                 message = f"reported too late to keep its slot {slot}"
                 return self._replace(event.status.worker, FailureKind.LEFT_OUT, message)
         own = process.status  # of its pid and its compiling it does not tell here
-        process.status = _with(event.status, slot=slot, pid=own.pid, compiling=own.compiling)
+        process.status = replace(event.status, slot=slot, pid=own.pid, compiling=own.compiling)
         if process.status.phase not in (WorkerPhase.SPARE, WorkerPhase.PREPARING):
             process.deadline = None
         if self._settings.classic and process.runs:
             self._fruitless = 0
-        self._note_progress(event.status.committed)
+        if event.status.committed > self._most_committed:
+            self._most_committed = event.status.committed
+            self._fruitless = 0
         if process.status.phase is WorkerPhase.SPARE and slot is not None:
             # Its connection broke before it heard of its slot, or it reported just before.
             assign = fx.AssignSlot(worker=process.status.worker, slot=slot)
@@ -540,11 +542,6 @@ class Agent:
         self._kill_at = now
         return []
 
-    def _note_progress(self, committed: int) -> None:
-        if committed > self._most_committed:
-            self._most_committed = committed
-            self._fruitless = 0
-
     def _dismiss_all(self, now: float) -> list[fx.Effect]:
         if self.phase is AgentPhase.ENDING:
             return []
@@ -583,15 +580,6 @@ class Agent:
         """None while it is not known what the workers that were found do: to report them as
         starting would have them left out of the group they train in."""
         return None if self._adopting() else tuple([p.status for p in self._processes.values()])
-
-
-def _with(
-    status: WorkerStatus, *, slot: int | None, pid: int, compiling: int | None
-) -> WorkerStatus:
-    """The status with what only the agent knows; usually there is nothing to change."""
-    if status.slot == slot and status.pid == pid and status.compiling == compiling:
-        return status
-    return replace(status, slot=slot, pid=pid, compiling=compiling)
 
 
 _RUNNING = (WorkerPhase.JOINING, WorkerPhase.TRAINING)

@@ -214,7 +214,8 @@ class Coordinator:
             case ev.NodesReported():
                 return [e for report in event.reports for e in self._apply(report, now)]
             case ev.NodeReconnected():
-                return self._node_reconnected(event, now)
+                self._nodes.reconnected(event.node, now)
+                return []
             case ev.NodeLost():
                 return self._node_lost(event, now)
             case ev.NodeGone():
@@ -222,15 +223,20 @@ class Coordinator:
             case ev.NodeLeaving():
                 return self._node_leaving(event, now)
             case ev.NodeWelcomed():
-                return self._node_welcomed(event)
+                self._nodes.welcomed(event.node)
+                self._departures.forget(event.node)
+                return []
             case ev.WorkerFailed():
                 return self._worker_failed(event, now)
             case ev.ClassicScriptReported():
-                return self._classic_script_reported()
+                self._policy = replace(self._policy, restart_all=True)
+                self._restarts.progress_is_known = False
+                return []
             case ev.ProgressReported():
                 return self._progress_reported(event, now)
             case ev.HangExplained():
-                return self._hang_explained(event, now)
+                self._hang.explained(event.generation, event.verdict, now)
+                return []
             case ev.StragglerFound():
                 return self._straggler_found(event, now)
             case ev.ShardReported():
@@ -242,7 +248,8 @@ class Coordinator:
             case ev.GenerationPersisted():
                 return self._generation_persisted(event, now)
             case ev.PersistRefused():
-                return self._persist_refused(event)
+                self._deposed = True
+                return [fx.StepDown(message=event.detail)]
             case ev.StopRequested():
                 return self._stop_requested(event, now)
             case ev.TimerFired():
@@ -264,10 +271,6 @@ class Coordinator:
             if status.took_part and status.compiling is not None:
                 self._progress.compiles(status.compiling)
         return self._checkpoints.abandon(lost.union(self._told_before()))
-
-    def _node_reconnected(self, event: ev.NodeReconnected, now: float) -> list[fx.Effect]:
-        self._nodes.reconnected(event.node, now)
-        return []
 
     def _node_lost(self, event: ev.NodeLost, now: float) -> list[fx.Effect]:
         groups = (self._current, self._leaving)
@@ -292,11 +295,6 @@ class Coordinator:
         if self._stop is None and self._nodes.all_leave():
             reason = f"every node leaves: {event.reason}"
             self._begin_stop(self._asked_to_stop(EXIT_LEFT, reason, now))
-        return []
-
-    def _node_welcomed(self, event: ev.NodeWelcomed) -> list[fx.Effect]:
-        self._nodes.welcomed(event.node)
-        self._departures.forget(event.node)
         return []
 
     def _worker_failed(self, event: ev.WorkerFailed, now: float) -> list[fx.Effect]:
@@ -330,11 +328,6 @@ class Coordinator:
             return [stopping.end_failed(verdict, event.failure, self._hang.text)]
         return [*refused, *self._checkpoints.abandon(lost)]
 
-    def _classic_script_reported(self) -> list[fx.Effect]:
-        self._policy = replace(self._policy, restart_all=True)
-        self._restarts.progress_is_known = False
-        return []
-
     def _progress_reported(self, event: ev.ProgressReported, now: float) -> list[fx.Effect]:
         if not counts_steps(
             event.generation, self._current, leaving=self._since.assembling is None
@@ -358,10 +351,6 @@ class Coordinator:
                 usual_s = event.step_s
                 return [fx.StepWasSlow(step=under_way, lasted_s=slow_s, usual_s=usual_s)]
             return self._explain_slow_step(event.committed, now)
-        return []
-
-    def _hang_explained(self, event: ev.HangExplained, now: float) -> list[fx.Effect]:
-        self._hang.explained(event.generation, event.verdict, now)
         return []
 
     def _straggler_found(self, event: ev.StragglerFound, now: float) -> list[fx.Effect]:
@@ -418,10 +407,6 @@ class Coordinator:
         self._progress.regroup()
         self._untold = self._is_overtaken(generation, now)
         return [] if self._untold else [fx.AnnounceGeneration(generation=generation)]
-
-    def _persist_refused(self, event: ev.PersistRefused) -> list[fx.Effect]:
-        self._deposed = True
-        return [fx.StepDown(message=event.detail)]
 
     def _stop_requested(self, event: ev.StopRequested, now: float) -> list[fx.Effect]:
         if self._stop is None or self._stop.inherited:

@@ -527,7 +527,8 @@ class _Node:
             self._notice.reloaded()
             return
         self._journal.record("begins_anew", command=" ".join(masked_arguments(sys.orig_argv)))
-        descriptors = self._directory.descriptors
+        # Copies: the directory's own are closed as soon as nothing refers to it any more.
+        descriptors = {name: os.dup(own) for name, own in self._directory.descriptors.items()}
         if (listener := self.daemon.keep_listening()) is not None:
             descriptors[AGENT_SOCKET] = listener
         loop = asyncio.get_running_loop()

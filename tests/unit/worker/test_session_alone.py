@@ -818,7 +818,6 @@ def test_init_without_an_agent_is_a_job_of_one(
     monkeypatch: pytest.MonkeyPatch, world_size: str | None
 ) -> None:
     monkeypatch.setattr(session_module, "_current", None)
-    monkeypatch.setattr(session_module, "_training", None)
     if world_size is None:
         monkeypatch.delenv("WORLD_SIZE", raising=False)
     else:

@@ -336,10 +336,12 @@ class ChromeTrace:
     def to_document(self, **other: Any) -> dict[str, Any]:
         """As JSON values. other: what else is to be known of the trace."""
         begin = self._began or 0.0
-        events = [
-            {**event, "ts": round((event["ts"] - begin) * 1e6, 3)} if "ts" in event else event
-            for event in self._events
-        ]
+        events = [dict(event) for event in self._events]
+        for event in events:
+            if "ts" in event:
+                ended, event["ts"] = event.get("dur"), round((event["ts"] - begin) * 1e6, 3)
+                if ended is not None:  # slices that end together do so after rounding too
+                    event["dur"] = round((ended - begin) * 1e6, 3) - event["ts"]
         return {
             "traceEvents": events,
             "displayTimeUnit": "ms",
@@ -347,7 +349,7 @@ class ChromeTrace:
         }
 
     def _slice(self, track: Track, this: Slice, began: float, ended: float) -> None:
-        more = {"dur": round((ended - began) * 1e6, 3), "args": dict(this.args)}
+        more = {"dur": ended, "args": dict(this.args)}
         self._add(track, "X", this.name, this.category, began, more)
         at = began
         for part in this.parts:

@@ -387,7 +387,6 @@ def _ends_within_a_line(path: Path) -> bool:
 
 _COLUMNS = ("step", "generation", "unix_s", "name", "value")
 _LONGEST_LINE = 1 << 20
-_EARLIER_RUN = 0  # as a generation of this run, which counts from 1
 
 
 class _Sink(Protocol):

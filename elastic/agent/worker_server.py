@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ from elastic.v1 import job_pb2, stacks_pb2
 from elastic.v1 import local_pb2 as pb
 
 _HELLO_TIMEOUT_S = 5.0
+_KEEP_PATH: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+"""Where a server is closed because the agent begins anew, workers wait at the path."""
 _MOST_HELLO_BYTES = 4096
 _MOST_UNREAD_BYTES = 16 << 20  # by a worker: one that is so far behind does not follow any more
 
@@ -76,7 +79,7 @@ class WorkerServer:
     async def start(self) -> None:
         """Listen; only this user can connect."""
         self._listener = self._keep() or self._bind()
-        self._server = await asyncio.start_unix_server(self._serve, sock=self._listener)
+        await self._listen()
 
     async def listen_at(self, path: Path) -> None:
         """The socket was removed: make another one. Those who are connected stay so."""
@@ -84,7 +87,12 @@ class WorkerServer:
             self._server.close()
         self._path = path
         self._listener = self._bind()
-        self._server = await asyncio.start_unix_server(self._serve, sock=self._listener)
+        await self._listen()
+
+    async def _listen(self) -> None:
+        self._server = await asyncio.start_unix_server(
+            self._serve, sock=self._listener, **_KEEP_PATH
+        )
 
     def _keep(self) -> socket.socket | None:
         if self._kept is not None:

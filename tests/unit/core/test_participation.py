@@ -40,6 +40,26 @@ def trained(steps: int, worker: str = "a", **options: int) -> Driver:
     return driver
 
 
+def joined(number: int, *between: str, committed: int, marks: str = "") -> list[str]:
+    """What is asked for on the way into a group: between the declarations and the news of it."""
+    return [
+        f"Join {marks}".strip(),
+        "Declare",
+        *between,
+        f"TellJoined committed={committed}",
+        f"SetUp generation={number}",
+        "Entered",
+    ]
+
+
+def struck(steps: int, *workers: str) -> Driver:
+    """In the block of the next step, where it hears that these are the next group."""
+    driver = trained(steps)
+    driver.enter_block()
+    driver.announce(2, *workers)
+    return driver
+
+
 # ---- into a group
 
 
@@ -47,16 +67,8 @@ def test_a_job_of_one_begins() -> None:
     driver = Driver()
     driver.announce(1, "a")
     driver.begin_loop()
-    assert driver.taken() == [
-        "Join",
-        "Declare",
-        "Restore loop=0",
-        "TellJoined committed=0",
-        "SetUp generation=1",
-        "Entered",
-    ]
-    driver.enter_block()
-    driver.commit()
+    assert driver.taken() == joined(1, "Restore loop=0", committed=0)
+    driver.step()
     driver.boundary()
     assert driver.taken() == ["CompareReplicas"]
     assert driver.part.progress.committed == 1
@@ -70,15 +82,7 @@ def test_a_job_goes_on_from_a_checkpoint_and_gives_it_to_the_others() -> None:
     driver.answer(act.Restore, Progress(committed=9, committed_in=2))
     driver.peers(ME, NEWCOMER)
     driver.begin_loop()
-    assert driver.taken() == [
-        "Join",
-        "Declare",
-        "Restore loop=0",
-        "Send rank=1 step=9 BEGIN",
-        "TellJoined committed=9",
-        "SetUp generation=3",
-        "Entered",
-    ]
+    assert driver.taken() == joined(3, "Restore loop=0", "Send rank=1 step=9 BEGIN", committed=9)
     # A state that was restored is newer than what a member cut off since then may hold.
     assert driver.part.progress.committed_in == 3
 
@@ -89,14 +93,7 @@ def test_a_newcomer_receives_the_state() -> None:
     driver.peers(veteran(5), ME)
     driver.answer(act.Receive, Progress(committed=5, committed_in=1))
     driver.begin_loop()
-    assert driver.taken() == [
-        "Join",
-        "Declare",
-        "Receive rank=0 loop=0 BEGIN",
-        "TellJoined committed=5",
-        "SetUp generation=2",
-        "Entered",
-    ]
+    assert driver.taken() == joined(2, "Receive rank=0 loop=0 BEGIN", committed=5)
     assert driver.part.intact
     assert driver.part.progress.committed_in == 1  # the state is as old as it was
 
@@ -117,12 +114,7 @@ def test_a_newcomer_is_set_up_only_when_all_of_the_state_is_there() -> None:
         "Receive rank=0 loop=0 BEGIN",
         "TearDown",
         "Break",
-        "Join",
-        "Declare",
-        "Receive rank=0 loop=0 BEGIN",
-        "TellJoined committed=6",
-        "SetUp generation=3",
-        "Entered",
+        *joined(3, "Receive rank=0 loop=0 BEGIN", committed=6),
     ]
     assert [(d.intact, d.took_part) for d in declared] == [(False, False)]
 
@@ -152,13 +144,13 @@ def test_members_that_differ_are_told_apart_and_only_they_receive() -> None:
     assert driver.taken() == [
         "TearDown",
         "Leave",
-        "Join held at_begin",
-        "Declare",
-        "TellDifference ranks=(1,) right=0",
-        "Send rank=1 step=5 BEGIN",
-        "TellJoined committed=5",
-        "SetUp generation=2",
-        "Entered",
+        *joined(
+            2,
+            "TellDifference ranks=(1,) right=0",
+            "Send rank=1 step=5 BEGIN",
+            committed=5,
+            marks="held at_begin",
+        ),
     ]
 
 
@@ -181,20 +173,14 @@ def test_a_member_that_is_outvoted_takes_over_the_state_of_the_majority() -> Non
 
 
 def test_a_block_that_does_not_count_is_undone_and_handed_out_again() -> None:
-    driver = trained(3)
-    driver.enter_block()
-    driver.announce(2, "a")
+    driver = struck(3, "a")
     assert driver.give_up() is False
     assert driver.part.void
     assert driver.taken() == [
         "PutBack",
         "TearDown",
         "Break held",
-        "Join held at_begin",
-        "Declare",
-        "TellJoined committed=3",
-        "SetUp generation=2",
-        "Entered",
+        *joined(2, committed=3, marks="held at_begin"),
         "KeepForRetry",
     ]
     driver.boundary()
@@ -207,9 +193,7 @@ def test_a_block_that_does_not_count_is_undone_and_handed_out_again() -> None:
 
 
 def test_a_block_that_others_completed_counts_with_their_state_of_its_end() -> None:
-    driver = trained(3)
-    driver.enter_block()
-    driver.announce(2, "a", "b")
+    driver = struck(3, "a", "b")
     driver.peers(ME, veteran(4))
     driver.answer(act.Receive, Progress(committed=4, committed_in=1))
     assert driver.give_up() is True
@@ -218,13 +202,7 @@ def test_a_block_that_others_completed_counts_with_their_state_of_its_end() -> N
         "PutBack",
         "TearDown",
         "Break held",
-        "Join held at_begin",
-        "Declare",
-        "DropState",
-        "Receive rank=1 loop=0 COMMIT",
-        "TellJoined committed=4",
-        "SetUp generation=2",
-        "Entered",
+        *joined(2, "DropState", "Receive rank=1 loop=0 COMMIT", committed=4, marks="held at_begin"),
     ]
     # Its script runs what stands below the block, so it is not at the begin mark.
     driver.announce(3, "a")
@@ -245,9 +223,7 @@ def test_the_sender_gives_the_commit_mark_with_the_progress_of_the_commit() -> N
 
 
 def test_what_could_not_be_undone_is_received_from_another_member() -> None:
-    driver = trained(3)
-    driver.enter_block()
-    driver.announce(2, "a", "b")
+    driver = struck(3, "a", "b")
     driver.answer(act.PutBack, False)
     holds_the_state: list[bool] = []
     driver.answer(act.Join, lambda _: holds_the_state.append(driver.machine.status.took_part))
@@ -269,9 +245,7 @@ def test_what_could_not_be_undone_is_received_from_another_member() -> None:
 
 
 def test_a_loss_while_the_next_group_agrees_leads_to_the_one_after_it() -> None:
-    driver = trained(3)
-    driver.enter_block()
-    driver.announce(2, "a", "b")
+    driver = struck(3, "a", "b")
     driver.lose_at(act.Declare, 3, "a")
     assert driver.give_up() is False
     log = driver.taken()
@@ -283,9 +257,7 @@ def test_a_loss_while_the_next_group_agrees_leads_to_the_one_after_it() -> None:
 
 @pytest.mark.parametrize("torn_again", [False, True])
 def test_a_member_lost_while_it_receives_stays_torn(torn_again: bool) -> None:
-    driver = trained(3)
-    driver.enter_block()
-    driver.announce(2, "a", "b")
+    driver = struck(3, "a", "b")
     driver.peers(ME, veteran(4))
     driver.lose_at(act.Receive, 3, "a", "b")
     if torn_again:
@@ -302,9 +274,7 @@ def test_a_member_lost_while_it_receives_stays_torn(torn_again: bool) -> None:
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_whoever_loses_its_group_says_whether_it_has_received_the_state(whole: bool) -> None:
-    driver = trained(3)
-    driver.enter_block()
-    driver.announce(2, "a", "b")
+    driver = struck(3, "a", "b")
     driver.peers(ME, veteran(4))
     if whole:
         driver.answer(act.Receive, Progress(committed=4, committed_in=1))
@@ -325,28 +295,19 @@ def test_whoever_loses_its_group_says_whether_it_has_received_the_state(whole: b
 
 
 def test_a_member_whose_script_stands_still_gives_its_state_to_the_next_group() -> None:
-    driver = trained(3)
-    driver.enter_block()
-    driver.announce(2, "a", "b")
+    driver = struck(3, "a", "b")
     driver.peers(ME, NEWCOMER)
     driver.drive(driver.part.bequeath())
     assert driver.taken() == [
         "PutBack",
         "TearDown",
         "Break held",
-        "Join held at_begin",
-        "Declare",
-        "Send rank=1 step=3 BEGIN",
-        "TellJoined committed=3",
-        "SetUp generation=2",
-        "Entered",
+        *joined(2, "Send rank=1 step=3 BEGIN", committed=3, marks="held at_begin"),
     ]
 
 
 def test_alone_it_waits_for_a_group_of_several() -> None:
-    driver = trained(3)
-    driver.enter_block()
-    driver.announce(2, "a")
+    driver = struck(3, "a")
     driver.answer(act.AwaitSuccessor, lambda _: driver.announce(3, "a", "b", leave_after=4))
     driver.answer(act.Break, None, lambda _: driver.announce(4, "a", "b"))
     driver.answer(act.Declare, lambda mine: (mine,), lambda mine: (mine, NEWCOMER))
@@ -357,9 +318,7 @@ def test_alone_it_waits_for_a_group_of_several() -> None:
 
 
 def test_a_torn_state_is_not_given_to_the_next_group() -> None:
-    driver = trained(3)
-    driver.enter_block()
-    driver.announce(2, "a", "b")
+    driver = struck(3, "a", "b")
     driver.answer(act.PutBack, False)
     driver.drive(driver.part.bequeath())
     assert driver.taken() == ["PutBack", "DropState", "TearDown", "Break"]
@@ -369,9 +328,7 @@ def test_a_torn_state_is_not_given_to_the_next_group() -> None:
 
 
 def test_a_torn_state_without_a_checkpoint_is_never_begun_from() -> None:
-    driver = trained(3)
-    driver.enter_block()
-    driver.announce(2, "a")
+    driver = struck(3, "a")
     driver.answer(act.PutBack, False)
     with pytest.raises(StateLost, match="checkpoint"):
         driver.give_up()
@@ -379,9 +336,7 @@ def test_a_torn_state_without_a_checkpoint_is_never_begun_from() -> None:
 
 
 def test_a_torn_state_is_replaced_by_the_checkpoint() -> None:
-    driver = trained(3)
-    driver.enter_block()
-    driver.announce(2, "a")
+    driver = struck(3, "a")
     driver.answer(act.PutBack, False)
     driver.answer(act.Restore, Progress(committed=2, committed_in=1))
     assert driver.give_up() is False
@@ -537,11 +492,7 @@ def test_a_call_that_lost_its_group_is_made_again_in_the_next() -> None:
         "Perform call=evaluate",
         "TearDown",
         "Break held",
-        "Join held",
-        "Declare",
-        "TellJoined committed=2",
-        "SetUp generation=2",
-        "Entered",
+        *joined(2, committed=2, marks="held"),
         "MeetForCall committed=2 number=0 call=evaluate",
         "Perform call=evaluate",
     ]
@@ -666,9 +617,7 @@ def test_a_group_with_a_newcomer_is_of_no_use_while_a_call_is_under_way() -> Non
 
 def test_a_call_below_a_block_that_does_not_count_is_made_without_newcomers() -> None:
     """Their scripts come to the block itself."""
-    driver = trained(2)
-    driver.enter_block()
-    driver.announce(2, "a", "b")
+    driver = struck(2, "a", "b")
     driver.peers(ME, NEWCOMER)
     assert driver.give_up() is False
     driver.taken()
@@ -677,11 +626,7 @@ def test_a_call_below_a_block_that_does_not_count_is_made_without_newcomers() ->
     assert driver.taken() == [
         "TearDown",
         "Break held",
-        "Join held",
-        "Declare",
-        "TellJoined committed=2",
-        "SetUp generation=3",
-        "Entered",
+        *joined(3, committed=2, marks="held"),
         "MeetForCall committed=2 number=0 call=evaluate",
         "Perform call=evaluate",
     ]
@@ -690,8 +635,7 @@ def test_a_call_below_a_block_that_does_not_count_is_made_without_newcomers() ->
 def test_a_commit_forgets_the_calls_before_it() -> None:
     driver = trained(2)
     driver.call("evaluate")
-    driver.enter_block()
-    driver.commit()
+    driver.step()
     assert driver.part.runs_done == 0
     driver.announce(2, "a", "b")
     driver.peers(ME, veteran(3))
@@ -808,12 +752,16 @@ def test_a_veteran_cannot_go_back_to_a_loop_that_its_script_has_left() -> None:
 SAVE_AND_LEAVE = {"purpose": Purpose.SAVE_AND_LEAVE}
 
 
-def test_at_a_boundary_a_job_that_stops_is_saved_and_left() -> None:
-    driver = trained(3)
-    driver.announce(2, "a", **SAVE_AND_LEAVE)
+def leaves_at_boundary(driver: Driver) -> None:
     driver.answer(act.LeaveJob, JobEnds())
     with pytest.raises(JobEnds):
         driver.boundary()
+
+
+def test_at_a_boundary_a_job_that_stops_is_saved_and_left() -> None:
+    driver = trained(3)
+    driver.announce(2, "a", **SAVE_AND_LEAVE)
+    leaves_at_boundary(driver)
     assert driver.taken()[-3:] == ["Entered", "SaveAndWait step=3", "LeaveJob"]
 
 
@@ -824,9 +772,7 @@ def test_from_a_block_a_job_that_stops_is_left_at_the_next_boundary() -> None:
     driver.announce(2, "a", **SAVE_AND_LEAVE)
     assert driver.give_up() is False
     assert not any(line.startswith("Save") for line in driver.taken())
-    driver.answer(act.LeaveJob, JobEnds())
-    with pytest.raises(JobEnds):
-        driver.boundary()
+    leaves_at_boundary(driver)
     assert driver.taken() == ["PutBackForRetry", "SaveAndWait step=3", "LeaveJob"]
 
 
@@ -847,9 +793,7 @@ def test_who_is_a_call_behind_makes_it_before_the_job_is_saved_and_left() -> Non
     driver.peers(ME, veteran(3, runs_done=1, repeats=True))
     assert driver.call("evaluate") == "evaluate"
     assert not any(line.startswith("Save") for line in driver.taken())
-    driver.answer(act.LeaveJob, JobEnds())
-    with pytest.raises(JobEnds):
-        driver.boundary()
+    leaves_at_boundary(driver)
     assert driver.taken() == ["SaveAndWait step=3", "LeaveJob"]
 
 
@@ -858,9 +802,7 @@ def test_a_group_lost_while_it_saves_is_followed_by_another_that_saves() -> None
     driver.announce(2, "a", "b", **SAVE_AND_LEAVE)
     driver.peers(ME, veteran(3))
     driver.lose_at(act.SaveAndWait, 3, "a", **SAVE_AND_LEAVE)
-    driver.answer(act.LeaveJob, JobEnds())
-    with pytest.raises(JobEnds):
-        driver.boundary()
+    leaves_at_boundary(driver)
     assert driver.taken().count("SaveAndWait step=3") == 2
 
 
@@ -887,8 +829,7 @@ def test_a_job_gone_back_saves_its_steps_again() -> None:
     driver.answer(act.PutBack, False)
     driver.answer(act.Restore, Progress(committed=2, committed_in=1))
     driver.give_up()
-    driver.enter_block()
-    driver.commit()
+    driver.step()
     driver.boundary()
     assert driver.taken()[-1] == "Save step=3"
 
@@ -935,8 +876,7 @@ def test_replicas_are_compared_after_1_2_4_8_steps_and_once_each() -> None:
     driver = begun()
     compared = []
     for _ in range(9):
-        driver.enter_block()
-        driver.commit()
+        driver.step()
         driver.boundary()
         driver.boundary()
         if "CompareReplicas" in driver.taken():
@@ -949,8 +889,7 @@ def test_replicas_are_compared_before_each_save_too() -> None:
     driver = begun(save_every=3)
     compared = []
     for _ in range(9):
-        driver.enter_block()
-        driver.commit()
+        driver.step()
         driver.boundary()
         taken = driver.taken()
         if "CompareReplicas" in taken:

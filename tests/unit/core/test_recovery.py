@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -62,10 +63,18 @@ def marked(plan: RecoveryPlan) -> list[tuple[int, int, Mark]]:
         ([held(9, 1), held(6, 2)], 6, [(1, 0)]),
     ],
 )
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"took_part": False, "commit_digest": 0, "begin_digest": 0}],
+    ids=["at both marks", "at none"],
+)
 def test_the_most_advanced_lineage_is_right(
-    declarations: list[Declaration], committed: int | None, transfers: list[tuple[int, int]]
+    declarations: list[Declaration],
+    committed: int | None,
+    transfers: list[tuple[int, int]],
+    changes: dict[str, Any],
 ) -> None:
-    plan = plan_recovery(declarations)
+    plan = plan_recovery([replace(d, **changes) for d in declarations])
     assert plan.committed == committed
     assert pairs(plan) == transfers
     assert not plan.stranded

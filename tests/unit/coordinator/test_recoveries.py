@@ -31,7 +31,8 @@ def member(worker: str) -> Member:
     return Member(worker=worker, node="n", slot=0, endpoint="e")
 
 
-def reformed(number: int) -> pb.Reformed:
+def reformed(number: int, out_s: float = 0.0) -> pb.Reformed:
+    """out_s: how long the group's first member had been without one; 0: never in one."""
     return pb.Reformed(
         worker="a",
         generation=number,
@@ -40,7 +41,20 @@ def reformed(number: int) -> pb.Reformed:
         join_s=0.25,
         sync_s=0.5,
         first_step_s=1.0,
+        out_s=out_s,
     )
+
+
+def answered(recoveries: Recoveries, lost_at: float, at: float) -> None:
+    """The loss of "b" by generation 2."""
+    recoveries.lost(lost(lost_at, "b"))
+    recoveries.announced(generation(2), at)
+
+
+def finished(recoveries: Recoveries, report: pb.Reformed, now: float) -> dict[str, Any]:
+    record = recoveries.reformed(report, now)
+    assert record is not None
+    return record
 
 
 def sum_of_phases(record: dict[str, Any]) -> float:
@@ -52,8 +66,7 @@ def test_phases_add_up_to_the_total() -> None:
     recoveries = Recoveries()
     recoveries.sign(10.0)
     recoveries.sign(10.1)
-    recoveries.lost(lost(10.5, "b"))
-    recoveries.announced(generation(2), 10.75)
+    answered(recoveries, lost_at=10.5, at=10.75)
     record = recoveries.reformed(reformed(2), 14.0)
     assert record == {
         "generation": 2,
@@ -75,25 +88,21 @@ def test_phases_add_up_to_the_total() -> None:
 
 def test_a_loss_without_a_sign_begins_with_the_decision() -> None:
     recoveries = Recoveries()
-    recoveries.lost(lost(5.0, "b"))
-    recoveries.announced(generation(2), 5.0)
-    record = recoveries.reformed(reformed(2), 8.0)
-    assert record is not None
+    answered(recoveries, lost_at=5.0, at=5.0)
+    record = finished(recoveries, reformed(2), 8.0)
     assert (record["detect_s"], record["total_s"]) == (0.0, 3.0)
 
 
 def test_struck_twice_is_one_recovery() -> None:
     recoveries = Recoveries()
     recoveries.sign(1.0)
-    recoveries.lost(lost(2.0, "b"))
-    recoveries.announced(generation(2), 2.0)
+    answered(recoveries, lost_at=2.0, at=2.0)
     recoveries.sign(3.0)
     recoveries.lost(lost(4.0, "c"))
     assert recoveries.reformed(reformed(2), 4.5) is None
     recoveries.announced(generation(3), 5.0)
     assert recoveries.reformed(reformed(2), 5.5) is None
-    record = recoveries.reformed(reformed(3), 8.0)
-    assert record is not None
+    record = finished(recoveries, reformed(3), 8.0)
     assert (record["lost"], record["generation"], record["total_s"]) == (["b", "c"], 3, 7.0)
     assert record["detect_s"] == 3.0
     assert sum_of_phases(record) == pytest.approx(7.0)
@@ -113,12 +122,8 @@ def test_a_first_step_of_the_lost_group_does_not_end_its_recovery() -> None:
 
 def test_a_group_lost_before_this_leader_led_is_counted_from_its_loss() -> None:
     recoveries = Recoveries(leads_since=20.0)
-    recoveries.lost(lost(20.5, "b"))
-    recoveries.announced(generation(2), 20.75)
-    report = reformed(2)
-    report.out_s = 7.0
-    record = recoveries.reformed(report, 24.0)
-    assert record is not None
+    answered(recoveries, lost_at=20.5, at=20.75)
+    record = finished(recoveries, reformed(2, out_s=7.0), 24.0)
     assert (record["total_s"], record["detect_s"]) == (7.0, 3.5)
     assert sum_of_phases(record) == pytest.approx(7.0)
 
@@ -127,12 +132,8 @@ def test_a_loss_that_an_agent_tells_when_it_comes_is_counted_from_the_loss() -> 
     """The leader led already, and nobody had found it."""
     recoveries = Recoveries(leads_since=20.0)
     recoveries.hears(20.3)
-    recoveries.lost(lost(20.5, "b"))
-    recoveries.announced(generation(2), 20.5)
-    report = reformed(2)
-    report.out_s = 0.75
-    record = recoveries.reformed(report, 20.875)
-    assert record is not None
+    answered(recoveries, lost_at=20.5, at=20.5)
+    record = finished(recoveries, reformed(2, out_s=0.75), 20.875)
     assert record["total_s"] == 0.75
 
 
@@ -153,8 +154,7 @@ def test_a_recovery_that_the_leader_before_has_begun_is_finished() -> None:
     report = reformed(2)
     assert recoveries.reformed(report, 20.0) is None  # a newcomer: nobody can say since when
     report.out_s = 3.0
-    record = recoveries.reformed(report, 20.5)
-    assert record is not None
+    record = finished(recoveries, report, 20.5)
     assert (record["generation"], record["reason"]) == (2, "member_lost")
     assert record["lost"] == ["b"]
     assert (record["total_s"], record["detect_s"]) == (3.0, 1.25)
@@ -175,21 +175,15 @@ def test_a_recovery_that_the_leader_before_has_begun_is_finished() -> None:
 )
 def test_a_recovery_that_is_not_under_way(recoveries: Recoveries) -> None:
     assert recoveries.loss(b"") is None
-    report = reformed(2)
-    report.out_s = 3.0
-    assert recoveries.reformed(report, 20.5) is None
+    assert recoveries.reformed(reformed(2, out_s=3.0), 20.5) is None
 
 
 def test_another_loss_before_the_first_step_is_the_same_recovery() -> None:
     recoveries = Recoveries(leads_since=20.0, last=stored())
     recoveries.lost(lost(20.5, "c"))
-    report = reformed(2)
-    report.out_s = 3.0
-    assert recoveries.reformed(report, 21.0) is None
+    assert recoveries.reformed(reformed(2, out_s=3.0), 21.0) is None
     recoveries.announced(generation(3), 21.0)
-    report = reformed(3)
-    record = recoveries.reformed(report, 22.0)
-    assert record is not None
+    record = finished(recoveries, reformed(3), 22.0)
     assert record["lost"] == ["b", "c"]
 
 
@@ -197,12 +191,8 @@ def test_a_loss_under_this_leader_is_counted_from_its_first_sign() -> None:
     """A member may have noticed before, but its own clock tells of its own process alone."""
     recoveries = Recoveries(leads_since=1.0)
     recoveries.sign(20.0)
-    recoveries.lost(lost(20.5, "b"))
-    recoveries.announced(generation(2), 20.75)
-    report = reformed(2)
-    report.out_s = 7.0
-    record = recoveries.reformed(report, 24.0)
-    assert record is not None
+    answered(recoveries, lost_at=20.5, at=20.75)
+    record = finished(recoveries, reformed(2, out_s=7.0), 24.0)
     assert record["total_s"] == 4.0
 
 
@@ -220,8 +210,7 @@ def test_an_old_sign_does_not_count_for_a_later_loss() -> None:
     recoveries.announced(generation(2), 2.0)
     recoveries.lost(lost(100.0, "b"))
     recoveries.announced(generation(3), 100.0)
-    record = recoveries.reformed(reformed(3), 103.0)
-    assert record is not None
+    record = finished(recoveries, reformed(3), 103.0)
     assert record["total_s"] == 3.0
 
 
@@ -235,10 +224,8 @@ def test_a_node_that_was_silent_and_lost_no_member_is_no_sign_of_a_later_loss(
     recoveries.sign(10.0, silent="n@1")
     recoveries.reported("m@1", ["a"], current)
     recoveries.reported("n@1", workers, current)
-    recoveries.lost(lost(100.0, "b"))
-    recoveries.announced(generation(2), 100.0)
-    record = recoveries.reformed(reformed(2), 103.0)
-    assert record is not None
+    answered(recoveries, lost_at=100.0, at=100.0)
+    record = finished(recoveries, reformed(2), 103.0)
     assert record["detect_s"] == detect_s
 
 
@@ -264,8 +251,7 @@ def test_a_group_that_waited_for_one_that_was_to_leave_counts_from_its_last_comm
         recoveries.lost(lost(100.5, "b"))
         recoveries.announced(generation(2), 100.5)
     assert recoveries.reformed(reformed(1), 101.0) is None
-    record = recoveries.reformed(reformed(2), 103.0)
-    assert record is not None
+    record = finished(recoveries, reformed(2), 103.0)
     assert record["total_s"] == 18.0
     assert record["detect_s"] == (15.0 if planned else 15.5)
     assert record["reason"] == ("leave_timed_out" if planned else "member_lost")

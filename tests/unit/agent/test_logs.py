@@ -21,6 +21,7 @@ def append(path: Path, data: bytes) -> None:
 
 @pytest.fixture
 def lines() -> Lines:
+    """What was handed out."""
     return []
 
 
@@ -29,11 +30,16 @@ def follower(lines: Lines) -> LogFollower:
     return LogFollower(lambda worker, line: lines.append((worker, line)))
 
 
+@pytest.fixture
+def path(tmp_path: Path, follower: LogFollower) -> Path:
+    """The log of worker "a", which is followed."""
+    follower.follow("a", tmp_path / "a.log")
+    return tmp_path / "a.log"
+
+
 def test_lines_are_handed_out_when_they_are_whole(
-    tmp_path: Path, follower: LogFollower, lines: Lines
+    path: Path, follower: LogFollower, lines: Lines
 ) -> None:
-    path = tmp_path / "a.log"
-    follower.follow("a", path)
     follower.poll()  # not there yet
     append(path, b"one\ntw")
     follower.poll()
@@ -45,11 +51,9 @@ def test_lines_are_handed_out_when_they_are_whole(
 
 
 def test_a_log_that_was_cut_is_followed_from_its_begin(
-    tmp_path: Path, follower: LogFollower, lines: Lines
+    path: Path, follower: LogFollower, lines: Lines
 ) -> None:
     """As logrotate's copytruncate does under a process that writes on."""
-    path = tmp_path / "a.log"
-    follower.follow("a", path)
     append(path, b"one\nnot whole")
     follower.poll()
     path.write_bytes(b"")
@@ -62,11 +66,7 @@ def test_a_log_that_was_cut_is_followed_from_its_begin(
     assert lines == [("a", "one"), ("a", "two"), ("a", "three")]
 
 
-def test_a_character_may_be_cut_anywhere(
-    tmp_path: Path, follower: LogFollower, lines: Lines
-) -> None:
-    path = tmp_path / "a.log"
-    follower.follow("a", path)
+def test_a_character_may_be_cut_anywhere(path: Path, follower: LogFollower, lines: Lines) -> None:
     for byte in "lößs: 0.5 → ✓\n".encode():
         append(path, bytes([byte]))
         follower.poll()
@@ -76,10 +76,8 @@ def test_a_character_may_be_cut_anywhere(
 
 
 def test_what_is_written_faster_than_it_can_be_shown_stays_in_the_file(
-    tmp_path: Path, follower: LogFollower, lines: Lines
+    path: Path, follower: LogFollower, lines: Lines
 ) -> None:
-    path = tmp_path / "a.log"
-    follower.follow("a", path)
     append(path, b"first\n")
     follower.poll()
     with path.open("ab") as file:
@@ -100,10 +98,8 @@ def test_what_is_written_faster_than_it_can_be_shown_stays_in_the_file(
 
 
 def test_an_end_is_told_at_once_however_much_is_left(
-    tmp_path: Path, follower: LogFollower, lines: Lines
+    path: Path, follower: LogFollower, lines: Lines
 ) -> None:
-    path = tmp_path / "a.log"
-    follower.follow("a", path)
     with path.open("wb") as file:  # sparse: 40 GB of zeros without a line's end
         file.seek(40 << 30)
         file.write(b"\nlast words\n")
@@ -114,10 +110,8 @@ def test_an_end_is_told_at_once_however_much_is_left(
 
 @pytest.mark.parametrize("size", [1 << 20, 30 << 20])
 def test_at_an_end_no_more_lines_are_handed_out_than_take_no_time(
-    size: int, tmp_path: Path, follower: LogFollower, lines: Lines
+    size: int, path: Path, follower: LogFollower, lines: Lines
 ) -> None:
-    path = tmp_path / "a.log"
-    follower.follow("a", path)
     append(path, b"\n" * size + b"last words\n")
     follower.forget("a")
     assert lines[-1] == ("a", "last words")
@@ -127,10 +121,8 @@ def test_at_an_end_no_more_lines_are_handed_out_than_take_no_time(
 
 
 def test_a_line_without_end_is_handed_out_in_pieces(
-    tmp_path: Path, follower: LogFollower, lines: Lines
+    path: Path, follower: LogFollower, lines: Lines
 ) -> None:
-    path = tmp_path / "a.log"
-    follower.follow("a", path)
     for _ in range(10):
         append(path, b"x" * 10_000)
         follower.poll()
@@ -143,12 +135,10 @@ def test_a_line_without_end_is_handed_out_in_pieces(
 
 
 def test_a_progress_bar_is_shown_as_a_terminal_would(
-    tmp_path: Path, follower: LogFollower, lines: Lines, monkeypatch: pytest.MonkeyPatch
+    path: Path, follower: LogFollower, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [10.0]
     monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
-    path = tmp_path / "a.log"
-    follower.follow("a", path)
     for percent in range(100):
         append(path, b"\r%d%% " % percent)
         now[0] += 0.1
@@ -164,12 +154,10 @@ def test_a_progress_bar_is_shown_as_a_terminal_would(
 
 
 def test_forget_hands_out_the_rest(
-    tmp_path: Path, follower: LogFollower, lines: Lines, monkeypatch: pytest.MonkeyPatch
+    path: Path, follower: LogFollower, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of it, also where one look does not show everything."""
     monkeypatch.setattr(logs, "_MOST_BYTES", 7)
-    path = tmp_path / "a.log"
-    follower.follow("a", path)
     append(path, b"".join(b"line %d\n" % i for i in range(9)) + b"last words")
     follower.forget("a")
     assert [line for _, line in lines] == [*(f"line {i}" for i in range(9)), "last words"]
@@ -196,7 +184,7 @@ def test_workers_are_kept_apart(tmp_path: Path, follower: LogFollower, lines: Li
     assert lines == [("a", "from a!"), ("b", "from b!")]
 
 
-def test_run_looks_again_and_again(
+async def test_run_looks_again_and_again(
     tmp_path: Path, follower: LogFollower, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the system has no thread left now and then."""
@@ -209,17 +197,13 @@ def test_run_looks_again_and_again(
         return await to_thread(*work)
 
     monkeypatch.setattr(asyncio, "to_thread", refuse)
-
-    async def check() -> None:
-        follower.follow("a", tmp_path / "a.log")
-        running = asyncio.ensure_future(follower.run())
-        for number in range(3):
-            append(tmp_path / "a.log", b"%d\n" % number)
-            while len(lines) <= number:
-                await asyncio.sleep(0.001)
-        running.cancel()
-
-    asyncio.run(asyncio.wait_for(check(), 10))
+    follower.follow("a", tmp_path / "a.log")
+    running = asyncio.ensure_future(follower.run())
+    for number in range(3):
+        append(tmp_path / "a.log", b"%d\n" % number)
+        while len(lines) <= number:
+            await asyncio.sleep(0.001)
+    running.cancel()
 
 
 def test_the_last_lines_are_read_from_the_end_alone(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from elastic.worker.state.checkpointing import Checkpointing
 from elastic.worker.state.undo import Undo
 from elastic.worker.step import Step
 from tests.unit.worker.together import Seat, run_together
-from tests.unit.worker.training_together import Peer, numbers
+from tests.unit.worker.training_together import Peer, numbers, train_together
 
 
 def backward(peer: Peer, step: Step) -> None:
@@ -35,8 +35,7 @@ def plain(peer: Peer, step: Step, lose: Callable[[], None]) -> None:
     with step:
         lose()
         backward(peer, step)
-        peer.optimizer.step()
-        peer.optimizer.zero_grad()
+        peer.update()
 
 
 def after_the_backward(peer: Peer, step: Step, lose: Callable[[], None]) -> None:
@@ -45,16 +44,14 @@ def after_the_backward(peer: Peer, step: Step, lose: Callable[[], None]) -> None
         lose()
         total = torch.ones(1)
         dist.all_reduce(total)
-        peer.optimizer.step()
-        peer.optimizer.zero_grad()
+        peer.update()
 
 
 def a_collective_after_the_optimizer(peer: Peer, step: Step, lose: Callable[[], None]) -> None:
     """As an averaged loss for a log; what stands below it must run once."""
     with step:
         backward(peer, step)
-        peer.optimizer.step()
-        peer.optimizer.zero_grad()
+        peer.update()
         lose()
         dist.all_reduce(torch.ones(1))
         peer.session.state["updates"] = peer.session.state.get("updates", 0) + 1
@@ -63,13 +60,11 @@ def a_collective_after_the_optimizer(peer: Peer, step: Step, lose: Callable[[], 
 def between_two_optimizers(peer: Peer, step: Step, lose: Callable[[], None]) -> None:
     with step:
         backward(peer, step)
-        peer.optimizer.step()
-        peer.optimizer.zero_grad()
+        peer.update()
         lose()
         backward_again = (peer.model(torch.ones(1, 1, dtype=torch.float64)) + 2.0).square().mean()
         backward_again.backward()
-        peer.optimizer.step()
-        peer.optimizer.zero_grad()
+        peer.update()
 
 
 def state_at_the_top(peer: Peer, step: Step, lose: Callable[[], None]) -> None:
@@ -79,8 +74,7 @@ def state_at_the_top(peer: Peer, step: Step, lose: Callable[[], None]) -> None:
         peer.session.state["drawn"] = peer.session.state.get("drawn", 0.0) + noise
         lose()
         backward(peer, step)
-        peer.optimizer.step()
-        peer.optimizer.zero_grad()
+        peer.update()
 
 
 SCRIPTS: list[Script] = [
@@ -133,9 +127,7 @@ def test_a_job_that_lost_its_group_ends_as_one_that_did_not(
 
 
 def test_a_call_below_a_void_block_gives_its_last_result_without_a_call() -> None:
-    def go(seat: Seat) -> None:
-        peer = Peer(seat)
-        peer.announce(1)
+    def go(peer: Peer) -> None:
         calls: list[int] = []
         found: list[tuple[bool, int]] = []
         lost = False
@@ -155,9 +147,9 @@ def test_a_call_below_a_void_block_gives_its_last_result_without_a_call() -> Non
             found.append((step.committed, peer.session.run(evaluate).pop("index")))
         assert calls == [0, 1, 2, 3]
         assert found == [(True, 0), (True, 1), (False, 1), (True, 2), (True, 3)]
-        seat.exchange("done")
+        peer.seat.exchange("done")
 
-    run_together(go, go)
+    train_together(go, go)
 
 
 # ---- errors that a script makes of a lost connection
@@ -184,9 +176,7 @@ def told_alone(_: Exception) -> None:
 def test_an_error_that_was_raised_for_a_lost_connection_is_a_loss(
     place: str, tell: Callable[[Exception], None]
 ) -> None:
-    def go(seat: Seat) -> None:
-        peer = Peer(seat)
-        peer.announce(1)
+    def go(peer: Peer) -> None:
         lost = False
 
         def lose() -> None:
@@ -210,16 +200,14 @@ def test_an_error_that_was_raised_for_a_lost_connection_is_a_loss(
         assert peer.session.committed == 4
         assert peer.session.generation == 2
 
-    run_together(go, go)
+    train_together(go, go)
 
 
 @pytest.mark.parametrize("place", ["block", "call"])
 def test_an_error_in_a_script_that_handles_a_lost_connection_is_its_own(place: str) -> None:
     """Of old: the script began after that."""
 
-    def go(seat: Seat) -> None:
-        peer = Peer(seat)
-        peer.announce(1)
+    def go(peer: Peer) -> None:
 
         def fail() -> None:
             raise MetricError
@@ -238,7 +226,7 @@ def test_an_error_in_a_script_that_handles_a_lost_connection_is_its_own(place: s
             with pytest.raises(MetricError):
                 train()
 
-    run_together(go, go)
+    train_together(go, go)
 
 
 # ---- calls above a block
@@ -250,9 +238,7 @@ def test_a_call_above_a_block_is_made_again_with_a_member_that_was_still_in_it(
 ) -> None:
     """Which waits there until the other one, whose block does not count, comes to it again."""
 
-    def go(seat: Seat) -> None:
-        peer = Peer(seat)
-        peer.announce(1)
+    def go(peer: Peer) -> None:
         calls: list[int] = []
         lost = False
 
@@ -260,7 +246,7 @@ def test_a_call_above_a_block_is_made_again_with_a_member_that_was_still_in_it(
             nonlocal lost
             if not lost:
                 lost = True
-                seat.exchange("one is in the block, the other one in the call")
+                peer.seat.exchange("one is in the block, the other one in the call")
                 peer.announce(2)
 
         def evaluate(index: int) -> float:
@@ -268,14 +254,14 @@ def test_a_call_above_a_block_is_made_again_with_a_member_that_was_still_in_it(
             total = torch.ones(1)
             dist.all_reduce(total)
             peer.session.state["calls"] = peer.session.state.get("calls", 0) + 1
-            if index == 2 and seat.rank == 1:
+            if index == 2 and peer.seat.rank == 1:
                 lose()
             return total.item()
 
         for step in peer.session.steps(numbers(8, batch_size=1), epochs=1):
             assert peer.session.run(evaluate, step.index) == 2.0
             with step:
-                if step.index == 2 and seat.rank == 0:
+                if step.index == 2 and peer.seat.rank == 0:
                     lose()
                 backward(peer, step)
             if step.committed:
@@ -284,9 +270,9 @@ def test_a_call_above_a_block_is_made_again_with_a_member_that_was_still_in_it(
         assert calls == [0, 1, 2, 2, 3]
         mine = [peer.weight, peer.session.state["calls"], peer.session.committed]
         assert mine[1:] == [4, 4]
-        assert seat.exchange(mine) == [mine, mine]
+        assert peer.seat.exchange(mine) == [mine, mine]
 
-    run_together(go, go)
+    train_together(go, go)
 
 
 def test_copies_for_a_retry_are_made_before_a_call_is_made_again(
@@ -331,8 +317,7 @@ def test_copies_for_a_retry_are_made_before_a_call_is_made_again(
                     lose()
                 for (inputs,) in step.batches():
                     step.backward(peer.model(inputs.expand(-1, features)).sum())
-                peer.optimizer.step()
-                peer.optimizer.zero_grad()
+                peer.update()
             if step.committed and step.index == 2:
                 peer.session.run(evaluate)
         assert lost
@@ -350,24 +335,20 @@ def test_an_optimizer_that_steps_below_the_block_with_its_gradients_is_refused()
     """Whose last reduction was lost gets the others' weights of the block's end, and no gradients:
     it would go on without the update."""
 
-    def go(seat: Seat) -> None:
-        peer = Peer(seat)
-        peer.announce(1)
+    def go(peer: Peer) -> None:
         for step in peer.session.steps(numbers(4, batch_size=1), epochs=1):
             peer.optimizer.zero_grad()
             with step:
                 backward(peer, step)
             with pytest.raises(StepMisused, match="inside"):
                 peer.optimizer.step()
-        seat.exchange("done")
+        peer.seat.exchange("done")
 
-    run_together(go, go)
+    train_together(go, go)
 
 
 def test_an_optimizer_may_step_between_blocks_with_gradients_of_its_own() -> None:
-    def go(seat: Seat) -> None:
-        peer = Peer(seat)
-        peer.announce(1)
+    def go(peer: Peer) -> None:
         for step in peer.session.steps(numbers(4, batch_size=1), epochs=1):
             peer.optimizer.step()  # what earlier blocks have added up
             peer.optimizer.zero_grad()
@@ -376,12 +357,11 @@ def test_an_optimizer_may_step_between_blocks_with_gradients_of_its_own() -> Non
                 peer.optimizer.step()
             peer.optimizer.zero_grad()
             peer.model.module(torch.ones(1, 1, dtype=torch.float64)).sum().backward()
-            peer.optimizer.step()
-            peer.optimizer.zero_grad()
+            peer.update()
         assert peer.session.committed == 2
-        seat.exchange("done")
+        peer.seat.exchange("done")
 
-    run_together(go, go)
+    train_together(go, go)
 
 
 # ---- leaving the loop
@@ -391,9 +371,7 @@ def test_an_optimizer_may_step_between_blocks_with_gradients_of_its_own() -> Non
 def test_a_loop_left_after_a_block_that_does_not_count_is_an_error(then: str) -> None:
     """The index is that of the step whether it counts or not: the last one would be missing."""
 
-    def go(seat: Seat) -> None:
-        peer = Peer(seat)
-        peer.announce(1)
+    def go(peer: Peer) -> None:
         data = numbers(8, batch_size=1)
         for step in peer.session.steps(data, epochs=1):
             with step:
@@ -410,15 +388,13 @@ def test_a_loop_left_after_a_block_that_does_not_count_is_an_error(then: str) ->
         }
         with pytest.raises(StepMisused, match="count"):
             goes_on[then]()
-        seat.exchange("done")
+        peer.seat.exchange("done")
 
-    run_together(go, go)
+    train_together(go, go)
 
 
 def test_a_loop_left_after_a_step_that_counts_is_none() -> None:
-    def go(seat: Seat) -> None:
-        peer = Peer(seat)
-        peer.announce(1)
+    def go(peer: Peer) -> None:
         data = numbers(8, batch_size=1)
         lost = False
         for step in peer.session.steps(data, epochs=1):
@@ -431,15 +407,13 @@ def test_a_loop_left_after_a_step_that_counts_is_none() -> None:
                 break
         assert peer.session.committed == 3
         assert peer.session.run(lambda: 7) == 7
-        seat.exchange("done")
+        peer.seat.exchange("done")
 
-    run_together(go, go)
+    train_together(go, go)
 
 
 def test_a_block_left_by_an_exception_out_of_the_loop_is_an_error() -> None:
-    def go(seat: Seat) -> None:
-        peer = Peer(seat)
-        peer.announce(1)
+    def go(peer: Peer) -> None:
         with contextlib.suppress(ZeroDivisionError):
             for step in peer.session.steps(numbers(8, batch_size=1), epochs=1):
                 with step:
@@ -448,9 +422,9 @@ def test_a_block_left_by_an_exception_out_of_the_loop_is_an_error() -> None:
                     raise ZeroDivisionError
         with pytest.raises(StepMisused, match="exception"):
             peer.session._training.finish()
-        seat.exchange("done")
+        peer.seat.exchange("done")
 
-    run_together(go, go)
+    train_together(go, go)
 
 
 # ---- newcomers and loops
@@ -467,8 +441,7 @@ def test_a_newcomer_skips_the_loops_that_are_done_with_the_results_of_calls_betw
                     at_second()
                 with step:
                     backward(peer, step)
-                    peer.optimizer.step()
-                    peer.optimizer.zero_grad()
+                    peer.update()
                 if step.committed:
                     indices.append(step.index)
             if epoch < 2:
@@ -505,9 +478,7 @@ def test_members_whose_shares_of_a_checkpoint_would_not_fit_are_told(
 ) -> None:
     monkeypatch.setattr(control, "Checkpointing", partial(Checkpointing, every=3))
 
-    def go(seat: Seat) -> None:
-        peer = Peer(seat)
-        peer.announce(1)
+    def go(peer: Peer) -> None:
 
         def train() -> None:
             for step in peer.session.steps(numbers(8, batch_size=1), epochs=1):
@@ -519,9 +490,9 @@ def test_members_whose_shares_of_a_checkpoint_would_not_fit_are_told(
         if kept == "on every rank":
             train()
             return
-        named = r" \(session\.state\.best\.weight\)" if seat.rank == 1 else ""
+        named = r" \(session\.state\.best\.weight\)" if peer.seat.rank == 1 else ""
         with pytest.raises(StepMisused, match=f"rank 1{named} would save other tensors"):
             train()
         assert peer.session.committed == 3
 
-    run_together(go, go)
+    train_together(go, go)

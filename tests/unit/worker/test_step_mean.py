@@ -12,8 +12,7 @@ import torch
 
 from elastic.errors import StepMisused
 from elastic.worker.step import Means, Step
-from tests.unit.worker.together import Seat, run_together
-from tests.unit.worker.training_together import Peer, numbers
+from tests.unit.worker.training_together import Peer, numbers, train_together
 
 PLACES = ["before", "after backward", "after the optimizer"]
 
@@ -28,8 +27,7 @@ def train_with_means(peer: Peer, step: Step, place: str) -> Means:
             step.backward(peer.model(inputs).mean())
             if place == "after backward":
                 means = step.mean(sample=value, square=inputs.square().mean())
-        peer.optimizer.step()
-        peer.optimizer.zero_grad()
+        peer.update()
         if place == "after the optimizer":  # of the last micro-batch alone
             means = step.mean(sample=value, square=inputs.square().mean())
     assert means is not None
@@ -53,9 +51,7 @@ CASES = [(place, options) for place in PLACES for options in ONE_MICRO_BATCH] + 
 
 @pytest.mark.parametrize(("place", "options"), CASES, ids=str)
 def test_the_mean_is_that_of_the_steps_samples(place: str, options: dict[str, int]) -> None:
-    def go(seat: Seat) -> None:
-        peer = Peer(seat)
-        peer.announce(1)
+    def go(peer: Peer) -> None:
         for step in peer.session.steps(numbers(13, **options), epochs=1):
             samples = range(step.samples.start, step.samples.stop)
             means = train_with_means(peer, step, place)
@@ -64,15 +60,13 @@ def test_the_mean_is_that_of_the_steps_samples(place: str, options: dict[str, in
             assert means.sample == float(exact)
             assert math.isclose(means["square"], float(squares), rel_tol=1e-15)
             assert dict(means).keys() == {"sample", "square"}
-        seat.exchange("done")
+        peer.seat.exchange("done")
 
-    run_together(go, go, go)
+    train_together(go, go, go)
 
 
 def test_means_are_the_same_bits_on_every_rank() -> None:
-    def go(seat: Seat) -> None:
-        peer = Peer(seat)
-        peer.announce(1)
+    def go(peer: Peer) -> None:
         found = []
         for step in peer.session.steps(numbers(7, batch_size=1), epochs=1):
             with step:
@@ -80,23 +74,21 @@ def test_means_are_the_same_bits_on_every_rank() -> None:
                     means = step.mean(odd=float(inputs.sum()) / 3.0)
                     step.backward(peer.model(inputs).mean())
             found.append(means.odd.hex())
-        assert all(other == found for other in seat.exchange(found))
+        assert all(other == found for other in peer.seat.exchange(found))
         assert peer.session._training.state.means.keys() == {"odd"}
 
-    run_together(go, go, go)
+    train_together(go, go, go)
 
 
 def alone(place: Callable[[Step, Any], object]) -> None:
-    def go(seat: Seat) -> None:
-        peer = Peer(seat)
-        peer.announce(1)
+    def go(peer: Peer) -> None:
         step = next(peer.session.steps(numbers(4, batch_size=2), epochs=1))
         with step:
             (inputs,) = next(step.batches())
             place(step, inputs)
             step.backward(peer.model(inputs).mean())
 
-    run_together(go)
+    train_together(go)
 
 
 def test_a_mean_is_not_known_inside_of_the_block() -> None:
@@ -110,9 +102,7 @@ def test_a_mean_is_not_known_inside_of_the_block() -> None:
 
 
 def test_a_mean_does_not_keep_the_graph_and_may_be_a_number() -> None:
-    def go(seat: Seat) -> None:
-        peer = Peer(seat)
-        peer.announce(1)
+    def go(peer: Peer) -> None:
         for step in peer.session.steps(numbers(4, batch_size=2), epochs=1):
             with step:
                 for (inputs,) in step.batches():
@@ -122,13 +112,11 @@ def test_a_mean_does_not_keep_the_graph_and_may_be_a_number() -> None:
             assert (means.hits, means.ratio, means.flag) == (3.0, 0.25, 1.0)
             assert not any(t.requires_grad for _, t in step._summed)
 
-    run_together(go)
+    train_together(go)
 
 
 def test_means_of_a_block_that_does_not_count_are_nan_and_the_retrys_are_exact() -> None:
-    def go(seat: Seat) -> None:
-        peer = Peer(seat)
-        peer.announce(1)
+    def go(peer: Peer) -> None:
         found: list[float] = []
         lost = False
         for step in peer.session.steps(numbers(8, batch_size=2), epochs=1):
@@ -144,4 +132,4 @@ def test_means_of_a_block_that_does_not_count_are_nan_and_the_retrys_are_exact()
         assert [n for n in found if not math.isnan(n)] == [1.5, 5.5]
         assert len(found) == 3
 
-    run_together(go, go)
+    train_together(go, go)

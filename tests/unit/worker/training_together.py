@@ -19,7 +19,7 @@ from elastic.worker.session import Session
 from elastic.worker.state.job_state import JobState
 from elastic.worker.steps_clock import StepsClock
 from elastic.worker.training import Training
-from tests.unit.worker.together import GLOO, JOIN_TIMEOUT_S, Seat
+from tests.unit.worker.together import GLOO, JOIN_TIMEOUT_S, Seat, run_together
 
 
 class Heard(Reports):
@@ -85,10 +85,29 @@ class Peer:
         members = tuple(whole.members[rank] for rank in ranks) or whole.members
         self.control.membership.announce(self.seat.generation(number, members=members))
 
+    def update(self) -> None:
+        """The optimizer's step, with gradients that are used up by it."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
     @property
     def weight(self) -> list[float]:
         found: list[float] = self.model.module.weight.flatten().tolist()  # type: ignore[union-attr,operator]
         return found
+
+
+def train_together(*parts: Callable[[Peer], None]) -> None:
+    """Run each part in a process of its own; their first group is that of all of them."""
+
+    def seated(part: Callable[[Peer], None]) -> Callable[[Seat], None]:
+        def go(seat: Seat) -> None:
+            peer = Peer(seat)
+            peer.announce(1)
+            part(peer)
+
+        return go
+
+    run_together(*map(seated, parts))
 
 
 def numbers(length: int, **options: Any) -> DataLoader:

@@ -29,30 +29,27 @@ OPTIONS = JobOptions(
 
 @settings(max_examples=3 * settings.default.max_examples)
 @given(st.lists(st.tuples(st.sampled_from(["n1", "n2"]), messages(pb.AgentMessage)), max_size=12))
-def test_the_coordinator_goes_on(said: list[tuple[str, pb.AgentMessage]]) -> None:
-    async def main() -> None:
-        store, diary = MemoryStore(), Diary()
-        leadership = await lead(store, job="job", candidate="c")
-        daemon = CoordinatorDaemon(OPTIONS, store, leadership, diary.journal)
-        streams = {name: agent(name, "0123") for name in ("n1", "n2")}
-        for stream in streams.values():
-            daemon.agent_connected(stream)
-        for name, message in said:
-            message = pb.AgentMessage.FromString(message.SerializeToString())
-            try:
-                daemon.agent_said(streams[name], message)
-            except ValueError:  # makes no sense: gRPC ends its stream
-                daemon.agent_lost(streams[name])
-                streams[name] = agent(name, "0123")
-                daemon.agent_connected(streams[name])
-            for _ in range(5):
-                await asyncio.sleep(0)
-            if daemon.ended.done():
-                assert daemon.ended.exception() is None, message
-                break
-        daemon.status().SerializeToString()
-        for entry in diary.entries:
-            entry.to_json()
-        await daemon.close()
-
-    asyncio.run(main())
+async def test_the_coordinator_goes_on(said: list[tuple[str, pb.AgentMessage]]) -> None:
+    store, diary = MemoryStore(), Diary()
+    leadership = await lead(store, job="job", candidate="c")
+    daemon = CoordinatorDaemon(OPTIONS, store, leadership, diary.journal)
+    streams = {name: agent(name, "0123") for name in ("n1", "n2")}
+    for stream in streams.values():
+        daemon.agent_connected(stream)
+    for name, message in said:
+        message = pb.AgentMessage.FromString(message.SerializeToString())
+        try:
+            daemon.agent_said(streams[name], message)
+        except ValueError:  # makes no sense: gRPC ends its stream
+            daemon.agent_lost(streams[name])
+            streams[name] = agent(name, "0123")
+            daemon.agent_connected(streams[name])
+        for _ in range(5):
+            await asyncio.sleep(0)
+        if daemon.ended.done():
+            assert daemon.ended.exception() is None, message
+            break
+    daemon.status().SerializeToString()
+    for entry in diary.entries:
+        entry.to_json()
+    await daemon.close()

@@ -19,7 +19,6 @@ from elastic.errors import ConfigurationError
 from elastic.store.job_incidents import load_incidents
 from elastic.store.job_keys import JobKeys
 from elastic.store.memory import MemoryStore
-from tests.contract.conftest import within_deadline
 from tests.fuzzed_documents import documents, thoroughly
 from tests.unit.coordinator.agents import Diary
 
@@ -196,38 +195,32 @@ async def test_one_that_leads_no_more_writes_nothing() -> None:
     assert await leader.kept() == {}
 
 
-def test_an_error_in_here_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_in_here_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError("by zero")
-
-    async def check() -> None:
-        leader = Leader(*await office())
-        monkeypatch.setattr(SlotAccounts, "open_incident", fail)
-        leader.incidents = Leader(leader.store, await lead_again(leader.store)).incidents
-        leader.incidents.save_failed(10, 1, "x")
-        leader.incidents.save_failed(20, 1, "x")
-        assert leader.incidents.brief() == []
 
     async def lead_again(store: MemoryStore) -> Leadership:
         await store.delete(KEYS.leader)
         return await lead(store, job="job", candidate="d")
 
-    within_deadline(check())
+    leader = Leader(*await office())
+    monkeypatch.setattr(SlotAccounts, "open_incident", fail)
+    leader.incidents = Leader(leader.store, await lead_again(leader.store)).incidents
+    leader.incidents.save_failed(10, 1, "x")
+    leader.incidents.save_failed(20, 1, "x")
+    assert leader.incidents.brief() == []
 
 
 @thoroughly
 @given(value=documents(json.dumps(STORED).encode()))
-def test_whatever_stands_there_a_leader_can_begin(value: bytes) -> None:
-    async def check() -> None:
-        store, leadership = await office()
-        await store.put(KEYS.incident("default", 3), value)
-        leader = Leader(store, leadership)
-        await leader.incidents.load(None, ())
-        leader.incidents.save_failed(10, 1, "x")
-        for brief in leader.incidents.brief():
-            json.dumps(leader.incidents.document(brief["number"]), allow_nan=False)
-
-    within_deadline(check())
+async def test_whatever_stands_there_a_leader_can_begin(value: bytes) -> None:
+    store, leadership = await office()
+    await store.put(KEYS.incident("default", 3), value)
+    leader = Leader(store, leadership)
+    await leader.incidents.load(None, ())
+    leader.incidents.save_failed(10, 1, "x")
+    for brief in leader.incidents.brief():
+        json.dumps(leader.incidents.document(brief["number"]), allow_nan=False)
 
 
 def sign(name: str, node: str = "b", rank: int | None = 1) -> dict[str, Any]:

@@ -17,8 +17,6 @@ from tests.certificates import make_certificates, sign_for_job
 from tests.unit.rpc.conversation import Recorder, Reports
 from tests.unit.rpc.test_tls import tls
 
-DEADLINE_S = 20.0
-
 
 @pytest.fixture
 def nobody_accepts() -> Iterator[str]:
@@ -37,7 +35,7 @@ def security(request: pytest.FixtureRequest, tmp_path: Path) -> Security:
 
 
 @pytest.mark.parametrize("where", ["unix", "127.0.0.1:0", "0.0.0.0:0"])
-def test_a_server_is_served_at_its_own_address_and_hears_nothing_of_it(
+async def test_a_server_is_served_at_its_own_address_and_hears_nothing_of_it(
     where: str, security: Security, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "_LOOK_EVERY_S", 0.01)
@@ -50,25 +48,22 @@ def test_a_server_is_served_at_its_own_address_and_hears_nothing_of_it(
         looks += 1
         return found
 
-    async def check() -> None:
-        monkeypatch.setattr(control, "is_served", look)
-        reports = Reports()
-        address = f"unix:{tmp_path}/c.sock" if where == "unix" else where
-        open_to_all = Plaintext(insecure=True) if security is PLAINTEXT else security
-        server = ControlServer(Recorder(), address, security=open_to_all, report=reports)
-        await server.start()
-        said = len(reports.all)
-        watching = asyncio.ensure_future(server.until_deaf())
-        try:
-            while looks < 3:
-                assert not watching.done()
-                await asyncio.sleep(0.01)
-            assert len(reports.all) == said
-        finally:
-            watching.cancel()
-            await server.stop(0)
-
-    asyncio.run(asyncio.wait_for(check(), DEADLINE_S))
+    monkeypatch.setattr(control, "is_served", look)
+    reports = Reports()
+    address = f"unix:{tmp_path}/c.sock" if where == "unix" else where
+    open_to_all = Plaintext(insecure=True) if security is PLAINTEXT else security
+    server = ControlServer(Recorder(), address, security=open_to_all, report=reports)
+    await server.start()
+    said = len(reports.all)
+    watching = asyncio.ensure_future(server.until_deaf())
+    try:
+        while looks < 3:
+            assert not watching.done()
+            await asyncio.sleep(0.01)
+        assert len(reports.all) == said
+    finally:
+        watching.cancel()
+        await server.stop(0)
 
 
 async def test_a_server_whose_connections_nobody_takes_is_deaf(

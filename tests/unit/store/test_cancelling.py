@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from elastic.store.etcd.connection import Channel, Stream
+from elastic.store.retries import within
 
 
 class Call:

@@ -313,14 +313,11 @@ def _reading(path: Path) -> Iterator[Path]:
 
 def _write_failure(path: Path, error: OSError) -> str:
     try:
-        free = f"{shutil.disk_usage(_existing(path.parent)).free} bytes free"
+        existing = next(parent for parent in path.parents if parent.exists())
+        free = f"{shutil.disk_usage(existing).free} bytes free"
     except OSError as unknown:
         free = f"free space unknown: {_reason(unknown)}"
     return f"writing {path} failed: {_reason(error)} ({free})"
-
-
-def _existing(path: Path) -> Path:
-    return next(parent for parent in (path, *path.parents) if parent.exists())
 
 
 def _advice(error: OSError) -> str:

@@ -248,8 +248,8 @@ def module_file(name: str) -> ModuleFile:
             )
         specs.append(main)
         name = f"{name}.{_MAIN}"
-    path = specs[-1].origin
-    if not specs[-1].has_location or path is None or _is_compiled(specs[-1]):
+    last, path = specs[-1], specs[-1].origin
+    if not last.has_location or path is None or isinstance(last.loader, ExtensionFileLoader):
         raise ConfigurationError(
             f"the module {name!r} is no Python source, and cannot be run; give a script's"
         )
@@ -300,10 +300,6 @@ def _outermost(name: str) -> ModuleSpec | None:
 
 def _locations(spec: ModuleSpec) -> list[str]:
     return list(dict.fromkeys(spec.submodule_search_locations or []))
-
-
-def _is_compiled(spec: ModuleSpec) -> bool:
-    return isinstance(spec.loader, ExtensionFileLoader)
 
 
 def _place(spec: ModuleSpec) -> str:

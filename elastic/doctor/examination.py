@@ -162,10 +162,11 @@ class _Examination:
             said = await self._trial.hear(_IMPORT_S)
         except TrialFailed as error:
             return list(checks.accelerator(Accelerator(error=str(error))))
+        device_files = [n for n in os.listdir("/dev") if n.removeprefix("nvidia").isdigit()]
         found = Accelerator(
             torch=str(said.get("torch", "")),
             cuda=str(said.get("cuda", "")),
-            device_files=_gpu_files(),
+            device_files=len(device_files),
             devices=tuple(said.get("devices", ())),
             device_errors=tuple(said.get("device_errors", ())),
             nccl=str(said.get("nccl", "")),
@@ -344,10 +345,6 @@ def _member(found: MemberHealth, *, alone: bool) -> EtcdMember:
 def _host_of(peer: str) -> str:
     """Of HOST, HOST:PORT or [HOST]:PORT."""
     return peer[1:].partition("]")[0] if peer.startswith("[") else peer.partition(":")[0]
-
-
-def _gpu_files() -> int:
-    return len([name for name in os.listdir("/dev") if name.removeprefix("nvidia").isdigit()])
 
 
 class _Marker:

@@ -283,7 +283,9 @@ class Agent:
             return self._dismiss_all(now)
         if self.phase is not AgentPhase.ENDING:
             self.phase = AgentPhase.ENDING
-            self._kill_at = now + (self._settings.exit_grace_s if self._any_finished() else 0.0)
+            phases = [p.status.phase for p in self._processes.values()]
+            grace_s = self._settings.exit_grace_s if WorkerPhase.FINISHED in phases else 0.0
+            self._kill_at = now + grace_s
             return self._dismissals(now)
         return []
 
@@ -569,9 +571,6 @@ class Agent:
         """Workers that have trained here and are not being ended."""
         found = self._processes.items()
         return [name for name, process in found if process.trained and process.ending is None]
-
-    def _any_finished(self) -> bool:
-        return any(p.status.phase is WorkerPhase.FINISHED for p in self._processes.values())
 
     def _adopting(self) -> bool:
         return any(p.adopted for p in self._processes.values())

@@ -63,8 +63,9 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
     until = max((w.silent_since or 0.0 for w in silent), default=now) + policy.agent_grace_s
     if silent and now < until:  # the same for workers that have lost their agent
         return Wait(reason=WaitReason.ASSEMBLING, until=until)
-    if any(w.silent_since is not None for w in view.workers.values()):
-        view = replace(view, workers=_in_contact(view.workers))
+    in_contact = {name: w for name, w in view.workers.items() if w.silent_since is None}
+    if len(in_contact) < len(view.workers):
+        view = replace(view, workers=in_contact)
     staying = [w for w in view.workers.values() if not w.leaving]
     ready = [w for w in view.workers.values() if _takes_part(w, staying)]
     finished = [w for w in view.workers.values() if w.status.phase is WorkerPhase.FINISHED]
@@ -107,10 +108,6 @@ def _at_one_place(workers: list[Sighting]) -> list[Sighting]:
 def _repeats(w: Sighting) -> bool:
     """It is inside a call of `session.run`, with the state that belongs to it."""
     return w.status.took_part and w.status.in_run
-
-
-def _in_contact(workers: Mapping[WorkerId, Sighting]) -> dict[WorkerId, Sighting]:
-    return {name: w for name, w in workers.items() if w.silent_since is None}
 
 
 def _nothing_left_to_do(finished: list[Sighting], others: list[Sighting]) -> bool:

@@ -5,7 +5,6 @@ the ends of a job, with their exit codes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from elastic.core.coordinator import effects as fx
@@ -21,7 +20,7 @@ from elastic.core.coordinator.view import (
     worth_waiting_for,
 )
 from elastic.core.coordinator.whole_restart import stop_whole
-from elastic.core.membership import ChangeReason, Failure, Generation, Member, Purpose, WorkerPhase
+from elastic.core.membership import ChangeReason, Failure, Generation, Purpose, WorkerPhase
 from elastic.core.restarts import Verdict
 
 EXIT_LEFT = 143  # as after SIGTERM: the job is not done
@@ -91,8 +90,8 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     decision = decide(known, replace(policy, min_workers=1), now)
     if not isinstance(decision, Form):
         return decision
-    if _any_has_state(decision.members, view):
-        chosen = [view.workers[m.worker] for m in decision.members]
+    chosen = [view.workers[m.worker] for m in decision.members]
+    if any(w.status.took_part for w in chosen):
         ahead = furthest_ahead(others + busy, chosen, view)
         return decision if ahead is None else _with(decision, ahead)
     # Nobody here is known to hold the state. A group of members that a lost transfer has left with
@@ -133,10 +132,6 @@ def _is_busy(w: Sighting) -> bool:
     out of its group."""
     in_group = w.status.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING)
     return in_group and w.status.took_part and w.silent_since is None and is_in_sight(w)
-
-
-def _any_has_state(members: Iterable[Member], view: GroupView) -> bool:
-    return any(view.workers[m.worker].status.took_part for m in members)
 
 
 def _leave(current: Generation, active: list[Sighting], *, is_whole: bool) -> Form:

@@ -92,8 +92,7 @@ AGENT = (
         "an agent does not remember the newest generation",
     ),
     (
-        "            self._kill_at = now + (self._settings.exit_grace_s if"
-        " self._any_finished() else 0.0)\n",
+        "            self._kill_at = now + grace_s\n",
         "            self._kill_at = now + 1000.0\n",
         "at the end of the job nobody ends scripts that hang",
     ),

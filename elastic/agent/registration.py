@@ -29,7 +29,7 @@ from elastic.store.job_documents import NodeDocument, Unreadable, node_from_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.leader_watch import LeaderWatch
 from elastic.store.lease_keeper import LeaseState, boot_time_s
-from elastic.store.retries import until_answered, within
+from elastic.store.retries import retry, within
 from elastic.timeouts import timeout
 
 NODE_TTL_S = 10.0
@@ -132,7 +132,7 @@ class Registration:
             else:
                 return other
         # An outage may have hidden its end.
-        other = await until_answered(lambda: self._store.get(self._key), f"get {self._key!r}")
+        other = await retry(lambda: self._store.get(self._key), f"get {self._key!r}")
         if other is not None:
             raise self._taken_by(other)
         return None

@@ -199,7 +199,7 @@ class _Heard:
 
 
 class Liveness:
-    """Remembers when each worker was last heard of. Its pulse comes several times a second.
+    """Remembers when each worker was last heard of. Its report comes several times a second.
 
     silence_s: the patience with a process that runs; compiling_s: with one that compiled when it
     was last heard of, since a compiler may hold the interpreter for long. 0: no limit; the former

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from typing_extensions import assert_never
 
-from elastic.coordinator.attendance import Attendance, AttendingNode, name_of, node_id
+from elastic.coordinator.connected_agents import ConnectedAgents, ConnectedNode, name_of, node_id
 from elastic.coordinator.hearing import Hearing, ScriptValues, ToldOnce, ViewBatches
 from elastic.coordinator.history import SAMPLE_EVERY_S, JobHistory
 from elastic.coordinator.holdups import Hangs, SlowRanks, StackRounds, timeline
@@ -52,7 +52,7 @@ from elastic.runtime.tasks import TaskSupervisor
 from elastic.store.interface import GuardFailed, Store
 from elastic.store.job_documents import NodeDocument
 from elastic.store.job_runs import RunEnd
-from elastic.store.retries import until_answered
+from elastic.store.retries import retry
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2, stacks_pb2, timeline_pb2
 
@@ -124,7 +124,7 @@ class CoordinatorDaemon:
             start=self._tasks.start,
         )
         self._slot_time.also = self._incidents.observe
-        self._nodes = Attendance(
+        self._nodes = ConnectedAgents(
             options.isolation_timeout_s,
             leadership.command,
             self._may_train,
@@ -231,7 +231,7 @@ class CoordinatorDaemon:
         await self._departing.load()
         await self._incidents.load(self._leadership.last, self._leadership.records.recoveries)
         await self._saves.load()
-        order = await until_answered(
+        order = await retry(
             lambda: load_stop(self._store, self._options.job), "look for an order to stop"
         )
         if order is not None:
@@ -608,7 +608,7 @@ class CoordinatorDaemon:
         absent = (n for n in known if name_of(n) == name and not self._nodes.find(n))
         return sorted(n for n in absent if n != held)
 
-    def _left_late(self, node: AttendingNode, waited_s: float) -> None:
+    def _left_late(self, node: ConnectedNode, waited_s: float) -> None:
         """Its workers are ended, since the time in which they were to leave is over."""
         self._journal.record(
             "leave_timed_out",
@@ -626,7 +626,7 @@ class CoordinatorDaemon:
     # ---- what the store has lost
 
     def _agent_knows(
-        self, node: AttendingNode, newest: Generation, before: Generation | None
+        self, node: ConnectedNode, newest: Generation, before: Generation | None
     ) -> None:
         """The store was emptied, or restored from a backup, if this is newer than what it has."""
         leads_from, current = self._leadership, self._machine.current

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from elastic.coordinator.attendance import AttendingNode, name_of
+from elastic.coordinator.connected_agents import ConnectedNode, name_of
 from elastic.coordinator.incidents import Recoveries
 from elastic.coordinator.saves import Saves
 from elastic.coordinator.step_recorder import StepRecorder
@@ -53,15 +53,15 @@ class Hearing:
         post: Callable[[ev.Event], None],
         broadcast: Callable[..., None],
         machine: Coordinator,
-        on_failure: Callable[[AttendingNode, Failure], None],
-        on_leave: Callable[[AttendingNode, str], None],
-        on_late: Callable[[AttendingNode, float], None],
+        on_failure: Callable[[ConnectedNode, Failure], None],
+        on_leave: Callable[[ConnectedNode, str], None],
+        on_late: Callable[[ConnectedNode, float], None],
         on_stop: Callable[[str, int], None],
-        on_known: Callable[[AttendingNode, Generation, Generation | None], None],
+        on_known: Callable[[ConnectedNode, Generation, Generation | None], None],
         on_progress: Callable[[job_pb2.Progress], None] = lambda _: None,
         on_reformed: Callable[[job_pb2.Reformed], None] = lambda _: None,
         on_recovered: Callable[[Mapping[str, Any]], None] = lambda _: None,
-        on_stacks: Callable[[AttendingNode, stacks_pb2.NodeStacks], None] = lambda *_: None,
+        on_stacks: Callable[[ConnectedNode, stacks_pb2.NodeStacks], None] = lambda *_: None,
         on_spent: Callable[[str, job_pb2.TimeSpent], None] = lambda _worker, _spent: None,
         on_pace: Callable[[str, job_pb2.Pace], None] = lambda _worker, _pace: None,
         told_once: ToldOnce | None = None,
@@ -84,7 +84,7 @@ class Hearing:
         self._told_once = told_once if told_once is not None else ToldOnce()
         self._age_s = 0.0
         """Of the message that is heard now."""
-        self._kinds: dict[str, Callable[[AttendingNode, Any], None]] = {
+        self._kinds: dict[str, Callable[[ConnectedNode, Any], None]] = {
             "view": self._view,
             "failure": self._failure,
             "progress": self._progressed,
@@ -103,7 +103,7 @@ class Hearing:
             "worker_pace": lambda _node, found: on_pace(found.worker, found.pace),
         }
 
-    def hear(self, node: AttendingNode, message: pb.AgentMessage) -> None:
+    def hear(self, node: ConnectedNode, message: pb.AgentMessage) -> None:
         """Take one message; what a newer version may say beyond is passed over."""
         kind, once = message.WhichOneof("kind"), message.once
         if once.number and not self._told_once.hear(once, node.stream):
@@ -112,11 +112,11 @@ class Hearing:
         if kind is not None and (heard := self._kinds.get(kind)) is not None:
             heard(node, getattr(message, kind))
 
-    def _known(self, node: AttendingNode, known: job_pb2.Known) -> None:
+    def _known(self, node: ConnectedNode, known: job_pb2.Known) -> None:
         before = generation_from_pb(known.before) if known.HasField("before") else None
         self._on_known(node, generation_from_pb(known.newest), before)
 
-    def _view(self, node: AttendingNode, view: pb.NodeView) -> None:
+    def _view(self, node: ConnectedNode, view: pb.NodeView) -> None:
         node.statuses = statuses_from_pb(view.workers)
         node.longest_pause_s = view.longest_pause_s
         current = self._machine.current
@@ -126,7 +126,7 @@ class Hearing:
             self._recoveries.reported(node.node, (s.worker for s in node.statuses), current)
         self._post(ev.NodeReported(node=node.node, slots=node.stream.slots, workers=node.statuses))
 
-    def _failure(self, node: AttendingNode, message: job_pb2.Failure) -> None:
+    def _failure(self, node: ConnectedNode, message: job_pb2.Failure) -> None:
         failure = failure_from_pb(message)
         if self._is_member(failure.worker):  # nobody waits for a spare
             self._recoveries.sign(time.monotonic())
@@ -153,7 +153,7 @@ class Hearing:
         )
         return any(m.worker == worker for m in members)
 
-    def _progressed(self, node: AttendingNode, progress: job_pb2.Progress) -> None:
+    def _progressed(self, node: ConnectedNode, progress: job_pb2.Progress) -> None:
         del node
         group, current = self._machine.generation(progress.generation), self._machine.current
         if group is None or current is None:
@@ -193,7 +193,7 @@ class Hearing:
             reported={name: round(value, 6) for name, value in progress.reported.items()},
         )
 
-    def _reformed(self, node: AttendingNode, report: job_pb2.Reformed) -> None:
+    def _reformed(self, node: ConnectedNode, report: job_pb2.Reformed) -> None:
         del node
         if not self._age_s:  # else newer figures have come
             self._on_spent(report.worker, report.spent)
@@ -213,14 +213,14 @@ class Hearing:
             self._on_recovered(record)
         self._on_reformed(report)
 
-    def _steps_recorded(self, node: AttendingNode, entries: local_pb2.LedgerEntries) -> None:
+    def _steps_recorded(self, node: ConnectedNode, entries: local_pb2.LedgerEntries) -> None:
         """Members keep what they are not told is stored, for the next coordinator if need be."""
         if self._ledger is None:
             self._nobody_stores(entries)
         else:
             self._ledger.take(node, entries.entries, whole=entries.whole)
 
-    def _curve_reported(self, node: AttendingNode, points: local_pb2.CurvePoints) -> None:
+    def _curve_reported(self, node: ConnectedNode, points: local_pb2.CurvePoints) -> None:
         if self._curve is not None:
             self._curve.take(node, points.points, whole=points.whole)
 
@@ -234,7 +234,7 @@ class Hearing:
                 )
             )
 
-    def _notice(self, node: AttendingNode, notice: local_pb2.Notice) -> None:
+    def _notice(self, node: ConnectedNode, notice: local_pb2.Notice) -> None:
         """A worker's own event. It chooses among names, and its fields stand by themselves."""
         source = name_of(node.node)
         if notice.name in _NOTICES:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.coordinator.attendance import Attendance, AttendingNode, name_of
+from elastic.coordinator.connected_agents import ConnectedAgents, ConnectedNode, name_of
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.incidents import MOST_STACKS, RankStacks
@@ -47,7 +47,7 @@ class _Round:
 class StackRounds:
     """Each round ends when all nodes that attend have told, or after a second."""
 
-    def __init__(self, nodes: Attendance) -> None:
+    def __init__(self, nodes: ConnectedAgents) -> None:
         self._nodes = nodes
         self._numbers = itertools.count(1)
         self._rounds: dict[int, _Round] = {}
@@ -63,7 +63,7 @@ class StackRounds:
         self._nodes.broadcast(stacks=request)
         return asyncio.ensure_future(self._gather(number, this))
 
-    def told(self, node: AttendingNode, stacks: pb.NodeStacks) -> None:
+    def told(self, node: ConnectedNode, stacks: pb.NodeStacks) -> None:
         """A node has told; too late, and it is passed over."""
         this = self._rounds.get(stacks.request)
         if this is None or node.stream.node not in this.waits_for:
@@ -204,7 +204,7 @@ class Hangs:
         """The verdict of the newest hang or slow step."""
         self.newest_unix_s = 0.0
 
-    def told(self, node: AttendingNode, stacks: pb.NodeStacks) -> None:
+    def told(self, node: ConnectedNode, stacks: pb.NodeStacks) -> None:
         """A node tells where its workers are."""
         self._rounds.told(node, stacks)
 

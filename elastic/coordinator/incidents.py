@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from elastic.coordinator.attendance import name_of
+from elastic.coordinator.connected_agents import name_of
 from elastic.coordinator.leadership import Loss, Stored
 from elastic.core.accounting import MOST_INCIDENTS, read_name
 from elastic.core.coordinator import effects as fx
@@ -39,7 +39,7 @@ from elastic.errors import ConfigurationError
 from elastic.runtime.journal import Journal
 from elastic.store.interface import Guard, GuardFailed, Store
 from elastic.store.job_incidents import IncidentKeeper, load_incidents, read_incident
-from elastic.store.retries import until_answered
+from elastic.store.retries import retry
 from elastic.v1 import job_pb2 as pb
 
 _BRIEF = (
@@ -81,7 +81,7 @@ class IncidentRecords:
     async def load(self, last: Stored | None, recoveries: Sequence[Mapping[str, Any]]) -> None:
         """Take over those of the leaders before; sits out outages. last: the newest generation that
         is stored, with the incident that it is to recover from. recoveries: that are finished."""
-        found = await until_answered(
+        found = await retry(
             lambda: load_incidents(self._store, self._job, self._run_id), "load the incidents"
         )
         self._keeper.stored.update(found)

@@ -32,7 +32,7 @@ from elastic.store.job_keys import JobKeys
 from elastic.store.job_runs import DEFAULT_RUN, MOST_EXIT_CODE, claim_run
 from elastic.store.leader_watch import leader_from
 from elastic.store.lease_keeper import LeaseState, boot_time_s
-from elastic.store.retries import until_answered
+from elastic.store.retries import retry
 from elastic.timeouts import timeout
 from elastic.v1 import job_pb2 as pb
 
@@ -136,8 +136,8 @@ async def take_office(
         job=job,
         guard=guard,
         incarnation=await _incarnation(store, job, candidate),
-        records=await until_answered(lambda: load_records(store, job), "load the records"),
-        last=await until_answered(lambda: load_generation(store, job), "load the generation"),
+        records=await retry(lambda: load_records(store, job), "load the records"),
+        last=await retry(lambda: load_generation(store, job), "load the generation"),
     )
 
 
@@ -166,7 +166,7 @@ async def save_generation(
             pb.Loss(reason=loss.reason, workers=loss.workers, incident=loss.incident)
         )
     value = document.SerializeToString(deterministic=True)
-    await until_answered(
+    await retry(
         lambda: store.put(key, value, guard=leadership.guard),
         f"save generation {generation.number}",
     )
@@ -176,11 +176,11 @@ async def restore_generation(store: Store, leadership: Leadership, lost: Stored)
     """Have the store know again what it has lost; sits out outages. Raises GuardFailed."""
     await save_generation(store, leadership, lost.generation, lost.may_train, lost.command)
     key, incarnation = JobKeys(leadership.job).incarnation, lost.generation.incarnation
-    await until_answered(
+    await retry(
         lambda: store.put(key, incarnation.encode(), guard=leadership.guard),
         "restore the run's incarnation",
     )
-    last = await until_answered(lambda: load_generation(store, leadership.job), "load it again")
+    last = await retry(lambda: load_generation(store, leadership.job), "load it again")
     return dataclasses.replace(leadership, incarnation=incarnation, last=last)
 
 
@@ -217,9 +217,7 @@ async def load_generation(store: Store, job: str) -> Stored | None:
 async def save_stop(store: Store, leadership: Leadership, order: StopOrder) -> None:
     """Keep it for the leaders after; sits out outages. Raises GuardFailed when others lead."""
     key, value = JobKeys(leadership.job).stop, json.dumps(dataclasses.asdict(order)).encode()
-    await until_answered(
-        lambda: store.put(key, value, guard=leadership.guard), "save the order to stop"
-    )
+    await retry(lambda: store.put(key, value, guard=leadership.guard), "save the order to stop")
 
 
 async def load_stop(store: Store, job: str) -> StopOrder | None:
@@ -248,7 +246,7 @@ async def _incarnation(store: Store, job: str, proposed: str) -> str:
         return entry.value.decode(errors="backslashreplace") if entry is not None else None
 
     while True:
-        incarnation = await until_answered(read_or_make, "read the job's incarnation")
+        incarnation = await retry(read_or_make, "read the job's incarnation")
         if incarnation is not None:
             return incarnation
 
@@ -406,7 +404,7 @@ class Election:
             return
         await until_gone(leader.address)
         _LOG.info("nobody listens at %s any more, where the leader was", leader.address)
-        await until_answered(lambda: self._store.revoke(entry.lease), "revoke the leader's lease")
+        await retry(lambda: self._store.revoke(entry.lease), "revoke the leader's lease")
 
     def _claim_changed(self, state: LeaseState) -> None:
         if self._in_office:

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from elastic.coordinator.attendance import Attendance, AttendingNode, name_of, node_id
+from elastic.coordinator.connected_agents import ConnectedAgents, ConnectedNode, name_of, node_id
 from elastic.coordinator.metrics import NodeFigures
 from elastic.core.coordinator import events as ev
 from elastic.core.legible import is_instant, is_text
@@ -28,7 +28,7 @@ from elastic.store.follow import follow
 from elastic.store.interface import Entry, Guard, GuardFailed, Listing, Store
 from elastic.store.job_documents import NodeDocument, Unreadable, node_from_json
 from elastic.store.job_keys import JobKeys, node_of
-from elastic.store.retries import until_answered
+from elastic.store.retries import retry
 from elastic.v1 import control_pb2 as pb
 
 _LOG = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ class DepartingNodes:
 
     def __init__(
         self,
-        nodes: Attendance,
+        nodes: ConnectedAgents,
         exclusions: Exclusions,
         failures: NodeFailures,
         journal: Journal,
@@ -226,11 +226,11 @@ class DepartingNodes:
 
     async def load(self) -> None:
         """Learn which nodes earlier coordinators told to leave; wait while the store is away."""
-        await until_answered(self._exclusions.load, "load the excluded nodes")
+        await retry(self._exclusions.load, "load the excluded nodes")
 
     # ---- what happens to a node
 
-    def arrived(self, node: AttendingNode) -> None:
+    def arrived(self, node: ConnectedNode) -> None:
         """Its agent has connected."""
         self.registered(node.node, node.stream.hello.machine)
         excluded = self._excluded(node)
@@ -244,13 +244,13 @@ class DepartingNodes:
         if machine:
             self._machines[node] = machine
 
-    def wants_to_leave(self, node: AttendingNode, reason: str) -> None:
+    def wants_to_leave(self, node: ConnectedNode, reason: str) -> None:
         """Its agent asks for it."""
         if node.node not in self._leaving:
             self._journal.record("node_leaving", node=node.stream.node, reason=reason)
         self._leave(node, reason)
 
-    def worker_failed(self, node: AttendingNode, failure: Failure) -> None:
+    def worker_failed(self, node: ConnectedNode, failure: Failure) -> None:
         """One of its workers has ended badly."""
         if self._failures.worker_failed(self._key(node.node), failure, time.monotonic()):
             self._quarantine(node.node)
@@ -267,7 +267,7 @@ class DepartingNodes:
         if self._failures.node_lost(self._key(lost[0]), time.monotonic()):
             self._quarantine(lost[0])
 
-    def left_group(self, node: AttendingNode) -> None:
+    def left_group(self, node: ConnectedNode) -> None:
         """No worker of it is in the group any more: it may go, or wait for being cleared."""
         name = node.stream.node
         self._journal.record("node_left_group", node=name)
@@ -399,12 +399,12 @@ class DepartingNodes:
                     reason=excluded.reason,
                 )
 
-    def _state(self, node: AttendingNode) -> str:
+    def _state(self, node: ConnectedNode) -> str:
         excluded = self._excluded(node)
         leaving = node.node in self._leaving
         return excluded.state if excluded else "leaving" if leaving else "ready"
 
-    def _status(self, node: AttendingNode) -> pb.NodeStatus:
+    def _status(self, node: ConnectedNode) -> pb.NodeStatus:
         excluded = self._excluded(node)
         leaving = self._leaving.get(node.node)
         return pb.NodeStatus(
@@ -427,16 +427,16 @@ class DepartingNodes:
         """Under which a node is kept out, and its failures count."""
         return self._machines.get(node) or name_of(node)
 
-    def _nodes_of(self, key: str) -> list[AttendingNode]:
+    def _nodes_of(self, key: str) -> list[ConnectedNode]:
         """The connected ones that are kept out if this is."""
         return [n for n in self._nodes if key in (self._key(n.node), *self._names_alone(n))]
 
-    def _names_alone(self, node: AttendingNode) -> tuple[str, ...]:
+    def _names_alone(self, node: ConnectedNode) -> tuple[str, ...]:
         """The node's, if only the name is kept out, whatever machine has it."""
         excluded = self._exclusions.get(node.stream.node)
         return (node.stream.node,) if excluded is not None and not excluded.machine else ()
 
-    def _excluded(self, node: AttendingNode) -> Exclusion | None:
+    def _excluded(self, node: ConnectedNode) -> Exclusion | None:
         return self._exclusions.of(self._key(node.node), node.stream.node)
 
     def _meant(self, name: str) -> tuple[str, bool]:
@@ -479,7 +479,7 @@ class DepartingNodes:
 
     async def _keep(self, key: str) -> None:
         try:
-            await until_answered(lambda: self._exclusions.keep(key), f"keep {key} out")
+            await retry(lambda: self._exclusions.keep(key), f"keep {key} out")
         except GuardFailed:
             return  # the next leader does not know it: the operator sees the node come back
 
@@ -494,7 +494,7 @@ class DepartingNodes:
         for one in self._nodes_of(key):
             self._leave(one, reason)
 
-    def _leave(self, node: AttendingNode, reason: str) -> None:
+    def _leave(self, node: ConnectedNode, reason: str) -> None:
         self._leaving[node.node] = reason
         self._post(ev.NodeLeaving(node=node.node, reason=reason))
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from elastic.coordinator.attendance import name_of
+from elastic.coordinator.connected_agents import name_of
 from elastic.coordinator.history import Departed, Happened
 from elastic.coordinator.metrics import JobFigures, NodeFigures
 from elastic.core.coordinator.phases import JobPhase

@@ -12,7 +12,7 @@ from elastic.core.legible import is_instant
 from elastic.settings.limits import require_node_name
 from elastic.store.interface import Guard, Store
 from elastic.store.job_keys import JobKeys
-from elastic.store.retries import until_answered
+from elastic.store.retries import retry
 
 _MOST = 10_000  # of anything, in what is read
 
@@ -56,7 +56,7 @@ async def save_records(store: Store, *, job: str, guard: Guard, records: Records
     document = {one.name: getattr(records, one.name) for one in fields(Records)}
     del document["are_kept"]
     key, value = JobKeys(job).records, json.dumps(document).encode()
-    await until_answered(lambda: store.put(key, value, guard=guard), "save the records")
+    await retry(lambda: store.put(key, value, guard=guard), "save the records")
 
 
 async def load_records(store: Store, job: str) -> Records:

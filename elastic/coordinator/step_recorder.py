@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from elastic.coordinator.attendance import AttendingNode
+from elastic.coordinator.connected_agents import ConnectedNode
 from elastic.errors import ConfigurationError, may_pass
 from elastic.runtime.journal import Journal
 from elastic.runtime.off_loop import off_loop
@@ -100,7 +100,7 @@ class StepRecorder:
         if done:
             opening.result()
 
-    def take(self, node: AttendingNode, entries: Sequence[Any], *, whole: bool) -> None:
+    def take(self, node: ConnectedNode, entries: Sequence[Any], *, whole: bool) -> None:
         """A report of one of the node's members. whole: all that it does not know to be stored.
 
         What comes before they have heard that they are to send all of it must not be stored: they

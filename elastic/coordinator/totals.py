@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from elastic.coordinator.attendance import name_of
+from elastic.coordinator.connected_agents import name_of
 from elastic.core.accounting import TimeSpent
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev

@@ -11,7 +11,7 @@ from elastic.errors import TransientError
 from elastic.store.follow import follow_key
 from elastic.store.interface import Entry, Guard, GuardFailed, LeaseLost, Store
 from elastic.store.lease_keeper import LeaseKeeper, LeaseState, boot_time_s
-from elastic.store.retries import until_answered, within
+from elastic.store.retries import retry, within
 
 _LOG = logging.getLogger(__name__)
 _PAUSE_AFTER_FAILURE_S = 0.1
@@ -66,7 +66,7 @@ class Claim:
         in doubt already: ask `held`.
         """
         releases = self._releases
-        lease = await until_answered(self._keeper.grant, f"lease for {self._key!r}")
+        lease = await retry(self._keeper.grant, f"lease for {self._key!r}")
         self._keeping = asyncio.create_task(self._keeper.keep(), name=f"keep {self._key}")
         try:
             if releases == self._releases:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from elastic.store.interface import Change, Entry, Listing, Store, StoreWentBack, WatchCompacted
-from elastic.store.retries import until_answered
+from elastic.store.retries import retry
 
 _LOG = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ async def follow(store: Store, prefix: str) -> AsyncGenerator[Listing | Change, 
     Outages are sat out. Raises ConfigurationError if the store does.
     """
     while True:
-        listing = await until_answered(lambda: store.list(prefix), f"list {prefix!r}")
+        listing = await retry(lambda: store.list(prefix), f"list {prefix!r}")
         yield listing
         try:
             watch = store.watch(prefix, after=listing.revision)

@@ -8,7 +8,7 @@ from typing import Any
 from elastic.core.legible import is_instant, is_text
 from elastic.store.interface import Guard, Store
 from elastic.store.job_keys import JobKeys
-from elastic.store.retries import until_answered
+from elastic.store.retries import retry
 
 
 class IncidentKeeper:
@@ -25,13 +25,13 @@ class IncidentKeeper:
         if self.stored.get(number) == value:
             return
         key = self._keys.incident(self._run_id, number)
-        await until_answered(
+        await retry(
             lambda: self._store.put(key, value, guard=self._guard), f"keep incident {number}"
         )
         self.stored[number] = value
         for old in sorted(self.stored)[:-most]:
             stale = self._keys.incident(self._run_id, old)
-            await until_answered(
+            await retry(
                 lambda stale=stale: self._store.delete(stale, guard=self._guard),  # type: ignore[misc]
                 f"remove incident {old}",
             )

@@ -22,7 +22,7 @@ from elastic.store.interface import Entry, Guard, Store
 from elastic.store.job_documents import LeaderDocument, Unreadable, node_from_json, to_json
 from elastic.store.job_keys import JOBS, JobKeys, job_of, node_of, run_of
 from elastic.store.leader_watch import leader_from
-from elastic.store.retries import until_answered
+from elastic.store.retries import retry
 
 DEFAULT_RUN = "default"
 MOST_EXIT_CODE = 255
@@ -94,7 +94,7 @@ class RunEnds:
 
     async def start(self) -> None:
         """Sits out outages. Raises AlreadyEnded, and ConfigurationError if the store does."""
-        entry = await until_answered(lambda: self._store.get(self._key), f"get {self._key!r}")
+        entry = await retry(lambda: self._store.get(self._key), f"get {self._key!r}")
         if entry is not None:
             self._past = entry.modified
             _require_going_on(self._job, _end(entry))
@@ -135,7 +135,7 @@ async def claim_run(store: Store, *, job: str, run_id: str, guard: Guard) -> Non
         if end is not None:
             await store.delete(keys.end(run_id), guard=guard)
 
-    await until_answered(claim, f"claim run {run_id!r}")
+    await retry(claim, f"claim run {run_id!r}")
 
 
 async def announce_end(store: Store, *, job: str, guard: Guard, end: RunEnd) -> None:

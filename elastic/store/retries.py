@@ -17,7 +17,7 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 0.5
 
 
-async def until_answered(ask: Callable[[], Awaitable[AnswerT]], what: str) -> AnswerT:
+async def retry(ask: Callable[[], Awaitable[AnswerT]], what: str) -> AnswerT:
     """`ask()` until it raises no TransientError, for ever if need be.
 
     Doing it twice must do no harm: one that failed may have been carried out. GuardFailed and

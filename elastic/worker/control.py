@@ -37,7 +37,7 @@ from elastic.worker.group.stuck import STUCK_S
 from elastic.worker.link import Link
 from elastic.worker.process.as_python import name_of_program
 from elastic.worker.process.children import keep_from_children
-from elastic.worker.pulse import Pulse, Reports
+from elastic.worker.reporter import Reporter, Reports
 from elastic.worker.state.checkpointing import Checkpointing
 
 _LOOPBACK = "127.0.0.1"
@@ -141,7 +141,7 @@ class AgentControl:
             committed=lambda: self.reports.state.committed,
             give_up=self._give_up,
         )
-        self.reports = Pulse(link, self.membership)
+        self.reports = Reporter(link, self.membership)
         keep_from_children(self._descriptors)
         self._stray_signals = StraySignals()
         self._stray_signals.take_over()

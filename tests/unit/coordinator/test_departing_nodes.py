@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from elastic.coordinator.attendance import Attendance, AttendingNode
+from elastic.coordinator.connected_agents import ConnectedAgents, ConnectedNode
 from elastic.coordinator.leadership import lead
 from elastic.coordinator.node_registry import DepartingNodes, Exclusions
 from elastic.core.coordinator import events as ev
@@ -30,7 +30,7 @@ class Place:
 
     def __init__(self, store: MemoryStore, exclusions: Exclusions) -> None:
         self.store = store
-        self.nodes = Attendance()
+        self.nodes = ConnectedAgents()
         self.diary = Diary()
         self.posted: list[ev.Event] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -45,7 +45,7 @@ class Place:
         for name in ("n1", "n2", "n3"):
             self.connect(name)
 
-    def connect(self, name: str, machine: str = "", token: str = TOKEN) -> AttendingNode:
+    def connect(self, name: str, machine: str = "", token: str = TOKEN) -> ConnectedNode:
         _, node = self.nodes.arrive(agent(name, token, machine=machine))
         self.departing.arrived(node)
         return node
@@ -57,7 +57,7 @@ class Place:
             self.nodes.leave(node.stream)
         self.departing.members_lost(node.node for node in lost)
 
-    def node(self, name: str) -> AttendingNode:
+    def node(self, name: str) -> ConnectedNode:
         node = self.nodes.named(name)
         assert node is not None
         return node

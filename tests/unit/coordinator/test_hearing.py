@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from elastic.coordinator import hearing
-from elastic.coordinator.attendance import Attendance, AttendingNode
+from elastic.coordinator.connected_agents import ConnectedAgents, ConnectedNode
 from elastic.coordinator.hearing import Hearing, ToldOnce
 from elastic.coordinator.incidents import Recoveries
 from elastic.coordinator.saves import Saves
@@ -102,8 +102,8 @@ class Place:
         self.told.append(kind)
 
 
-def arrived() -> AttendingNode:
-    nodes, stream = Attendance(), agent("n1", "0123")
+def arrived() -> ConnectedNode:
+    nodes, stream = ConnectedAgents(), agent("n1", "0123")
     nodes.arrive(stream)
     (node,) = nodes
     return node

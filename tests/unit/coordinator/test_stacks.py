@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from elastic.coordinator import holdups
-from elastic.coordinator.attendance import Attendance, name_of
+from elastic.coordinator.connected_agents import ConnectedAgents, name_of
 from elastic.coordinator.holdups import Hangs, StackRounds, asked_for, explain, reply, timeline
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
@@ -49,7 +49,7 @@ class Place:
     """Agents of nodes a, b and c, whose coordinator is asked."""
 
     def __init__(self) -> None:
-        self.nodes = Attendance()
+        self.nodes = ConnectedAgents()
         for name in "abc":
             self.nodes.arrive(AgentStream(control.AgentHello(node=name, start_token="token")))
         self.rounds = StackRounds(self.nodes)
@@ -125,7 +125,7 @@ async def test_who_does_not_tell_holds_nobody_up(
 
 
 async def test_with_no_agent_there_is_nobody_to_wait_for() -> None:
-    assert await StackRounds(Attendance()).ask() == {}
+    assert await StackRounds(ConnectedAgents()).ask() == {}
 
 
 async def test_a_hang_is_an_event_and_the_machine_hears_of_it(place: Place) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from elastic.coordinator.attendance import AttendingNode
+from elastic.coordinator.connected_agents import ConnectedNode
 from elastic.coordinator.step_recorder import LedgerFile, StepRecorder
 from elastic.errors import ConfigurationError
 from elastic.v1 import job_pb2, local_pb2
@@ -68,7 +68,7 @@ class Place:
             retry_s=0.01,
         )
 
-    def hear(self, *steps: int, whole: bool = False, node: AttendingNode | None = None) -> None:
+    def hear(self, *steps: int, whole: bool = False, node: ConnectedNode | None = None) -> None:
         self.recorder.take(node or self.node, entries(*steps).entries, whole=whole)
 
     def steps(self) -> list[int]:

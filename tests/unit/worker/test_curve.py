@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from elastic.v1 import local_pb2 as pb
-from elastic.worker.pulse import Pulse
+from elastic.worker.reporter import Reporter
 from elastic.worker.state.backlog import (
     MOST_POINTS,
     Backlog,
@@ -29,7 +29,7 @@ class Member:
         self.sent: list[pb.CurvePoints] = []
         self.generation = SimpleNamespace(number=3, incarnation="i")
         membership = SimpleNamespace(group=SimpleNamespace(rank=0, generation=self.generation))
-        self.pulse = Pulse(
+        self.reporter = Reporter(
             cast(Any, SimpleNamespace(worker="w", send=self._send)), cast(Any, membership)
         )
         self.state = SimpleNamespace(
@@ -40,19 +40,19 @@ class Member:
             position=SimpleNamespace(epoch=0),
             learning_rates=dict,
         )
-        self.pulse.publish(cast(Any, self.state), StepsClock(), lambda: None)
-        self.pulse.keep_curve(kept)
+        self.reporter.publish(cast(Any, self.state), StepsClock(), lambda: None)
+        self.reporter.keep_curve(kept)
         self.told()
 
     def step(self, **values: Any) -> None:
         """A block that reports these and counts."""
-        self.pulse.report(values, committed=False)
+        self.reporter.report(values, committed=False)
         self.state.committed += 1
-        self.pulse.committed()
+        self.reporter.committed()
 
     def told(self, *, whole: bool = False) -> list[tuple[bool, dict[int, dict[str, float]]]]:
         """(all that is not stored?, values by step) of each report since the last look."""
-        self.pulse._send(whole=whole)
+        self.reporter._send(whole=whole)
         said, self.sent = self.sent, []
         return [(s.whole, {p.step: dict(p.values) for p in s.points}) for s in said]
 
@@ -77,7 +77,7 @@ def test_what_is_reported_below_the_block_belongs_to_its_step() -> None:
     member = Member()
     member.step(loss=0.5)
     member.told()
-    member.pulse.report({"val_loss": 0.75}, committed=True)
+    member.reporter.report({"val_loss": 0.75}, committed=True)
     member.step(loss=0.25)
     assert member.told() == [(False, {0: {"loss": 0.5, "val_loss": 0.75}})]
 
@@ -92,17 +92,17 @@ def test_a_tensor_that_the_script_goes_on_changing_counts_as_it_was() -> None:
 
 def test_values_of_a_block_that_is_given_up_are_those_of_its_retry() -> None:
     member = Member()
-    member.pulse.report({"loss": 9.0, "only_then": 1.0}, committed=False)
-    member.pulse.given_up(counts=False)
+    member.reporter.report({"loss": 9.0, "only_then": 1.0}, committed=False)
+    member.reporter.given_up(counts=False)
     member.step(loss=0.5)
     assert member.told(whole=True) == [(False, {0: {"loss": 0.5}})]
 
 
 def test_a_step_that_others_completed_keeps_what_was_reported_of_it_here() -> None:
     member = Member()
-    member.pulse.report({"loss": 0.5}, committed=False)
+    member.reporter.report({"loss": 0.5}, committed=False)
     member.state.committed, member.state.progress.committed_in = 1, 2
-    member.pulse.given_up(counts=True)
+    member.reporter.given_up(counts=True)
     (_, points), *_ = member.told(whole=True)
     assert points == {0: {"loss": 0.5}}
 
@@ -112,10 +112,10 @@ def test_asked_again_it_sends_all_that_is_not_stored() -> None:
     for n in range(4):
         member.step(n=n)
     assert member.told() == [(False, {n: {"n": n} for n in range(3)})]
-    member.pulse.curve_stored(pb.LedgerStored(committed=2, run="i", generation=3))
-    member.pulse.report_again()
+    member.reporter.curve_stored(pb.LedgerStored(committed=2, run="i", generation=3))
+    member.reporter.report_again()
     assert member.told() == [(True, {2: {"n": 2}})]
-    member.pulse.curve_stored(pb.LedgerStored(send_again=True))
+    member.reporter.curve_stored(pb.LedgerStored(send_again=True))
     assert member.told() == [(True, {2: {"n": 2}})]
 
 
@@ -124,12 +124,12 @@ def test_nothing_is_kept_where_nobody_wants_it() -> None:
     for n in range(3):
         member.step(n=n)
     assert member.told(whole=True) == []
-    assert len(member.pulse.curve.backlog) == 0
-    member.pulse.keep_curve(True)
+    assert len(member.reporter.curve.backlog) == 0
+    member.reporter.keep_curve(True)
     member.step(n=3)
     assert member.told(whole=True) == [(True, {3: {"n": 3}})]
-    member.pulse.keep_curve(False)
-    assert len(member.pulse.curve.backlog) == 0
+    member.reporter.keep_curve(False)
+    assert len(member.reporter.curve.backlog) == 0
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_of_ten_thousand_names_a_few_are_kept_and_of_many_steps_the_newest() -> 
     assert len(points[0]) == 32
     for n in range(50_000):
         member.step(n=n)
-    assert len(member.pulse.curve.backlog) <= 20_000
+    assert len(member.reporter.curve.backlog) <= 20_000
 
 
 def test_a_member_that_takes_over_the_state_has_the_points_too() -> None:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from elastic.v1 import local_pb2 as pb
-from elastic.worker.pulse import Pulse
+from elastic.worker.reporter import Reporter
 from elastic.worker.state.backlog import Backlog, LedgerBacklog, LedgerRecord
 from elastic.worker.steps_clock import StepsClock
 
@@ -20,12 +20,12 @@ class Place:
         membership = SimpleNamespace(group=SimpleNamespace(rank=0, generation=generation))
         link = SimpleNamespace(worker="w", send=self._send)
         self.ledger = LedgerBacklog()
-        self.pulse = Pulse(cast(Any, link), cast(Any, membership))
+        self.reporter = Reporter(cast(Any, link), cast(Any, membership))
         position = SimpleNamespace(epoch=0)
         state = SimpleNamespace(
             ledger=self.ledger, curve=Backlog(), committed=0, position=position, learning_rates=dict
         )
-        self.pulse.publish(cast(Any, state), StepsClock(), lambda: None)
+        self.reporter.publish(cast(Any, state), StepsClock(), lambda: None)
 
     def commit(self, *steps: int) -> None:
         for s in steps:
@@ -35,7 +35,7 @@ class Place:
 
     def reported(self) -> list[tuple[bool, list[int]]]:
         """(all that is not stored?, steps) of each report since the last look."""
-        self.pulse.flush()
+        self.reporter.flush()
         said, self.sent = self.sent, []
         return [(report.whole, [e.step for e in report.entries]) for report in said]
 
@@ -57,12 +57,12 @@ def test_asked_again_it_sends_all_that_is_not_stored() -> None:
     place = Place()
     place.commit(0, 1, 2)
     place.reported()
-    place.pulse.ledger_stored(committed=1, run="", generation=1)
+    place.reporter.ledger_stored(committed=1, run="", generation=1)
     place.commit(3)
-    place.pulse.report_again()
+    place.reporter.report_again()
     assert place.reported() == [(True, [1, 2, 3])]
-    place.pulse.ledger_stored(committed=4, run="", generation=1)
-    place.pulse.report_again()
+    place.reporter.ledger_stored(committed=4, run="", generation=1)
+    place.reporter.report_again()
     assert place.reported() == [(True, [])]  # the one that asked knows that nothing is missing
     place.commit(4)
     assert place.reported() == [(False, [4])]
@@ -75,7 +75,7 @@ def test_no_more_is_on_its_way_than_a_coordinator_may_have_to_keep() -> None:
     assert [len(steps) for _, steps in place.reported()] == [10_000, 10_000]
     place.commit(*range(30_000, 30_010))
     assert place.reported() == []
-    place.pulse.ledger_stored(committed=15_000, run="", generation=1)
+    place.reporter.ledger_stored(committed=15_000, run="", generation=1)
     assert [(w, s[0], s[-1]) for w, s in place.reported()] == [
         (False, 20_000, 29_999),
         (False, 30_000, 30_009),
@@ -86,7 +86,7 @@ def test_a_coordinator_that_has_dropped_some_is_sent_the_oldest_that_are_not_sto
     place = Place()
     place.commit(*range(25_000))
     place.reported()
-    place.pulse.report_again()
+    place.reporter.report_again()
     assert [(w, s[0], len(s)) for w, s in place.reported()] == [
         (True, 0, 10_000),
         (False, 10_000, 10_000),
@@ -101,10 +101,10 @@ def test_a_worker_that_ends_has_the_rest_of_a_long_ledger_sent_first() -> None:
     def store(**kind: Any) -> None:
         if "ledger" in kind and kind["ledger"].entries:
             stored.extend(e.step for e in kind["ledger"].entries)
-            place.pulse.ledger_stored(committed=stored[-1] + 1, run="", generation=1)
+            place.reporter.ledger_stored(committed=stored[-1] + 1, run="", generation=1)
 
-    cast(Any, place.pulse)._link.send = store
-    place.pulse.flush()
-    place.pulse.wait_for_ledger()
-    place.pulse.flush()
+    cast(Any, place.reporter)._link.send = store
+    place.reporter.flush()
+    place.reporter.wait_for_ledger()
+    place.reporter.flush()
     assert stored == list(range(30_000))

@@ -14,7 +14,7 @@ from elastic.worker.control import LocalControl
 from elastic.worker.data_loader import DataLoader
 from elastic.worker.group.membership import Membership
 from elastic.worker.group.process_group import Group
-from elastic.worker.pulse import Reports
+from elastic.worker.reporter import Reports
 from elastic.worker.session import Session
 from elastic.worker.state.job_state import JobState
 from elastic.worker.steps_clock import StepsClock

@@ -20,7 +20,7 @@ _TOKEN_LENGTH = 8
 
 
 @dataclass(slots=True)
-class AttendingNode:
+class ConnectedNode:
     """A connected node."""
 
     stream: AgentStream
@@ -45,7 +45,7 @@ def name_of(node: NodeId) -> str:
     return node.partition("@")[0]
 
 
-class Attendance:
+class ConnectedAgents:
     """One agent for each name: the newest, since the store gives a name to one at a time."""
 
     def __init__(
@@ -66,9 +66,9 @@ class Attendance:
         self._command = command
         self._may_train, self._out_of_contact = may_train, out_of_contact
         self._run_id = run_id
-        self._nodes: dict[str, AttendingNode] = {}
+        self._nodes: dict[str, ConnectedNode] = {}
 
-    def __iter__(self) -> Iterator[AttendingNode]:
+    def __iter__(self) -> Iterator[ConnectedNode]:
         return iter(list(self._nodes.values()))
 
     def count(self) -> int:
@@ -144,30 +144,30 @@ class Attendance:
                 break
         return self._command
 
-    def arrive(self, stream: AgentStream) -> tuple[AttendingNode | None, AttendingNode]:
+    def arrive(self, stream: AgentStream) -> tuple[ConnectedNode | None, ConnectedNode]:
         """Let the agent in: the node that it takes the place of, if there was one, and its own."""
         before = self._nodes.get(stream.node)
         node = node_id(stream.node, stream.hello.start_token)
-        self._nodes[stream.node] = AttendingNode(stream=stream, node=node)
+        self._nodes[stream.node] = ConnectedNode(stream=stream, node=node)
         return before, self._nodes[stream.node]
 
-    def leave(self, stream: AgentStream) -> AttendingNode | None:
+    def leave(self, stream: AgentStream) -> ConnectedNode | None:
         """Its stream has ended; None if it was not, or is no longer, the node's."""
         if self.of(stream) is None:
             return None
         return self._nodes.pop(stream.node)
 
-    def of(self, stream: AgentStream) -> AttendingNode | None:
+    def of(self, stream: AgentStream) -> ConnectedNode | None:
         """The node of a stream that was let in."""
         node = self._nodes.get(stream.node)
         return node if node is not None and node.stream is stream else None
 
-    def find(self, node: NodeId) -> AttendingNode | None:
+    def find(self, node: NodeId) -> ConnectedNode | None:
         """A connected node."""
         found = self._nodes.get(name_of(node))
         return found if found is not None and found.node == node else None
 
-    def named(self, name: str) -> AttendingNode | None:
+    def named(self, name: str) -> ConnectedNode | None:
         """The connected node of this name."""
         return self._nodes.get(name)
 

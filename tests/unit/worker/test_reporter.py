@@ -16,7 +16,7 @@ from elastic.worker.compilation import Compilations
 from elastic.worker.group.membership import Durations
 from elastic.worker.group.process_group import Group
 from elastic.worker.link import Link
-from elastic.worker.pulse import Pulse, own_stacks
+from elastic.worker.reporter import Reporter, own_stacks
 from elastic.worker.state.backlog import LedgerRecord
 from elastic.worker.state.job_state import JobState
 from elastic.worker.steps_clock import StepsClock
@@ -50,15 +50,15 @@ class Member:
 
 
 class Script:
-    """Trains; its pulse beats when the test says so."""
+    """Trains; its reporter beats when the test says so."""
 
     def __init__(self, group: Group | None = None) -> None:
         self.wire, self.member = Wire(), Member()
         self.member.group = group
         self.compilations = Compilations()
-        self.pulse = Pulse(self.wire, self.member, self.compilations)  # type: ignore[arg-type]
+        self.reporter = Reporter(self.wire, self.member, self.compilations)  # type: ignore[arg-type]
         self.state, self.clock = JobState(), StepsClock(self.compilations)
-        self.pulse.publish(self.state, self.clock, lambda: None)
+        self.reporter.publish(self.state, self.clock, lambda: None)
 
     def commit(self, *steps: int) -> None:
         for step in steps:
@@ -69,22 +69,22 @@ class Script:
 
     def ledger(self) -> list[int]:
         """The steps in the next beat's entries."""
-        self.pulse.flush()
+        self.reporter.flush()
         return [e.step for entries in self.wire.taken("ledger") for e in entries.entries]
 
 
 def test_a_probe_is_answered_at_once_without_the_scripts_figures(alone: Group) -> None:
     script = Script(alone)
     script.state.progress = Progress(committed=7)
-    script.pulse.report({"loss": torch.tensor(0.5)}, committed=False)
+    script.reporter.report({"loss": torch.tensor(0.5)}, committed=False)
     script.clock.begin()
-    script.pulse.answer_probe()
+    script.reporter.answer_probe()
     (answer,) = script.wire.taken("progress")
     assert answer.probed
     assert (answer.worker, answer.generation, answer.committed) == ("w", 1, 7)
     assert answer.in_step_s > 0.0
     assert not answer.reported
-    script.pulse.flush()
+    script.reporter.flush()
     (progress,) = script.wire.taken("progress")
     assert not progress.probed
     assert dict(progress.reported) == {"loss": 0.5}
@@ -94,7 +94,7 @@ def test_where_it_is_is_told_at_once(alone: Group) -> None:
     script = Script(alone)
     script.state.progress = Progress(committed=7)
     script.clock.place.now = Place.DATA, script.clock.place.now[1] - 5.0
-    script.pulse.answer_stacks(stacks_pb2.StacksRequest(request=3, brief=True))
+    script.reporter.answer_stacks(stacks_pb2.StacksRequest(request=3, brief=True))
     (answer,) = script.wire.taken("stacks")
     assert (answer.worker, answer.request, answer.generation) == ("w", 3, 1)
     assert (answer.answer, answer.committed) == (stacks_pb2.ANSWER_GIVEN, 7)
@@ -104,7 +104,7 @@ def test_where_it_is_is_told_at_once(alone: Group) -> None:
     (main,) = own.threads
     assert main.name == "MainThread"
     assert "own_stacks" in [frame.function for frame in main.frames]
-    script.pulse.flush()
+    script.reporter.flush()
     (progress,) = script.wire.taken("progress")
     assert progress.place == stacks_pb2.PLACE_DATA
 
@@ -117,7 +117,7 @@ def test_of_collectives_those_since_the_last_reduction_are_told(
     script = Script(alone)
     monkeypatch.setattr(alone, "collectives", lambda: 2)
     script.clock.collectives_reduced = before
-    script.pulse.answer_stacks(stacks_pb2.StacksRequest())
+    script.reporter.answer_stacks(stacks_pb2.StacksRequest())
     (answer,) = script.wire.taken("stacks")
     assert answer.collectives == told
 
@@ -127,7 +127,7 @@ def test_all_threads_are_told_where_they_are_wanted(alone: Group) -> None:
     thread = threading.Thread(target=done.wait, name="waits", daemon=True)
     thread.start()
     try:
-        script.pulse.answer_stacks(stacks_pb2.StacksRequest())
+        script.reporter.answer_stacks(stacks_pb2.StacksRequest())
     finally:
         done.set()
         thread.join()
@@ -148,7 +148,7 @@ def test_the_newest_steps_are_told_in_place_of_stacks(alone: Group) -> None:
     script.clock.spent.entered(now, 1, join_s=0.0, sync_s=0.0)
     for step in (1, 2, 3):
         script.clock.spent.commit(now + step, 1.0, step)
-    script.pulse.answer_stacks(stacks_pb2.StacksRequest(request=3, stretches=2))
+    script.reporter.answer_stacks(stacks_pb2.StacksRequest(request=3, stretches=2))
     (answer,) = script.wire.taken("stacks")
     assert (answer.request, len(answer.processes)) == (3, 0)
     assert [stretch.step for stretch in answer.stretches] == [2, 3]
@@ -157,7 +157,7 @@ def test_the_newest_steps_are_told_in_place_of_stacks(alone: Group) -> None:
 
 def test_a_worker_without_a_group_answers_too() -> None:
     script = Script()
-    script.pulse.answer_probe()
+    script.reporter.answer_probe()
     (answer,) = script.wire.taken("progress")
     assert (answer.generation, answer.committed, answer.in_step_s) == (0, 0, 0.0)
 
@@ -175,32 +175,32 @@ def test_to_somebody_new_it_sends_all_that_is_not_stored(alone: Group) -> None:
     script = Script(alone)
     script.commit(0, 1, 2)
     script.ledger()
-    script.pulse.ledger_stored(1, "", 1)
-    script.pulse.report_again()
+    script.reporter.ledger_stored(1, "", 1)
+    script.reporter.report_again()
     assert script.ledger() == [1, 2]
     assert script.ledger() == []
 
 
 def test_that_it_is_all_is_said_once_also_of_nothing(alone: Group) -> None:
     script = Script(alone)
-    for ask in (lambda: None, script.pulse.report_again):
+    for ask in (lambda: None, script.reporter.report_again):
         ask()
-        script.pulse.flush()
+        script.reporter.flush()
         (entries,) = script.wire.taken("ledger")
         assert entries.whole
         assert list(entries.entries) == []
         script.commit(len(script.state.ledger.since(0)))
-        script.pulse.flush()
+        script.reporter.flush()
         (entries,) = script.wire.taken("ledger")
         assert not entries.whole
-        script.pulse.ledger_stored(99, "", 1)
+        script.reporter.ledger_stored(99, "", 1)
 
 
 def test_in_a_new_group_whoever_reports_sends_all(alone: Group) -> None:
     script = Script(alone)
     script.commit(0, 1)
     script.ledger()
-    script.pulse.entered(alone, Outcome())
+    script.reporter.entered(alone, Outcome())
     assert script.ledger() == [0, 1]
 
 
@@ -214,7 +214,7 @@ def test_what_was_counted_goes_with_the_progress(alone: Group) -> None:
     script = Script(alone)
     for _ in range(3):
         script.clock.commit(samples=8)
-    script.pulse.flush()
+    script.reporter.flush()
     (progress,) = script.wire.taken("progress")
     assert list(progress.step_counts) == script.clock.durations.counts
     assert sum(progress.step_counts) == 2
@@ -227,9 +227,9 @@ def test_a_step_that_is_computed_again_is_told_once(alone: Group) -> None:
     for given_up in (1, 0):
         if given_up:
             script.clock.given_up += 1
-        script.pulse.entered(alone, Outcome())
-        script.pulse.committed()
-        script.pulse.flush()
+        script.reporter.entered(alone, Outcome())
+        script.reporter.committed()
+        script.reporter.flush()
         (reformed,) = script.wire.taken("reformed")
         assert reformed.recomputed == given_up
 
@@ -237,15 +237,15 @@ def test_a_step_that_is_computed_again_is_told_once(alone: Group) -> None:
 def test_the_first_step_of_a_group_tells_how_long_the_worker_was_without_one(alone: Group) -> None:
     script = Script(alone)
     script.clock.entered(1, join_s=0.0, sync_s=0.0)
-    script.pulse.entered(alone, Outcome())
-    script.pulse.committed()
-    script.pulse.flush()
+    script.reporter.entered(alone, Outcome())
+    script.reporter.committed()
+    script.reporter.flush()
     (never_before,) = script.wire.taken("reformed")
     script.clock.spent.left(time.monotonic() - 5.0, in_step=True)
     script.clock.entered(2, join_s=0.0, sync_s=0.0)
-    script.pulse.entered(alone, Outcome())
-    script.pulse.committed()
-    script.pulse.flush()
+    script.reporter.entered(alone, Outcome())
+    script.reporter.committed()
+    script.reporter.flush()
     (after_a_loss,) = script.wire.taken("reformed")
     assert never_before.out_s == 0.0
     assert 5.0 <= after_a_loss.out_s < 60.0
@@ -254,17 +254,17 @@ def test_the_first_step_of_a_group_tells_how_long_the_worker_was_without_one(alo
 @pytest.mark.parametrize("source", ["", "initial"])
 def test_the_way_into_a_group_is_told_with_its_first_step(alone: Group, source: str) -> None:
     script = Script(alone)
-    script.pulse.entered(alone, Outcome(source=source))
-    script.pulse.flush()
+    script.reporter.entered(alone, Outcome(source=source))
+    script.reporter.flush()
     assert script.wire.taken("reformed") == []
-    script.pulse.committed()
-    script.pulse.committed()
-    script.pulse.flush()
+    script.reporter.committed()
+    script.reporter.committed()
+    script.reporter.flush()
     (reformed,) = script.wire.taken("reformed")
     assert isinstance(reformed, job_pb2.Reformed)
     assert (reformed.generation, reformed.source) == (1, source)
     assert (reformed.join_s, reformed.sync_s) == (0.5, 0.25)
-    script.pulse.flush()
+    script.reporter.flush()
     assert script.wire.taken("reformed") == []
 
 
@@ -273,7 +273,7 @@ def test_the_first_step_of_a_group_is_told_from_others(alone: Group) -> None:
     told = []
     for _ in range(2):
         script.clock.begin()
-        script.pulse.answer_probe()
+        script.reporter.answer_probe()
         told.append(script.wire.taken("progress")[0].first_step)
         script.clock.commit(1)
     assert told == [True, False]
@@ -283,8 +283,8 @@ def test_a_compilation_is_told_while_it_lasts() -> None:
     script, told = Script(), []
     for under_way in (False, True, True, False):
         script.compilations.under_way = under_way
-        script.pulse.flush()
-        script.pulse.answer_probe()
+        script.reporter.flush()
+        script.reporter.answer_probe()
         told.append([p.compiling for p in script.wire.taken("progress")])
     assert told == [[False] * 2, [True] * 2, [True] * 2, [False] * 2]
 
@@ -298,9 +298,9 @@ def test_whatever_a_script_reports_the_reports_go_on(alone: Group) -> None:
     script = Script(alone)
     script.commit(0)
     odd = {"huge": 10**400, "odd": Odd(), "text": "high", "\udcff": 1.0, "loss": 0.5}
-    script.pulse.report(odd, committed=False)
-    script.pulse.report({f"figure {n}": n for n in range(1000)}, committed=False)
-    script.pulse.report({"n" * 1000: 1.0, "loss": 0.25}, committed=False)
+    script.reporter.report(odd, committed=False)
+    script.reporter.report({f"figure {n}": n for n in range(1000)}, committed=False)
+    script.reporter.report({"n" * 1000: 1.0, "loss": 0.25}, committed=False)
     assert script.ledger() == [0]
     (progress,) = script.wire.taken("progress")
     assert progress.reported["loss"] == 0.25
@@ -314,24 +314,24 @@ def test_what_cannot_be_reported_is_told_once_and_the_rest_goes_on(
     script = Script(alone)
     script.state.progress = cast(Any, None)  # as a defect here might leave it
     for _ in range(3):
-        script.pulse.flush()
+        script.reporter.flush()
     (notice,) = script.wire.taken("notice")
     assert notice.name == "report_failed"
     assert notice.fields["worker"] == "w"
     assert "AttributeError" in notice.fields["message"]
     assert "Traceback" in capsys.readouterr().err
     script.state.progress = Progress(committed=3)
-    script.pulse.flush()
+    script.reporter.flush()
     assert script.wire.taken("progress")[-1].committed == 3
 
 
 def test_a_long_ledger_comes_in_messages_that_can_be_sent(alone: Group) -> None:
     script = Script(alone)
     script.commit(*range(25_000))
-    script.pulse.flush()
+    script.reporter.flush()
     messages = script.wire.taken("ledger")
-    script.pulse.ledger_stored(committed=20_000, run="", generation=1)
-    script.pulse.flush()
+    script.reporter.ledger_stored(committed=20_000, run="", generation=1)
+    script.reporter.flush()
     messages += script.wire.taken("ledger")
     assert [m.whole for m in messages] == [True, False, False]
     assert [e.step for m in messages for e in m.entries] == list(range(25_000))
@@ -347,7 +347,7 @@ def test_rank_0_tells_of_learning_rates_and_of_the_global_batch(alone: Group) ->
     ]
     script.state.track({"sgd": torch.optim.SGD(weights, lr=0.25), "two": torch.optim.Adam(groups)})
     script.clock.commit(64)
-    script.pulse.flush()
+    script.reporter.flush()
     (progress,) = script.wire.taken("progress")
     assert dict(progress.learning_rates) == {"sgd": 0.25, "two/0": 0.1, "two/1": 0.5}
     assert progress.global_batch == 64
@@ -356,12 +356,12 @@ def test_rank_0_tells_of_learning_rates_and_of_the_global_batch(alone: Group) ->
 def test_sums_are_sent_when_they_are_put_down(alone: Group) -> None:
     script = Script(alone)
     script.clock.entered(1, join_s=0.0, sync_s=0.0, world_size=1)
-    script.pulse.flush()
+    script.reporter.flush()
     assert not script.wire.taken("progress")[0].HasField("pace")
     for committed in range(1, 9):
         script.clock.begin()
         script.clock.commit(4, committed)
-    assert script.pulse._wake.is_set()
-    script.pulse.flush()
+    assert script.reporter._wake.is_set()
+    script.reporter.flush()
     (progress,) = script.wire.taken("progress")
     assert (progress.pace.generation, progress.pace.committed) == (1, 8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.coordinator.attendance import Attendance, name_of, node_id
+from elastic.coordinator.connected_agents import ConnectedAgents, name_of, node_id
 from elastic.errors import ExitCode
 from elastic.v1 import control_pb2 as pb
 from elastic.version import __version__, release_of
@@ -45,7 +45,7 @@ def test_a_node_is_told_from_another_one_of_its_name() -> None:
     ],
 )
 def test_who_is_refused(fields: dict[str, str], refused: str) -> None:
-    nodes = Attendance()
+    nodes = ConnectedAgents()
     nodes.arrive(agent("n1", TOKEN))
     answer = nodes.refusal(hello(**fields))
     if refused:
@@ -58,7 +58,7 @@ def test_who_is_refused(fields: dict[str, str], refused: str) -> None:
 
 
 def test_who_came_is_found_and_leaves_once() -> None:
-    nodes, stream = Attendance(), agent("n1", TOKEN)
+    nodes, stream = ConnectedAgents(), agent("n1", TOKEN)
     assert nodes.of(stream) is None
     before, node = nodes.arrive(stream)
     assert before is None
@@ -75,7 +75,7 @@ def test_who_came_is_found_and_leaves_once() -> None:
 
 
 def test_the_newest_agent_of_a_name_has_it() -> None:
-    nodes, old, new = Attendance(), agent("n1", TOKEN), agent("n1", OTHER)
+    nodes, old, new = ConnectedAgents(), agent("n1", TOKEN), agent("n1", OTHER)
     nodes.arrive(old)
     before, _ = nodes.arrive(new)
     assert before is not None
@@ -87,7 +87,7 @@ def test_the_newest_agent_of_a_name_has_it() -> None:
 
 
 def test_everybody_who_is_there_is_told() -> None:
-    nodes = Attendance()
+    nodes = ConnectedAgents()
     streams = [agent(name, TOKEN) for name in ("n1", "n2", "n3")]
     for stream in streams:
         nodes.arrive(stream)
@@ -111,7 +111,7 @@ def test_everybody_who_is_there_is_told() -> None:
 def test_where_no_checkpoint_could_be_completed_nobody_is_let_in(
     coordinator: bool | None, node: dict[str, bool], refused: str
 ) -> None:
-    answer = Attendance(saves=coordinator).refusal(agent("n1", TOKEN, **node).hello)
+    answer = ConnectedAgents(saves=coordinator).refusal(agent("n1", TOKEN, **node).hello)
     assert (answer is not None) == bool(refused)
     if answer is not None:
         assert refused in answer.message
@@ -119,7 +119,7 @@ def test_where_no_checkpoint_could_be_completed_nobody_is_let_in(
 
 
 def test_a_group_that_trains_is_not_ended_for_want_of_checkpoints() -> None:
-    nodes = Attendance(may_train=lambda: True, saves=False)
+    nodes = ConnectedAgents(may_train=lambda: True, saves=False)
     stream = agent("n1", TOKEN, saves=True)
     assert nodes.refusal(stream.hello) is None
     assert "completes no checkpoint" in nodes.saves_unlike(stream.hello)

@@ -64,7 +64,7 @@ class Reports:
         """Something that an operator should know of, as an event."""
 
 
-class Pulse(Reports):
+class Reporter(Reports):
     """Sends at every interval, and at once when a group has committed its first step.
 
     Training never waits for it: the script's thread only leaves values to be picked up.

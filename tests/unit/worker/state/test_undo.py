@@ -117,6 +117,19 @@ def layer(width: int = WIDE) -> nn.Linear:
     return nn.Linear(width, width)
 
 
+def tracking(width: int = WIDE) -> tuple[nn.Linear, Script]:
+    """A layer, and a script that tracks it as its model."""
+    net = layer(width)
+    return net, Script(model=net)
+
+
+def learnt() -> tuple[nn.Linear, Script]:
+    """The same with a script that has learnt that no block changes it."""
+    net, script = tracking()
+    script.learn()
+    return net, script
+
+
 def add(module: nn.Module, amount: float = 0.5) -> Action:
     def change() -> None:
         with torch.no_grad():
@@ -609,12 +622,16 @@ def accumulating(script: Script, net: nn.Module, *, zero: bool) -> None:
     script.reduce()
 
 
+def accumulated(script: Script, net: nn.Module, *, zero: bool) -> None:
+    """Such a block that ends well."""
+    accumulating(script, net, zero=zero)
+    script.end()
+
+
 def test_gradients_accumulated_by_hand_are_put_back() -> None:
-    net = layer(4)
-    script = Script(model=net)
+    net, script = tracking(4)
     for _ in range(2):
-        accumulating(script, net, zero=False)
-        script.end()
+        accumulated(script, net, zero=False)
     assert grads(net) == [0.5, 0.5]
     accumulating(script, net, zero=False)
     assert script.undo.put_back()
@@ -622,12 +639,10 @@ def test_gradients_accumulated_by_hand_are_put_back() -> None:
 
 
 def test_gradients_that_grow_are_given_to_newcomers_and_left_over_ones_are_not() -> None:
-    net = layer(4)
-    script = Script(model=net)
+    net, script = tracking(4)
     for zero, expected in ((True, 0), (False, 2)):
         for _ in range(3):
-            accumulating(script, net, zero=zero)
-            script.end()
+            accumulated(script, net, zero=zero)
         given = script.state.gradients.state_dict()["gradients"]
         assert len(given.get("model", {})) == expected
 
@@ -658,16 +673,13 @@ def test_sparse_gradients_that_are_left_over_or_grow_are_taken_over() -> None:
 
 
 def test_gradients_that_grow_for_once_are_said_not_to_be_put_back() -> None:
-    net = layer(4)
-    script = Script(model=net)
+    net, script = tracking(4)
     for _ in range(3):
-        accumulating(script, net, zero=True)
-        script.end()
+        accumulated(script, net, zero=True)
     accumulating(script, net, zero=False)
     assert not script.undo.put_back()
     for _ in range(2):
-        accumulating(script, net, zero=False)
-        script.end()
+        accumulated(script, net, zero=False)
     before = grads(net)
     accumulating(script, net, zero=False)
     assert script.undo.put_back()
@@ -675,11 +687,9 @@ def test_gradients_that_grow_for_once_are_said_not_to_be_put_back() -> None:
 
 
 def test_gradients_zeroed_in_every_fourth_block_are_put_back_and_given_in_all_others() -> None:
-    net = layer(4)
-    script = Script(model=net)
+    net, script = tracking(4)
     for index in range(12):
-        accumulating(script, net, zero=index % 4 == 0)
-        script.end()
+        accumulated(script, net, zero=index % 4 == 0)
         before = grads(net)
         assert len(script.state.gradients.state_dict()["gradients"]["model"]) == 2
         accumulating(script, net, zero=(index + 1) % 4 == 0)
@@ -692,8 +702,7 @@ def test_what_a_given_up_block_found_out_about_gradients_is_forgotten() -> None:
     net, other = layer(4), layer(4)
     far, near = Script(model=net), Script(model=other)
     for script, module in ((far, net), (near, other)):
-        accumulating(script, module, zero=True)
-        script.end()
+        accumulated(script, module, zero=True)
     accumulating(far, net, zero=True)
     near.undo.begin()
     assert far.undo.put_back()
@@ -702,11 +711,9 @@ def test_what_a_given_up_block_found_out_about_gradients_is_forgotten() -> None:
 
 
 def test_gradients_zeroed_below_a_void_block_are_put_back() -> None:
-    net = layer(4)
-    script = Script(model=net)
+    net, script = tracking(4)
     for _ in range(3):
-        accumulating(script, net, zero=False)
-        script.end()
+        accumulated(script, net, zero=False)
     before = grads(net)
     accumulating(script, net, zero=False)
     assert script.undo.put_back()
@@ -717,10 +724,8 @@ def test_gradients_zeroed_below_a_void_block_are_put_back() -> None:
 
 
 def test_gradients_zeroed_in_place_are_left_over() -> None:
-    net = layer(4)
-    script = Script(model=net)
-    accumulating(script, net, zero=True)
-    script.end()
+    net, script = tracking(4)
+    accumulated(script, net, zero=True)
     script.undo.begin()
     for parameter in net.parameters():
         parameter.grad.zero_()  # type: ignore[union-attr]
@@ -732,8 +737,7 @@ def test_another_members_gradients_are_taken_over() -> None:
     source, target = layer(4), layer(4)
     left, right = Script(model=source), Script(model=target)
     for _ in range(2):
-        accumulating(left, source, zero=False)
-        left.end()
+        accumulated(left, source, zero=False)
     gradients(target)
     right.state.gradients.load_state_dict(copy.deepcopy(left.state.gradients.state_dict()))
     assert grads(target) == grads(source)
@@ -828,8 +832,7 @@ def test_a_large_buffer_that_is_assigned_anew_now_and_then_is_put_back() -> None
 
 
 def test_a_parameter_that_is_taken_away_for_good_is_refused() -> None:
-    net = layer()
-    script = Script(model=net)
+    net, script = tracking()
     script.block()
     prune.l1_unstructured(net, "weight", amount=0.3)
     with pytest.raises(ConfigurationError, match=r"model has lost .* \(weight, as by pruning"):
@@ -865,8 +868,7 @@ def test_what_a_script_holds_of_its_values_is_put_back_and_stays_in_them() -> No
 
 
 def test_another_object_that_is_put_among_the_values_keeps_its_content() -> None:
-    net = layer(4)
-    script = Script(model=net)
+    net, script = tracking(4)
     constant = ["warm", "full"]
     script.state.values.update(phases=["none"], center=torch.zeros(4, 4))
 
@@ -1190,17 +1192,13 @@ def test_a_value_that_others_cannot_be_given_is_refused_before_a_group_is_lost()
 
 
 def test_a_change_seen_once_is_undone_from_the_next_block_on() -> None:
-    net = layer()
-    script = Script(model=net)
-    script.learn()
+    net, script = learnt()
     script.block(add(net))
     assert script.lost(add(net))
 
 
 def test_a_surprise_is_forgotten_with_the_block_that_counted() -> None:
-    net = layer()
-    script = Script(model=net)
-    script.learn()
+    net, script = learnt()
     assert not script.lost(add(net), nothing)
     script.block(add(net))
     assert script.lost(add(net))
@@ -1208,9 +1206,7 @@ def test_a_surprise_is_forgotten_with_the_block_that_counted() -> None:
 
 def test_a_change_that_no_sign_shows_is_learnt_about_later() -> None:
     """Writes through `.data` that begin in mid-run show in the next block that is compared."""
-    net = layer()
-    script = Script(model=net)
-    script.learn()
+    net, script = learnt()
     for _ in range(16):
         script.block(write_data(net))
     assert script.lost(write_data(net))
@@ -1227,8 +1223,7 @@ def test_what_is_tracked_later_is_learnt_about_from_its_first_block() -> None:
 
 
 def test_after_many_blocks_it_learns_again() -> None:
-    net = layer()
-    script = Script(model=net)
+    net, script = tracking()
     for _ in range(512):
         script.block()
     assert script.lost(write_data(net))
@@ -1267,8 +1262,7 @@ def test_the_state_of_the_last_commit_can_be_had_after_the_script_changed_it(lea
 
 
 def test_the_commit_mark_survives_a_block_that_was_given_up() -> None:
-    net = layer()
-    script = Script(model=net)
+    net, script = tracking()
     script.learn(add(net))
     committed = script.everything()
     assert script.lost(add(net))
@@ -1277,9 +1271,7 @@ def test_the_commit_mark_survives_a_block_that_was_given_up() -> None:
 
 
 def test_there_is_no_commit_mark_when_a_change_between_blocks_came_as_a_surprise() -> None:
-    net = layer()
-    script = Script(model=net)
-    script.learn()
+    net, script = learnt()
     add(net)()
     script.undo.begin()
     assert not script.undo.holds_commit
@@ -1294,17 +1286,14 @@ def test_there_is_no_commit_mark_when_a_change_between_blocks_came_as_a_surprise
 
 def test_there_is_no_commit_mark_as_soon_as_a_surprise_is_there() -> None:
     """The group may be lost at the boundary, before the next block begins."""
-    net = layer()
-    script = Script(model=net)
-    script.learn()
+    net, script = learnt()
     assert script.undo.holds_commit
     add(net)()
     assert not script.undo.holds_commit
 
 
 def test_putting_back_is_no_change_between_blocks() -> None:
-    net = layer()
-    script = Script(model=net)
+    net, script = tracking()
     script.learn(add(net))
     assert script.lost(add(net))
     script.undo.keep_for_retry()
@@ -1370,9 +1359,7 @@ def test_what_an_optimizer_around_another_one_says_is_its_state_is_undone(
 
 
 def test_a_received_state_is_of_the_mark_that_it_was_sent_as() -> None:
-    net = layer()
-    script = Script(model=net)
-    script.learn()
+    net, script = learnt()
     for at_commit in (False, True):
         script.undo.begin()
         script.undo.put_back()
@@ -1385,9 +1372,7 @@ def test_a_received_state_is_of_the_mark_that_it_was_sent_as() -> None:
 
 
 def test_what_is_changed_for_the_first_time_below_a_void_block_is_undone() -> None:
-    net = layer()
-    script = Script(model=net)
-    script.learn()
+    net, script = learnt()
     assert script.lost()
     at_begin = script.everything()
     script.undo.keep_for_retry()
@@ -1436,9 +1421,7 @@ def test_a_fused_step_below_a_void_block_is_undone(optimizer: str) -> None:
 
 
 def test_copies_made_ahead_serve_the_retry() -> None:
-    net = layer()
-    script = Script(model=net)
-    script.learn()
+    net, script = learnt()
     assert script.lost()
     at_begin = script.everything()
     script.undo.keep_ahead()
@@ -1449,9 +1432,7 @@ def test_copies_made_ahead_serve_the_retry() -> None:
 
 
 def test_copies_made_ahead_of_another_members_state_are_forgotten() -> None:
-    net = layer()
-    script = Script(model=net)
-    script.learn()
+    net, script = learnt()
     assert script.lost()
     script.undo.keep_ahead()
     add(net)()  # what is received

@@ -172,14 +172,29 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
+async def connected(place: Place) -> tuple[Coordinator, Agent]:
+    coordinator = await place.coordinator()
+    agent = place.agent(FixedLeader(coordinator.address))
+    await until(lambda: agent.link.connected)
+    return coordinator, agent
+
+
+async def connected_to_one_of_two(
+    place: Place,
+) -> tuple[Coordinator, Coordinator, Election, Agent]:
+    one, two = await place.coordinator("one"), await place.coordinator("two")
+    election = Election(Found(one.address))
+    agent = place.agent(election)
+    await until(lambda: agent.link.connected)
+    return one, two, election, agent
+
+
 def failure(worker: str) -> job_pb2.Failure:
     return job_pb2.Failure(worker=worker)
 
 
 async def test_hello_then_the_view_then_what_is_said(place: Place) -> None:
-    coordinator = await place.coordinator()
-    agent = place.agent(FixedLeader(coordinator.address))
-    await until(lambda: agent.link.connected)
+    coordinator, agent = await connected(place)
     agent.link.send(progress=job_pb2.Progress(committed=3))
     await until(lambda: coordinator.kinds() == ["view", "progress"])
     assert coordinator.streams[0].hello == HELLO
@@ -188,9 +203,7 @@ async def test_hello_then_the_view_then_what_is_said(place: Place) -> None:
 
 
 async def test_a_stream_that_breaks_is_opened_again_and_everything_said_anew(place: Place) -> None:
-    coordinator = await place.coordinator()
-    agent = place.agent(FixedLeader(coordinator.address))
-    await until(lambda: agent.link.connected)
+    coordinator, agent = await connected(place)
     await until(lambda: coordinator.kinds() == ["view"])
     coordinator.streams[0].close()
     await until(lambda: coordinator.kinds() == ["view", "view"])
@@ -200,9 +213,7 @@ async def test_a_stream_that_breaks_is_opened_again_and_everything_said_anew(pla
 
 
 async def test_contact_after_a_loss_is_told_and_the_first_is_not(place: Place) -> None:
-    coordinator = await place.coordinator()
-    agent = place.agent(FixedLeader(coordinator.address))
-    await until(lambda: agent.link.connected)
+    coordinator, agent = await connected(place)
     await coordinator.stop()
     await until(lambda: not agent.link.connected and bool(agent.lost))
     assert agent.found == []
@@ -232,9 +243,7 @@ async def test_what_is_said_on_every_stream_is_kept_once_however_long_nobody_ans
 
 
 async def test_what_matters_is_kept_while_nobody_answers_and_the_rest_is_not(place: Place) -> None:
-    coordinator = await place.coordinator()
-    agent = place.agent(FixedLeader(coordinator.address))
-    await until(lambda: agent.link.connected)
+    coordinator, agent = await connected(place)
     await coordinator.stop()
     await until(lambda: not agent.link.connected and bool(agent.lost))
     agent.link.send(failure=failure("w1"))
@@ -264,10 +273,7 @@ async def test_what_matters_is_kept_while_nobody_answers_and_the_rest_is_not(pla
 
 async def test_a_failure_is_told_to_each_leader_until_one_has_stored_it(place: Place) -> None:
     """The first one may have died before it read what was sent to it."""
-    one, two = await place.coordinator("one"), await place.coordinator("two")
-    election = Election(Found(one.address))
-    agent = place.agent(election)
-    await until(lambda: agent.link.connected)
+    one, two, election, agent = await connected_to_one_of_two(place)
     for worker in ("w1", "w2"):
         agent.link.send(failure=failure(worker))
     await until(lambda: one.kinds() == ["view", "failure", "failure"])
@@ -320,10 +326,7 @@ async def test_that_nobody_leads_is_told_once_and_then_who_does(
 
 
 async def test_a_new_leader_is_followed_though_the_old_one_answers(place: Place) -> None:
-    one, two = await place.coordinator("one"), await place.coordinator("two")
-    election = Election(Found(one.address))
-    agent = place.agent(election)
-    await until(lambda: agent.link.connected)
+    one, two, election, agent = await connected_to_one_of_two(place)
     election.elect(two.address)
     await until(lambda: two.kinds() == ["view"])
     await until(lambda: agent.link.connected and not one.streams)
@@ -344,10 +347,7 @@ async def test_the_same_address_in_a_new_office_is_a_new_leader(place: Place) ->
 
 
 async def test_a_leader_that_is_gone_is_looked_for_until_there_is_a_new_one(place: Place) -> None:
-    one, two = await place.coordinator("one"), await place.coordinator("two")
-    election = Election(Found(one.address))
-    agent = place.agent(election)
-    await until(lambda: agent.link.connected)
+    one, two, election, agent = await connected_to_one_of_two(place)
     await one.stop()
     await until(lambda: bool(agent.lost))
     agent.link.send(failure=failure("w1"))
@@ -356,9 +356,7 @@ async def test_a_leader_that_is_gone_is_looked_for_until_there_is_a_new_one(plac
 
 
 async def test_each_outage_is_told_once(place: Place) -> None:
-    coordinator = await place.coordinator()
-    agent = place.agent(FixedLeader(coordinator.address))
-    await until(lambda: agent.link.connected)
+    coordinator, agent = await connected(place)
     told = 0
     for _ in range(2):
         await coordinator.stop()
@@ -383,9 +381,7 @@ async def test_refused_at_first_the_agent_cannot_go_on(place: Place) -> None:
 
 
 async def test_refused_later_it_is_an_outage_that_may_end(place: Place) -> None:
-    coordinator = await place.coordinator()
-    agent = place.agent(FixedLeader(coordinator.address))
-    await until(lambda: agent.link.connected)
+    coordinator, agent = await connected(place)
     agent.error = ConfigurationError("the certificate has expired")
     coordinator.streams[0].close()
     await until(lambda: "the certificate has expired" in agent.lost)
@@ -430,9 +426,7 @@ async def test_turned_away_by_a_later_leader_the_agent_goes_on(place: Place) -> 
 
 
 async def test_a_closed_link_tells_nothing_more(place: Place) -> None:
-    coordinator = await place.coordinator()
-    agent = place.agent(FixedLeader(coordinator.address))
-    await until(lambda: agent.link.connected)
+    coordinator, agent = await connected(place)
     agent.link.close()
     await coordinator.stop()
     await agent.running

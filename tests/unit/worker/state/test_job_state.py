@@ -34,6 +34,12 @@ from tests.unit.worker.trees import same
 RECORD = LedgerRecord(step=4, epoch=1, generation=2, world_size=3, start=0, stop=12)
 
 
+def tracking(objects: dict[str, Any]) -> JobState:
+    state = JobState()
+    state.track(objects)
+    return state
+
+
 def make(seed: int, *, width: int = 3, steps: int = 1) -> JobState:
     """A model, its optimizer and its scheduler, after some steps."""
     torch.manual_seed(seed)
@@ -44,8 +50,7 @@ def make(seed: int, *, width: int = 3, steps: int = 1) -> JobState:
         model(torch.randn(4, 2)).square().sum().backward()
         optimizer.step()
         scheduler.step()
-    state = JobState()
-    state.track({"model": model, "optimizer": optimizer})
+    state = tracking({"model": model, "optimizer": optimizer})
     state.track({"scheduler": scheduler})
     return state
 
@@ -109,9 +114,7 @@ def test_an_optimizers_state_keeps_its_types_whatever_it_is_made_of() -> None:
     def tracked() -> tuple[JobState, Various]:
         model = nn.Linear(2, 2).to(torch.bfloat16)
         optimizer = Various(model.parameters(), lr=0.1, momentum=0.9)
-        state = JobState()
-        state.track({"model": model, "optimizer": optimizer})
-        return state, optimizer
+        return tracking({"model": model, "optimizer": optimizer}), optimizer
 
     (source, left), (target, right) = tracked(), tracked()
     source.modules()["model"](torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
@@ -211,8 +214,7 @@ def test_the_names_of_buffers_are_local(alone: Group) -> None:
     distributed = DistributedModel(net, {})
     distributed.wrap(alone.backend)
     averaged = AveragedModel(nn.Linear(2, 3))
-    state = JobState()
-    state.track({"model": distributed, "tied": tied, "ema": averaged})
+    state = tracking({"model": distributed, "tied": tied, "ema": averaged})
     state.track({"sgd": torch.optim.SGD(net.parameters(), momentum=0.9)})
     running = ("inner.1.running_mean", "inner.1.running_var", "inner.1.num_batches_tracked")
     assert state.local_names(state.capture()) == {
@@ -279,8 +281,7 @@ def test_an_optimizer_and_the_one_around_it_share_their_groups_as_before(
         model = nn.Linear(2, 1)
         inner = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
         made = {"around": Around(inner), "inner": inner}
-        state = JobState()
-        state.track({"model": model, **{name: made[name] for name in names}})
+        state = tracking({"model": model, **{name: made[name] for name in names}})
         states.append((state, made))
     (sender, _), (receiver, made) = states
     restore(receiver, sender)
@@ -298,9 +299,7 @@ def test_an_optimizer_whose_class_has_a_state_dict_of_its_own_is_given_to_others
         for _ in range(steps):
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
-        state = JobState()
-        state.track({"model": model, "optimizer": optimizer})
-        return state, optimizer
+        return tracking({"model": model, "optimizer": optimizer}), optimizer
 
     (sender, theirs), (receiver, mine) = make_around(0.3, 4), make_around(0.1, 0)
     restore(receiver, sender)
@@ -338,9 +337,7 @@ def test_what_an_own_state_dict_keeps_in_another_type_than_its_parameters_stays_
         for _ in range(steps):
             model(torch.randn(1, 2, dtype=torch.bfloat16)).sum().backward()
             optimizer.step()
-        state = JobState()
-        state.track({"model": model, "optimizer": optimizer})
-        return state
+        return tracking({"model": model, "optimizer": optimizer})
 
     sender, receiver = make_precise(4), make_precise(0)
     restore(receiver, sender)
@@ -373,9 +370,7 @@ def grown(*, groups: int, named: bool = False) -> tuple[JobState, torch.optim.Op
         optimizer.add_param_group({"params": head, "lr": 0.02})
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    state = JobState()
-    state.track({"model": model, "optimizer": optimizer})
-    return state, optimizer
+    return tracking({"model": model, "optimizer": optimizer}), optimizer
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -434,9 +429,7 @@ def test_a_group_can_be_added_to_one_of_what_no_module_has() -> None:
         model, own = nn.Linear(2, 1), nn.Parameter(torch.full((), rate))
         optimizer = torch.optim.SGD([own], lr=rate, momentum=0.9)
         (model(torch.ones(1, 2)).sum() * own).backward()
-        state = JobState()
-        state.track({"model": model, "optimizer": optimizer})
-        return state, optimizer
+        return tracking({"model": model, "optimizer": optimizer}), optimizer
 
     (sender, theirs), (receiver, mine) = make_both(0.3), make_both(0.1)
     theirs.add_param_group({"params": sender.modules()["model"].parameters(), "lr": 0.02})
@@ -486,8 +479,7 @@ class Observed(nn.Module):
 def observed(*, seen: bool, mask: int = 3) -> JobState:
     model = Observed()
     model.register_buffer("mask", torch.ones(mask))
-    state = JobState()
-    state.track({"model": model})
+    state = tracking({"model": model})
     if seen:
         model.observe()
     return state
@@ -807,8 +799,7 @@ def sharing(seed: int) -> JobState:
     torch.manual_seed(seed)
     model = Tied()
     shadows = {"shadow": Shadow(copies=False), "copies": Shadow(copies=True)}
-    state = JobState()
-    state.track({"model": model, **shadows})
+    state = tracking({"model": model, **shadows})
     if seed == 1:
         for shadow in shadows.values():
             shadow.tensors = copy.deepcopy(dict(model.state_dict()))
@@ -905,8 +896,7 @@ def test_what_shares_memory_with_a_model_that_is_tracked_later_takes_no_name_of_
         torch.manual_seed(seed)
         model, engine = Tied(), Shadow(copies=True)
         engine.tensors = dict(model.state_dict())
-        state = JobState()
-        state.track({"engine": engine, "model": model})
+        state = tracking({"engine": engine, "model": model})
         states.append(state)
     source, target = states
     restore(target, source)

@@ -82,19 +82,16 @@ async def test_a_reload_ends_with_ready_also_where_nothing_begins_anew(
     assert ["RELOADING=1", f"MONOTONIC_USEC={said_us}"] in manager.messages
 
 
-def test_a_daemon_with_nothing_to_do_was_ready_before_it_stops(
+async def test_a_daemon_with_nothing_to_do_was_ready_before_it_stops(
     manager: FakeServiceManager,
 ) -> None:
     """A unit of Type=notify that ends without READY=1 has failed, and is started again."""
 
-    async def main() -> None:
-        daemon = Daemon(ServiceNotice(manager.environment), ready=False)
-        with daemon.notice.telling(daemon.condition):
-            daemon.ready, daemon.status = True, "the run has ended"
-            daemon.notice.stopping(7.0)
-        await until(lambda: len(manager.messages) == 2)
-
-    asyncio.run(main())
+    daemon = Daemon(ServiceNotice(manager.environment), ready=False)
+    with daemon.notice.telling(daemon.condition):
+        daemon.ready, daemon.status = True, "the run has ended"
+        daemon.notice.stopping(7.0)
+    await until(lambda: len(manager.messages) == 2)
     assert manager.messages == [
         [
             "READY=1",
@@ -105,18 +102,15 @@ def test_a_daemon_with_nothing_to_do_was_ready_before_it_stops(
     ]
 
 
-def test_a_successor_has_time_to_start_and_then_the_usual_watchdog(
+async def test_a_successor_has_time_to_start_and_then_the_usual_watchdog(
     manager: FakeServiceManager,
 ) -> None:
     environment = dict(manager.environment)
     ServiceNotice.of_environment(environment).hand_on(environment)
 
-    async def main() -> None:
-        daemon = Daemon(ServiceNotice.of_environment(environment))
-        with daemon.notice.telling(daemon.condition):
-            await until(lambda: manager.count("READY=1"))
-
-    asyncio.run(main())
+    daemon = Daemon(ServiceNotice.of_environment(environment))
+    with daemon.notice.telling(daemon.condition):
+        await until(lambda: manager.count("READY=1"))
     assert manager.messages[0] == ["WATCHDOG_USEC=60000000"]
     assert manager.messages[1][:2] == ["READY=1", "WATCHDOG_USEC=100000"]
 
@@ -131,18 +125,15 @@ async def test_what_was_not_heard_is_said_again(tmp_path: Path) -> None:
             assert "STATUS=waits" in late.messages[0]
 
 
-def test_a_manager_that_does_not_read_delays_nothing(tmp_path: Path) -> None:
+async def test_a_manager_that_does_not_read_delays_nothing(tmp_path: Path) -> None:
     path = tmp_path / "full"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unread:
         unread.bind(str(path))
 
-        async def main() -> None:
-            daemon = Daemon(ServiceNotice({"NOTIFY_SOCKET": str(path)}))
-            with daemon.notice.telling(daemon.condition):
-                for _ in range(10_000):  # more than the socket holds
-                    daemon.notice.stopping(1.0)
-
-        asyncio.run(main())
+        daemon = Daemon(ServiceNotice({"NOTIFY_SOCKET": str(path)}))
+        with daemon.notice.telling(daemon.condition):
+            for _ in range(10_000):  # more than the socket holds
+                daemon.notice.stopping(1.0)
 
 
 @pytest.mark.parametrize("address", ["", "vsock:2:1234", "relative", "/no/such/socket", "@no-such"])
@@ -175,17 +166,13 @@ def test_an_abstract_address_is_reached() -> None:
         ({}, False),
     ],
 )
-def test_only_the_process_that_is_meant_beats(
+async def test_only_the_process_that_is_meant_beats(
     tmp_path: Path, variables: dict[str, str], beats: bool
 ) -> None:
     with service_manager(tmp_path / "notify") as manager:
-
-        async def main() -> None:
-            daemon = Daemon(ServiceNotice({**manager.environment, **variables}, pid=77))
-            with daemon.notice.telling(daemon.condition):
-                await until(lambda: manager.messages)
-
-        asyncio.run(main())
+        daemon = Daemon(ServiceNotice({**manager.environment, **variables}, pid=77))
+        with daemon.notice.telling(daemon.condition):
+            await until(lambda: manager.messages)
         assert ("WATCHDOG=1" in manager.messages[0]) == beats
 
 

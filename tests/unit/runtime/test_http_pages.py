@@ -96,13 +96,13 @@ async def test_scrapes_at_once_take_one_snapshot(daemon: Daemon) -> None:
     assert "} 2.0" in text(await daemon.pages.metrics(SCRAPE))
 
 
-def test_a_daemon_that_stands_still_lives_and_is_not_ready(
+async def test_a_daemon_that_stands_still_lives_and_is_not_ready(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_pages, "ASK_WITHIN_S", 0.3)
     goes_on = threading.Event()
 
-    async def scrape() -> None:
+    try:
         first = text(await daemon.pages.metrics(SCRAPE))
         daemon.hold_up(goes_on)
         await asyncio.sleep(0.25)
@@ -118,9 +118,6 @@ def test_a_daemon_that_stands_still_lives_and_is_not_ready(
             await asyncio.sleep(0.05)
         while taken in text(await daemon.pages.metrics(SCRAPE)):
             await asyncio.sleep(0.05)
-
-    try:
-        asyncio.run(scrape())
     finally:
         goes_on.set()
 
@@ -143,24 +140,17 @@ async def test_not_ready_says_why(daemon: Daemon) -> None:
     assert (await daemon.pages.healthz(SCRAPE)).status == 200
 
 
-def test_metrics_are_not_for_everybody(daemon: Daemon) -> None:
-    async def ask() -> None:
-        stranger = Request(peer=())
-        assert (await daemon.pages.metrics(stranger)).status == 403
-        assert (await daemon.pages.healthz(stranger)).status == 200
-        assert (await daemon.pages.readyz(stranger)).status == 200
-
-    asyncio.run(ask())
+async def test_metrics_are_not_for_everybody(daemon: Daemon) -> None:
+    stranger = Request(peer=())
+    assert (await daemon.pages.metrics(stranger)).status == 403
+    assert (await daemon.pages.healthz(stranger)).status == 200
+    assert (await daemon.pages.readyz(stranger)).status == 200
     assert daemon.snapshots == 0
 
 
-def test_each_definition_is_found_but_those_of_tls_and_etcd(daemon: Daemon) -> None:
-    async def ask() -> set[str]:
-        written = text(await daemon.pages.metrics(SCRAPE))
-        return {m.name for m in CATALOG.metrics if f"# TYPE {m.name} " not in written}
-
-    absent = {
+async def test_each_definition_is_found_but_those_of_tls_and_etcd(daemon: Daemon) -> None:
+    written = text(await daemon.pages.metrics(SCRAPE))
+    assert {m.name for m in CATALOG.metrics if f"# TYPE {m.name} " not in written} == {
         "elastic_certificate_expiry_timestamp_seconds",
         "elastic_store_last_answer_timestamp_seconds",
     }
-    assert asyncio.run(ask()) == absent

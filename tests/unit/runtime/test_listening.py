@@ -11,23 +11,20 @@ import pytest
 from elastic.errors import ConfigurationError, ElasticError, TransientError
 from elastic.runtime import listening
 from elastic.runtime.listening import require_listenable
-from tests.contract.conftest import within_deadline
 from tests.etcd_cluster import free_ports
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "[::]"])
-def test_a_port_is_free_or_in_use(host: str) -> None:
+async def test_a_port_is_free_or_in_use(host: str) -> None:
     (port,) = free_ports(1)
-    within_deadline(require_listenable(f"{host}:{port}"))
+    await require_listenable(f"{host}:{port}")
     with (
         socket.create_server(("0.0.0.0", port)),
         pytest.raises(
             ConfigurationError, match=f"port {port} is in use by another process; choose .*--listen"
         ),
     ):
-        within_deadline(
-            require_listenable(f"{'127.0.0.1' if host == 'localhost' else host}:{port}")
-        )
+        await require_listenable(f"{'127.0.0.1' if host == 'localhost' else host}:{port}")
 
 
 @pytest.mark.parametrize(
@@ -38,20 +35,22 @@ def test_a_port_is_free_or_in_use(host: str) -> None:
         (errno.ENOBUFS, "No buffer space"),
     ],
 )
-def test_what_the_system_says(monkeypatch: pytest.MonkeyPatch, number: int, says: str) -> None:
+async def test_what_the_system_says(
+    monkeypatch: pytest.MonkeyPatch, number: int, says: str
+) -> None:
     def bind(*_: Any) -> None:
         raise OSError(number, "")
 
     monkeypatch.setattr(listening.socket.socket, "bind", bind)
     with pytest.raises(ConfigurationError, match=f"10.0.0.1:80: {says}"):
-        within_deadline(require_listenable("10.0.0.1:80"))
+        await require_listenable("10.0.0.1:80")
 
 
 @pytest.mark.parametrize(
     ("number", "kind"),
     [(socket.EAI_NONAME, ConfigurationError), (socket.EAI_AGAIN, TransientError)],
 )
-def test_a_host_that_does_not_resolve(
+async def test_a_host_that_does_not_resolve(
     monkeypatch: pytest.MonkeyPatch, number: int, kind: type[ElasticError]
 ) -> None:
     def resolve(*_: Any, **__: Any) -> None:
@@ -59,4 +58,4 @@ def test_a_host_that_does_not_resolve(
 
     monkeypatch.setattr(listening.socket, "getaddrinfo", resolve)
     with pytest.raises(kind, match=r"h:1: the host does not resolve \(why\)"):
-        within_deadline(require_listenable("h:1"))
+        await require_listenable("h:1")

@@ -25,30 +25,26 @@ print("ended")
 """
 
 
-def test_the_result_comes_back_and_the_loop_goes_on_meanwhile() -> None:
-    async def main() -> tuple[str, str]:
-        asked = threading.Event()
+async def test_the_result_comes_back_and_the_loop_goes_on_meanwhile() -> None:
+    asked = threading.Event()
 
-        def work() -> str:
-            assert asked.wait(10)
-            return threading.current_thread().name
+    def work() -> str:
+        assert asked.wait(10)
+        return threading.current_thread().name
 
-        task = asyncio.ensure_future(off_loop(work))
-        await asyncio.sleep(0)
-        assert not task.done()
-        asked.set()
-        return await task, threading.current_thread().name
-
-    there, here = asyncio.run(main())
-    assert there == "elastic-off-loop" != here
+    task = asyncio.ensure_future(off_loop(work))
+    await asyncio.sleep(0)
+    assert not task.done()
+    asked.set()
+    assert await task == "elastic-off-loop" != threading.current_thread().name
 
 
-def test_an_error_is_raised_where_it_is_awaited() -> None:
+async def test_an_error_is_raised_where_it_is_awaited() -> None:
     def work() -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
-        asyncio.run(off_loop(work))
+        await off_loop(work)
 
 
 def test_work_that_never_ends_does_not_hold_up_the_end_of_the_process() -> None:

@@ -21,25 +21,22 @@ async def test_an_error_reaches_on_error() -> None:
     await tasks.close()
 
 
-def test_close_cancels_what_still_runs_and_waits_for_it() -> None:
-    async def check() -> None:
-        errors: list[BaseException] = []
-        cleaned_up = False
+async def test_close_cancels_what_still_runs_and_waits_for_it() -> None:
+    errors: list[BaseException] = []
+    cleaned_up = False
 
-        async def work() -> None:
-            nonlocal cleaned_up
-            try:
-                await asyncio.sleep(60)
-            finally:
-                await asyncio.sleep(0.01)
-                cleaned_up = True
+    async def work() -> None:
+        nonlocal cleaned_up
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.01)
+            cleaned_up = True
 
-        tasks = TaskSupervisor(errors.append)
-        task = tasks.start(work(), "work")
-        assert task.get_name() == "work"
-        await asyncio.sleep(0)
-        await tasks.close()
-        assert cleaned_up
-        assert errors == []
-
-    asyncio.run(check())
+    tasks = TaskSupervisor(errors.append)
+    task = tasks.start(work(), "work")
+    assert task.get_name() == "work"
+    await asyncio.sleep(0)
+    await tasks.close()
+    assert cleaned_up
+    assert errors == []

@@ -146,18 +146,14 @@ async def test_status_of_a_job_that_is_gone(tmp_path: Path) -> None:
     await client.close()
 
 
-def test_to_look_why_a_frozen_coordinator_is_silent_takes_no_longer_than_its_answer_may() -> None:
-    async def check(address: str) -> float:
-        client = ControlClient(address)
+async def test_to_look_why_a_frozen_coordinator_is_silent_takes_no_longer_than_its_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        client = ControlClient(f"127.0.0.1:{listening.getsockname()[1]}")
         began_at = time.monotonic()
         with pytest.raises(TransientError, match="does not answer"):
             await client.status(timeout_s=1.5)
         took_s = time.monotonic() - began_at
         await client.close()
-        return took_s
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        took_s = asyncio.run(check(f"127.0.0.1:{listening.getsockname()[1]}"))
     assert took_s < 3.0
 
 
@@ -178,16 +174,14 @@ async def test_the_port_that_was_chosen_is_told() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "192.0.2.1"], ids=["in use", "not ours"])
-def test_an_address_that_cannot_be_had(host: str) -> None:
-    async def check(port: int) -> None:
-        server = ControlServer(
-            Recorder(), f"{host}:{port}", security=Plaintext(insecure=True), report=Reports()
-        )
-        with pytest.raises(ConfigurationError, match=f"{host}:{port}.*--listen"):
-            await server.start()
-
+async def test_an_address_that_cannot_be_had(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        asyncio.run(check(taken.getsockname()[1]))
+        address = f"{host}:{taken.getsockname()[1]}"
+        server = ControlServer(
+            Recorder(), address, security=Plaintext(insecure=True), report=Reports()
+        )
+        with pytest.raises(ConfigurationError, match=f"{address}.*--listen"):
+            await server.start()
 
 
 async def test_an_agent_that_does_not_read_costs_no_memory_and_its_stream_ends() -> None:

@@ -13,7 +13,6 @@ from elastic.store.interface import Entry
 from elastic.store.job_keys import JobKeys
 from elastic.store.leader_watch import Leader, find_leader
 from elastic.store.lease_keeper import LeaseState
-from tests.contract.conftest import within_deadline
 from tests.unit.store.failing_store import Clock, FailingStore
 
 KEYS = JobKeys("job")
@@ -175,10 +174,10 @@ async def test_deposed_before_the_office_is_taken_means_another_campaign() -> No
     assert contest.one.election.held()
 
 
-def test_deposed_in_the_moment_in_which_the_office_is_taken(
+async def test_deposed_in_the_moment_in_which_the_office_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    moments = 0
+    contest, moments = Contest(), 0
 
     async def taken_in_that_moment(
         store: FailingStore, *, elected: Entry, **named: str
@@ -193,19 +192,13 @@ def test_deposed_in_the_moment_in_which_the_office_is_taken(
 
     monkeypatch.setattr("elastic.coordinator.leadership.take_office", taken_in_that_moment)
 
-    async def check() -> None:
-        nonlocal contest
-        contest = Contest()
-        leadership = await contest.one.election.campaign()
-        assert moments == 2
-        assert contest.one.told == []
-        assert contest.one.election.held()
-        entry = await contest.store.get(KEYS.leader)
-        assert entry is not None
-        assert leadership.guard.created == entry.created
-
-    contest: Contest
-    within_deadline(check())
+    leadership = await contest.one.election.campaign()
+    assert moments == 2
+    assert contest.one.told == []
+    assert contest.one.election.held()
+    entry = await contest.store.get(KEYS.leader)
+    assert entry is not None
+    assert leadership.guard.created == entry.created
 
 
 async def test_in_doubt_from_the_first_moment() -> None:

@@ -94,7 +94,7 @@ def test_with_serve_a_run_that_was_left_is_coordinated_again(
     assert (exit_code, diary.names()) == (143, ["leaving"])
 
 
-def test_a_coordinator_that_nobody_can_reach_makes_way_before_it_ends() -> None:
+async def test_a_coordinator_that_nobody_can_reach_makes_way_before_it_ends() -> None:
     made_way = False
 
     async def work() -> int:
@@ -104,17 +104,14 @@ def test_a_coordinator_that_nobody_can_reach_makes_way_before_it_ends() -> None:
         finally:
             made_way = True
 
-    async def main() -> None:
-        server = Server()
-        served = asyncio.ensure_future(
-            _while_served(work(), cast(ControlServer, server), "10.0.0.1:4400")
-        )
-        await asyncio.sleep(0)
-        server.deaf.set()
-        with pytest.raises(TransientError, match=r"10\.0\.0\.1:4400.*descriptors may be short"):
-            await served
-
-    asyncio.run(main())
+    server = Server()
+    served = asyncio.ensure_future(
+        _while_served(work(), cast(ControlServer, server), "10.0.0.1:4400")
+    )
+    await asyncio.sleep(0)
+    server.deaf.set()
+    with pytest.raises(TransientError, match=r"10\.0\.0\.1:4400.*descriptors may be short"):
+        await served
     assert made_way
 
 

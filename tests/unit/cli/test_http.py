@@ -151,15 +151,11 @@ def test_certificates_that_cannot_be_used_are_an_error_where_they_are_needed() -
     assert diary.names() == ["http_started"], "in plain text, for this machine"
 
 
-def test_without_a_thread_the_daemon_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_thread_the_daemon_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr("elastic.cli.http._Serving.start", refuse)
-    asyncio.run(served_by_nobody())
-
-
-async def served_by_nobody() -> None:
     diary = Diary()
     async with watched_over_http(WATCHED, "127.0.0.1:0", diary.journal, PLAINTEXT):
         assert diary.names() == ["http_started", "warning"]

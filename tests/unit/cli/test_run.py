@@ -127,19 +127,15 @@ def test_under_nohup_a_closed_terminal_is_nothing() -> None:
 
 
 @pytest.mark.parametrize("says_so", [True, False])
-def test_the_coordinator_has_the_last_word_on_how_the_job_ended(
+async def test_the_coordinator_has_the_last_word_on_how_the_job_ended(
     says_so: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "_LAST_WORD_S", 5.0 if says_so else 0.01)
-
-    async def main() -> bool:
-        loop = asyncio.get_running_loop()
-        agent: Any = SimpleNamespace(ended=loop.create_future())
-        coordinator: Any = SimpleNamespace(ended=loop.create_future())
-        agent.ended.set_result(130)
-        if says_so:
-            loop.call_later(0.05, coordinator.ended.set_result, 84)
-        await run._end_of(agent, coordinator)
-        return bool(coordinator.ended.done())
-
-    assert asyncio.run(main()) == says_so
+    loop = asyncio.get_running_loop()
+    agent: Any = SimpleNamespace(ended=loop.create_future())
+    coordinator: Any = SimpleNamespace(ended=loop.create_future())
+    agent.ended.set_result(130)
+    if says_so:
+        loop.call_later(0.05, coordinator.ended.set_result, 84)
+    await run._end_of(agent, coordinator)
+    assert coordinator.ended.done() == says_so

@@ -75,11 +75,11 @@ async def test_a_server_whose_connections_nobody_takes_is_deaf(
     await ControlServer(Recorder(), nobody_accepts, security=security).until_deaf()
 
 
-def test_who_has_no_descriptor_to_try_it_with_does_not_know(
+async def test_who_has_no_descriptor_to_try_it_with_does_not_know(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def refuse(*_: object, **__: object) -> None:
         raise OSError(23, "Too many open files in system")
 
     monkeypatch.setattr(asyncio, "open_connection", refuse)
-    assert asyncio.run(is_served("127.0.0.1:1", PLAINTEXT))
+    assert await is_served("127.0.0.1:1", PLAINTEXT)

@@ -19,8 +19,8 @@ from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports
 TOKEN_TTL_S = 1
 
 
-def test_an_etcd_without_space_says_so_and_works_again_afterwards() -> None:
-    async def check(cluster: EtcdCluster) -> None:
+async def test_an_etcd_without_space_says_so_and_works_again_afterwards() -> None:
+    with etcd_cluster("--quota-backend-bytes=1000000", size=1) as cluster:
         async with EtcdStore(cluster.options()) as store:
             lease = await store.grant(60.0)
             with pytest.raises(TransientError, match=r"NOSPACE alarm.*compacts and defragments"):
@@ -29,9 +29,6 @@ def test_an_etcd_without_space_says_so_and_works_again_afterwards() -> None:
             await store.renew(lease)
             await asyncio.to_thread(cluster.make_space)
             await store.put("a", b"1")
-
-    with etcd_cluster("--quota-backend-bytes=1000000", size=1) as cluster:
-        within_deadline(check(cluster))
 
 
 async def _fill(store: EtcdStore) -> None:
@@ -174,22 +171,19 @@ def test_plain_text_to_members_that_want_tls(tls: Tls) -> None:
     )
 
 
-def test_replaced_certificates_are_read_at_the_next_connection(tmp_path: Path) -> None:
+async def test_replaced_certificates_are_read_at_the_next_connection(tmp_path: Path) -> None:
     """The files are wrong at first; the store, still the same, works when they are right."""
     made = make_certificates(tmp_path / "made", "server", "client")
     others = make_certificates(tmp_path / "others", "client")
     right = made.certificate("client").read_bytes(), made.key("client").read_bytes()
     _replace(made, others.certificate("client").read_bytes(), others.key("client").read_bytes())
 
-    async def check(cluster: EtcdCluster) -> None:
+    with etcd_cluster(size=1, certificates=made) as cluster:
         async with EtcdStore(Tls(cluster, made, others).options()) as store:
             with pytest.raises(ConfigurationError):
                 await store.get("a")
             _replace(made, *right)
             await store.put("a", b"1")
-
-    with etcd_cluster(size=1, certificates=made) as cluster:
-        within_deadline(check(cluster))
 
 
 async def test_a_watch_outlives_the_replacement_of_certificates(tls: Tls) -> None:

@@ -17,7 +17,7 @@ from elastic.rpc.certificates import Role, load_certificate, verification_proble
 from elastic.rpc.security import Tls
 from elastic.settings.tls_files import TlsFiles
 from tests.certificates import make_certificates
-from tests.unit.rpc.conversation import Place, with_place
+from tests.unit.rpc.conversation import place_at
 from tests.unit.rpc.test_tls import ACT, SEE, may
 
 ANY_PORT = "127.0.0.1:0"
@@ -63,34 +63,28 @@ def issued(made: Path, *roles: str) -> Tls:
         (["agent", "operator"], {"attend"} | SEE | ACT),
     ],
 )
-def test_a_certificate_that_it_issued_lets_its_holder_do_what_its_roles_allow(
+async def test_a_certificate_that_it_issued_lets_its_holder_do_what_its_roles_allow(
     made: Path, roles: list[str], allowed: set[str]
 ) -> None:
-    async def check(place: Place) -> None:
-        assert await may(place, own) == allowed
-
     own = issued(made, *roles)
     coordinator = own if roles == ["coordinator"] else issued(made, "coordinator")
-    with_place(ANY_PORT, check, coordinator)
+    async with place_at(ANY_PORT, coordinator) as place:
+        assert await may(place, own) == allowed
 
 
-def test_one_certificate_for_everybody_does_as_well(made: Path) -> None:
-    async def check(place: Place) -> None:
+async def test_one_certificate_for_everybody_does_as_well(made: Path) -> None:
+    async with place_at(ANY_PORT, issued(made)) as place:
         agent = await place.agent()
         await place.still_works(agent)
         assert (await place.client().status(30.0)).job == "digits"
         assert place.reports.all == []  # no warning of a key that others can read
 
-    with_place(ANY_PORT, check, issued(made))
 
-
-def test_a_job_may_have_a_long_name(made: Path) -> None:
-    async def check(place: Place) -> None:
-        await place.still_works(await place.agent())
-
+async def test_a_job_may_have_a_long_name(made: Path) -> None:
     job = "j" * 200
     certs("issue", made, "--job", job, "--role", "agent", "--role", "coordinator", "--name", "long")
-    with_place(ANY_PORT, check, Tls(job=job, files=files(made, "long")))
+    async with place_at(ANY_PORT, Tls(job=job, files=files(made, "long"))) as place:
+        await place.still_works(await place.agent())
 
 
 def test_what_is_made_is_for_its_user_alone_and_verifies_strictly(made: Path) -> None:

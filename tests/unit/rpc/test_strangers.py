@@ -21,7 +21,7 @@ from elastic.rpc.security import PLAINTEXT, Security, Tls
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import control_pb2_grpc as pb_grpc
 from tests.certificates import make_certificates, sign_for_job
-from tests.unit.rpc.conversation import HELLO, Conversation, Place, place_at, with_place
+from tests.unit.rpc.conversation import HELLO, Conversation, Place, place_at
 
 VIEW = pb.AgentMessage(view=pb.NodeView())
 NOISE = {
@@ -239,18 +239,16 @@ async def test_what_the_handler_raises_on_a_question_is_not_lost(
 
 @each_security
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_only_this_user_can_connect_to_the_unix_socket(
+async def test_only_this_user_can_connect_to_the_unix_socket(
     security: Security, tmp_path: Path, umask: int
 ) -> None:
-    async def check(place: Place) -> None:
-        mode = Path(place.address.removeprefix("unix:")).stat().st_mode
-        assert stat.S_ISSOCK(mode)
-        assert stat.S_IMODE(mode) == 0o600
-        await place.still_works(await place.agent())
-
     before = os.umask(umask)
     try:
-        with_place(f"unix:{tmp_path}/c.sock", check, security)
+        async with place_at(f"unix:{tmp_path}/c.sock", security) as place:
+            mode = Path(place.address.removeprefix("unix:")).stat().st_mode
+            assert stat.S_ISSOCK(mode)
+            assert stat.S_IMODE(mode) == 0o600
+            await place.still_works(await place.agent())
         assert os.umask(umask) == umask
     finally:
         os.umask(before)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,48 +28,39 @@ from elastic.v1 import job_pb2, local_pb2
 DEADLINE_S = 30.0
 
 
-def with_agent(
-    directory: Path, check: Callable[[AgentDaemon], Awaitable[None]], checkpoint_dir: str = ""
-) -> list[Entry]:
-    """`check` gets one that was not started; its entries."""
+def unstarted(directory: Path, checkpoint_dir: str = "") -> tuple[AgentDaemon, list[Entry]]:
+    """One that was not started, and its entries."""
     entries: list[Entry] = []
-
-    async def main() -> None:
-        options = NodeOptions(
-            machine=AgentSettings(node="n1", slots=1),
-            host="127.0.0.1",
-            settings=RunSettings(),
-            argv=["train.py"],
-            run_directory=directory,
-            log_directory=directory,
-            environment={},
-            hello=pb.AgentHello(node="n1"),
-            checkpoint_dir=checkpoint_dir,
-        )
-        leader = FixedLeader(f"unix:{directory}/c.sock")
-        journal = Journal(entries.append)
-        await check(AgentDaemon(options, leader, ControlClient, journal, lambda *_: None))
-
-    asyncio.run(main())
-    return entries
+    options = NodeOptions(
+        machine=AgentSettings(node="n1", slots=1),
+        host="127.0.0.1",
+        settings=RunSettings(),
+        argv=["train.py"],
+        run_directory=directory,
+        log_directory=directory,
+        environment={},
+        hello=pb.AgentHello(node="n1"),
+        checkpoint_dir=checkpoint_dir,
+    )
+    leader = FixedLeader(f"unix:{directory}/c.sock")
+    journal = Journal(entries.append)
+    return AgentDaemon(options, leader, ControlClient, journal, lambda *_: None), entries
 
 
-def test_an_order_to_stop_is_told_to_the_next_leader(
+async def test_an_order_to_stop_is_told_to_the_next_leader(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     order = pb.StopRequest(reason="maintenance", exit_code=82)
 
-    async def check(daemon: AgentDaemon) -> None:
-        sent: list[dict[str, Any]] = []
-        monkeypatch.setattr(daemon._link, "send", lambda **kind: sent.append(kind))
-        daemon._report_again()
-        assert [kind for message in sent for kind in message] == ["view"]
-        daemon._coordinator_said(pb.CoordinatorMessage(stop=order))
-        sent.clear()
-        daemon._report_again()
-        assert {"stop": order} in sent
-
-    with_agent(tmp_path, check)
+    daemon, _ = unstarted(tmp_path)
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(daemon._link, "send", lambda **kind: sent.append(kind))
+    daemon._report_again()
+    assert [kind for message in sent for kind in message] == ["view"]
+    daemon._coordinator_said(pb.CoordinatorMessage(stop=order))
+    sent.clear()
+    daemon._report_again()
+    assert {"stop": order} in sent
 
 
 def committed_checkpoint(path: Path, step: int) -> None:
@@ -92,63 +82,54 @@ def committed_checkpoint(path: Path, step: int) -> None:
 Outcome = tuple[int, list[tuple[int, int]]]
 
 
-def leave(
+async def leave(
     directory: Path, *, committed: int, late: bool = True, in_contact: bool = False, url: str = ""
 ) -> Outcome:
     """The exit code of one that was asked to leave, and what it says is not saved: steps that it
     has committed, and that of the newest checkpoint."""
-    codes: list[int] = []
-
-    async def check(daemon: AgentDaemon) -> None:
-        daemon._link.connected = in_contact
-        daemon._pids["w"] = os.getpid()
-        for generation, steps in ((3, 500), (4, committed), (4, 7), (0, 0)):
-            progress = job_pb2.Progress(generation=generation, committed=steps)
-            daemon._worker_said("w", local_pb2.WorkerMessage(progress=progress))
-        if late:
-            daemon._execute(fx.TellLeaveTimedOut(waited_s=15.0))
-        daemon._execute(fx.ExitAgent(exit_code=143))
-        codes.append(await asyncio.wait_for(daemon.ended, DEADLINE_S))
-
-    entries = with_agent(directory, check, url)
+    daemon, entries = unstarted(directory, url)
+    daemon._link.connected = in_contact
+    daemon._pids["w"] = os.getpid()
+    for generation, steps in ((3, 500), (4, committed), (4, 7), (0, 0)):
+        progress = job_pb2.Progress(generation=generation, committed=steps)
+        daemon._worker_said("w", local_pb2.WorkerMessage(progress=progress))
+    if late:
+        daemon._execute(fx.TellLeaveTimedOut(waited_s=15.0))
+    daemon._execute(fx.ExitAgent(exit_code=143))
+    code = await asyncio.wait_for(daemon.ended, DEADLINE_S)
     told = [e.fields for e in entries if e.name == "not_saved"]
-    return codes[0], [(f["committed"], f["checkpoint"]) for f in told]
+    return code, [(f["committed"], f["checkpoint"]) for f in told]
 
 
-def test_one_that_ends_while_nobody_leads_says_what_is_not_saved(tmp_path: Path) -> None:
+async def test_one_that_ends_while_nobody_leads_says_what_is_not_saved(tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     url = str(checkpoints)
-    assert leave(tmp_path, committed=120, url=url) == (84, [(120, 0)])
+    assert await leave(tmp_path, committed=120, url=url) == (84, [(120, 0)])
     committed_checkpoint(checkpoints, 100)
-    assert leave(tmp_path, committed=120, url=url) == (84, [(120, 100)])
-    assert leave(tmp_path, committed=100, url=url) == (143, [])
+    assert await leave(tmp_path, committed=120, url=url) == (84, [(120, 100)])
+    assert await leave(tmp_path, committed=100, url=url) == (143, [])
 
 
-def test_one_whose_job_goes_on_or_keeps_nothing_says_nothing(tmp_path: Path) -> None:
+async def test_one_whose_job_goes_on_or_keeps_nothing_says_nothing(tmp_path: Path) -> None:
     url = str(tmp_path / "checkpoints")
-    assert leave(tmp_path, committed=120, url=url, in_contact=True) == (143, [])
-    assert leave(tmp_path, committed=120, url=url, late=False) == (143, [])
-    assert leave(tmp_path, committed=120) == (143, [])
+    assert await leave(tmp_path, committed=120, url=url, in_contact=True) == (143, [])
+    assert await leave(tmp_path, committed=120, url=url, late=False) == (143, [])
+    assert await leave(tmp_path, committed=120) == (143, [])
 
 
-def test_what_it_has_heard_to_be_saved_counts_where_the_directory_is_silent(
+async def test_what_it_has_heard_to_be_saved_counts_where_the_directory_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_directory: object) -> None:
         raise TransientError("not now")
 
     monkeypatch.setattr("elastic.agent.daemon.list_checkpoints", refuse)
-    codes: list[int] = []
-
-    async def check(daemon: AgentDaemon) -> None:
-        for step, abandoned in ((80, False), (110, True)):
-            news = local_pb2.CheckpointCommitted(step=step, abandoned=abandoned)
-            daemon._coordinator_said(pb.CoordinatorMessage(checkpoint=news))
-        daemon._committed = (4, 120)
-        daemon._execute(fx.TellLeaveTimedOut(waited_s=15.0))
-        daemon._execute(fx.ExitAgent(exit_code=143))
-        codes.append(await asyncio.wait_for(daemon.ended, DEADLINE_S))
-
-    entries = with_agent(tmp_path, check, str(tmp_path))
-    assert codes == [84]
+    daemon, entries = unstarted(tmp_path, str(tmp_path))
+    for step, abandoned in ((80, False), (110, True)):
+        news = local_pb2.CheckpointCommitted(step=step, abandoned=abandoned)
+        daemon._coordinator_said(pb.CoordinatorMessage(checkpoint=news))
+    daemon._committed = (4, 120)
+    daemon._execute(fx.TellLeaveTimedOut(waited_s=15.0))
+    daemon._execute(fx.ExitAgent(exit_code=143))
+    assert await asyncio.wait_for(daemon.ended, DEADLINE_S) == 84
     assert [e.fields["checkpoint"] for e in entries if e.name == "not_saved"] == [80]

@@ -165,10 +165,7 @@ def _job() -> models.Dashboard:
         ),
         _curves(
             "Slots lost to",
-            (
-                "sum by (node) (rate(elastic_slot_seconds_lost_total{job}[rate]))",
-                "{{node}}",
-            ),
+            _sum("node", "rate(elastic_slot_seconds_lost_total{job}[rate])"),
             stacked=True,
             about="By the node that was the cause; without a name: no node was.",
         ),
@@ -178,7 +175,7 @@ def _job() -> models.Dashboard:
         "Recoveries",
         _curves(
             "Groups formed",
-            ("sum by (reason) (increase(elastic_generations_total{job}[rate]))", "{{reason}}"),
+            _sum("reason", "increase(elastic_generations_total{job}[rate])"),
             bars=True,
         ),
         _curves(
@@ -236,7 +233,7 @@ def _job() -> models.Dashboard:
         ),
         _curves(
             "Ranks named by what they are slow in",
-            ("sum by (kind) (increase(elastic_stragglers_total{job}[rate]))", "{{kind}}"),
+            _sum("kind", "increase(elastic_stragglers_total{job}[rate])"),
             bars=True,
         ),
     )
@@ -281,16 +278,16 @@ def _job() -> models.Dashboard:
         "The script",
         _curves(
             "Values of step.report",
-            ("max by (name) (elastic_script_value{job})", "{{name}}"),
+            _max("name", "elastic_script_value{job}"),
         ),
         _curves(
             "NaN or infinite",
-            ("max by (name) (elastic_script_value_not_finite{job})", "{{name}}"),
+            _max("name", "elastic_script_value_not_finite{job}"),
             points=True,
         ),
         _curves(
             "Learning rate",
-            ("max by (name) (elastic_learning_rate{job})", "{{name}}"),
+            _max("name", "elastic_learning_rate{job}"),
         ),
         _curves(
             "Global batch",
@@ -307,12 +304,12 @@ def _nodes() -> models.Dashboard:
         "All nodes",
         _curves(
             "Nodes by state",
-            ("max by (state) (elastic_nodes{job})", "{{state}}"),
+            _max("state", "elastic_nodes{job}"),
             stacked=True,
         ),
         _curves(
             "Workers by phase",
-            ("max by (phase) (elastic_workers{job})", "{{phase}}"),
+            _max("phase", "elastic_workers{job}"),
             stacked=True,
         ),
         _curves(
@@ -332,14 +329,11 @@ def _nodes() -> models.Dashboard:
         ),
         _curves(
             "Failures that count against it",
-            ("max by (node) (elastic_node_failures{node})", "{{node}}"),
+            _max("node", "elastic_node_failures{node}"),
         ),
         _curves(
             "Slots lost to it",
-            (
-                "sum by (node) (rate(elastic_slot_seconds_lost_total{node}[rate]))",
-                "{{node}}",
-            ),
+            _sum("node", "rate(elastic_slot_seconds_lost_total{node}[rate])"),
             stacked=True,
         ),
         _curves(
@@ -353,7 +347,7 @@ def _nodes() -> models.Dashboard:
         ),
         _curves(
             "Longest pause of its agent",
-            ("max by (node) (elastic_node_loop_longest_pause_seconds{node})", "{{node}}"),
+            _max("node", "elastic_node_loop_longest_pause_seconds{node}"),
             unit="s",
         ),
     )
@@ -362,23 +356,20 @@ def _nodes() -> models.Dashboard:
         "Each node, as its agent tells (agents with --http-address)",
         _curves(
             "Hears a coordinator",
-            ("min by (node) (elastic_agent_connected{node})", "{{node}}"),
+            _min("node", "elastic_agent_connected{node}"),
         ),
         _curves(
             "Has its name in etcd",
-            ("min by (node) (elastic_agent_registered{node})", "{{node}}"),
+            _min("node", "elastic_agent_registered{node}"),
         ),
         _curves(
             "Lost its coordinator",
-            (
-                "sum by (node) (increase(elastic_agent_coordinator_losses_total{node}[rate]))",
-                "{{node}}",
-            ),
+            _sum("node", "increase(elastic_agent_coordinator_losses_total{node}[rate])"),
             bars=True,
         ),
         _curves(
             "Workers by phase",
-            ("sum by (phase) (elastic_agent_workers{node})", "{{phase}}"),
+            _sum("phase", "elastic_agent_workers{node}"),
             ("sum(elastic_agent_slots{node})", "slots"),
         ),
         _curves(
@@ -391,10 +382,7 @@ def _nodes() -> models.Dashboard:
         ),
         _curves(
             "Workers started",
-            (
-                "sum by (node) (increase(elastic_agent_workers_started_total{node}[rate]))",
-                "{{node}}",
-            ),
+            _sum("node", "increase(elastic_agent_workers_started_total{node}[rate])"),
             (
                 "sum by (node) (increase(elastic_agent_workers_not_started_total{node}[rate]))",
                 "{{node}}: could not be",
@@ -407,7 +395,7 @@ def _nodes() -> models.Dashboard:
         ),
         _curves(
             "Steps committed",
-            ("max by (node) (elastic_agent_step{node})", "{{node}}"),
+            _max("node", "elastic_agent_step{node}"),
             about="As its workers reported last: at least when the group changes.",
         ),
     )
@@ -471,7 +459,7 @@ def _control_plane() -> models.Dashboard:
     _row(
         board,
         "Coordinators",
-        _curves("Leads", ("max by (instance) (elastic_leader{instance})", "{{instance}}")),
+        _curves("Leads", _max("instance", "elastic_leader{instance}")),
         _curves(
             "What happened",
             ("sum(increase(elastic_elections_total{job}[rate]))", "elections"),
@@ -500,17 +488,11 @@ def _control_plane() -> models.Dashboard:
         ),
         _curves(
             "Calls per second",
-            (
-                "sum by (kind) (rate(elastic_store_call_duration_seconds_count{instance}[rate]))",
-                "{{kind}}",
-            ),
+            _sum("kind", "rate(elastic_store_call_duration_seconds_count{instance}[rate])"),
         ),
         _curves(
             "Calls that failed",
-            (
-                "sum by (kind) (increase(elastic_store_errors_total{instance}[rate]))",
-                "{{kind}}",
-            ),
+            _sum("kind", "increase(elastic_store_errors_total{instance}[rate])"),
             bars=True,
         ),
         _curves(
@@ -533,23 +515,17 @@ def _control_plane() -> models.Dashboard:
         ),
         _curves(
             "Time that event loops were held up",
-            (
-                "sum by (instance) (rate(elastic_loop_pause_seconds_total{instance}[rate]))",
-                "{{instance}}",
-            ),
+            _sum("instance", "rate(elastic_loop_pause_seconds_total{instance}[rate])"),
             unit="percentunit",
         ),
         _curves(
             "Pauses of event loops",
-            (
-                "sum by (instance) (increase(elastic_loop_pauses_total{instance}[rate]))",
-                "{{instance}}",
-            ),
+            _sum("instance", "increase(elastic_loop_pauses_total{instance}[rate])"),
             bars=True,
         ),
         _curves(
             "Longest pause so far",
-            ("max by (instance) (elastic_loop_longest_pause_seconds{instance})", "{{instance}}"),
+            _max("instance", "elastic_loop_longest_pause_seconds{instance}"),
             unit="s",
         ),
         _curves(
@@ -585,6 +561,18 @@ def _mean(histogram: str, *, by: str) -> str:
     """Without a value where there was none: 0 / 0 would be NaN."""
     total = f"sum by ({by}) (rate({histogram}_sum{{job}}[rate]))"
     return f"{total} / (sum by ({by}) (rate({histogram}_count{{job}}[rate])) > 0)"
+
+
+def _sum(by: str, values: str) -> Query:
+    return f"sum by ({by}) ({values})", f"{{{{{by}}}}}"
+
+
+def _max(by: str, values: str) -> Query:
+    return f"max by ({by}) ({values})", f"{{{{{by}}}}}"
+
+
+def _min(by: str, values: str) -> Query:
+    return f"min by ({by}) ({values})", f"{{{{{by}}}}}"
 
 
 def _quantiles(histogram: str) -> Sequence[Query]:

@@ -101,14 +101,11 @@ async def to_the_end(one: Meeting, marker: str, seen: set[str]) -> None:
     await one.together(Stage.DONE)
 
 
-def test_three_nodes_find_each_other_and_agree_on_a_group() -> None:
-    async def scenario() -> tuple[list[list[Peer]], list[Any]]:
-        async with doctors("a", "b", "c", ports=free_ports(3)) as met:
-            ways = [to_the_end(one, f"m{n}", {"m0", "m1"}) for n, one in enumerate(met)]
-            await asyncio.gather(*ways)
-            return [one.peers for one in met], [one.group() for one in met]
-
-    found, groups = asyncio.run(scenario())
+async def test_three_nodes_find_each_other_and_agree_on_a_group() -> None:
+    async with doctors("a", "b", "c", ports=free_ports(3)) as met:
+        ways = [to_the_end(one, f"m{n}", {"m0", "m1"}) for n, one in enumerate(met)]
+        await asyncio.gather(*ways)
+        found, groups = [one.peers for one in met], [one.group() for one in met]
     for n, peers in enumerate(found):
         assert [peer.is_self for peer in peers] == [m == n for m in range(3)]
         others = [peer for m, peer in enumerate(peers) if m != n]
@@ -120,58 +117,48 @@ def test_three_nodes_find_each_other_and_agree_on_a_group() -> None:
     assert len({(tuple(members), port) for _, members, _, port in groups}) == 1
 
 
-def alone(timeout_s: float = 0.5, **options: Any) -> Peer:
+async def alone(timeout_s: float = 0.5, **options: Any) -> Peer:
     """What the first of the doctors finds at the last of the peers."""
-
-    async def scenario() -> Peer:
-        async with doctors("a", ports=free_ports(1), timeout_s=timeout_s, **options) as (one,):
-            await one.meet()
-            assert isinstance(one.group(), str)
-            return one.peers[-1]
-
-    return asyncio.run(scenario())
+    async with doctors("a", ports=free_ports(1), timeout_s=timeout_s, **options) as (one,):
+        await one.meet()
+        assert isinstance(one.group(), str)
+        return one.peers[-1]
 
 
-def test_a_port_at_which_nothing_listens() -> None:
+async def test_a_port_at_which_nothing_listens() -> None:
     (port,) = free_ports(1)
-    found = alone(peers=[f"127.0.0.1:{port}"])
+    found = await alone(peers=[f"127.0.0.1:{port}"])
     assert (found.refused, found.error) == (True, f"nothing listens at 127.0.0.1:{port}")
 
 
-def test_a_name_that_does_not_exist() -> None:
-    found = alone(peers=[f"{'n' * 64}.example"])
+async def test_a_name_that_does_not_exist() -> None:
+    found = await alone(peers=[f"{'n' * 64}.example"])
     assert found.error
     assert not found.refused
 
 
-def test_something_else_that_answers() -> None:
-    async def scenario() -> Peer:
-        async def http(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            writer.close()
+async def test_something_else_that_answers() -> None:
+    async def http(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
 
-        server = await asyncio.start_server(http, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        peers = [f"127.0.0.1:{port}"]
-        async with server, doctors("a", ports=free_ports(1), peers=peers, timeout_s=0.3) as (one,):
-            await one.meet()
-            return one.peers[0]
-
-    assert "something else" in asyncio.run(scenario()).error
+    server = await asyncio.start_server(http, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    peers = [f"127.0.0.1:{port}"]
+    async with server, doctors("a", ports=free_ports(1), peers=peers, timeout_s=0.3) as (one,):
+        await one.meet()
+        assert "something else" in one.peers[0].error
 
 
-def test_a_doctor_of_another_job_is_not_a_peer() -> None:
-    async def scenario() -> list[Peer]:
-        ports = free_ports(2)
-        async with doctors("a", "b", ports=ports, jobs=["j", "k"], timeout_s=0.3) as met:
-            await asyncio.gather(*(one.meet() for one in met))
-            return met[0].peers
-
-    (_, other) = asyncio.run(scenario())
+async def test_a_doctor_of_another_job_is_not_a_peer() -> None:
+    ports = free_ports(2)
+    async with doctors("a", "b", ports=ports, jobs=["j", "k"], timeout_s=0.3) as met:
+        await asyncio.gather(*(one.meet() for one in met))
+        (_, other) = met[0].peers
     assert "job 'k'" in other.error
 
 
-def test_certificates_of_one_job_meet_and_others_do_not(tmp_path: Path) -> None:
+async def test_certificates_of_one_job_meet_and_others_do_not(tmp_path: Path) -> None:
     made = make_certificates(tmp_path / "a")
     ours = Protection.of(sign_for_job(made, "j"), "j")
     theirs = Protection.of(sign_for_job(made, "k"), "k")
@@ -184,51 +171,42 @@ def test_certificates_of_one_job_meet_and_others_do_not(tmp_path: Path) -> None:
             await asyncio.gather(*(each.meet() for each in met))
             return [peer.error for each in met for peer in each.peers if not peer.is_self]
 
-    assert asyncio.run(scenario(ours, ours)) == ["", ""]
+    assert await scenario(ours, ours) == ["", ""]
     for wrong in (theirs, stranger, None):
-        assert all(asyncio.run(scenario(ours, wrong)))
+        assert all(await scenario(ours, wrong))
 
 
-def test_an_address_in_use_is_named() -> None:
-    async def scenario() -> None:
-        ports = free_ports(1)
+async def test_an_address_in_use_is_named() -> None:
+    ports = free_ports(1)
+    with pytest.raises(ConfigurationError, match="--doctor-address"):
         async with doctors("a", ports=ports), doctors("b", ports=ports):
             pass
 
-    with pytest.raises(ConfigurationError, match="--doctor-address"):
-        asyncio.run(scenario())
 
-
-def test_a_range_without_two_free_ports_is_named() -> None:
-    async def scenario() -> None:
-        port, own = free_ports(2)
-        one = Meeting(
-            [],
-            own_address=f"127.0.0.1:{own}",
-            node="a",
-            job="j",
-            elastic="0",
-            torch="0",
-            timeout_s=1.0,
-            ports=PortRange(port, port),
-            protection=None,
-        )
-        try:
+async def test_a_range_without_two_free_ports_is_named() -> None:
+    port, own = free_ports(2)
+    one = Meeting(
+        [],
+        own_address=f"127.0.0.1:{own}",
+        node="a",
+        job="j",
+        elastic="0",
+        torch="0",
+        timeout_s=1.0,
+        ports=PortRange(port, port),
+        protection=None,
+    )
+    try:
+        with pytest.raises(ConfigurationError, match="--worker-port-range"):
             await one.start()
-        finally:
-            await one.close()
-
-    with pytest.raises(ConfigurationError, match="--worker-port-range"):
-        asyncio.run(scenario())
+    finally:
+        await one.close()
 
 
-def test_one_that_has_gone_is_not_waited_for() -> None:
-    async def scenario() -> float:
-        async with doctors("a", "b", ports=free_ports(2)) as (a, b):
-            await asyncio.gather(a.meet(), b.meet())
-            await b.close()
-            began = asyncio.get_running_loop().time()
-            await a.together(Stage.MET)
-            return asyncio.get_running_loop().time() - began
-
-    assert asyncio.run(scenario()) < PATIENCE_S
+async def test_one_that_has_gone_is_not_waited_for() -> None:
+    async with doctors("a", "b", ports=free_ports(2)) as (a, b):
+        await asyncio.gather(a.meet(), b.meet())
+        await b.close()
+        began = asyncio.get_running_loop().time()
+        await a.together(Stage.MET)
+        assert asyncio.get_running_loop().time() - began < PATIENCE_S

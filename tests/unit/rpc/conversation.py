@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import grpc
 
 from elastic.rpc.control import AgentStream, ControlClient, ControlServer
-from elastic.rpc.security import PLAINTEXT, Security
+from elastic.rpc.security import Security
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import stacks_pb2, timeline_pb2
 
@@ -145,22 +145,6 @@ class Place:
     async def close(self) -> None:
         for client in self._clients:
             await client.close()
-
-
-def with_place(
-    address: str,
-    check: Callable[[Place], Awaitable[None]],
-    security: Security = PLAINTEXT,
-    *,
-    beside: Sequence[grpc.GenericRpcHandler] = (),
-) -> None:
-    """Run the check against a server at `address`."""
-
-    async def main() -> None:
-        async with place_at(address, security, beside=beside) as place:
-            await asyncio.wait_for(check(place), DEADLINE_S)
-
-    asyncio.run(main())
 
 
 @asynccontextmanager

@@ -23,7 +23,7 @@ from elastic.rpc.security import PLAINTEXT, Plaintext, Security, Tls
 from elastic.settings.tls_files import TlsFiles
 from elastic.v1 import control_pb2 as pb
 from tests.certificates import Certificates, make_certificates, sign, sign_for_job
-from tests.unit.rpc.conversation import HELLO, Conversation, Place, place_at, with_place
+from tests.unit.rpc.conversation import HELLO, Conversation, Place, place_at
 
 ANY_PORT = "127.0.0.1:0"
 STATUS_S = 30.0
@@ -55,10 +55,6 @@ def tls(made: Certificates, name: str = "digits", *, job: str = "digits") -> Tls
 
 def with_ca(security: Tls, made: Certificates) -> Tls:
     return Tls(job=security.job, files=dataclasses.replace(security.files, ca=made.ca))
-
-
-def check_at(security: Security, check: Callable[[Place], Awaitable[None]]) -> None:
-    with_place(ANY_PORT, check, security)
 
 
 @pytest.mark.parametrize("address", [ANY_PORT, "unix"])
@@ -175,63 +171,65 @@ async def test_a_certificate_is_limited_to_its_roles(
         assert await may(place, limited(made, *roles)) == allowed
 
 
-def test_whose_certificate_has_a_role_trusts_no_coordinator_without(made: Certificates) -> None:
+async def test_whose_certificate_has_a_role_trusts_no_coordinator_without(
+    made: Certificates,
+) -> None:
     """Else a stolen certificate of a node would do for posing as one."""
     why = r"certificate is refused: .*expected one of coordinator\.digits\.job\.elastic, .*--role"
-    check_at(tls(made), lambda place: refused(place, limited(made, "agent"), why))
+    await refused(tls(made), limited(made, "agent"), why)
 
 
-def test_a_coordinator_has_the_role_of_one(made: Certificates) -> None:
-    async def nothing(_place: Place) -> None: ...
-
+async def test_a_coordinator_has_the_role_of_one(made: Certificates) -> None:
     with pytest.raises(ConfigurationError, match=r"limited to other roles.*coordinator\.digits\."):
-        check_at(limited(made, "agent", "operator"), nothing)
+        async with place_at(ANY_PORT, limited(made, "agent", "operator")):
+            pass
 
 
 # ---- who is not let in, and what they are told
 
 
-async def refused(place: Place, security: Security, why: str) -> None:
+async def refused(coordinator: Security, security: Security, why: str) -> None:
     """By both methods; another agent is not disturbed."""
-    other = await place.agent(node="other")
-    with pytest.raises(ConfigurationError, match=why):
-        await place.client(security).status(STATUS_S)
-    agent = Conversation(place.client(security), HELLO)
-    with pytest.raises(ConfigurationError, match=why):
-        await agent.ended
-    await place.still_works(other)
+    async with place_at(ANY_PORT, coordinator) as place:
+        other = await place.agent(node="other")
+        with pytest.raises(ConfigurationError, match=why):
+            await place.client(security).status(STATUS_S)
+        agent = Conversation(place.client(security), HELLO)
+        with pytest.raises(ConfigurationError, match=why):
+            await agent.ended
+        await place.still_works(other)
 
 
-def test_an_agent_of_another_job_does_not_trust_this_coordinator(made: Certificates) -> None:
+async def test_an_agent_of_another_job_does_not_trust_this_coordinator(made: Certificates) -> None:
     why = r"certificate is refused: Hostname mismatch.*expected one of letters\.job\.elastic"
-    check_at(tls(made), lambda place: refused(place, tls(made, "letters", job="letters"), why))
+    await refused(tls(made), tls(made, "letters", job="letters"), why)
 
 
-def test_a_certificate_of_another_job_is_not_even_shown(made: Certificates) -> None:
+async def test_a_certificate_of_another_job_is_not_even_shown(made: Certificates) -> None:
     why = r"letters\.pem is not one of job 'digits': it names letters\.job\.elastic"
-    check_at(tls(made), lambda place: refused(place, tls(made, "letters"), why))
+    await refused(tls(made), tls(made, "letters"), why)
 
 
-def test_an_expired_certificate_is_not_even_shown(made: Certificates) -> None:
-    check_at(tls(made), lambda place: refused(place, tls(made, "expired"), r"expired\.pem expired"))
+async def test_an_expired_certificate_is_not_even_shown(made: Certificates) -> None:
+    await refused(tls(made), tls(made, "expired"), r"expired\.pem expired")
 
 
-def test_a_certificate_of_another_authority(made: Certificates, others: Certificates) -> None:
+async def test_a_certificate_of_another_authority(made: Certificates, others: Certificates) -> None:
     why = r"does not accept the certificate .*digits\.pem \(.*issuer.*--tls-ca"
-    check_at(tls(made), lambda place: refused(place, with_ca(tls(others), made), why))
+    await refused(tls(made), with_ca(tls(others), made), why)
 
 
-def test_a_coordinator_of_another_authority(made: Certificates, others: Certificates) -> None:
+async def test_a_coordinator_of_another_authority(made: Certificates, others: Certificates) -> None:
     why = "certificate is refused: .*issuer.*signed by an authority in .*others/ca.pem"
-    check_at(tls(made), lambda place: refused(place, with_ca(tls(made), others), why))
+    await refused(tls(made), with_ca(tls(made), others), why)
 
 
-def test_plain_text_where_tls_is_expected(made: Certificates) -> None:
-    check_at(tls(made), lambda place: refused(place, PLAINTEXT, "expects TLS: give --tls-ca"))
+async def test_plain_text_where_tls_is_expected(made: Certificates) -> None:
+    await refused(tls(made), PLAINTEXT, "expects TLS: give --tls-ca")
 
 
-def test_tls_where_plain_text_is_spoken(made: Certificates) -> None:
-    check_at(PLAINTEXT, lambda place: refused(place, tls(made), "speaks no matching TLS"))
+async def test_tls_where_plain_text_is_spoken(made: Certificates) -> None:
+    await refused(PLAINTEXT, tls(made), "speaks no matching TLS")
 
 
 async def test_a_coordinator_whose_certificate_has_expired(made: Certificates) -> None:
@@ -251,15 +249,12 @@ async def test_a_coordinator_whose_certificate_has_expired(made: Certificates) -
 @pytest.mark.parametrize(
     ("name", "why"), [("expired", "expired at"), ("letters", "not one of job")]
 )
-def test_a_coordinator_does_not_start_with_a_certificate_that_nobody_can_accept(
+async def test_a_coordinator_does_not_start_with_a_certificate_that_nobody_can_accept(
     made: Certificates, name: str, why: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=why):
-        check_at(tls(made, name), never)
-
-
-async def never(place: Place) -> None:
-    raise AssertionError(f"listens at {place.address}")
+        async with place_at(ANY_PORT, tls(made, name)):
+            pass
 
 
 # ---- peers that do not look at their own certificate
@@ -402,7 +397,7 @@ async def test_a_stream_outlives_the_replacement_of_its_own_certificate(
         await place.still_works(agent)
 
 
-def test_two_authorities_at_once_while_one_takes_the_place_of_the_other(
+async def test_two_authorities_at_once_while_one_takes_the_place_of_the_other(
     made: Certificates, others: Certificates, tmp_path: Path
 ) -> None:
     both = tmp_path / "both.pem"
@@ -411,13 +406,11 @@ def test_two_authorities_at_once_while_one_takes_the_place_of_the_other(
     def trusting_both(security: Tls) -> Tls:
         return Tls(job=security.job, files=dataclasses.replace(security.files, ca=both))
 
-    async def check(place: Place) -> None:
-        for mine in (made, others):
-            client = place.client(trusting_both(tls(mine)))
-            assert (await client.status(STATUS_S)).job == "digits"
-
     for shown in (made, others):
-        check_at(trusting_both(tls(shown)), check)
+        async with place_at(ANY_PORT, trusting_both(tls(shown))) as place:
+            for mine in (made, others):
+                client = place.client(trusting_both(tls(mine)))
+                assert (await client.status(STATUS_S)).job == "digits"
 
 
 async def test_an_agent_comes_back_with_the_newest_certificate(

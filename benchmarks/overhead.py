@@ -2,6 +2,11 @@
 
     python -m benchmarks.overhead                              # all sizes, about 10 minutes
     python -m benchmarks.overhead --sizes 5m --workers 2       # one of them
+    python -m benchmarks.overhead --baseline unwatched --sizes 2ms 11m --workers 1 2
+
+The baseline `unwatched` is elastic itself without what watches it: workers take no times, and
+nothing is served, recorded or scraped. Against it elastic has `--http-address`, `--curve` and
+`--tensorboard`, a scrape of `/metrics` in each turn, and somebody who looks at the page.
 
 Four jobs are started, two of each side, and take turns: one trains for a second while the others
 wait. A step's time is from one commit of rank 0 to its next. The two jobs of a side differ in
@@ -15,7 +20,9 @@ import os
 import random
 import statistics
 import tempfile
+import threading
 import time
+import urllib.request
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,6 +34,7 @@ from benchmarks.report import save, show
 from benchmarks.scripts.mlp import SIZES
 from benchmarks.scripts.step_log import commits
 from benchmarks.scripts.turns import allow
+from tests.etcd_cluster import free_ports
 
 _START_S = 120.0
 _WARM_UP_STEPS = 30
@@ -34,19 +42,60 @@ _SKIPPED = 2  # first steps of a turn: caches are cold
 _LEAST_STEPS = 12
 _PATIENT = ["--hang-timeout-s", "600"]
 _RESAMPLES = 1000
-_BASELINES = {"ddp": ddp_job, "torchrun": torchrun_job}
+_PLAIN = {"ddp": ddp_job, "torchrun": torchrun_job}
+_UNWATCHED = "unwatched"
+_SCRAPE_S = 10.0
+_KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
+"""Else glibc gives freed gradients back to the kernel in some processes and not in others, of any
+side: they differ by 3% then."""
 
 T = TypeVar("T")
 Turns = list[list[float]]  # step times in seconds, by turn
+
+
+class Watch:
+    """Whoever watches a job does so in its turns alone: the other side's are not to pay for it."""
+
+    def __init__(self) -> None:
+        (port,) = free_ports(1)
+        self._address = f"127.0.0.1:{port}"
+        self.scrapes = 0
+        """That were answered."""
+
+    def options(self, directory: Path) -> list[str]:
+        """Everything on."""
+        files = ["--curve", str(directory / "curve"), "--tensorboard", str(directory / "board")]
+        return ["--http-address", self._address, *files]
+
+    def look(self, seconds: float) -> None:
+        """Scrape the metrics once, and look at the page for so long, beside whatever follows."""
+        threading.Thread(target=self._look, args=(seconds,), daemon=True).start()
+
+    def _look(self, seconds: float) -> None:
+        ends_at = time.monotonic() + seconds
+        where = f"http://{self._address}"
+        with urllib.request.urlopen(f"{where}/metrics", timeout=_SCRAPE_S) as answer:
+            self.scrapes += bool(answer.read())
+        with urllib.request.urlopen(f"{where}/page/stream", timeout=_SCRAPE_S) as stream:
+            while time.monotonic() < ends_at and stream.readline():
+                pass  # a browser's work is not the job's
 
 
 class Side:
     """One job, of which the benchmark decides when it trains."""
 
     def __init__(
-        self, name: str, directory: Path, *, size: str, one_by_one: bool, workers: int
+        self,
+        name: str,
+        directory: Path,
+        *,
+        size: str,
+        one_by_one: bool,
+        workers: int,
+        watch: Watch | None = None,
     ) -> None:
         self.name = name
+        self.watch = watch
         self.turns: Turns = []
         self._workers = workers
         self._allowed = 0
@@ -56,16 +105,21 @@ class Side:
         allow(self._limit, 0)
         arguments = ["--size", size, "--turns", str(self._limit)]
         arguments += ["--one-by-one"] if one_by_one else []
-        self.job: Job = (
-            elastic_job(directory, *arguments, workers=workers, options=_PATIENT)
-            if name == "elastic"
-            else _BASELINES[name](directory, *arguments, workers=workers)
+        if name in _PLAIN:
+            self.job: Job = _PLAIN[name](directory, *arguments, workers=workers)
+            return
+        script = "unwatched_train.py" if name == _UNWATCHED else "elastic_train.py"
+        options = _PATIENT if watch is None else [*_PATIENT, *watch.options(directory)]
+        self.job = elastic_job(
+            directory, *arguments, workers=workers, options=options, script=script
         )
 
     def train(self, steps: int) -> list[float]:
         """Let it do `steps` more; return the times of all but the first few of them."""
         first, self._allowed = self._allowed, self._allowed + steps
         allow(self._limit, self._allowed)
+        if self.watch is not None and self._usual_s:  # it serves by then
+            self.watch.look(self._usual_s * steps)
         last = self._allowed - 1
         time.sleep(0.9 * steps * self._usual_s)  # to look for the end takes time from the workers
         self.job.wait_until(
@@ -133,6 +187,7 @@ class Comparison:
 
 def main() -> None:
     options = _parse()
+    os.environ.update(_KEEP_MEMORY)
     done = []
     for workers in options.workers:
         for size in options.sizes:
@@ -158,29 +213,39 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--turn-s", type=float, default=1.0, help="length of a turn (1 s)")
     parser.add_argument(
         "--baseline",
-        choices=_BASELINES,
+        choices=[*_PLAIN, _UNWATCHED],
         default="ddp",
-        help="ddp: in elastic's process layout; torchrun: in its own, which biases the ratio",
+        help="ddp: in elastic's process layout; torchrun: in its own, which biases the ratio; "
+        "unwatched: elastic without what watches it",
     )
     return parser.parse_args()
 
 
 def _compare(size: str, workers: int, options: argparse.Namespace) -> Comparison:
     names = ["elastic", options.baseline, options.baseline, "elastic"]
+    watches = options.baseline == _UNWATCHED
     with tempfile.TemporaryDirectory() as scratch:
         sides: list[Side] = []
         try:
             for number, name in enumerate(names):
-                directory = Path(scratch) / str(number)
-                one_by_one = options.one_by_one
                 sides.append(
-                    Side(name, directory, size=size, one_by_one=one_by_one, workers=workers)
+                    Side(
+                        name,
+                        Path(scratch) / str(number),
+                        size=size,
+                        one_by_one=options.one_by_one,
+                        workers=workers,
+                        watch=Watch() if watches and name == "elastic" else None,
+                    )
                 )
             usual_s = statistics.median(_flat(side.train(_WARM_UP_STEPS) for side in sides))
             steps = max(_LEAST_STEPS, round(options.turn_s / usual_s))
             for turn in range(options.turns):
                 for side in _order(sides, turn):
                     side.turns.append(side.train(steps))
+            unseen = [w for s in sides if (w := s.watch) is not None and w.scrapes < options.turns]
+            if unseen:
+                raise RuntimeError(f"{unseen[0].scrapes} scrapes in {options.turns} turns")
         finally:
             for side in sides:
                 side.close()

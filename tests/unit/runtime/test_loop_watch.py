@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from pathlib import Path
@@ -112,3 +113,51 @@ def switches(thread: threading.Thread) -> int:
     """How often it has waited for something."""
     status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
     return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+
+
+async def test_it_ends_in_the_middle_of_a_long_round() -> None:
+    watch = LoopWatch(Told().journal)
+    while not watch._seen.where:
+        hold_up(0.01)
+    watch.close()
+    assert not watch._thread.is_alive()
+
+
+class Cycle:
+    """Only the garbage collector ends it."""
+
+    def __init__(self, ended: list[str]) -> None:
+        self.own = self
+        self._ended = ended
+
+    def __del__(self) -> None:
+        self._ended.append("ended")
+
+
+async def test_what_is_in_use_is_not_looked_at_again() -> None:
+    with watched_loop(Told().journal):
+        gc.collect()
+        assert gc.get_freeze_count() > 10_000
+        kept = Cycle(ended := [])
+        gc.collect()
+        assert all(one is not kept for one in gc.get_objects())
+        Cycle(ended)
+        gc.collect()
+        assert ended == ["ended"], "what is new is looked at"
+    assert gc.get_freeze_count() == 0
+
+
+async def test_garbage_in_what_was_in_use_is_found_when_there_is_half_as_much_again() -> None:
+    with watched_loop(Told().journal):
+        gc.collect()
+        in_use = gc.get_freeze_count()
+        kept: Cycle | None = Cycle(ended := [])
+        gc.collect()
+        kept = None
+        gc.collect()
+        assert ended == []
+        grown = [[n] for n in range(in_use)]
+        gc.collect()  # they are in use
+        gc.collect()
+        assert ended == ["ended"]
+    del kept, grown

@@ -5,23 +5,27 @@
 
 The coordinator is the real command in a process of its own, on a one-member etcd. The agents are
 streams of one load process on loopback: each says hello, reports one worker, and answers
-generations as an agent would.
+generations as an agent would. What a pause of its control loop is while it is scraped and its page
+looked at: the longest answer to a small request (gRPC's health check), asked for again and again.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.report import save, show
 from elastic.rpc.control_client import OPTIONS
@@ -35,6 +39,9 @@ _PROGRESS_S = 0.2
 _STEADY_S = 10.0
 _DEADLINE_S = 120.0
 _ISOLATION_S = 60.0
+_SCRAPES = 20
+_SCRAPE_EVERY_S = 0.5  # oftener than any Prometheus does
+_ASK_EVERY_S = 0.002
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -158,7 +165,10 @@ def main() -> None:
     save("load", {"options": vars(options), "measured": documents})
 
 
-_COLUMNS = ("formed_s", "reformed_s", "joined_s", "steady_cores", "steady_mib", "peak_mib")
+_COLUMNS = (
+    *("formed_s", "reformed_s", "joined_s", "steady_cores", "steady_mib", "peak_mib"),
+    *("scrape_s", "scrape_most_s", "scrape_mb", "pause_s", "pause_scraped_s", "pause_page_s"),
+)
 
 
 def _parse() -> argparse.Namespace:
@@ -170,22 +180,21 @@ def _parse() -> argparse.Namespace:
 
 
 def _measure(agents: int) -> dict[str, float]:
-    (port,) = free_ports(1)
-    address = f"127.0.0.1:{port}"
+    address, page = (f"127.0.0.1:{port}" for port in free_ports(2))
     with tempfile.TemporaryDirectory() as scratch, etcd_cluster(size=1, durable=True) as etcd:
         log = (Path(scratch) / "events").open("w")
         command = [sys.executable, "-m", "elastic.cli", "coordinator", "--job", JOB]
         command += ["--listen", address, "--etcd", etcd.endpoints(), "--min-workers", "1"]
         command += ["--gather-timeout-s", "60", "--agent-grace-s", "0", "--planned-interval-s", "0"]
-        command += ["--isolation-timeout-s", str(_ISOLATION_S)]
+        command += ["--isolation-timeout-s", str(_ISOLATION_S), "--http-address", page]
         with log, subprocess.Popen(command, stdout=log, stdin=subprocess.DEVNULL) as coordinator:
             try:
-                return asyncio.run(_drive(agents, address, coordinator.pid))
+                return asyncio.run(_drive(agents, address, page, coordinator.pid))
             finally:
                 coordinator.kill()
 
 
-async def _drive(agents: int, address: str, pid: int) -> dict[str, float]:
+async def _drive(agents: int, address: str, page: str, pid: int) -> dict[str, float]:
     fleet = [FakeAgent(number) for number in range(agents)]
     channels = [grpc.aio.insecure_channel(address, options=OPTIONS) for _ in fleet]
     await asyncio.wait_for(channels[0].channel_ready(), _DEADLINE_S)
@@ -200,6 +209,7 @@ async def _drive(agents: int, address: str, pid: int) -> dict[str, float]:
         usage = Usage(pid)
         await asyncio.sleep(_STEADY_S)
         steady, steady_mib = usage.cores(), usage.memory_mib()
+        watched = await _watch(channels[0], f"http://{page}")
         began = time.monotonic()
         fleet[-1].hang_up()
         reformed_s = await _until_all(fleet[:-1], 2) - began
@@ -211,6 +221,7 @@ async def _drive(agents: int, address: str, pid: int) -> dict[str, float]:
             "steady_cores": steady,
             "steady_mib": steady_mib,
             "peak_mib": usage.memory_mib(),
+            **watched,
         }
     finally:
         for stream in streams:
@@ -218,6 +229,63 @@ async def _drive(agents: int, address: str, pid: int) -> dict[str, float]:
         await asyncio.gather(*streams, return_exceptions=True)
         for channel in channels:
             await channel.close()
+
+
+async def _watch(channel: grpc.aio.Channel, page: str) -> dict[str, float]:
+    """What scrapes take, and for how long the control loop pauses with nobody there, while it is
+    scraped, and while its page is looked at."""
+    loop = asyncio.get_running_loop()
+    taken: list[tuple[float, int]] = []
+
+    def scrape() -> None:
+        began = time.monotonic()
+        with urllib.request.urlopen(f"{page}/metrics", timeout=_DEADLINE_S) as answer:
+            size = len(answer.read())
+        taken.append((time.monotonic() - began, size))
+
+    async def scrapes() -> None:
+        for _ in range(_SCRAPES):
+            await loop.run_in_executor(None, scrape)
+            await asyncio.sleep(_SCRAPE_EVERY_S)
+
+    def look() -> None:
+        ends_at = time.monotonic() + _SCRAPES * _SCRAPE_EVERY_S
+        with urllib.request.urlopen(f"{page}/page/stream", timeout=_DEADLINE_S) as stream:
+            while time.monotonic() < ends_at and stream.readline():
+                pass
+
+    async def looks() -> None:
+        await loop.run_in_executor(None, look)
+
+    async def nobody() -> None:
+        await asyncio.sleep(_SCRAPES * _SCRAPE_EVERY_S)
+
+    pauses = [await _longest_answer(channel, beside) for beside in (nobody, scrapes, looks)]
+    times_s = sorted(seconds for seconds, _ in taken)
+    return {
+        "scrape_s": times_s[len(times_s) // 2],
+        "scrape_most_s": times_s[-1],
+        "scrape_mb": max(size for _, size in taken) / 1e6,
+        **dict(zip(("pause_s", "pause_scraped_s", "pause_page_s"), pauses, strict=True)),
+    }
+
+
+async def _longest_answer(
+    channel: grpc.aio.Channel, beside: Callable[[], Coroutine[Any, Any, None]]
+) -> float:
+    """To requests that follow one another while that goes on."""
+    health: Any = health_pb2_grpc.HealthStub(channel)
+    gc.freeze()  # this process has a thousand agents to look through, and would pause itself
+    gc.disable()
+    goes_on, longest_s = asyncio.ensure_future(beside()), 0.0
+    while not goes_on.done():
+        began = time.monotonic()
+        await health.Check(health_pb2.HealthCheckRequest())
+        longest_s = max(longest_s, time.monotonic() - began)
+        await asyncio.sleep(_ASK_EVERY_S)
+    await goes_on
+    gc.enable()
+    return longest_s
 
 
 async def _join(agents: int, address: str, fleet: Sequence[FakeAgent]) -> float:

@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from tests.etcd_cluster import free_ports
+from tests.hosts import Host
 from tests.job_process import DIE_WITH_PARENT
 
 DEADLINE_S = 30.0
@@ -61,19 +62,17 @@ def promtool(*arguments: str | Path, given: str = "") -> tuple[int, str]:
 
 
 class Prometheus:
-    """One that scrapes; `address` is where it is asked."""
+    """One that scrapes; `address` is where it is asked, `host` on which one; None: on this one."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, host: Host | None = None) -> None:
         self.address = address
+        self._host = host
 
     def get(self, path: str, **parameters: str | Sequence[str]) -> Any:
         """What its HTTP API has at the path; raises NoExpression for what it does not take."""
         query = urllib.parse.urlencode(parameters, doseq=True)
         try:
-            with urllib.request.urlopen(
-                f"{self.address}/api/v1/{path}?{query}", timeout=10
-            ) as read:
-                return json.loads(read.read())["data"]
+            return json.loads(self._read(f"api/v1/{path}?{query}"))["data"]
         except urllib.error.HTTPError as error:
             with error:
                 raise NoExpression(f"{parameters}: {error.read().decode()}") from error
@@ -98,28 +97,40 @@ class Prometheus:
     def answers(self) -> bool:
         """It is up."""
         try:
-            with urllib.request.urlopen(f"{self.address}/-/ready", timeout=5):
-                return True
+            self._read("-/ready")
         except (OSError, http.client.HTTPException):
             return False
+        return True
+
+    def _read(self, path: str) -> bytes:
+        def read() -> bytes:
+            with urllib.request.urlopen(f"{self.address}/{path}", timeout=10) as answer:
+                return bytes(answer.read())
+
+        return read() if self._host is None else self._host.namespace.inside(read)
 
 
 @contextlib.contextmanager
 def prometheus(
-    directory: Path, *, targets: Sequence[str], rules: Sequence[Path] = ()
+    directory: Path,
+    *,
+    targets: Sequence[str],
+    rules: Sequence[Path] = (),
+    every: str = "500ms",
+    host: Host | None = None,
 ) -> Iterator[Prometheus]:
-    """It scrapes the targets, and evaluates the rules, twice a second; it is ready once it answers.
+    """It scrapes the targets, and evaluates the rules, that often; it is ready once it answers.
 
-    directory: a new one, for its configuration and its data.
+    directory: a new one, for its configuration and its data. host: on which it runs.
     """
     program = require_program("prometheus")
     directory.mkdir()
     (port,) = free_ports(1)
     configuration: Mapping[str, Any] = {
         "global": {
-            "scrape_interval": "500ms",
-            "scrape_timeout": "500ms",
-            "evaluation_interval": "500ms",
+            "scrape_interval": every,
+            "scrape_timeout": every,
+            "evaluation_interval": every,
         },
         "rule_files": [str(path) for path in rules],
         "scrape_configs": [
@@ -138,10 +149,11 @@ def prometheus(
         "log.level": "warn",
     }
     log = (directory / "log").open("wb")
+    arguments = [program, *(f"--{name}={value}" for name, value in options.items())]
     with (
         log,
         subprocess.Popen(
-            [*DIE_WITH_PARENT, program, *(f"--{name}={value}" for name, value in options.items())],
+            host.command(*arguments) if host is not None else [*DIE_WITH_PARENT, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -149,7 +161,7 @@ def prometheus(
         ) as process,
     ):
         try:
-            found = Prometheus(f"http://127.0.0.1:{port}")
+            found = Prometheus(f"http://127.0.0.1:{port}", host)
             found.wait(found.answers, (directory / "log").read_text)
             yield found
         finally:

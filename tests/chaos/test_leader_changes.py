@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.cluster import JOINER, NODES, Cluster, network_with_etcd
+from tests.chaos.cluster_faults import FAULTS, Fault, freeze_store
+from tests.cluster import NODES, Cluster, network_with_etcd
 from tests.cluster_audit import check_lineage
 from tests.hosts import require_hosts
 
@@ -22,113 +20,6 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 AGAIN = 3
 _LATEST_S = 0.5  # after the fault has begun, at which the leader dies
 _AGREE = 0.01  # seconds accounted, of those that have passed
-
-
-@dataclass(frozen=True)
-class Fault:
-    """begin: the leader dies soon after. end: what the job is to recover from is over."""
-
-    begin: Callable[[Cluster], object]
-    end: Callable[[Cluster], object] = lambda _: None
-
-
-def kill_worker(cluster: Cluster) -> None:
-    os.kill(cluster.member_pid("c"), signal.SIGKILL)
-
-
-def kill_workers_of_two(cluster: Cluster) -> None:
-    for pid in [cluster.member_pid(name) for name in ("b", "c")]:
-        os.kill(pid, signal.SIGKILL)
-
-
-def kill_host(cluster: Cluster) -> None:
-    cluster.net.host("c").kill_all()
-
-
-def start_again(cluster: Cluster) -> None:
-    cluster.wait_trained(5, "a", "b")
-    cluster.start_agent("c")
-
-
-def cut_off(cluster: Cluster) -> None:
-    cluster.net.cut(cluster.net.host("c"))
-
-
-def heal(cluster: Cluster) -> None:
-    cluster.wait_trained(5, "a", "b")
-    cluster.net.heal()
-
-
-def kill_agent(cluster: Cluster) -> None:
-    cluster.agent("b").process.kill()
-    cluster.agent("b").wait()
-
-
-def drain(cluster: Cluster) -> None:
-    cluster.ask("drain", "c")
-
-
-def clear(cluster: Cluster) -> None:
-    cluster.agent("c").wait()
-    cluster.wait_trained(5, "a", "b")
-    cluster.ask("nodes", "--clear", "c")
-    cluster.start_agent("c")
-
-
-def join(cluster: Cluster) -> None:
-    cluster.start_agent(JOINER)
-
-
-def leave(cluster: Cluster) -> None:
-    cluster.wait_trained(5, *NODES, JOINER)
-    cluster.agent(JOINER).process.terminate()
-    cluster.agent(JOINER).wait()
-
-
-def fail_once_too_often(cluster: Cluster) -> None:
-    for _ in range(2):
-        failed = len(cluster.events("worker_failed", node="c"))
-        kill_worker(cluster)
-        cluster.wait_for_event("worker_failed", after=failed, node="c")
-        cluster.wait_trained(5, *NODES)
-    kill_worker(cluster)
-
-
-def forgive(cluster: Cluster) -> None:
-    cluster.wait_trained(5, "a", "b")
-    cluster.wait(lambda: cluster.node_states()["c"] == "quarantined", "a quarantine")
-    cluster.ask("nodes", "--clear", "c")
-
-
-def freeze_store(cluster: Cluster) -> None:
-    for member in cluster.etcd.members[:2]:
-        member.freeze()
-    kill_worker(cluster)
-
-
-def thaw_store(cluster: Cluster) -> None:
-    for member in cluster.etcd.members[:2]:
-        member.thaw()
-
-
-def wait_for_save(cluster: Cluster) -> None:
-    cluster.wait_for_event(
-        "checkpoint_committed", after=len(cluster.events("checkpoint_committed"))
-    )
-
-
-FAULTS = {
-    "worker killed": Fault(kill_worker),
-    "two workers killed": Fault(kill_workers_of_two),
-    "host killed": Fault(kill_host, start_again),
-    "host cut off": Fault(cut_off, heal),
-    "agent killed": Fault(kill_agent, lambda cluster: cluster.start_agent("b")),
-    "node drained": Fault(drain, clear),
-    "node joins and leaves": Fault(join, leave),
-    "node quarantined": Fault(fail_once_too_often, forgive),
-    "store frozen": Fault(freeze_store, thaw_store),
-    "saved": Fault(wait_for_save),
-}
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,14 @@
 """Trains a small model in float64 and records every attempted and every committed step.
 
 OUT/steps-PID.jsonl has a line per attempt and per commit with a digest of all weights;
-OUT/final-PID.pt the weights at the end, OUT/weights-STEP-GENERATION.pt those after some steps.
+OUT/final-PID.pt the weights at the end, OUT/weights-STEP-GENERATION.pt those after some steps. It
+reports its loss, which is NaN while there is a file OUT/not-finite.
 """
 
 import argparse
 import hashlib
 import json
+import math
 import os
 import socket
 import time
@@ -69,9 +71,11 @@ def main() -> None:
             factor = session.lr_factor()
             time.sleep(options.step_s)
             for inputs, targets in step.batches():
-                step.backward(loss_of(model(inputs), targets))
+                loss = loss_of(model(inputs), targets)
+                step.backward(loss)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
+            step.report(loss=math.nan if (options.out / "not-finite").exists() else loss)
         # Not if others have gone on from there: who was cut off for long is brought to a later one.
         if step.committed and step.index == index:
             write(

@@ -1,0 +1,418 @@
+"""A leader holds no more after a day of events than after some hours of them.
+
+The day takes minutes: its clock goes on as soon as nothing is left to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import gc
+import itertools
+import json
+import random
+import selectors
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic.coordinator.daemon import CoordinatorDaemon
+from elastic.coordinator.history import JobHistory
+from elastic.coordinator.job_options import JobOptions
+from elastic.coordinator.leadership import lead
+from elastic.coordinator.page import PageBuilder
+from elastic.coordinator.totals import Totals
+from elastic.core.coordinator.progress import StallPolicy
+from elastic.core.coordinator.view import FormationPolicy
+from elastic.core.histogram import STEP_BOUNDS_S
+from elastic.runtime.journal import EntryCounts, Journal, RecentEntries
+from elastic.store.memory import MemoryStore
+from elastic.v1 import control_pb2 as pb
+from elastic.v1 import job_pb2, local_pb2, stacks_pb2
+from tests.unit.coordinator.agents import agent
+
+HOUR_S = 3600.0
+HOURS = 24
+LOOKS_AT = (8, 12, 16, 20, 24)
+"""Hours after which memory is measured. What is kept of the last hours has filled up by the first:
+curves, the newest incidents, names."""
+MOST_GROWTH = 64 * 1024
+NODES, SLOTS = 4, 2
+STEP_S = 2.0
+KILL_EVERY_S, LOSE_EVERY_S, HANG_EVERY_S, DRAIN_EVERY_S = 40.0, 700.0, 1900.0, 2900.0
+LOOK_EVERY_S = 15.0
+LONGEST_STANDSTILL_S = 600.0
+LONG_TEXT = "".join(f"line {n} of what it has said last\n" for n in range(300))
+
+
+class Clock(selectors.DefaultSelector):
+    """Waiting takes no time; it passes all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1_000_000.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready and timeout is not None:
+            self.now += max(timeout, 1e-6)
+        return ready
+
+
+class AtOnce(concurrent.futures.ThreadPoolExecutor):
+    """No thread, which would be overtaken by the clock."""
+
+    def submit(
+        self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> concurrent.futures.Future[Any]:
+        done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - whoever waits is told
+            done.set_exception(error)
+        return done
+
+
+class Node:
+    """An agent and its workers, which do as they are told."""
+
+    def __init__(self, name: str, day: Day) -> None:
+        self.name = name
+        self.day = day
+        self.token = f"{next(day.numbers):08x}"
+        self.stream = agent(name, self.token, slots=SLOTS, machine=f"of-{name}")
+        self.workers: dict[str, job_pb2.WorkerStatus] = {}
+        self.once = 0
+        self.group = job_pb2.Generation()
+        day.daemon.agent_connected(self.stream)
+        for slot in range(SLOTS):
+            self.start_worker(slot)
+        self._listening = asyncio.ensure_future(self._listen())
+
+    def start_worker(self, slot: int) -> None:
+        worker = f"{self.name}-{next(self.day.numbers)}"
+        self.workers[worker] = job_pb2.WorkerStatus(
+            worker=worker,
+            phase=job_pb2.WORKER_PHASE_READY,
+            slot=slot,
+            endpoint=f"{self.name}.test:{20_000 + slot}",
+            pid=1000 + slot,
+        )
+        self.tell_view()
+
+    def kill(self, worker: str) -> None:
+        """It fails; another one starts in its place."""
+        status = self.workers.pop(worker)
+        failure = job_pb2.Failure(
+            worker=worker,
+            kind=job_pb2.FAILURE_KIND_SIGNAL,
+            code=9,
+            retryable=True,
+            message=f"{worker} was ended by SIGKILL",
+            log=f"/var/log/{worker}",
+            log_tail=LONG_TEXT,
+        )
+        self.say(failure=failure, once=self._told_once())
+        self.start_worker(status.slot)
+
+    def lose(self) -> None:
+        """It is gone."""
+        self._listening.cancel()
+        self.day.nodes.remove(self)
+        self.day.daemon.agent_lost(self.stream)
+
+    def tell_view(self) -> None:
+        self.say(view=pb.NodeView(workers=self.workers.values()))
+
+    def say(self, **kind: Any) -> None:
+        self.day.daemon.agent_said(self.stream, pb.AgentMessage(**kind))
+
+    def _told_once(self) -> pb.Once:
+        self.once += 1
+        return pb.Once(source=f"{self.name}@{self.token}", number=self.once)
+
+    async def _listen(self) -> None:
+        while (message := await self.stream._outgoing.get()) is not None:
+            if isinstance(message, bytes):
+                message = pb.CoordinatorMessage.FromString(message)
+            match message.WhichOneof("kind"):
+                case "generation":
+                    self._form(message.generation)
+                case "replace" if message.replace.worker in self.workers:
+                    self.kill(message.replace.worker)
+                case "drained":
+                    self.lose()
+                case "stacks":
+                    self._tell_stacks(message.stacks)
+
+    def _form(self, group: job_pb2.Generation) -> None:
+        if group.HasField("leave_after"):
+            self.day.leave_after = group.leave_after
+        self.group = group
+        committed = self.day.committed
+        for member in group.members:
+            status = self.workers.get(member.worker)
+            if status is None or status.generation >= group.number:
+                continue
+            status.phase = job_pb2.WORKER_PHASE_TRAINING
+            status.generation = status.heard = status.trained_in = group.number
+            status.took_part = True
+            status.committed = committed
+            reformed = job_pb2.Reformed(
+                worker=member.worker,
+                generation=group.number,
+                committed=committed,
+                join_s=0.1,
+                sync_s=0.1,
+                first_step_s=STEP_S,
+                out_s=1.0,
+                spent=self.day.spent(group.number),
+            )
+            self.say(reformed=reformed, once=self._told_once())
+        self.tell_view()
+
+    def _tell_stacks(self, request: stacks_pb2.StacksRequest) -> None:
+        frames = [
+            stacks_pb2.Frame(file=f"/home/of/train_{n}.py", line=n, function="forward")
+            for n in range(40)
+        ]
+        thread = stacks_pb2.ThreadStack(name="MainThread", frames=frames)
+        workers = [
+            stacks_pb2.WorkerStacks(
+                worker=worker,
+                request=request.request,
+                answer=stacks_pb2.ANSWER_GIVEN,
+                place=stacks_pb2.PLACE_FORWARD,
+                place_s=1.0,
+                committed=self.day.committed,
+                generation=status.generation,
+                processes=[stacks_pb2.ProcessStacks(pid=status.pid, threads=[thread])],
+            )
+            for worker, status in self.workers.items()
+        ]
+        self.say(stacks=stacks_pb2.NodeStacks(request=request.request, workers=workers))
+
+
+class Day:
+    """What befalls one job, from a seed."""
+
+    def __init__(self, daemon: CoordinatorDaemon, history: JobHistory, clock: Clock) -> None:
+        self.daemon = daemon
+        self.clock = clock
+        self.numbers = itertools.count(1)
+        self.committed = 0
+        self.leave_after = 0
+        self.nodes: list[Node] = []
+        self._counts = [0] * (len(STEP_BOUNDS_S) + 1)
+        self._history = history
+        self._draw = random.Random(5)
+        self._page = PageBuilder()
+        self._began = clock.now
+        self._committed_at = clock.now
+        self._stands_since: float | None = None
+        self._stands_in = 0
+
+    def spent(self, generation: int) -> job_pb2.TimeSpent:
+        passed_s = self.clock.now - self._began
+        return job_pb2.TimeSpent(
+            generation=generation,
+            committed=self.committed,
+            steps=self.committed,
+            steps_s=0.9 * passed_s,
+            data_s=0.1 * passed_s,
+        )
+
+    async def live(self, hours: float) -> None:
+        """So long from its begin."""
+        while len(self.nodes) < NODES:
+            self.nodes.append(Node(f"node-{next(self.numbers)}", self))
+        due = {
+            self._kill: KILL_EVERY_S,
+            self._lose: LOSE_EVERY_S,
+            self._stand: HANG_EVERY_S,
+            self._drain: DRAIN_EVERY_S,
+            self._look: LOOK_EVERY_S,
+        }
+        at = {what: self.clock.now + every_s for what, every_s in due.items()}
+        while self.clock.now < self._began + hours * HOUR_S:
+            await asyncio.sleep(STEP_S)
+            self._step()
+            for what, every_s in due.items():
+                if self.clock.now >= at[what]:
+                    at[what] = self.clock.now + every_s * self._draw.uniform(0.5, 1.5)
+                    await what()
+            assert not self.daemon.ended.done(), self.daemon.ended.result()
+            assert self.clock.now - self._committed_at < LONGEST_STANDSTILL_S, self.daemon.status()
+
+    def _step(self) -> None:
+        """Everyone has committed one, if the group does not stand still; rank 0 tells of it, and of
+        its figures."""
+        group = max((node.group for node in self.nodes), key=lambda g: g.number)
+        if group.number != self._stands_in:
+            self._stands_since = None
+        in_step_s = self.clock.now - self._stands_since if self._stands_since else 0.0
+        if not in_step_s:
+            self.committed += 1
+            self._committed_at = self.clock.now
+            self._counts[len(STEP_BOUNDS_S) // 2] += 1
+        pace = job_pb2.Pace(
+            generation=group.number,
+            committed=self.committed,
+            steps=self.committed,
+            total_s=STEP_S * self.committed,
+            data_s=0.1 * self.committed,
+            arrivals=self.committed,
+            reductions=self.committed,
+        )
+        for node in list(self.nodes):
+            for worker, status in list(node.workers.items()):
+                if status.generation != group.number:
+                    continue
+                status.committed = self.committed
+                if group.members[0].worker != worker:
+                    spent = self.spent(group.number)
+                    node.say(worker_time=job_pb2.WorkerTime(worker=worker, spent=spent))
+                    node.say(worker_pace=job_pb2.WorkerPace(worker=worker, pace=pace))
+                    continue
+                values = {"loss": 1.0 / self.committed, f"of-{self.committed % 500}": 1.0}
+                point = job_pb2.CurvePoint(
+                    step=self.committed - 1,
+                    generation=group.number,
+                    run=group.incarnation,
+                    unix_s=self.clock.now,
+                    values={"loss": 1.0 / self.committed},
+                )
+                node.say(curve=local_pb2.CurvePoints(points=[point]))
+                node.say(
+                    progress=job_pb2.Progress(
+                        worker=worker,
+                        generation=group.number,
+                        committed=self.committed,
+                        step_s=STEP_S,
+                        in_step_s=in_step_s,
+                        samples_per_s=16.0,
+                        reported=values,
+                        step_counts=self._counts,
+                        steps_total_s=STEP_S * self.committed,
+                        samples=32 * self.committed,
+                        spent=self.spent(group.number),
+                        pace=pace,
+                    )
+                )
+
+    async def _kill(self) -> None:
+        if self._stands_since is not None:
+            return  # else the hang would not last long enough to be one
+        node = self._draw.choice(self.nodes)
+        node.kill(self._draw.choice(list(node.workers)))
+
+    async def _lose(self) -> None:
+        node = self._draw.choice(self.nodes)
+        node.lose()
+        await asyncio.sleep(20.0)
+        # Now and then a machine that was never there, as where spot machines come and go.
+        is_new = self._draw.random() < 0.5
+        name = f"node-{next(self.numbers)}" if is_new else node.name
+        self.nodes.append(Node(name, self))
+
+    async def _stand(self) -> None:
+        """Until a worker is replaced: the group hangs."""
+        self._stands_since = self.clock.now
+        self._stands_in = max(node.group.number for node in self.nodes)
+
+    async def _drain(self) -> None:
+        node = self._draw.choice(self.nodes)
+        await self.daemon.drain(node.name, "")
+        await asyncio.sleep(30.0)
+        if node in self.nodes:
+            node.lose()
+        await self.daemon.clear(node.name)
+        self.nodes.append(Node(node.name, self))
+
+    async def _look(self) -> None:
+        """A scrape, somebody at the page, and a command."""
+        self.daemon.figures()
+        self._page.document(self.daemon.view())
+        self.daemon.status().SerializeToString()
+        self.daemon.incidents()
+        for width in self._history.curves.ranges:
+            self._history.curves.curve(width, 0.0)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(time, "time", lambda: 1.7e9 + clock.now)
+    return clock
+
+
+@pytest.fixture
+def loop(clock: Clock) -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.SelectorEventLoop(clock)
+    loop.set_default_executor(AtOnce())
+    yield loop
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+
+
+def held() -> int:
+    """Bytes of all objects that are alive."""
+    for _ in range(3):
+        gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+async def through_the_day(clock: Clock, directory: Path) -> dict[int, int]:
+    """Bytes held, by the hour."""
+    recent, totals, history = RecentEntries(), Totals(), JobHistory()
+    happened = EntryCounts()
+    journal = Journal(recent, totals, history, happened)
+    store = MemoryStore()
+    options = JobOptions(
+        job="job",
+        formation=FormationPolicy(min_workers=1, max_workers=NODES * SLOTS),
+        stall=StallPolicy(),
+        max_restarts=1_000_000,
+        restart_window_s=HOUR_S,
+        stop_grace_s=5.0,
+        curve=directory / "curve.csv",
+        quarantine_after=1000,
+    )
+    leadership = await lead(store, job="job", candidate="c")
+    daemon = CoordinatorDaemon(
+        options, store, leadership, journal, recent=recent, totals=totals, history=history
+    )
+    await daemon.start()
+    day, found = Day(daemon, history, clock), {}
+    try:
+        for hour in LOOKS_AT:
+            await day.live(hour)
+            found[hour] = held()
+    finally:
+        for node in list(day.nodes):
+            node.lose()
+    print({hour: f"{count / 1024:.0f} KiB" for hour, count in found.items()}, happened.by_name)
+    assert day.committed > 0.7 * HOURS * HOUR_S / STEP_S
+    assert json.loads(daemon.incidents()[-1])["number"] > 0.5 * HOURS * HOUR_S / KILL_EVERY_S
+    assert {"hang", "node_drained", "recovered"} <= happened.by_name.keys()
+    await daemon.close()
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_a_leader_holds_no_more_after_a_day(
+    clock: Clock, loop: asyncio.AbstractEventLoop, tmp_path: Path
+) -> None:
+    tracemalloc.start()
+    try:
+        found = loop.run_until_complete(through_the_day(clock, tmp_path))
+    finally:
+        tracemalloc.stop()
+    first, *later = found.values()
+    assert max(later) - first <= MOST_GROWTH, found

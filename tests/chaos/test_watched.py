@@ -6,27 +6,30 @@ twenty times as fast: a fault that has to last for five minutes has to for 15 se
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.chaos.cluster_faults import FAULTS, Fault, kill_worker
+from tests.chaos.cluster_faults import (
+    FAULTS,
+    Fault,
+    fail_once_too_often,
+    forgive,
+    freeze_store,
+    thaw_store,
+)
 from tests.cluster import JOINER, NODES, STORES, Cluster, network_with_etcd
 from tests.cluster_audit import check_all
-from tests.deploy.expressions import RULES
+from tests.deploy.expressions import QUICK, RULES, quick_rules
 from tests.hosts import require_hosts
 from tests.job_process import CommandProcess
 from tests.prometheus import Prometheus, prometheus
@@ -37,11 +40,6 @@ CHAOS_S = 600.0
 FEWEST_FAULTS = 20
 AGREE = 0.01
 COORDINATOR_PORT, AGENT_PORT = 9400, 9401
-QUICKER = 20
-QUICK = "quick"
-"""Names of alerts of the quick rules end so."""
-ALERTS_S = 120.0
-
 FOUND_WITHOUT_A_FAULT = {"productive", "data_wait", "slower_rank", "checkpoint_stall"}
 """Kinds of time that no incident is needed for."""
 
@@ -80,38 +78,6 @@ class WatchedCluster(Cluster):
             self.ask("nodes", "--clear", name)
 
 
-def quick(rules: Path) -> str:
-    """The rules for a world that is QUICKER: durations, ranges, and limits in seconds."""
-    document = yaml.safe_load(rules.read_text())
-
-    def seconds(found: re.Match[str]) -> float:
-        return int(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
-
-    for group in document["groups"]:
-        group["name"] += QUICK
-        for rule in group["rules"]:
-            text = rule["expr"]
-            text = re.sub(r"\[(\d+)([smh])\]", lambda f: f"[{seconds(f) / QUICKER:g}s]", text)
-            text = re.sub(r"(?<=[<>] )\d{2,}\b", lambda f: f"{int(f[0]) / QUICKER:g}", text)
-            text = re.sub(r"\b(job:elastic_\w+:\w+)", rf"\1_{QUICK}", text)
-            rule["expr"] = text
-            if "for" in rule:
-                found = re.fullmatch(r"(\d+)([smh])", rule["for"])
-                assert found is not None
-                rule["for"] = f"{seconds(found) / QUICKER:g}s"
-            if "alert" in rule:
-                rule["alert"] += QUICK
-            else:
-                rule["record"] += f"_{QUICK}"
-    return yaml.safe_dump(document)
-
-
-def firing(watcher: Prometheus, *, quick: bool) -> set[str]:
-    """Names of the alerts that fire now."""
-    names = {s["metric"]["alertname"] for s in watcher.ask('ALERTS{alertstate="firing"}')}
-    return {n.removesuffix(QUICK) for n in names if n.endswith(QUICK) == quick}
-
-
 def fired(watcher: Prometheus, since_s: float, *, quick: bool) -> set[str]:
     """Names of those that have fired at any time since then, in Unix seconds."""
     window = f"{max(1, round(time.time() - since_s))}s"
@@ -133,12 +99,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedCluster
 
 @pytest.fixture(scope="module")
 def watcher(cluster: WatchedCluster) -> Iterator[Prometheus]:
-    quick_rules = cluster.files / "quick.yml"
-    quick_rules.write_text(quick(RULES))
+    quick = cluster.files / "quick.yml"
+    quick.write_text(quick_rules())
     with prometheus(
         cluster.files / "prometheus",
         targets=cluster.targets(),
-        rules=[RULES, quick_rules],
+        rules=[RULES, quick],
         every="1s",
         host=cluster.net.host(STORES[-1]),
     ) as watcher:
@@ -185,14 +151,6 @@ def check_attributed(
     return lost_s
 
 
-def check_sums(report: dict[str, Any], wall_s: float, joined_s: float) -> None:
-    """Kinds add up to wall time times wanted slots: joined_s is for how long there was a fourth."""
-    total_s = sum(report["kinds"].values())
-    assert abs(total_s - report["slot_seconds"]) <= AGREE * total_s, report
-    expected_s = len(NODES) * wall_s + joined_s
-    assert abs(total_s - expected_s) <= AGREE * expected_s, (total_s, expected_s, report)
-
-
 def test_ten_minutes_of_chaos_are_accounted_for_and_alert_nobody_in_vain(
     cluster: WatchedCluster, watcher: Prometheus
 ) -> None:
@@ -227,3 +185,146 @@ def test_ten_minutes_of_chaos_are_accounted_for_and_alert_nobody_in_vain(
     assert alerts == expected
     print(f"alerts: {sorted(alerts)}")
     check_all(cluster)
+
+
+# ---- alerts
+
+
+class Troubles:
+    """What each alert is for, at its shortest in a quick world."""
+
+    def __init__(self, cluster: WatchedCluster, watcher: Prometheus) -> None:
+        self.cluster = cluster
+        self.watcher = watcher
+        self.disk = cluster.files / "logs" / "b"
+
+    def firing(self) -> set[str]:
+        """Names of the alerts of the quick rules that fire now."""
+        names = {s["metric"]["alertname"] for s in self.watcher.ask(FIRING)}
+        return {n.removesuffix(QUICK) for n in names if n.endswith(QUICK)}
+
+    def wait_firing(self, *names: str) -> None:
+        self.cluster.wait(lambda: set(names) <= self.firing(), f"alerts {names}", 150.0)
+
+    def below_minimum(self) -> None:
+        for name in ("b", "c"):
+            self.cluster.net.host(name).kill_all()
+        self.wait_firing("ElasticBelowMinimum", "ElasticNoProgress")
+
+    def store_frozen(self) -> None:
+        freeze_store(self.cluster)
+        self.wait_firing("ElasticLeaderInDoubt", "ElasticStoreUnreachable")
+        time.sleep(10.0)  # a recovery that takes so long is a slow one
+        thaw_store(self.cluster)
+        self.wait_firing("ElasticRecoverySlow")
+
+    def no_coordinator(self) -> None:
+        for processes in self.cluster.coordinators.values():
+            processes[-1].process.kill()
+            processes[-1].wait()
+        ends_at = time.monotonic() + 60.0
+        names = {"ElasticNoLeader", "ElasticAgentWithoutCoordinator"}
+        while not names <= self.firing():
+            assert time.monotonic() < ends_at, self.firing()
+            time.sleep(0.5)
+
+    def store_emptied(self) -> None:
+        self.cluster.etcd.ctl("del", "--prefix", "", machine=self.cluster.net.host(STORES[0]))
+        self.wait_firing("ElasticStoreRolledBack")
+
+    def quarantine(self) -> None:
+        fail_once_too_often(self.cluster)
+        self.wait_firing("ElasticNodeQuarantined")
+        forgive(self.cluster)
+
+    def not_finite(self) -> None:
+        mark = self.cluster.out / "not-finite"
+        mark.touch()
+        self.wait_firing("ElasticLossNotFinite")
+        mark.unlink()
+
+    def many_restarts(self) -> None:
+        while "ElasticRestartBudgetLow" not in self.firing():
+            failed = len(self.cluster.events("worker_failed"))
+            os.kill(self.cluster.member_pid("c"), signal.SIGKILL)
+            self.cluster.wait_for_event("worker_failed", after=failed)
+            self.cluster.wait_trained(3)
+            self.cluster.ask("nodes", "--clear", "c")
+            self.cluster.wait_trained(3, *NODES)
+
+    def straggler(self) -> None:
+        """The member of c has three quarters of the time that the others have."""
+        pid = self.cluster.member_pid("c")
+        ends = threading.Event()
+
+        def slow_down() -> None:
+            while not ends.is_set():
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(0.01)
+                os.kill(pid, signal.SIGCONT)
+                ends.wait(0.03)
+
+        thread = threading.Thread(target=slow_down)
+        thread.start()
+        try:
+            self.wait_firing("ElasticStraggler")
+        finally:
+            ends.set()
+            thread.join()
+
+    def full_disk(self) -> None:
+        ballast = self.disk / "ballast"
+        ballast.write_bytes(bytes(int(0.95 * DISK_BYTES)))
+        self.wait_firing("ElasticDiskFilling")
+        ballast.unlink()
+
+
+FIRING = 'ALERTS{alertstate="firing"}'
+DISK_BYTES = 8 << 20
+SAVES = {"ElasticCheckpointFailing", "ElasticCheckpointStale"}
+EXPECTED: dict[Callable[[Troubles], None], set[str]] = {
+    Troubles.full_disk: {"ElasticDiskFilling"},
+    Troubles.not_finite: {"ElasticLossNotFinite"},
+    Troubles.straggler: {"ElasticStraggler"},
+    Troubles.no_coordinator: {"ElasticNoLeader", "ElasticAgentWithoutCoordinator"},
+    Troubles.quarantine: {"ElasticNodeQuarantined"},
+    Troubles.store_frozen: {
+        "ElasticLeaderInDoubt",
+        "ElasticStoreUnreachable",
+        "ElasticRecoverySlow",
+    },
+    Troubles.many_restarts: {"ElasticRestartBudgetLow"},
+    Troubles.store_emptied: {"ElasticStoreRolledBack"},
+    Troubles.below_minimum: {"ElasticBelowMinimum", "ElasticNoProgress"},
+}
+OVER_THE_TIME = {"ElasticGoodputLow", *SAVES}
+"""What may fire in any of them: so many faults cost time, and saves fail all along."""
+
+
+def test_each_alert_fires_for_its_fault_and_for_nothing_else(
+    cluster: WatchedCluster, watcher: Prometheus
+) -> None:
+    troubles = Troubles(cluster, watcher)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", troubles.disk], check=True
+    )
+    saves, aside = cluster.files / "checkpoints", cluster.files / "checkpoints-aside"
+    try:
+        settled(cluster)
+        began = time.time()
+        saves.rename(aside)
+        saves.touch()
+        for trouble, expected in EXPECTED.items():
+            lingering, since = troubles.firing(), time.time()
+            trouble(troubles)
+            settled(cluster)
+            found = fired(watcher, since, quick=True)
+            print(f"{time.time() - began:5.0f} s: {trouble.__name__}: {sorted(found)}", flush=True)
+            assert expected <= found
+            assert found <= expected | lingering | OVER_THE_TIME
+        troubles.wait_firing(*OVER_THE_TIME)
+        saves.unlink()
+        aside.rename(saves)
+        cluster.wait(lambda: not troubles.firing() - {"ElasticGoodputLow"}, "end of alerts", 300.0)
+    finally:
+        subprocess.run(["umount", "--lazy", troubles.disk], check=True)

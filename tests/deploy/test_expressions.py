@@ -10,7 +10,15 @@ from collections.abc import Iterator
 import pytest
 
 from tests.certificates import make_certificates, sign_for_job
-from tests.deploy.expressions import RULES, Expression, alerts, of_dashboards, recorded
+from tests.deploy.expressions import (
+    QUICK,
+    RULES,
+    Expression,
+    alerts,
+    of_dashboards,
+    quick_rules,
+    recorded,
+)
 from tests.etcd_cluster import etcd_cluster, free_ports
 from tests.integration.loopback_job import LoopbackJob, tls_environment
 from tests.integration.running import SCRIPTS, Place
@@ -61,8 +69,8 @@ class Job(LoopbackJob):
     """Two coordinators and a node of three workers; all of them are scraped."""
 
     def __init__(self, place: Place, etcd: str) -> None:
-        made = make_certificates(place.files / "made")
-        environment = tls_environment(sign_for_job(made, JOB))
+        self.certificates = make_certificates(place.files / "made")
+        environment = tls_environment(sign_for_job(self.certificates, JOB))
         script = SCRIPTS / "shows_everything.py"
         super().__init__(place, (script,), etcd=etcd, job=JOB, **environment)
         self._saves = ("--checkpoint-dir", place.files / "checkpoints")
@@ -155,3 +163,28 @@ def test_every_expression_has_data_in_a_prometheus_that_scrapes_a_job(scraped: P
         assert scraped.ask(filled(trouble.text)) == []
     (firing,) = scraped.ask('ALERTS{alertname="ElasticLossNotFinite",alertstate="firing"}')
     assert (firing["metric"]["job"], firing["metric"]["name"]) == (JOB, "broken")
+
+
+@pytest.mark.long
+def test_a_certificate_that_expires_within_a_day_is_the_only_alert(place: Place) -> None:
+    rules = place.files / "quick.yml"
+    rules.write_text(quick_rules())
+    with etcd_cluster(size=1) as etcd:
+        job = Job(place, etcd.endpoints())
+        try:
+            with prometheus(place.files / "prometheus", targets=job.targets, rules=[rules]) as one:
+                job.start_all()
+                job.wait(lambda: job.world() == WORKERS, "a whole group")
+                expiry = "elastic_certificate_expiry_timestamp_seconds"
+                one.wait(lambda: len(one.ask(expiry)) == len(job.targets), lambda: expiry)
+                sign_for_job(job.certificates, JOB, days=1)
+                name = f"ElasticCertificateExpiring{QUICK}"
+                firing = f'ALERTS{{alertname="{name}",alertstate="firing"}}'
+                everyone = len(job.targets)
+                one.wait(lambda: len(one.ask(firing)) == everyone, lambda: name, 90.0)
+                told = one.ask('count by (alertname) (ALERTS{alertstate="firing"})')
+                others = {series["metric"]["alertname"] for series in told} - {name}
+                of_the_script = {"ElasticLossNotFinite", "ElasticStraggler"}
+                assert others <= {f"{alert}{QUICK}" for alert in of_the_script}
+        finally:
+            job.close()

@@ -32,6 +32,7 @@ from elastic.coordinator.daemon import CoordinatorDaemon
 from elastic.coordinator.history import JobHistory
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import lead
+from elastic.coordinator.operators import Operators
 from elastic.coordinator.totals import Totals
 from elastic.core.agent.machine import AgentSettings
 from elastic.core.coordinator.view import FormationPolicy
@@ -132,7 +133,8 @@ async def _run(
         )
         ends.push_async_callback(coordinator.close)
         await coordinator.start()
-        address = await _serve(coordinator, settings.listen, directory, ends)
+        operators = Operators(coordinator)
+        address = await _serve(operators, settings.listen, directory, ends)
         directory.announce(address)
         journal.record("job_started", job=settings.job, pid=os.getpid(), log_dir=str(logs))
         agent = AgentDaemon(
@@ -146,12 +148,12 @@ async def _run(
         ends.push_async_callback(agent.close)
         watched = Watched(
             job=settings.job,
-            snapshot=lambda: _collector(coordinator, agent, counts),
+            snapshot=lambda: _collector(operators, agent, counts),
             why_not_ready=_always_ready,
             page=page_of(
                 history,
-                coordinator.view,
-                incident=lambda number: coordinator.incidents(number)[0],
+                operators.view,
+                incident=lambda number: operators.incidents(number)[0],
             ),
             parts=ProcessParts(
                 pauses=pauses,
@@ -171,7 +173,7 @@ async def _run(
         async def listen() -> str:
             where = address
             if settings.listen is None:
-                where = await _serve(coordinator, None, directory, ends)
+                where = await _serve(operators, None, directory, ends)
             directory.announce(where)
             await agent.move(directory.path)
             return str(directory.path)
@@ -182,13 +184,13 @@ async def _run(
             await _end_of(agent, coordinator)
         exit_code = _exit_code(agent, coordinator)
         if not coordinator.ended.done():
-            committed = coordinator.status().progress.committed
+            committed = operators.status().progress.committed
             journal.record("job_ended", exit_code=exit_code, committed=committed)
         return exit_code
 
 
 async def _serve(
-    coordinator: CoordinatorDaemon,
+    operators: Operators,
     listen: str | None,
     directory: RunDirectory,
     ends: contextlib.AsyncExitStack,
@@ -196,16 +198,16 @@ async def _serve(
     """Have agents and operators answered; the address."""
     health = Health(_always_ready, CONTROL_SERVICE).handler()
     address = listen or f"unix:{directory.path / _SOCKET}"
-    server = ControlServer(coordinator, address, beside=[health])
+    server = ControlServer(operators, address, beside=[health])
     ends.push_async_callback(server.stop, 0.2)
     return await server.start()
 
 
 def _collector(
-    coordinator: CoordinatorDaemon, agent: AgentDaemon, counts: EntryCounts
+    operators: Operators, agent: AgentDaemon, counts: EntryCounts
 ) -> Callable[[Found], None]:
     """Adds what both know now."""
-    job, node = coordinator.figures(), agent.figures(counts.by_name)
+    job, node = operators.figures(), agent.figures(counts.by_name)
 
     def collect(found: Found) -> None:
         coordinator_metrics.collect(found, job)

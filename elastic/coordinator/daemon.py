@@ -1,20 +1,25 @@
-"""The coordinator in office: feeds its machine from the agents' streams and acts on its answers."""
+"""The leader of a job: feeds its machine from the agents' streams and acts on its answers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from typing_extensions import assert_never
 
-from elastic.coordinator.connected_agents import ConnectedAgents, ConnectedNode, name_of, node_id
-from elastic.coordinator.hearing import Hearing, ScriptValues, ToldOnce, ViewBatches
+from elastic.coordinator.connected_agents import (
+    ConnectedAgents,
+    ConnectedNode,
+    ViewBatches,
+    name_of,
+    node_id,
+)
 from elastic.coordinator.history import SAMPLE_EVERY_S, JobHistory
-from elastic.coordinator.holdups import Hangs, SlowRanks, StackRounds, timeline
+from elastic.coordinator.holdups import Hangs, SlowRanks, StackRounds
 from elastic.coordinator.incidents import IncidentRecords, Recoveries, ending, refusal
 from elastic.coordinator.job_options import (
     JobOptions,
@@ -31,19 +36,24 @@ from elastic.coordinator.leadership import (
     save_generation,
     save_stop,
 )
-from elastic.coordinator.metrics import JobFigures
 from elastic.coordinator.node_registry import DepartingNodes, Exclusions, NodeRegistry
-from elastic.coordinator.page import JobView
-from elastic.coordinator.records import Records, save_records, since_boot, to_unix
+from elastic.coordinator.record_keeper import RecordKeeper, ToldOnce
+from elastic.coordinator.records import since_boot
 from elastic.coordinator.saves import Saves
+from elastic.coordinator.script_values import ScriptValues
 from elastic.coordinator.totals import SlotTime, Totals
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.curves import Sample
-from elastic.core.membership import Generation
+from elastic.core.membership import Generation, WorkerId
 from elastic.core.quarantine import NodeFailures
 from elastic.errors import ConfigurationError, ExitCode
-from elastic.rpc.codec import generation_to_pb
+from elastic.rpc.codec import (
+    failure_from_pb,
+    generation_from_pb,
+    generation_to_pb,
+    statuses_from_pb,
+)
 from elastic.rpc.control import AgentStream
 from elastic.runtime.driver import Driver
 from elastic.runtime.journal import Journal, RecentEntries
@@ -54,15 +64,17 @@ from elastic.store.job_documents import NodeDocument
 from elastic.store.job_runs import RunEnd
 from elastic.store.retries import retry
 from elastic.v1 import control_pb2 as pb
-from elastic.v1 import job_pb2, local_pb2, stacks_pb2, timeline_pb2
+from elastic.v1 import job_pb2, local_pb2
 
 _HELD = "another agent is registered under this name; give one of them another --node-name"
 _LEAD_INSTEAD = "a coordinator that has the directory can lead it"
-_MOST_SHOWN = 80  # characters of a name that is none
 _MOST_REFUSED = 1000  # names of which it is known what they were told
-_KEEP_TOTALS_S = 10.0  # while nothing but steps has been counted
 _KEPT_WITHIN_S = 1.0
 _FAREWELL_S = 10.0  # for agents to end their workers after the job
+_NOTICES = {
+    *("state_differed", "step_copies_state", "checkpoint_damaged"),
+    *("report_failed", "output_lost"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +89,8 @@ class Term:
 
 
 class CoordinatorDaemon:
-    """One job's coordinator; the handler of elastic.rpc.control.ControlServer.
+    """One job's leader; hears agents (elastic.rpc.control.AgentHandler) and what the store says of
+    nodes. Operators read its public parts.
 
     history: for the page, if there is one; it listens to the journal.
     in_office: whether it is certain at this moment that nobody else leads. recent: the entries of
@@ -98,24 +111,38 @@ class CoordinatorDaemon:
         totals: Totals | None = None,
         history: JobHistory | None = None,
     ) -> None:
-        self._options, self._journal = options, journal
-        self._store, self._leadership = store, leadership
-        self._pauses = pauses if pauses is not None else LoopPauses()
-        self._in_office = in_office
-        self._recent = recent if recent is not None else RecentEntries()
-        self._machine = make_machine(options, leadership, time.monotonic())
-        self._slot_time = SlotTime(
-            self._machine,
+        self.options, self._journal = options, journal
+        self._store, self.leadership = store, leadership
+        self.pauses = pauses if pauses is not None else LoopPauses()
+        self.in_office = in_office
+        self.recent = recent if recent is not None else RecentEntries()
+        self.machine = make_machine(options, leadership, time.monotonic())
+        self.slot_time = SlotTime(
+            self.machine,
             journal,
             most=options.formation.max_workers,
             stored=leadership.records.accounts,
         )
+        self.nodes = ConnectedAgents(
+            options.isolation_timeout_s,
+            leadership.command,
+            self._may_train,
+            self.machine.nodes_out_of_contact,
+            run_id=options.run_id,
+            saves=options.checkpoints is not None,
+        )
+        self._views = ViewBatches(self.nodes.count, lambda batch: self._driver.post(batch))
         self._driver: Driver[ev.Event, fx.Effect] = Driver(
-            self._slot_time, self._execute, ev.TimerFired(), on_error=self._crashed
+            self.machine,
+            self._execute,
+            ev.TimerFired(),
+            on_error=self._crashed,
+            before=self._views.take,
+            observe=self.slot_time.observe,
         )
         self._tasks = TaskSupervisor(self._crashed)
-        self._incidents = IncidentRecords(
-            self._slot_time.slots,
+        self.incidents = IncidentRecords(
+            self.slot_time.slots,
             store,
             journal,
             job=options.job,
@@ -123,101 +150,81 @@ class CoordinatorDaemon:
             guard=leadership.guard,
             start=self._tasks.start,
         )
-        self._slot_time.also = self._incidents.observe
-        self._nodes = ConnectedAgents(
-            options.isolation_timeout_s,
-            leadership.command,
-            self._may_train,
-            self._machine.nodes_out_of_contact,
-            run_id=options.run_id,
-            saves=options.checkpoints is not None,
-        )
-        self._views = ViewBatches(self._driver.post, self._nodes.count)
+        self.slot_time.also = self.incidents.observe
         self._failures = NodeFailures(options.quarantine_after, options.quarantine_window_s)
         known = leadership.records
         self._failures.restore({n: since_boot(found) for n, found in known.failures.items()})
         self._told_once = ToldOnce(known.told_once)
-        self._departing = DepartingNodes(
-            self._nodes,
+        self.departing = DepartingNodes(
+            self.nodes,
             Exclusions(store, job=options.job, guard=leadership.guard),
             self._failures,
             journal,
-            post=self._views.post,
+            post=self._driver.post,
             start=self._tasks.start,
         )
         self._refused: dict[str, str] = {}  # why, by name
         self._doubtful: set[AgentStream] = set()  # their views tell whether they are let in
-        self._recoveries = Recoveries(
+        self.recoveries = Recoveries(
             known.recoveries,
             leads_since=time.monotonic(),
             last=leadership.last,
         )
-        self._history = history
-        self._totals = totals if totals is not None else Totals()
-        self._totals.adopt(known.totals)
-        self._kept: tuple[object, ...] = self._counted() if leadership.records.are_kept else ()
-        self._kept_steps, self._kept_at = self._totals.steps_committed, time.monotonic()
-        self._progressed_at = time.monotonic()
-        self._keeping = False
-        self._saves = Saves(
+        self.history = history
+        self.totals = totals if totals is not None else Totals()
+        self.totals.adopt(known.totals)
+        self._records = RecordKeeper(
+            store,
+            leadership,
+            self.machine,
+            self._failures,
+            self._told_once,
+            self.recoveries,
+            self.totals,
+            self.slot_time,
+            job=options.job,
+            start=self._tasks.start,
+        )
+        self.progress, self.progressed_at = job_pb2.Progress(), time.monotonic()
+        """The newest of rank 0, and when it came."""
+        self.saves = Saves(
             make_commits(options, leadership),
             journal,
-            post=self._views.post,
-            broadcast=self._nodes.broadcast,
+            post=self._driver.post,
+            broadcast=self.nodes.broadcast,
             start=self._tasks.start,
-            on_failed=self._incidents.save_failed,
-            on_committed=self._incidents.saved,
+            on_failed=self.incidents.save_failed,
+            on_committed=self.incidents.saved,
         )
         self._ledger, self._curve = make_recorders(
-            options, leadership, journal, broadcast=self._nodes.broadcast, may_record=in_office
+            options, leadership, journal, broadcast=self.nodes.broadcast, may_record=in_office
         )
         self._recorders = [r for r in (self._ledger, self._curve) if r is not None]
-        self._rounds = StackRounds(self._nodes)
-        self._hangs = Hangs(
-            self._rounds,
+        self.rounds = StackRounds(self.nodes)
+        self.hangs = Hangs(
+            self.rounds,
             journal,
-            post=self._views.post,
+            post=self._driver.post,
             start=self._tasks.start,
-            on_explained=self._incidents.explained,
+            on_explained=self.incidents.explained,
         )
-        self._slow_ranks = SlowRanks(
+        self.slow_ranks = SlowRanks(
             journal,
             replaces=options.replaces_stragglers,
-            post=self._views.post,
-            current=lambda: self._machine.current,
+            post=self._driver.post,
+            current=lambda: self.machine.current,
             may_replace=self._may_replace_slow,
         )
-        self._script_values = ScriptValues(journal)
-        self._hearing = Hearing(
-            journal,
-            self._recoveries,
-            self._saves,
-            self._ledger,
-            self._curve,
-            post=self._views.post,
-            broadcast=self._nodes.broadcast,
-            machine=self._machine,
-            on_failure=self._departing.worker_failed,
-            on_leave=self._departing.wants_to_leave,
-            on_late=self._left_late,
-            on_stop=self._agent_knows_of_stop,
-            on_known=self._agent_knows,
-            on_progress=self._progressed,
-            on_reformed=self._reformed,
-            on_recovered=self._incidents.recovered,
-            on_stacks=self._hangs.told,
-            on_spent=self._slot_time.spent,
-            on_pace=self._slow_ranks.heard,
-            told_once=self._told_once,
-        )
+        self.script_values = ScriptValues(journal)
         self.ended: asyncio.Future[RunEnd] = asyncio.get_running_loop().create_future()
         """How the run ended, once it has."""
         self.deposed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Why somebody else leads, once somebody does."""
         self.outdated: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
         """What the store has lost, once an agent has told of it."""
+        self._retired = False
         self._lost: Stored | None = None
-        self._order: StopOrder | None = None
+        self.order: StopOrder | None = None
         self.registry: NodeRegistry | None = None
         """Where it is known which nodes there are, besides those that connect."""
 
@@ -228,35 +235,39 @@ class CoordinatorDaemon:
         """
         for recorder in self._recorders:
             await recorder.start()
-        await self._departing.load()
-        await self._incidents.load(self._leadership.last, self._leadership.records.recoveries)
-        await self._saves.load()
+        await self.departing.load()
+        await self.incidents.load(self.leadership.last, self.leadership.records.recoveries)
+        await self.saves.load()
         order = await retry(
-            lambda: load_stop(self._store, self._options.job), "look for an order to stop"
+            lambda: load_stop(self._store, self.options.job), "look for an order to stop"
         )
         if order is not None:
-            self._stop(order)
-        if self._history is not None:
-            self._tasks.start(self._sample(self._history), "history")
+            self.stop(order, is_stored=True)
+        if self.history is not None:
+            self._tasks.start(self._sample(self.history), "history")
+
+    def retire(self) -> None:
+        """It leads no more: what agents say on its streams is for nobody."""
+        self._retired = True
 
     async def close(self) -> None:
         """End what still runs here, and every stream."""
-        self._views.close()
+        self._views.take()
         self._driver.close()
-        for node in self._nodes:
-            node.stream.close()
+        for stream in (*(node.stream for node in self.nodes), *self._doubtful):
+            stream.close()
         await self._tasks.close()
         for recorder in self._recorders:
             await recorder.close()
 
     async def kept(self) -> None:
         """Return when the store has what is to outlive the run, or does not take it in time."""
-        await self._incidents.kept(_KEPT_WITHIN_S)
+        await self.incidents.kept(_KEPT_WITHIN_S)
 
     async def flushed(self) -> None:
         """Return when every agent has been told what was said to it, and has gone."""
         ends_at = time.monotonic() + _FAREWELL_S
-        while any(True for _ in self._nodes) and time.monotonic() < ends_at:
+        while any(True for _ in self.nodes) and time.monotonic() < ends_at:
             await asyncio.sleep(0.05)
 
     def leadership_confirmed(self) -> None:
@@ -264,14 +275,44 @@ class CoordinatorDaemon:
         for recorder in self._recorders:
             recorder.record()
 
-    # ---- ControlHandler
+    @property
+    def term(self) -> Term:
+        """The group that it leads."""
+        current = self.machine.current
+        if current is None:
+            return Term()
+        return Term(
+            generation=current.number,
+            world_size=len(current.members),
+            step=self.machine.committed,
+        )
+
+    async def _sample(self, history: JobHistory) -> None:
+        while not self.ended.done():
+            progress, current = self.progress, self.machine.current
+            sample = Sample(
+                step=self.machine.committed,
+                world_size=current.world_size if current is not None else 0,
+                wanted=self.wanted(),
+                samples_per_s=progress.samples_per_s,
+                values=dict(progress.reported),
+            )
+            history.sample(sample, self.totals.steps)
+            await asyncio.sleep(SAMPLE_EVERY_S)
+
+    def wanted(self) -> int:
+        """Workers that the nodes which take part have room for."""
+        room = sum(self.departing.room())
+        return min(self.options.formation.max_workers, room)
+
+    # ---- AgentHandler
 
     def agent_connected(self, stream: AgentStream) -> None:
         """An agent has said hello."""
         self._let_in_or_not(stream)
 
     def _let_in_or_not(self, stream: AgentStream, *, has_members: bool = False) -> None:
-        refused = self._nodes.refusal(stream.hello, has_members=has_members)
+        refused = self.nodes.refusal(stream.hello, has_members=has_members)
         if refused is not None and refused.for_now and stream not in self._doubtful:
             self._doubtful.add(stream)
             return
@@ -286,16 +327,16 @@ class CoordinatorDaemon:
             stream.close()  # to come again: the store may know more than has been heard here
             return
         self._refused.pop(stream.node, None)
-        before, node = self._nodes.arrive(stream)
+        before, node = self.nodes.arrive(stream)
         if before is not None:
             before.stream.close()
             is_same = before.node == node.node
             news = ev.NodeReconnected if is_same else ev.NodeLost
-            self._views.post(news(node=before.node))
+            self._driver.post(news(node=before.node))
         self._journal.record(
             "node_connected", node=stream.node, host=stream.host, slots=stream.slots
         )
-        unlike = self._nodes.saves_unlike(stream.hello)
+        unlike = self.nodes.saves_unlike(stream.hello)
         if unlike and stream.hello.saves:  # the group saves, and would end unsaved under this one
             self._crashed(ConfigurationError(f"{unlike}. Training goes on; {_LEAD_INSTEAD}"))
         elif unlike:
@@ -303,20 +344,20 @@ class CoordinatorDaemon:
         if self.registry is not None:
             self.registry.connected(stream.node, stream.hello.start_token)
         if stream.hello.classic:
-            self._views.post(ev.ClassicScriptReported())
-        self._departing.arrived(node)
+            self._driver.post(ev.ClassicScriptReported())
+        self.departing.arrived(node)
         stream.send(keep_curve=local_pb2.KeepCurve(keep=self._curve is not None))
-        current = self._machine.current
+        current = self.machine.current
         if current is not None:
             if current.workers_on(node.node):
-                self._recoveries.hears(time.monotonic())
+                self.recoveries.hears(time.monotonic())
             stream.send(generation=generation_to_pb(current))
-        if self._order is not None:
-            stream.send(stop=_to_pb(self._order))
+        if self.order is not None:
+            stream.send(stop=_to_pb(self.order))
 
     def _is_held_by_another(self, stream: AgentStream) -> bool:
         """Somebody attends under the name, and the name is registered for it."""
-        present = self._nodes.named(stream.node)
+        present = self.nodes.named(stream.node)
         if present is None or self.registry is None:
             return False
         token = present.stream.hello.start_token
@@ -337,251 +378,230 @@ class CoordinatorDaemon:
 
     def agent_lost(self, stream: AgentStream) -> None:
         """Its stream has ended."""
+        if self._retired:
+            return
         self._doubtful.discard(stream)
-        node = self._nodes.leave(stream)
+        node = self.nodes.leave(stream)
         if node is None:
             return
-        current = self._machine.current
+        current = self.machine.current
         if current is not None and any(m.node == node.node for m in current.members):
-            self._recoveries.sign(time.monotonic(), silent=node.node)
+            self.recoveries.sign(time.monotonic(), silent=node.node)
         if not self.ended.done():
             self._journal.record("node_lost", node=stream.node)
         if self.registry is not None:
             self.registry.disconnected(stream.node, stream.hello.start_token)
-        self._views.post(ev.NodeLost(node=node.node))
+        self._driver.post(ev.NodeLost(node=node.node))
 
     def agent_said(self, stream: AgentStream, message: pb.AgentMessage) -> None:
-        """A message of one of the nodes."""
+        """Take one message; what a newer version may say beyond is passed over."""
+        if self._retired:
+            return
         if stream in self._doubtful and message.HasField("view"):
             self._look_into(stream, message.view)
-        node = self._nodes.of(stream)
-        if node is not None and self._lost is None:
-            self._hearing.hear(node, message)
-            self._keep_records()
+        node, once = self.nodes.of(stream), message.once
+        if node is None or self._lost is not None:
+            return
+        if not once.number or self._told_once.hear(once, stream):
+            match message.WhichOneof("kind"):
+                case "view":
+                    self._viewed(node, message.view)
+                case "failure":
+                    self._worker_failed(node, message.failure)
+                case "progress":
+                    self._progressed(message.progress)
+                case "reformed":
+                    self._reformed(message.reformed, once.age_s)
+                case "shard_saved":
+                    self.saves.saved(stream, message.shard_saved)
+                case "save_failed":
+                    self.saves.failed(stream, message.save_failed)
+                case "ledger":
+                    self._steps_recorded(node, message.ledger)
+                case "curve":
+                    self._curve_reported(node, message.curve)
+                case "notice":
+                    self._notice(node, message.notice)
+                case "known":
+                    self._agent_knows(node, message.known)
+                case "stacks":
+                    self.hangs.told(node, message.stacks)
+                case "leave":
+                    self.departing.wants_to_leave(node, message.leave.reason)
+                case "leave_timed_out":
+                    self._left_late(node, message.leave_timed_out.waited_s)
+                case "stop" if self.order is None:  # it asks, or the store has lost the order
+                    stop = message.stop
+                    self.stop(StopOrder(reason=stop.reason, exit_code=stop.exit_code))
+                case "worker_time":
+                    self.slot_time.spent(message.worker_time.worker, message.worker_time.spent)
+                case "worker_pace":
+                    self.slow_ranks.heard(message.worker_pace.worker, message.worker_pace.pace)
+        self._records.keep()
 
     def _look_into(self, stream: AgentStream, view: pb.NodeView) -> None:
         """What an agent of another command has found on its node: the workers of the command before
         have ended if they are not among it."""
-        node, live = (
-            node_id(stream.node, stream.hello.start_token),
-            {w.worker for w in view.workers},
-        )
-        members = self._machine.members_that_may_train()
+        node = node_id(stream.node, stream.hello.start_token)
+        live = {w.worker for w in view.workers}
+        members = self.machine.members_that_may_train()
         has_members = any(m.node == node and m.worker in live for m in members)
         if not has_members:
-            self._views.post(ev.NodeGone(node=node))
+            self._driver.post(ev.NodeGone(node=node))
         self._let_in_or_not(stream, has_members=has_members)
 
-    def stop(self, reason: str, exit_code: int) -> None:
-        """Have the job saved and left. Raises ConfigurationError if it has ended already."""
-        self._require_going_on()
-        self._take_stop(reason, exit_code)
+    def _viewed(self, node: ConnectedNode, view: pb.NodeView) -> None:
+        node.statuses = statuses_from_pb(view.workers)
+        node.longest_pause_s = view.longest_pause_s
+        current = self.machine.current
+        if current is not None:
+            if any(s.broken and s.generation == current.number for s in node.statuses):
+                self.recoveries.sign(time.monotonic())
+            self.recoveries.reported(node.node, (s.worker for s in node.statuses), current)
+        report = ev.NodeReported(node=node.node, slots=node.stream.slots, workers=node.statuses)
+        if (batch := self._views.batch(report)) is not None:
+            self._driver.post(batch)
 
-    async def drain(self, name: str, reason: str, *, future: bool = False) -> str:
-        """Have a node left and kept out; say what follows. Raises TransientError, and
-        ConfigurationError for one that nobody knows, unless it may be one of the `future`, and if
-        the job has ended."""
-        self._require_going_on()
-        known = {node.node for node in self._departing.statuses()}
-        known |= self._departing.machines()
-        known |= {name_of(m.node) for m in self._machine.members_that_may_train()}
-        registered = self.registry is not None and self.registry.holder(name) is not None
-        if not (future or registered or name in known):
-            there_are = ", ".join(sorted(known)) or "none at all"
-            raise ConfigurationError(
-                f"there is no node {name[:_MOST_SHOWN]!r} ({there_are}); "
-                "give --future to keep one out that has not come yet"
-            )
-        return await self._departing.drain(name, reason)
-
-    async def clear(self, name: str) -> str:
-        """Let a node take part again; say what follows. Raises TransientError, and
-        ConfigurationError if the job has ended."""
-        self._require_going_on()
-        return await self._departing.clear(name)
-
-    async def stacks(self, of: str) -> stacks_pb2.JobStacks:
-        """The Python stacks of all ranks, or of one rank or worker, at this instant. Raises
-        ConfigurationError if there is no such one, and if the job has ended."""
-        self._require_going_on()
-        workers = [s.worker for node in self._nodes for s in node.statuses]
-        return await self._hangs.stacks(of, self._machine.current, workers)
-
-    async def timeline(self, steps: int = 0) -> timeline_pb2.JobTimeline:
-        """What each slot did in the last minutes; of each worker so many of its newest steps at
-        most, 0: as many as are remembered. Raises ConfigurationError if the job has ended."""
-        self._require_going_on()
-        workers = sum(s.slot is not None for node in self._nodes for s in node.statuses)
-        return await timeline(self._rounds, self._slot_time.slots, workers, steps)
-
-    def incidents(self, number: int | None = None) -> list[str]:
-        """All that is known of an incident as JSON, of the newest one for 0; of all in brief for
-        None. Raises ConfigurationError if there is none of the number."""
-        if number is None:
-            return [json.dumps(document) for document in self._incidents.brief()]
-        return [json.dumps(self._incidents.document(number))]
-
-    def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
-        """The journal as JSON lines: what is remembered, then what comes."""
-        return self._recent.follow() if follow else self._recent.remembered()
-
-    @property
-    def term(self) -> Term:
-        """The group that it leads."""
-        current = self._machine.current
-        if current is None:
-            return Term()
-        return Term(
-            generation=current.number,
-            world_size=len(current.members),
-            step=self._machine.committed,
+    def _worker_failed(self, node: ConnectedNode, message: job_pb2.Failure) -> None:
+        failure = failure_from_pb(message)
+        if self._is_member(failure.worker):  # nobody waits for a spare
+            self.recoveries.sign(time.monotonic())
+        self._journal.record(
+            "worker_failed",
+            worker=failure.worker,
+            node=name_of(node.node),
+            kind=failure.kind.name.lower(),
+            message=failure.message,
+            traceback=failure.traceback,
+            log_tail=failure.log_tail,
+            log=failure.log,
+            **({"kernel": failure.kernel} if failure.kernel else {}),
         )
+        self._driver.post(ev.WorkerFailed(node=node.node, failure=failure))
+        self.departing.worker_failed(node, failure)
 
-    def status(self) -> pb.JobStatus:
-        """The job as it is now."""
-        current, nodes = self._machine.current, self._departing.statuses()
-        self._note_steps(nodes)
-        policy = self._options.formation
-        room = sum(node.slots for node in nodes if node.state == "ready")
-        progress = job_pb2.Progress()
-        progress.CopyFrom(self._hearing.progress)
-        progress.committed = self._machine.committed  # as any member has reported it
-        return pb.JobStatus(
-            job=self._options.job,
-            phase=self._machine.phase.value,
-            generation=generation_to_pb(current) if current is not None else None,
-            nodes=nodes,
-            min_workers=policy.min_workers,
-            wanted_workers=min(policy.max_workers, room),
-            progress=progress,
-            started_unix_s=self._leadership.records.started_unix_s,
-            restarts=self._machine.restarts_spent(time.monotonic()),
-            max_restarts=self._options.max_restarts,
-            recoveries_json=[json.dumps(r) for r in self._recoveries.finished],
-            checkpoint_step=self._saves.newest_step,
-            checkpoint_dir=self._saves.url,
-            coordinator=self._options.address,
-            in_office=self._in_office(),
-            longest_pause_s=round(self._pauses.longest_s, 3),
-            verdict=self._hangs.newest,
-            verdict_unix_s=self._hangs.newest_unix_s,
-            accounts_json=json.dumps(self._slot_time.accounts().to_document()),
-            slow=self._slow_ranks.to_pb(),
+    def _is_member(self, worker: WorkerId) -> bool:
+        """Of the newest group, or of one that trains until a planned change takes effect."""
+        current = self.machine.current
+        members = (
+            *(current.members if current is not None else ()),
+            *self.machine.members_that_may_train(),
         )
-
-    def figures(self) -> JobFigures:
-        """The job as it is now, for its metrics."""
-        now, current = time.monotonic(), self._machine.current
-        policy, options, progress = self._options.formation, self._options, self._hearing.progress
-        nodes = tuple(self._departing.figures())
-        attending = list(self._nodes)
-        elapsed_s = progress.in_step_s
-        return JobFigures(
-            phase=self._machine.phase.value,
-            totals=self._totals.copy(),
-            accounts=self._slot_time.accounts(),
-            in_office=self._in_office(),
-            started_unix_s=self._leadership.records.started_unix_s,
-            exit_code=self._exit_code(),
-            counts_steps=not any(node.stream.hello.classic for node in attending),
-            step=self._machine.committed,
-            epoch=progress.epoch,
-            step_elapsed_s=elapsed_s + now - self._progressed_at if elapsed_s else 0.0,
-            step_usual_s=progress.step_s,
-            samples_per_s=progress.samples_per_s,
-            world_size=current.world_size if current is not None else 0,
-            wanted=self._wanted(),
-            minimum=policy.min_workers,
-            generation=current.number if current is not None else 0,
-            restarts_left=max(0, options.max_restarts - self._machine.restarts_spent(now)),
-            restarts_allowed=options.max_restarts,
-            nodes=nodes,
-            workers=tuple(node.statuses for node in attending),
-            saves=bool(self._saves.url),
-            checkpoint_step=self._saves.newest_step,
-            values=dict(progress.reported),
-            not_finite=tuple(self._script_values.not_finite),
-            learning_rates=dict(progress.learning_rates),
-            global_batch=progress.global_batch,
-            slow_ranks=tuple(self._slow_ranks.now),
-            straggler_ratio=self._slow_ranks.worst,
-        )
-
-    def view(self) -> JobView:
-        """The same for its page."""
-        now_unix_s, history = time.time(), self._history
-        since = self._recoveries.under_way_since
-        ended = self._exit_code() is not None
-        return JobView(
-            at_unix_s=now_unix_s,
-            job=self._options.job,
-            run_id=self._options.run_id,
-            coordinator=self._options.address,
-            figures=self.figures(),
-            generation=self._machine.current,
-            recovering_since_unix_s=to_unix((since,))[0] if since is not None else None,
-            recoveries=tuple(self._recoveries.finished),
-            incidents=self._incidents.brief(),
-            ending=self.ended.result().message if ended else "",
-            stop_reason=self._order.reason if self._order is not None else "",
-            verdict=self._hangs.newest,
-            verdict_unix_s=self._hangs.newest_unix_s,
-            checkpoint_dir=self._saves.url,
-            longest_pause_s=self._pauses.longest_s,
-            entries=tuple(history.entries) if history is not None else (),
-            departed=dict(history.departed) if history is not None else {},
-        )
-
-    async def _sample(self, history: JobHistory) -> None:
-        while not self.ended.done():
-            progress, current = self._hearing.progress, self._machine.current
-            sample = Sample(
-                step=self._machine.committed,
-                world_size=current.world_size if current is not None else 0,
-                wanted=self._wanted(),
-                samples_per_s=progress.samples_per_s,
-                values=dict(progress.reported),
-            )
-            history.sample(sample, self._totals.steps)
-            await asyncio.sleep(SAMPLE_EVERY_S)
-
-    def _wanted(self) -> int:
-        """Workers that the nodes which take part have room for."""
-        room = sum(self._departing.room())
-        return min(self._options.formation.max_workers, room)
-
-    def _exit_code(self) -> int | None:
-        if not self.ended.done() or self.ended.cancelled() or self.ended.exception() is not None:
-            return None
-        return self.ended.result().exit_code
+        return any(m.worker == worker for m in members)
 
     def _progressed(self, progress: job_pb2.Progress) -> None:
-        """Rank 0 of the present group reports."""
-        self._progressed_at = time.monotonic()
-        self._totals.progressed(progress, time.time())
-        self._script_values.heard(progress.reported, progress.committed)
-        self._incidents.progressed(progress)
-
-    def _reformed(self, report: job_pb2.Reformed) -> None:
-        """A member has committed its first step in a group."""
-        self._totals.reformed(report)
-        self._incidents.reformed(report)
-
-    def _note_steps(self, nodes: Iterable[pb.NodeStatus]) -> None:
-        """Members report their steps when the group changes; in between they are rank 0's."""
-        current, progress = self._machine.current, self._hearing.progress
-        if current is None or progress.generation != current.number:
+        group, current = self.machine.generation(progress.generation), self.machine.current
+        if group is None or current is None:
             return
-        for worker in (worker for node in nodes for worker in node.workers):
-            if worker.generation == current.number and current.rank_of(worker.worker) is not None:
-                worker.committed = max(worker.committed, progress.committed)
+        if group is not current and current.leave_after is None:
+            return  # left at once: what it says of itself is past
+        if not progress.probed:
+            self.progress, self.progressed_at = progress, time.monotonic()
+            self.totals.progressed(progress, time.time())
+            self.script_values.heard(progress.reported, progress.committed)
+            self.incidents.progressed(progress)
+            self._record_progress(progress, group)
+        self.slot_time.spent(progress.worker, progress.spent)
+        self.slow_ranks.heard(progress.worker, progress.pace)
+        self._driver.post(
+            ev.ProgressReported(
+                generation=progress.generation,
+                committed=progress.committed,
+                step_s=progress.step_s,
+                in_step_s=progress.in_step_s,
+                probed=progress.probed,
+                first_step=progress.first_step,
+                worker=progress.worker,
+                waiting_s=progress.waiting_s,
+                collectives=progress.collectives,
+                quiet_s=progress.quiet_s,
+            )
+        )
+
+    def _record_progress(self, progress: job_pb2.Progress, group: Generation) -> None:
+        self._journal.record(
+            "progress",
+            step=progress.committed,
+            epoch=progress.epoch,
+            generation=progress.generation,
+            world_size=group.world_size,
+            step_s=round(progress.step_s, 6),
+            samples_per_s=round(progress.samples_per_s, 1),
+            reported={name: round(value, 6) for name, value in progress.reported.items()},
+        )
+
+    def _reformed(self, report: job_pb2.Reformed, age_s: float) -> None:
+        """A member has committed its first step in a group, so long ago."""
+        age_s = max(0.0, age_s) if math.isfinite(age_s) else 0.0
+        if not age_s:  # else newer figures have come
+            self.slot_time.spent(report.worker, report.spent)
+        if report.source:
+            self._journal.record("state_restored", source=report.source, committed=report.committed)
+        if report.bytes_received:
+            self._journal.record(
+                "state_received",
+                worker=report.worker,
+                generation=report.generation,
+                bytes=report.bytes_received,
+                sync_s=round(report.sync_s, 6),
+            )
+        record = self.recoveries.reformed(report, time.monotonic() - age_s)
+        if record is not None:
+            self._journal.record("recovered", **record)
+            self.incidents.recovered(record)
+        self.totals.reformed(report)
+        self.incidents.reformed(report)
+
+    def _steps_recorded(self, node: ConnectedNode, entries: local_pb2.LedgerEntries) -> None:
+        """Members keep what they are not told is stored, for the next coordinator if need be."""
+        if self._ledger is None:
+            self._nobody_stores(entries)
+        else:
+            self._ledger.take(node, entries.entries, whole=entries.whole)
+
+    def _curve_reported(self, node: ConnectedNode, points: local_pb2.CurvePoints) -> None:
+        if self._curve is not None:
+            self._curve.take(node, points.points, whole=points.whole)
+
+    def _nobody_stores(self, entries: local_pb2.LedgerEntries) -> None:
+        """This job keeps no ledger, whatever its members were told: they need not keep any."""
+        if entries.entries:
+            last = entries.entries[-1]
+            self.nodes.broadcast(
+                ledger_stored=local_pb2.LedgerStored(
+                    committed=last.step + 1, run=last.run, generation=last.generation
+                )
+            )
+
+    def _notice(self, node: ConnectedNode, notice: local_pb2.Notice) -> None:
+        """A worker's own event. It chooses among names, and its fields stand by themselves."""
+        source = name_of(node.node)
+        if notice.name in _NOTICES:
+            self._journal.record(notice.name, node=source, details=dict(notice.fields))
+        else:
+            self._journal.record("notice", node=source, details={"name": notice.name})
+
+    def _left_late(self, node: ConnectedNode, waited_s: float) -> None:
+        """Its workers are ended, since the time in which they were to leave is over."""
+        self._journal.record(
+            "leave_timed_out",
+            node=node.stream.node,
+            waited_s=round(waited_s, 3),
+            reason="its workers came to no step boundary",
+        )
+        members = self.machine.members_that_may_train()
+        if any(m.node == node.node for m in members):
+            self.incidents.left_late(node.stream.node)
+            now = time.monotonic()
+            since = self.machine.last_commit_at(now)
+            self.recoveries.left_late(since, now, self.machine.current)
 
     # ---- NodeHandler: what the store says of nodes
 
     def node_registered(self, node: str, document: NodeDocument) -> None:
         """An agent has taken the name: another one that attends under it is not the node."""
-        self._departing.registered(node_id(node, document.start_token), document.machine)
-        present = self._nodes.named(node)
+        self.departing.registered(node_id(node, document.start_token), document.machine)
+        present = self.nodes.named(node)
         if present is not None and present.stream.hello.start_token != document.start_token:
             self._journal.record("node_refused", node=node, reason=_HELD)
             present.stream.close()
@@ -595,41 +615,26 @@ class CoordinatorDaemon:
         """Nothing of it runs any more."""
         ids = [node_id(node, start_token)] if start_token else self._absent_ids(node)
         for gone in ids:
-            self._departing.gone(gone)
-            self._views.post(ev.NodeGone(node=gone))
+            self.departing.gone(gone)
+            self._driver.post(ev.NodeGone(node=gone))
 
     def _absent_ids(self, name: str) -> list[str]:
         """Every machine that is known to have had this name, but those that have it now: the one
         that is connected, and the one that is registered."""
-        known = {m.node for m in self._machine.members_that_may_train()}
-        known.update(self._machine.nodes_out_of_contact())
+        known = {m.node for m in self.machine.members_that_may_train()}
+        known.update(self.machine.nodes_out_of_contact())
         token = self.registry.holder(name) if self.registry is not None else None
         held = node_id(name, token) if token is not None else None
-        absent = (n for n in known if name_of(n) == name and not self._nodes.find(n))
+        absent = (n for n in known if name_of(n) == name and not self.nodes.find(n))
         return sorted(n for n in absent if n != held)
-
-    def _left_late(self, node: ConnectedNode, waited_s: float) -> None:
-        """Its workers are ended, since the time in which they were to leave is over."""
-        self._journal.record(
-            "leave_timed_out",
-            node=node.stream.node,
-            waited_s=round(waited_s, 3),
-            reason="its workers came to no step boundary",
-        )
-        members = self._machine.members_that_may_train()
-        if any(m.node == node.node for m in members):
-            self._incidents.left_late(node.stream.node)
-            now = time.monotonic()
-            since = self._machine.last_commit_at(now)
-            self._recoveries.left_late(since, now, self._machine.current)
 
     # ---- what the store has lost
 
-    def _agent_knows(
-        self, node: ConnectedNode, newest: Generation, before: Generation | None
-    ) -> None:
+    def _agent_knows(self, node: ConnectedNode, known: job_pb2.Known) -> None:
         """The store was emptied, or restored from a backup, if this is newer than what it has."""
-        leads_from, current = self._leadership, self._machine.current
+        before = generation_from_pb(known.before) if known.HasField("before") else None
+        newest = generation_from_pb(known.newest)
+        leads_from, current = self.leadership, self.machine.current
         if current is not None and current.incarnation == newest.incarnation:
             is_lost = newest.number > current.number
         else:
@@ -648,7 +653,7 @@ class CoordinatorDaemon:
             revision=0,
             command=Command(text=hello.command, digest=hello.command_digest),
         )
-        if not self._machine.writes:  # else when it is known what became of that
+        if not self.machine.writes:  # else when it is known what became of that
             self.outdated.set_result(self._lost)
 
     # ---- what the machine wants
@@ -660,17 +665,17 @@ class CoordinatorDaemon:
             case fx.AnnounceGeneration():
                 self._announce_generation(effect)
             case fx.SettleGeneration():
-                self._nodes.broadcast(generation=generation_to_pb(effect.generation))
+                self.nodes.broadcast(generation=generation_to_pb(effect.generation))
             case fx.ReplaceWorker():
                 self._replace_worker(effect)
             case fx.DismissWorkers():
-                self._nodes.broadcast(dismiss=local_pb2.Dismiss())
+                self.nodes.broadcast(dismiss=local_pb2.Dismiss())
             case fx.CommitCheckpoint():
-                self._tasks.start(self._saves.commit(effect), "commit-checkpoint")
+                self._tasks.start(self.saves.commit(effect), "commit-checkpoint")
             case fx.AbandonCheckpoint():
-                self._saves.abandon(effect)
+                self.saves.abandon(effect)
             case fx.ProbeGroup():
-                self._nodes.broadcast(probe=pb.Probe())
+                self.nodes.broadcast(probe=pb.Probe())
             case fx.NodeDrained():
                 self._node_drained(effect)
             case fx.SetTimer():
@@ -678,9 +683,9 @@ class CoordinatorDaemon:
             case fx.StepWasSlow():
                 self._step_was_slow(effect)
             case fx.ExplainHang():
-                self._hangs.explain(effect)
+                self.hangs.explain(effect)
             case fx.ExplainSlowStep():
-                self._hangs.explain_slow_step(effect, lambda: self._machine.committed)
+                self.hangs.explain_slow_step(effect, lambda: self.machine.committed)
             case fx.Lost():
                 self._members_lost(effect)
             case fx.RefuseNewcomers():
@@ -689,16 +694,16 @@ class CoordinatorDaemon:
                 if not self.deposed.done():
                     self.deposed.set_result(effect.message)
             case fx.EndJob():
-                restarts, window_s = self._options.max_restarts, self._options.restart_window_s
+                restarts, window_s = self.options.max_restarts, self.options.restart_window_s
                 self._end(effect.exit_code, ending(effect, restarts, window_s))
             case _:
                 assert_never(effect)
-        self._keep_records()
+        self._records.keep()
 
     def _announce_generation(self, effect: fx.AnnounceGeneration) -> None:
         generation = effect.generation
-        self._recoveries.announced(generation, time.monotonic())
-        self._nodes.broadcast(generation=generation_to_pb(generation))
+        self.recoveries.announced(generation, time.monotonic())
+        self.nodes.broadcast(generation=generation_to_pb(generation))
         self._journal.record(
             "generation_formed",
             generation=generation.number,
@@ -709,7 +714,7 @@ class CoordinatorDaemon:
         )
 
     def _replace_worker(self, effect: fx.ReplaceWorker) -> None:
-        node = self._nodes.find(effect.node)
+        node = self.nodes.find(effect.node)
         if node is not None:
             kind = job_pb2.FailureKind.Name(effect.kind.value)
             node.stream.send(
@@ -719,9 +724,9 @@ class CoordinatorDaemon:
             )
 
     def _node_drained(self, effect: fx.NodeDrained) -> None:
-        node = self._nodes.find(effect.node)
+        node = self.nodes.find(effect.node)
         if node is not None:
-            self._departing.left_group(node)
+            self.departing.left_group(node)
 
     def _step_was_slow(self, effect: fx.StepWasSlow) -> None:
         self._journal.record(
@@ -732,9 +737,9 @@ class CoordinatorDaemon:
         )
 
     def _members_lost(self, effect: fx.Lost) -> None:
-        self._recoveries.lost(effect)
-        members = self._machine.members_that_may_train()
-        self._departing.members_lost({m.node for m in members if m.worker in effect.workers})
+        self.recoveries.lost(effect)
+        members = self.machine.members_that_may_train()
+        self.departing.members_lost({m.node for m in members if m.worker in effect.workers})
 
     def _refuse_newcomers(self, effect: fx.RefuseNewcomers) -> None:
         self._journal.record(
@@ -752,132 +757,80 @@ class CoordinatorDaemon:
 
     def _may_replace_slow(self, worker: str) -> bool:
         """A slow job is better than one whose restarts are used up."""
-        spent = self._machine.restarts_spent(time.monotonic())
-        return 2 * spent < self._options.max_restarts and self._machine.can_replace_slow(worker)
+        spent = self.machine.restarts_spent(time.monotonic())
+        return 2 * spent < self.options.max_restarts and self.machine.can_replace_slow(worker)
 
     def _may_train(self) -> bool:
         """Somebody may, somewhere: what the job runs cannot be changed."""
-        return bool(self._machine.members_that_may_train())
-
-    def _counted(self) -> tuple[object, ...]:
-        """Changes whenever there is more for the leaders after to know of."""
-        newest = self._recoveries.finished[-1] if self._recoveries.finished else None
-        counted = (self._machine.restarts()[-1:], self._failures.instants(), id(newest))
-        return (*counted, self._totals.weight, self._told_once.count)
-
-    def _keep_records(self) -> None:
-        if self._keeping:
-            return
-        steps, since_s = self._totals.steps_committed, time.monotonic() - self._kept_at
-        if steps != self._kept_steps and since_s >= _KEEP_TOTALS_S:
-            self._kept = ()
-        if self._counted() != self._kept:
-            self._keeping = True
-            self._tasks.start(self._save_records(), "records")
-
-    async def _save_records(self) -> None:
-        try:
-            while (counted := self._counted()) != self._kept:
-                told = self._told_once.heard()
-                records = Records(
-                    started_unix_s=self._leadership.records.started_unix_s,
-                    restarts=to_unix(self._machine.restarts()),
-                    failures={n: to_unix(found) for n, found in self._failures.instants().items()},
-                    told_once=told,
-                    recoveries=tuple(self._recoveries.finished),
-                    totals=self._totals.to_document(),
-                    accounts=self._slot_time.to_document(),
-                )
-                self._kept_steps, self._kept_at = self._totals.steps_committed, time.monotonic()
-                guard = self._leadership.guard
-                await save_records(self._store, job=self._options.job, guard=guard, records=records)
-                self._kept = counted
-                self._told_once.stored(told)
-        except GuardFailed:
-            return  # another one leads
-        finally:
-            self._keeping = False
+        return bool(self.machine.members_that_may_train())
 
     async def _persist(self, effect: fx.PersistGeneration) -> None:
         generation = effect.generation
         try:
-            command = self._nodes.note_command(name_of(m.node) for m in generation.members)
+            command = self.nodes.note_command(name_of(m.node) for m in generation.members)
             await save_generation(
                 self._store,
-                self._leadership,
+                self.leadership,
                 generation,
                 effect.may_train,
                 command,
-                self._recoveries.loss(self._incidents.newest_open()),
+                self.recoveries.loss(self.incidents.newest_open()),
             )
         except GuardFailed as error:
-            self._views.post(ev.PersistRefused(number=generation.number, detail=str(error)))
+            self._driver.post(ev.PersistRefused(number=generation.number, detail=str(error)))
             return
         if self._lost is not None:
             self.outdated.set_result(self._lost)
         else:
-            self._views.post(ev.GenerationPersisted(number=generation.number))
+            self._driver.post(ev.GenerationPersisted(number=generation.number))
 
-    def _require_going_on(self) -> None:
-        """It has not ended: the coordinator stays for some seconds, so that agents hear of it."""
-        if self.ended.done() and not self.ended.exception():
-            told = self.ended.result().told(self._options.job)
-            raise ConfigurationError(f"nothing is changed, since it has ended: {told}")
-
-    def _agent_knows_of_stop(self, reason: str, exit_code: int) -> None:
-        """It asks for it, or has heard of it under a leader before: what the store has lost."""
-        if self._order is None:
-            self._take_stop(reason, exit_code)
-
-    def _take_stop(self, reason: str, exit_code: int) -> None:
-        order = StopOrder(reason=reason, exit_code=exit_code)
-        self._stop(order)
-        self._tasks.start(self._keep_stop(order), "keep-stop")
-
-    def _stop(self, order: StopOrder) -> None:
-        self._order = self._order or order
-        self._nodes.broadcast(stop=_to_pb(order))
+    def stop(self, order: StopOrder, *, is_stored: bool = False) -> None:
+        """Have the job saved and left."""
+        self.order = self.order or order
+        self.nodes.broadcast(stop=_to_pb(order))
         self._journal.record("stop_requested", reason=order.reason)
-        self._views.post(ev.StopRequested(exit_code=order.exit_code, reason=order.reason))
+        self._driver.post(ev.StopRequested(exit_code=order.exit_code, reason=order.reason))
+        if not is_stored:
+            self._tasks.start(self._keep_stop(order), "keep-stop")
 
     async def _keep_stop(self, order: StopOrder) -> None:
         with contextlib.suppress(GuardFailed):  # the next leader may be asked again
-            await save_stop(self._store, self._leadership, order)
+            await save_stop(self._store, self.leadership, order)
 
     def _end(self, exit_code: int, message: str) -> None:
         if self.ended.done():
             return
-        self._saves.give_up_last()
+        self.saves.give_up_last()
         left = exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
-        lost = self._machine.committed - self._saves.newest_step
+        lost = self.machine.committed - self.saves.newest_step
         was_to_save = left or exit_code in (ExitCode.STOPPED, ExitCode.OK)
-        if was_to_save and self._saves.url and lost > 0:
+        if was_to_save and self.saves.url and lost > 0:
             message = self._not_saved(message, lost)
             exit_code = int(ExitCode.NOT_SAVED) if exit_code else exit_code
-        self._incidents.ended(message)
-        accounts = self._slot_time.accounts().to_document()
+        self.incidents.ended(message)
+        accounts = self.slot_time.accounts().to_document()
         self._journal.record(
             "job_finished" if exit_code == 0 else "job_ended",
             exit_code=exit_code,
-            committed=self._machine.committed,
+            committed=self.machine.committed,
             goodput=accounts["goodput"],
             slot_seconds={kind: s for kind, s in accounts["kinds"].items() if s > 0.0},
             **({"message": message} if message else {}),
         )
-        self._nodes.broadcast(job_ended=pb.JobEnded(exit_code=exit_code, message=message))
+        self.nodes.broadcast(job_ended=pb.JobEnded(exit_code=exit_code, message=message))
         end = RunEnd(
-            run_id=self._options.run_id,
+            run_id=self.options.run_id,
             exit_code=exit_code,
             message=message,
-            committed=self._machine.committed,
+            committed=self.machine.committed,
             ended_unix_s=time.time(),
             left=left,
         )
         self.ended.set_result(end)
 
     def _not_saved(self, message: str, lost: int) -> str:
-        why = f" ({self._saves.last_failure})" if self._saves.last_failure else ""
-        newest = self._saves.newest_step
+        why = f" ({self.saves.last_failure})" if self.saves.last_failure else ""
+        newest = self.saves.newest_step
         since = f"since the checkpoint of step {newest}" if newest else "from the first on"
         begin = f"{message}; " if message else ""
         return f"{begin}the last save failed{why}: {lost} steps {since} are not saved"

@@ -19,10 +19,10 @@ from elastic.coordinator.leadership import (
 )
 from elastic.coordinator.metrics import JobFigures
 from elastic.coordinator.node_registry import NodeRegistry
+from elastic.coordinator.operators import Operators
 from elastic.coordinator.page import JobView
 from elastic.coordinator.totals import Totals
 from elastic.errors import TransientError
-from elastic.rpc.control import AgentStream
 from elastic.runtime.journal import Journal, RecentEntries
 from elastic.runtime.loop_watch import LoopPauses
 from elastic.store.interface import GuardFailed, Store
@@ -59,8 +59,8 @@ class Office:
         self._store = store
         self._journal = journal
         self._recent = recent
-        self._daemon: CoordinatorDaemon | None = None
-        self._last: CoordinatorDaemon | None = None  # once the run has ended under it
+        self._operators: Operators | None = None
+        self._last: Operators | None = None  # once the run has ended under it
         self._over = False
         self._suspect = False
         self._concluding = False
@@ -150,7 +150,7 @@ class Office:
             totals=self._totals,
             history=self._history,
         )
-        last = leadership.last_generation
+        operators, last = Operators(daemon), leadership.last_generation
         self._journal.record(
             "elected",
             address=self._options.address,
@@ -161,14 +161,14 @@ class Office:
         holding = asyncio.ensure_future(self._election.hold())
         try:
             await daemon.start()
-            self._daemon = daemon
+            self._operators = operators
             ends: set[asyncio.Future[Any]] = {
                 *(daemon.ended, daemon.deposed, daemon.outdated),
                 *(registry, holding),
             }
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if daemon.ended.done():
-                return await self._conclude(leadership, daemon)
+                return await self._conclude(leadership, operators)
             if registry.done():
                 registry.result()
             if daemon.outdated.done() and not holding.done():
@@ -177,7 +177,8 @@ class Office:
             self._journal.record("deposed", reason=reason)
             return None
         finally:
-            self._daemon = None
+            self._operators = None
+            daemon.retire()
             for task in (registry, holding):
                 task.cancel()
             await asyncio.gather(registry, holding, return_exceptions=True)
@@ -196,10 +197,11 @@ class Office:
             self._journal.record("deposed", reason=str(error))
             return None
 
-    async def _conclude(self, leadership: Leadership, daemon: CoordinatorDaemon) -> int:
+    async def _conclude(self, leadership: Leadership, operators: Operators) -> int:
         """The run has ended: tell agents that are not connected, and those that come back to it."""
+        daemon = operators.leader
         end = daemon.ended.result()
-        self._concluding, self._last = True, daemon
+        self._concluding, self._last = True, operators
         with contextlib.suppress(GuardFailed, TransientError):
             await daemon.kept()
             await announce_end(self._store, job=self._options.job, guard=leadership.guard, end=end)
@@ -239,86 +241,70 @@ class Office:
         if state is LeaseState.HELD and self._suspect:
             self._suspect = False
             self._journal.record("leadership_confirmed")
-            if self._daemon is not None:
-                self._daemon.leadership_confirmed()
+            if (leader := self.agents()) is not None:
+                leader.leadership_confirmed()
 
     def figures(self) -> JobFigures | None:
         """The job as it is, or was at its end; None where another coordinator leads, or none."""
-        daemon = self._daemon or self._last
-        return daemon.figures() if daemon is not None else None
+        operators = self._operators or self._last
+        return operators.figures() if operators is not None else None
 
     def view(self) -> JobView | None:
         """The same for its page."""
-        daemon = self._daemon or self._last
-        return daemon.view() if daemon is not None else None
+        operators = self._operators or self._last
+        return operators.view() if operators is not None else None
 
     def why_not_ready(self) -> str:
         """Empty while it leads, or follows, and after the end of the run."""
-        if self._daemon is not None or self._follows or self._over:
+        if self._operators is not None or self._follows or self._over:
             return ""
         return "it neither leads nor follows yet"
 
     @property
     def term(self) -> Term | None:
         """The group that it leads; None while it does not lead."""
-        return self._daemon.term if self._daemon is not None else None
+        leader = self.agents()
+        return leader.term if leader is not None else None
 
     # ---- ControlHandler
 
-    def agent_connected(self, stream: AgentStream) -> None:
-        """An agent has said hello."""
-        if self._daemon is None:
-            stream.close()  # it looks again for the leader
-        else:
-            self._daemon.agent_connected(stream)
-
-    def agent_said(self, stream: AgentStream, message: pb.AgentMessage) -> None:
-        """It says something else."""
-        if self._daemon is not None:
-            self._daemon.agent_said(stream, message)
-
-    def agent_lost(self, stream: AgentStream) -> None:
-        """Its stream has ended."""
-        if self._daemon is not None:
-            self._daemon.agent_lost(stream)
+    def agents(self) -> CoordinatorDaemon | None:
+        """Who hears what agents say; None while another coordinator leads, or none."""
+        return self._operators.leader if self._operators is not None else None
 
     def status(self) -> pb.JobStatus:
-        """The job's status, also after its end; raises NotLeading."""
+        """See Operators; also after the run's end. Raises NotLeading."""
         return (self._last or self._in_office()).status()
 
+    def incidents(self, number: int | None) -> list[str]:
+        """See Operators; also after the run's end. Raises NotLeading."""
+        return (self._last or self._in_office()).incidents(number)
+
     def stop(self, reason: str, exit_code: int) -> None:
-        """Have the job saved and left; raises NotLeading."""
+        """See Operators; raises NotLeading."""
         self._in_office().stop(reason, exit_code)
 
     async def drain(self, name: str, reason: str, *, future: bool = False) -> str:
-        """Have a node left and kept out; raises NotLeading, and ConfigurationError for a node that
-        nobody knows, unless it may be one of the `future`."""
+        """See Operators; raises NotLeading."""
         return await self._in_office().drain(name, reason, future=future)
 
     async def clear(self, name: str) -> str:
-        """Let a node take part again; raises NotLeading."""
+        """See Operators; raises NotLeading."""
         return await self._in_office().clear(name)
 
     async def stacks(self, of: str) -> stacks_pb2.JobStacks:
-        """The Python stacks of all ranks, or of one; raises NotLeading, and ConfigurationError for
-        one that there is not."""
+        """See Operators; raises NotLeading."""
         return await self._in_office().stacks(of)
 
     async def timeline(self, steps: int) -> timeline_pb2.JobTimeline:
-        """What each slot did in the last minutes; raises NotLeading."""
+        """See Operators; raises NotLeading."""
         return await self._in_office().timeline(steps)
-
-    def incidents(self, number: int | None) -> list[str]:
-        """All that is known of an incident as JSON, of the newest one for 0; of all in brief for
-        None; also after the run's end. Raises NotLeading, and ConfigurationError if there is none
-        of the number."""
-        return (self._last or self._in_office()).incidents(number)
 
     def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
         """The journal of this coordinator, in office or not."""
         return self._recent.follow() if follow else self._recent.remembered()
 
-    def _in_office(self) -> CoordinatorDaemon:
-        if self._daemon is None:
+    def _in_office(self) -> Operators:
+        if self._operators is None:
             raise NotLeading(f"the coordinator at {self._options.address} does not lead now")
-        return self._daemon
+        return self._operators

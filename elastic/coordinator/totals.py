@@ -247,7 +247,7 @@ T = TypeVar("T")
 
 
 class SlotTime:
-    """The machine as the driver sees it: the accounts observe each of its events.
+    """Has the accounts observe each event of the machine.
 
     What goes wrong in accounts is told once, and never holds up the job: they stay as they were.
     """
@@ -270,12 +270,10 @@ class SlotTime:
         if stored:
             self._accounts.adopt(stored, clock(), _ahead_s(clock()))
 
-    def handle(self, event: ev.Event, now: float) -> Sequence[fx.Effect]:
-        """See Coordinator.handle."""
-        effects = self._machine.handle(event, now)
+    def observe(self, event: ev.Event, effects: Sequence[fx.Effect], now: float) -> None:
+        """The machine has handled it."""
         self._guarded(lambda: self._accounts.observe(event, effects, self._machine, now), None)
         self.also(event, effects, self._machine, now)
-        return effects
 
     def spent(self, worker: str, spent: pb.TimeSpent) -> None:
         """A worker says what it has spent its time on."""

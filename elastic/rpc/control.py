@@ -84,10 +84,10 @@ class AgentStream:
         self._outgoing.put_nowait(message)
 
 
-class ControlHandler(Protocol):
-    """What the coordinator does with what arrives; called on its event loop.
+class AgentHandler(Protocol):
+    """What a leader does with what the agents of its streams say; called on its event loop.
 
-    What one of these raises is told to the caller, and is the end of a stream on which it was said.
+    What one of these raises is told to the agent, and is the end of its stream.
     """
 
     def agent_connected(self, stream: AgentStream) -> None:
@@ -100,6 +100,17 @@ class ControlHandler(Protocol):
 
     def agent_lost(self, stream: AgentStream) -> None:
         """Its stream has ended."""
+        ...
+
+
+class ControlHandler(Protocol):
+    """What the coordinator does with what operators ask; called on its event loop.
+
+    What one of these raises is told to the caller.
+    """
+
+    def agents(self) -> AgentHandler | None:
+        """Who hears an agent that comes now, as long as it stays; None: this one does not lead."""
         ...
 
     def status(self) -> pb.JobStatus:
@@ -157,19 +168,23 @@ class _Servicer(pb_grpc.ControlServicer):
         except MessageRefused as error:
             self._refused(context.peer(), error)
             await context.abort(error.code, str(error))
+        if (leader := self._handler.agents()) is None:
+            await context.send_initial_metadata(((LET_IN, "1"),))
+            return  # it looks again for the leader
         try:
-            await self._guarded(context, stream.node, lambda: self._handler.agent_connected(stream))
-            await self._converse(stream, request_iterator, context)
+            await self._guarded(context, stream.node, lambda: leader.agent_connected(stream))
+            await self._converse(leader, stream, request_iterator, context)
         finally:
-            self._lost(stream)
+            self._lost(leader, stream)
 
     async def _converse(
         self,
+        leader: AgentHandler,
         stream: AgentStream,
         messages: AsyncIterator[pb.AgentMessage],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
-        reading = asyncio.ensure_future(self._read(stream, messages))
+        reading = asyncio.ensure_future(self._read(leader, stream, messages))
         try:
             await context.send_initial_metadata(((LET_IN, "1"),))
             async for message in stream.outgoing():
@@ -180,12 +195,18 @@ class _Servicer(pb_grpc.ControlServicer):
             reading.cancel()
 
     async def _read(
-        self, stream: AgentStream, messages: AsyncIterator[pb.AgentMessage]
+        self,
+        leader: AgentHandler,
+        stream: AgentStream,
+        messages: AsyncIterator[pb.AgentMessage],
     ) -> MessageRefused | None:
         """Hands on what the agent says to its end, or to what cannot be taken."""
         try:
             async for message in messages:
-                self._said(stream, message)
+                try:
+                    leader.agent_said(stream, message)
+                except Exception as error:
+                    raise MessageRefused(_failed(error), grpc.StatusCode.INTERNAL) from error
         except MessageRefused as error:
             self._refused(stream.node, error)
             return error
@@ -193,15 +214,9 @@ class _Servicer(pb_grpc.ControlServicer):
             stream.close()
         return None
 
-    def _said(self, stream: AgentStream, message: pb.AgentMessage) -> None:
+    def _lost(self, leader: AgentHandler, stream: AgentStream) -> None:
         try:
-            self._handler.agent_said(stream, message)
-        except Exception as error:
-            raise MessageRefused(_failed(error), grpc.StatusCode.INTERNAL) from error
-
-    def _lost(self, stream: AgentStream) -> None:
-        try:
-            self._handler.agent_lost(stream)
+            leader.agent_lost(stream)
         except Exception as error:  # noqa: BLE001 - no caller is left for gRPC to tell
             self._refused(stream.node, error)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 E_contra = TypeVar("E_contra", contravariant=True)
@@ -28,6 +28,8 @@ class Driver(Generic[E, F]):
     `execute` must not block; what takes time becomes a task that posts its result. Events posted
     while one is being handled wait their turn, so the machine never sees itself half-way.
 
+    before: what has waited until now, and takes its turn before an event that is posted. observe:
+    sees each event with the machine's answer, before that is carried out.
     on_error: takes what the machine or `execute` raises, which ends the daemon. Most events come
     from callbacks and streams, whose callers would log the error or drop it and go on.
     """
@@ -39,12 +41,14 @@ class Driver(Generic[E, F]):
         timer_event: E,
         *,
         on_error: Callable[[BaseException], None],
+        before: Callable[[], Iterable[E]] = tuple,
+        observe: Callable[[E, Sequence[F], float], None] = lambda *_: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._machine = machine
         self._execute = execute
         self._timer_event = timer_event
-        self._on_error = on_error
+        self._on_error, self._before, self._observe = on_error, before, observe
         self._clock = clock
         self._queue: deque[E] = deque()
         self._handling = False
@@ -52,13 +56,17 @@ class Driver(Generic[E, F]):
 
     def post(self, event: E) -> None:
         """Hand an event to the machine and carry out what it answers."""
+        self._queue.extend(self._before())
         self._queue.append(event)
         if self._handling:
             return
         self._handling = True
         try:
             while self._queue:
-                for effect in self._machine.handle(self._queue.popleft(), self._clock()):
+                event, now = self._queue.popleft(), self._clock()
+                effects = self._machine.handle(event, now)
+                self._observe(event, effects, now)
+                for effect in effects:
                     self._execute(effect)
         except BaseException as error:
             self._on_error(error)

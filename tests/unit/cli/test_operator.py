@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from elastic.cli import main, operator
 from elastic.cli.operator import Target
 from elastic.errors import ConfigurationError, ExitCode, TransientError
-from elastic.rpc.control import AgentStream, ControlServer
+from elastic.rpc.control import ControlServer
 from elastic.rpc.security import PLAINTEXT, Security, Tls
 from elastic.runtime.journal import Entry
 from elastic.settings.operator import LocalSettings, OperatorSettings
@@ -245,8 +245,8 @@ class Leader(Recorder):
         for entry in EVENTS:
             yield entry.to_json()
 
-    def agent_connected(self, stream: AgentStream) -> None:
-        raise AssertionError(stream)
+    def agents(self) -> None:
+        raise AssertionError("no agent comes here")
 
 
 class Place:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from elastic.coordinator.connected_agents import ConnectedAgents, ConnectedNode
 from elastic.core.membership import WorkerPhase, WorkerStatus
 from elastic.rpc.codec import status_to_pb
 from elastic.rpc.control import AgentStream
@@ -16,6 +17,14 @@ def agent(node: str, token: str = "", **hello: Any) -> AgentStream:
     """One that has said hello with two slots."""
     base = {"host": f"{node}.test", "slots": 2, "command": "train.py", "command_digest": "d"}
     return AgentStream(pb.AgentHello(node=node, start_token=token, **(base | hello)))
+
+
+def arrived() -> ConnectedNode:
+    """A node whose agent is connected."""
+    nodes, stream = ConnectedAgents(), agent("n1", "0123")
+    nodes.arrive(stream)
+    (node,) = nodes
+    return node
 
 
 def sent(stream: AgentStream) -> list[pb.CoordinatorMessage]:

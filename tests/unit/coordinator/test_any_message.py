@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from elastic.coordinator.daemon import CoordinatorDaemon
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import lead
+from elastic.coordinator.operators import Operators
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
 from elastic.store.memory import MemoryStore
@@ -49,7 +50,7 @@ async def test_the_coordinator_goes_on(said: list[tuple[str, pb.AgentMessage]]) 
         if daemon.ended.done():
             assert daemon.ended.exception() is None, message
             break
-    daemon.status().SerializeToString()
+    Operators(daemon).status().SerializeToString()
     for entry in diary.entries:
         entry.to_json()
     await daemon.close()

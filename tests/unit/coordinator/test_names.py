@@ -207,7 +207,7 @@ async def test_a_node_with_workers_of_the_group_may_not_run_another_command(plac
     place.daemon.agent_said(member, view(worker("n1-1", WorkerPhase.TRAINING, 3)))
     assert "than the workers that it has found" in (turned_away := refused(member)).message
     assert not turned_away.for_now
-    assert place.daemon._machine.members_that_may_train()
+    assert place.daemon.machine.members_that_may_train()
 
 
 @runs_already

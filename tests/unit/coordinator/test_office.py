@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from elastic.coordinator.daemon import Term
+from elastic.coordinator.daemon import CoordinatorDaemon, Term
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import lead, save_generation
 from elastic.coordinator.office import NotLeading, Office
@@ -57,6 +57,7 @@ class Candidate:
             leader_ttl_s=2.0,
         )
         self.running: asyncio.Task[int] | None = None
+        self.leaders: dict[AgentStream, CoordinatorDaemon] = {}
 
     def start(self) -> None:
         self.running = asyncio.create_task(self.office.run())
@@ -73,10 +74,19 @@ class Candidate:
             return False
         return True
 
+    def says(self, stream: AgentStream, message: pb.AgentMessage) -> None:
+        self.leaders[stream].agent_said(stream, message)
+
+    def lost(self, stream: AgentStream) -> None:
+        self.leaders[stream].agent_lost(stream)
+
     async def attended_by(self, stream: AgentStream, *said: pb.AgentMessage) -> None:
-        self.office.agent_connected(stream)
+        leader = self.office.agents()
+        assert leader is not None
+        self.leaders[stream] = leader
+        leader.agent_connected(stream)
         for message in said:
-            self.office.agent_said(stream, message)
+            self.says(stream, message)
         await asyncio.sleep(0)
 
 
@@ -120,16 +130,13 @@ async def group_of_one(candidate: Candidate) -> tuple[AgentStream, int]:
     await candidate.attended_by(stream, view(worker("w", READY)))
     await until(lambda: "generation_formed" in candidate.diary.names())
     number = candidate.diary.of("generation_formed")[-1]["generation"]
-    candidate.office.agent_said(stream, view(worker("w", TRAINING, number)))
+    candidate.says(stream, view(worker("w", TRAINING, number)))
     return stream, number
 
 
 async def test_a_follower_turns_everybody_away(contest: Contest) -> None:
-    follower, stream = contest.two.office, agent("n1", "0123")
-    follower.agent_connected(stream)
-    assert closed(stream)
-    follower.agent_said(stream, view())
-    follower.agent_lost(stream)
+    follower = contest.two.office
+    assert follower.agents() is None
     for ask in (follower.status, lambda: follower.stop("why", 143)):
         with pytest.raises(NotLeading, match="the coordinator at two:1 does not lead"):
             ask()
@@ -174,8 +181,21 @@ async def test_both_stand_and_the_leader_knows_its_term(contest: Contest) -> Non
     assert (one.term, two.term) == (Term(), None)
     stream, number = await group_of_one(contest.one)
     progress = job_pb2.Progress(worker="w", generation=number, committed=7)
-    one.agent_said(stream, pb.AgentMessage(progress=progress))
+    contest.one.says(stream, pb.AgentMessage(progress=progress))
     assert one.term == Term(generation=number, world_size=1, step=7)
+
+
+async def test_what_agents_say_to_a_leader_that_has_stepped_down_is_for_nobody(
+    contest: Contest,
+) -> None:
+    stream, number = await group_of_one(contest.one)
+    await contest.one.end()
+    recorded = len(contest.one.diary.entries)
+    progress = job_pb2.Progress(worker="w", generation=number, committed=7)
+    contest.one.says(stream, pb.AgentMessage(progress=progress))
+    contest.one.lost(stream)
+    assert len(contest.one.diary.entries) == recorded
+    assert contest.one.office.agents() is None
 
 
 async def test_each_tells_its_own_journal_in_office_or_not(contest: Contest) -> None:
@@ -309,7 +329,7 @@ async def test_a_leader_that_finds_its_decisions_refused_steps_down(contest: Con
 async def test_the_end_of_the_job_ends_both(contest: Contest) -> None:
     stream, number = await group_of_one(contest.one)
     kinds(stream)
-    contest.one.office.agent_said(stream, view(worker("w", FINISHED, number)))
+    contest.one.says(stream, view(worker("w", FINISHED, number)))
     await until(lambda: "job_ended" in kinds(stream))
     office = contest.one.office
     with pytest.raises(ConfigurationError, match="nothing is changed, since it has ended: run"):
@@ -317,7 +337,7 @@ async def test_the_end_of_the_job_ends_both(contest: Contest) -> None:
     for said in (office.drain("n1", ""), office.clear("n1")):
         with pytest.raises(ConfigurationError, match="exit code 0"):
             await said
-    office.agent_lost(stream)  # it ends when it has heard of it
+    contest.one.lost(stream)  # it ends when it has heard of it
     assert contest.one.running is not None
     assert contest.two.running is not None
     assert await contest.one.running == 0
@@ -329,8 +349,8 @@ async def test_the_end_of_the_job_ends_both(contest: Contest) -> None:
 
 async def test_status_is_answered_after_the_end_by_who_led(contest: Contest) -> None:
     stream, number = await group_of_one(contest.one)
-    contest.one.office.agent_said(stream, view(worker("w", FINISHED, number)))
-    contest.one.office.agent_lost(stream)
+    contest.one.says(stream, view(worker("w", FINISHED, number)))
+    contest.one.lost(stream)
     assert contest.one.running is not None
     assert contest.two.running is not None
     assert [await contest.one.running, await contest.two.running] == [0, 0]
@@ -352,8 +372,8 @@ async def test_a_run_that_was_left_goes_on_under_the_same_offices(contest: Conte
         contest.one.office.stop(said, 143)
     await until(lambda: "generation" in kinds(stream))
     number = contest.one.office.status().generation.number
-    contest.one.office.agent_said(stream, view(worker("w", FINISHED, number)))
-    contest.one.office.agent_lost(stream)
+    contest.one.says(stream, view(worker("w", FINISHED, number)))
+    contest.one.lost(stream)
     codes = [await c.running for c in (contest.one, contest.two) if c.running is not None]
     assert codes == [143, 143]
     contest.one.start()
@@ -419,13 +439,13 @@ async def test_an_order_to_stop_that_the_store_has_lost_is_told_by_agents_and_wr
 async def test_what_was_counted_counts_under_the_next_leader(contest: Contest) -> None:
     stream, _ = await group_of_one(contest.one)
     failure = job_pb2.Failure(worker="w", kind="FAILURE_KIND_SIGNAL", retryable=True)
-    contest.one.office.agent_said(stream, pb.AgentMessage(failure=failure))
-    contest.one.office.agent_said(stream, view(worker("x", READY)))
+    contest.one.says(stream, pb.AgentMessage(failure=failure))
+    contest.one.says(stream, view(worker("x", READY)))
     named = contest.one.diary
     await until(lambda: named.of("generation_formed")[-1]["members"] == ["x"])
     number = named.of("generation_formed")[-1]["generation"]
     reformed = job_pb2.Reformed(worker="x", generation=number, committed=1)
-    contest.one.office.agent_said(stream, pb.AgentMessage(reformed=reformed))
+    contest.one.says(stream, pb.AgentMessage(reformed=reformed))
     await until(lambda: "recovered" in named.names())
     before = contest.one.office.status()
     assert (before.restarts, len(before.recoveries_json)) == (1, 1)
@@ -455,8 +475,8 @@ async def test_a_job_that_failed_ends_with_its_exit_code_everywhere(contest: Con
         contest.one.office.stop(said, 143)
     await until(lambda: "generation" in kinds(stream))
     number = contest.one.office.status().generation.number
-    contest.one.office.agent_said(stream, view(worker("w", FINISHED, number)))
-    contest.one.office.agent_lost(stream)
+    contest.one.says(stream, view(worker("w", FINISHED, number)))
+    contest.one.lost(stream)
     codes = [await c.running for c in (contest.one, contest.two) if c.running is not None]
     assert codes == [143, 143]
 
@@ -541,7 +561,7 @@ async def test_one_that_is_asked_to_go_before_it_was_elected_goes(contest: Conte
 async def test_what_could_not_be_announced_to_the_store_still_ends_here(contest: Contest) -> None:
     stream, number = await group_of_one(contest.one)
     contest.store.refuses["put"] = 1
-    contest.one.office.agent_said(stream, view(worker("w", FINISHED, number)))
-    contest.one.office.agent_lost(stream)
+    contest.one.says(stream, view(worker("w", FINISHED, number)))
+    contest.one.lost(stream)
     assert contest.one.running is not None
     assert await contest.one.running == 0

@@ -24,18 +24,23 @@ class Leader:
     def __init__(self, stored: Any = None, now: float = 100.0) -> None:
         self.now = now
         self.entries: list[Entry] = []
-        machine = Coordinator(CoordinatorSettings(incarnation="x"), now=self.now)
+        self.machine = Coordinator(CoordinatorSettings(incarnation="x"), now=self.now)
         journal = Journal(self.entries.append)
-        self.time = SlotTime(machine, journal, most=1, stored=stored or {}, clock=lambda: self.now)
+        self.time = SlotTime(
+            self.machine, journal, most=1, stored=stored or {}, clock=lambda: self.now
+        )
 
     def hears(self, phase: WorkerPhase, generation: int = 0) -> None:
         statuses = (worker("w", phase, generation),)
         report = ev.NodeReported(node="n@0123", slots=1, workers=statuses)
-        self.time.handle(report, self.now)
+        self.handles(report)
+
+    def handles(self, event: ev.Event) -> None:
+        self.time.observe(event, self.machine.handle(event, self.now), self.now)
 
     def trains(self) -> None:
         self.hears(WorkerPhase.READY)
-        self.time.handle(ev.GenerationPersisted(number=1), self.now)
+        self.handles(ev.GenerationPersisted(number=1))
         self.hears(WorkerPhase.TRAINING, 1)
 
 

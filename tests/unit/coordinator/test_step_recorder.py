@@ -16,8 +16,7 @@ from elastic.coordinator.connected_agents import ConnectedNode
 from elastic.coordinator.step_recorder import LedgerFile, StepRecorder
 from elastic.errors import ConfigurationError
 from elastic.v1 import job_pb2, local_pb2
-from tests.unit.coordinator.agents import Diary
-from tests.unit.coordinator.test_hearing import arrived
+from tests.unit.coordinator.agents import Diary, arrived
 
 DEADLINE_S = 20.0
 

@@ -18,11 +18,16 @@ HELLO = pb.AgentMessage(hello=pb.AgentHello(node="n1", host="10.0.0.1", slots=2)
 
 
 class Recorder:
-    """A handler; `heard` is what it was told, `streams` the agents that are connected."""
+    """A handler; `heard` is what it was told, `streams` the agents that are connected. It leads, or
+    it does not."""
 
     def __init__(self) -> None:
         self.heard: asyncio.Queue[tuple[str, object]] = asyncio.Queue()
         self.streams: list[AgentStream] = []
+        self.leads = True
+
+    def agents(self) -> Recorder | None:
+        return self if self.leads else None
 
     def agent_connected(self, stream: AgentStream) -> None:
         self.streams.append(stream)

@@ -76,6 +76,16 @@ async def test_a_refusal_that_is_known_late_is_a_refusal() -> None:
         await server.stop(0)
 
 
+async def test_an_agent_that_comes_to_one_that_does_not_lead_looks_on(
+    recorder: Recorder, client: ControlClient
+) -> None:
+    recorder.leads = False
+    agent = Conversation(client, HELLO, pb.AgentMessage(view=pb.NodeView()))
+    with pytest.raises(CoordinatorLost):
+        await agent.ended
+    assert recorder.heard.empty()
+
+
 async def test_a_broken_stream_is_a_lost_agent(recorder: Recorder, client: ControlClient) -> None:
     agent = Conversation(client, HELLO)
     await recorder.heard.get()

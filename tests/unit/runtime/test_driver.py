@@ -49,6 +49,28 @@ def test_what_is_posted_meanwhile_waits_its_turn() -> None:
     assert executed.index("after post b") < executed.index("3")
 
 
+def test_what_waited_comes_before_what_is_posted_and_all_is_observed() -> None:
+    machine, waiting = Scripted({"a": ["1"]}), ["w"]
+    happened: list[object] = []
+
+    def taken() -> list[str]:
+        found, waiting[:] = list(waiting), []
+        return found
+
+    driver: Driver[str, str] = Driver(
+        machine,
+        happened.append,
+        TIMER,
+        on_error=happened.append,
+        before=taken,
+        observe=lambda event, effects, _now: happened.append((event, effects)),
+    )
+    driver.post("a")
+    driver.post("b")
+    assert [event for event, _ in machine.handled] == ["w", "a", "b"]
+    assert happened == [("w", []), ("a", ["1"]), "1", ("b", [])]
+
+
 def test_an_error_is_reported_and_does_not_wedge_the_driver() -> None:
     errors: list[BaseException] = []
     machine = Scripted({"a": ["fail"]})

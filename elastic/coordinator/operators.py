@@ -1,0 +1,206 @@
+"""What operators ask of a leader, and what they are shown of its job."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Iterable
+
+from elastic.coordinator.connected_agents import name_of
+from elastic.coordinator.daemon import CoordinatorDaemon
+from elastic.coordinator.holdups import timeline
+from elastic.coordinator.leadership import StopOrder
+from elastic.coordinator.metrics import JobFigures
+from elastic.coordinator.page import JobView
+from elastic.coordinator.records import to_unix
+from elastic.errors import ConfigurationError
+from elastic.rpc.codec import generation_to_pb
+from elastic.v1 import control_pb2 as pb
+from elastic.v1 import job_pb2, stacks_pb2, timeline_pb2
+
+_MOST_SHOWN = 80  # characters of a name that is none
+
+
+class Operators:
+    """The handler of elastic.rpc.control.ControlServer while `leader` leads."""
+
+    def __init__(self, leader: CoordinatorDaemon) -> None:
+        self.leader = leader
+
+    def agents(self) -> CoordinatorDaemon:
+        """Who hears what agents say."""
+        return self.leader
+
+    def stop(self, reason: str, exit_code: int) -> None:
+        """Have the job saved and left. Raises ConfigurationError if it has ended already."""
+        self._require_going_on()
+        self.leader.stop(StopOrder(reason=reason, exit_code=exit_code))
+
+    async def drain(self, name: str, reason: str, *, future: bool = False) -> str:
+        """Have a node left and kept out; say what follows. Raises TransientError, and
+        ConfigurationError for one that nobody knows, unless it may be one of the `future`, and if
+        the job has ended."""
+        leader = self.leader
+        self._require_going_on()
+        known = {node.node for node in leader.departing.statuses()}
+        known |= leader.departing.machines()
+        known |= {name_of(m.node) for m in leader.machine.members_that_may_train()}
+        registered = leader.registry is not None and leader.registry.holder(name) is not None
+        if not (future or registered or name in known):
+            there_are = ", ".join(sorted(known)) or "none at all"
+            raise ConfigurationError(
+                f"there is no node {name[:_MOST_SHOWN]!r} ({there_are}); "
+                "give --future to keep one out that has not come yet"
+            )
+        return await leader.departing.drain(name, reason)
+
+    async def clear(self, name: str) -> str:
+        """Let a node take part again; say what follows. Raises TransientError, and
+        ConfigurationError if the job has ended."""
+        self._require_going_on()
+        return await self.leader.departing.clear(name)
+
+    async def stacks(self, of: str) -> stacks_pb2.JobStacks:
+        """The Python stacks of all ranks, or of one rank or worker, at this instant. Raises
+        ConfigurationError if there is no such one, and if the job has ended."""
+        leader = self.leader
+        self._require_going_on()
+        workers = [s.worker for node in leader.nodes for s in node.statuses]
+        return await leader.hangs.stacks(of, leader.machine.current, workers)
+
+    async def timeline(self, steps: int = 0) -> timeline_pb2.JobTimeline:
+        """What each slot did in the last minutes; of each worker so many of its newest steps at
+        most, 0: as many as are remembered. Raises ConfigurationError if the job has ended."""
+        leader = self.leader
+        self._require_going_on()
+        workers = sum(s.slot is not None for node in leader.nodes for s in node.statuses)
+        return await timeline(leader.rounds, leader.slot_time.slots, workers, steps)
+
+    def incidents(self, number: int | None = None) -> list[str]:
+        """All that is known of an incident as JSON, of the newest one for 0; of all in brief for
+        None. Raises ConfigurationError if there is none of the number."""
+        if number is None:
+            return [json.dumps(document) for document in self.leader.incidents.brief()]
+        return [json.dumps(self.leader.incidents.document(number))]
+
+    def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
+        """The journal as JSON lines: what is remembered, then what comes."""
+        return self.leader.recent.follow() if follow else self.leader.recent.remembered()
+
+    def status(self) -> pb.JobStatus:
+        """The job as it is now."""
+        leader = self.leader
+        current, nodes = leader.machine.current, leader.departing.statuses()
+        self._note_steps(nodes)
+        policy = leader.options.formation
+        room = sum(node.slots for node in nodes if node.state == "ready")
+        progress = job_pb2.Progress()
+        progress.CopyFrom(leader.progress)
+        progress.committed = leader.machine.committed  # as any member has reported it
+        return pb.JobStatus(
+            job=leader.options.job,
+            phase=leader.machine.phase.value,
+            generation=generation_to_pb(current) if current is not None else None,
+            nodes=nodes,
+            min_workers=policy.min_workers,
+            wanted_workers=min(policy.max_workers, room),
+            progress=progress,
+            started_unix_s=leader.leadership.records.started_unix_s,
+            restarts=leader.machine.restarts_spent(time.monotonic()),
+            max_restarts=leader.options.max_restarts,
+            recoveries_json=[json.dumps(r) for r in leader.recoveries.finished],
+            checkpoint_step=leader.saves.newest_step,
+            checkpoint_dir=leader.saves.url,
+            coordinator=leader.options.address,
+            in_office=leader.in_office(),
+            longest_pause_s=round(leader.pauses.longest_s, 3),
+            verdict=leader.hangs.newest,
+            verdict_unix_s=leader.hangs.newest_unix_s,
+            accounts_json=json.dumps(leader.slot_time.accounts().to_document()),
+            slow=leader.slow_ranks.to_pb(),
+        )
+
+    def figures(self) -> JobFigures:
+        """The job as it is now, for its metrics."""
+        leader = self.leader
+        now, current = time.monotonic(), leader.machine.current
+        options, progress, attending = leader.options, leader.progress, list(leader.nodes)
+        elapsed_s = progress.in_step_s
+        return JobFigures(
+            phase=leader.machine.phase.value,
+            totals=leader.totals.copy(),
+            accounts=leader.slot_time.accounts(),
+            in_office=leader.in_office(),
+            started_unix_s=leader.leadership.records.started_unix_s,
+            exit_code=self._exit_code(),
+            counts_steps=not any(node.stream.hello.classic for node in attending),
+            step=leader.machine.committed,
+            epoch=progress.epoch,
+            step_elapsed_s=elapsed_s + now - leader.progressed_at if elapsed_s else 0.0,
+            step_usual_s=progress.step_s,
+            samples_per_s=progress.samples_per_s,
+            world_size=current.world_size if current is not None else 0,
+            wanted=leader.wanted(),
+            minimum=options.formation.min_workers,
+            generation=current.number if current is not None else 0,
+            restarts_left=max(0, options.max_restarts - leader.machine.restarts_spent(now)),
+            restarts_allowed=options.max_restarts,
+            nodes=tuple(leader.departing.figures()),
+            workers=tuple(node.statuses for node in attending),
+            saves=bool(leader.saves.url),
+            checkpoint_step=leader.saves.newest_step,
+            values=dict(progress.reported),
+            not_finite=tuple(leader.script_values.not_finite),
+            learning_rates=dict(progress.learning_rates),
+            global_batch=progress.global_batch,
+            slow_ranks=tuple(leader.slow_ranks.now),
+            straggler_ratio=leader.slow_ranks.worst,
+        )
+
+    def view(self) -> JobView:
+        """The same for its page."""
+        leader = self.leader
+        now_unix_s, history = time.time(), leader.history
+        since = leader.recoveries.under_way_since
+        ended = self._exit_code() is not None
+        return JobView(
+            at_unix_s=now_unix_s,
+            job=leader.options.job,
+            run_id=leader.options.run_id,
+            coordinator=leader.options.address,
+            figures=self.figures(),
+            generation=leader.machine.current,
+            recovering_since_unix_s=to_unix((since,))[0] if since is not None else None,
+            recoveries=tuple(leader.recoveries.finished),
+            incidents=leader.incidents.brief(),
+            ending=leader.ended.result().message if ended else "",
+            stop_reason=leader.order.reason if leader.order is not None else "",
+            verdict=leader.hangs.newest,
+            verdict_unix_s=leader.hangs.newest_unix_s,
+            checkpoint_dir=leader.saves.url,
+            longest_pause_s=leader.pauses.longest_s,
+            entries=tuple(history.entries) if history is not None else (),
+            departed=dict(history.departed) if history is not None else {},
+        )
+
+    def _exit_code(self) -> int | None:
+        ended = self.leader.ended
+        if not ended.done() or ended.cancelled() or ended.exception() is not None:
+            return None
+        return ended.result().exit_code
+
+    def _note_steps(self, nodes: Iterable[pb.NodeStatus]) -> None:
+        """Members report their steps when the group changes; in between they are rank 0's."""
+        current, progress = self.leader.machine.current, self.leader.progress
+        if current is None or progress.generation != current.number:
+            return
+        for worker in (worker for node in nodes for worker in node.workers):
+            if worker.generation == current.number and current.rank_of(worker.worker) is not None:
+                worker.committed = max(worker.committed, progress.committed)
+
+    def _require_going_on(self) -> None:
+        """It has not ended: the coordinator stays for some seconds, so that agents hear of it."""
+        ended = self.leader.ended
+        if ended.done() and not ended.exception():
+            told = ended.result().told(self.leader.options.job)
+            raise ConfigurationError(f"nothing is changed, since it has ended: {told}")

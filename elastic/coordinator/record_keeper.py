@@ -1,0 +1,135 @@
+"""Keeps in the store what the leaders after are to know of, and what agents were counted for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from elastic.coordinator.incidents import Recoveries
+from elastic.coordinator.leadership import Leadership
+from elastic.coordinator.records import Records, save_records, to_unix
+from elastic.coordinator.totals import SlotTime, Totals
+from elastic.core.coordinator.machine import Coordinator
+from elastic.core.quarantine import NodeFailures
+from elastic.rpc.control import AgentStream
+from elastic.store.interface import GuardFailed, Store
+from elastic.v1 import control_pb2 as pb
+
+_KEEP_TOTALS_S = 10.0  # while nothing but steps has been counted
+_MOST_SOURCES = 5_000
+
+
+class ToldOnce:
+    """How far each agent was heard in what is counted once, however often it tells of it: it does
+    until it hears that it is stored, since a leader may die with what it has just heard.
+    """
+
+    def __init__(self, stored: Mapping[str, int] = MappingProxyType({})) -> None:
+        """stored: what leaders before have heard, the newest number of each source."""
+        self._heard, self._stored = dict(stored), dict(stored)
+        self._unanswered: dict[str, AgentStream] = {}
+        self.count = 0
+        """Grows with each message that is new."""
+
+    def hear(self, once: pb.Once, stream: AgentStream) -> bool:
+        """An agent tells of something; True if nobody has heard of it before."""
+        source, number = once.source, once.number
+        if number <= self._stored.get(source, 0):
+            stream.send(once_stored=self._stored[source])
+            return False
+        self._unanswered[source] = stream
+        if number <= self._heard.get(source, 0):
+            return False
+        self._heard.pop(source, None)  # the order is that of the newest
+        self._heard[source] = number
+        self.count += 1
+        if len(self._heard) > _MOST_SOURCES:
+            oldest = next(iter(self._heard))
+            del self._heard[oldest]
+            self._stored.pop(oldest, None)
+        return True
+
+    def heard(self) -> dict[str, int]:
+        """The newest number of each source, of that heard last at the end."""
+        return dict(self._heard)
+
+    def stored(self, heard: Mapping[str, int]) -> None:
+        """Leaders after this one will know of these."""
+        for source, number in heard.items():
+            if source in self._heard:
+                self._stored[source] = number
+        for source, stream in list(self._unanswered.items()):
+            if number := heard.get(source, 0):
+                stream.send(once_stored=number)
+            if number == self._heard.get(source, number):
+                del self._unanswered[source]
+
+
+class RecordKeeper:
+    """Call `keep` whenever something may have been counted.
+
+    start: runs a coroutine in the background.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        leadership: Leadership,
+        machine: Coordinator,
+        failures: NodeFailures,
+        told_once: ToldOnce,
+        recoveries: Recoveries,
+        totals: Totals,
+        slot_time: SlotTime,
+        *,
+        job: str,
+        start: Callable[[Coroutine[Any, Any, None], str], object],
+    ) -> None:
+        self._store, self._leadership, self._job, self._start = store, leadership, job, start
+        self._machine, self._failures, self._told_once = machine, failures, told_once
+        self._recoveries, self._totals, self._slot_time = recoveries, totals, slot_time
+        self._kept: tuple[object, ...] = self._counted() if leadership.records.are_kept else ()
+        self._kept_steps, self._kept_at = totals.steps_committed, time.monotonic()
+        self._keeping = False
+
+    def keep(self) -> None:
+        """Have it written, if there is more than was written before."""
+        if self._keeping:
+            return
+        steps, since_s = self._totals.steps_committed, time.monotonic() - self._kept_at
+        if steps != self._kept_steps and since_s >= _KEEP_TOTALS_S:
+            self._kept = ()
+        if self._counted() != self._kept:
+            self._keeping = True
+            self._start(self._save(), "records")
+
+    def _counted(self) -> tuple[object, ...]:
+        """Changes whenever there is more for the leaders after to know of."""
+        newest = self._recoveries.finished[-1] if self._recoveries.finished else None
+        counted = (self._machine.restarts()[-1:], self._failures.instants(), id(newest))
+        return (*counted, self._totals.weight, self._told_once.count)
+
+    async def _save(self) -> None:
+        try:
+            while (counted := self._counted()) != self._kept:
+                told = self._told_once.heard()
+                records = Records(
+                    started_unix_s=self._leadership.records.started_unix_s,
+                    restarts=to_unix(self._machine.restarts()),
+                    failures={n: to_unix(found) for n, found in self._failures.instants().items()},
+                    told_once=told,
+                    recoveries=tuple(self._recoveries.finished),
+                    totals=self._totals.to_document(),
+                    accounts=self._slot_time.to_document(),
+                )
+                self._kept_steps, self._kept_at = self._totals.steps_committed, time.monotonic()
+                guard = self._leadership.guard
+                await save_records(self._store, job=self._job, guard=guard, records=records)
+                self._kept = counted
+                self._told_once.stored(told)
+        except GuardFailed:
+            return  # another one leads
+        finally:
+            self._keeping = False

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from typing_extensions import assert_never
@@ -138,7 +138,7 @@ class CoordinatorDaemon:
             ev.TimerFired(),
             on_error=self._crashed,
             before=self._views.take,
-            observe=self.slot_time.observe,
+            observe=self._observe,
         )
         self._tasks = TaskSupervisor(self._crashed)
         self.incidents = IncidentRecords(
@@ -150,7 +150,6 @@ class CoordinatorDaemon:
             guard=leadership.guard,
             start=self._tasks.start,
         )
-        self.slot_time.also = self.incidents.observe
         self._failures = NodeFailures(options.quarantine_after, options.quarantine_window_s)
         known = leadership.records
         self._failures.restore({n: since_boot(found) for n, found in known.failures.items()})
@@ -418,8 +417,8 @@ class CoordinatorDaemon:
                     self.saves.failed(stream, message.save_failed)
                 case "ledger":
                     self._steps_recorded(node, message.ledger)
-                case "curve":
-                    self._curve_reported(node, message.curve)
+                case "curve" if self._curve is not None:
+                    self._curve.take(node, message.curve.points, whole=message.curve.whole)
                 case "notice":
                     self._notice(node, message.notice)
                 case "known":
@@ -554,18 +553,9 @@ class CoordinatorDaemon:
 
     def _steps_recorded(self, node: ConnectedNode, entries: local_pb2.LedgerEntries) -> None:
         """Members keep what they are not told is stored, for the next coordinator if need be."""
-        if self._ledger is None:
-            self._nobody_stores(entries)
-        else:
+        if self._ledger is not None:
             self._ledger.take(node, entries.entries, whole=entries.whole)
-
-    def _curve_reported(self, node: ConnectedNode, points: local_pb2.CurvePoints) -> None:
-        if self._curve is not None:
-            self._curve.take(node, points.points, whole=points.whole)
-
-    def _nobody_stores(self, entries: local_pb2.LedgerEntries) -> None:
-        """This job keeps no ledger, whatever its members were told: they need not keep any."""
-        if entries.entries:
+        elif entries.entries:  # nobody stores it, whatever the members were told
             last = entries.entries[-1]
             self.nodes.broadcast(
                 ledger_stored=local_pb2.LedgerStored(
@@ -657,6 +647,10 @@ class CoordinatorDaemon:
             self.outdated.set_result(self._lost)
 
     # ---- what the machine wants
+
+    def _observe(self, event: ev.Event, effects: Sequence[fx.Effect], now: float) -> None:
+        self.slot_time.observe(event, effects, now)
+        self.incidents.observe(event, effects, self.machine, now)
 
     def _execute(self, effect: fx.Effect) -> None:
         match effect:

@@ -264,8 +264,6 @@ class SlotTime:
         """most: slots that the job may have. stored: what a leader before has kept."""
         self._machine, self._journal, self._clock = machine, journal, clock
         self._accounts = self.slots = SlotAccounts(most, name_of=name_of)
-        self.also: Callable[[ev.Event, Sequence[fx.Effect], Coordinator, float], None] = _nobody
-        """Observes each event after the accounts; must not raise."""
         self._failed = False
         if stored:
             self._accounts.adopt(stored, clock(), _ahead_s(clock()))
@@ -273,7 +271,6 @@ class SlotTime:
     def observe(self, event: ev.Event, effects: Sequence[fx.Effect], now: float) -> None:
         """The machine has handled it."""
         self._guarded(lambda: self._accounts.observe(event, effects, self._machine, now), None)
-        self.also(event, effects, self._machine, now)
 
     def spent(self, worker: str, spent: pb.TimeSpent) -> None:
         """A worker says what it has spent its time on."""
@@ -320,10 +317,6 @@ class SlotTime:
                 message = f"no time is accounted for any more: {type(error).__name__}: {error}"
                 self._journal.record("warning", source="accounts", message=message)
         return otherwise
-
-
-def _nobody(*_: object) -> None:
-    pass
 
 
 def _ahead_s(now: float) -> float:

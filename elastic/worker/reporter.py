@@ -250,36 +250,37 @@ class Reporter(Reports):
             self._wake.clear()
             self._clock.alive()
             self._send()
-            self._guarded(self._answer_calls)
+            self._answer_calls()
 
     def _answer_calls(self) -> None:
-        with contextlib.suppress(RuntimeError, OSError):  # the store ends with its host
-            self._answer()
+        try:
+            with contextlib.suppress(RuntimeError, OSError):  # the store ends with its host
+                self._answer()
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
 
     def _send(self, *, whole: bool = False) -> None:
-        self._guarded(lambda: self._send_all(whole))
-
-    def _guarded(self, send: Callable[[], None]) -> None:
         """Whatever a script leaves to be reported, the reports go on."""
         try:
-            send()
+            with self._sending:
+                group = self._membership.group
+                self._send_progress(group)
+                if group is not None and group.rank == 0:
+                    self._send_ledger()
+                    if self.curve.kept:
+                        self._send_curve(whole)
+                if self._reformed is not None and not self._first_step_pending:
+                    self._link.send(reformed=self._reformed)
+                    self._reformed = None
         except Exception as error:  # noqa: BLE001 - of a script's values too
-            if not self._told:
-                self._told = True
-                traceback.print_exc()
-                self.notice("report_failed", {"message": f"{type(error).__name__}: {error}"})
+            self._failed(error)
 
-    def _send_all(self, whole: bool) -> None:
-        with self._sending:
-            group = self._membership.group
-            self._send_progress(group)
-            if group is not None and group.rank == 0:
-                self._send_ledger()
-                if self.curve.kept:
-                    self._send_curve(whole)
-            if self._reformed is not None and not self._first_step_pending:
-                self._link.send(reformed=self._reformed)
-                self._reformed = None
+    def _failed(self, error: Exception) -> None:
+        """Say so once."""
+        if not self._told:
+            self._told = True
+            traceback.print_exc()
+            self.notice("report_failed", {"message": f"{type(error).__name__}: {error}"})
 
     def _send_progress(self, group: Group | None) -> None:
         self._compilations.watch()

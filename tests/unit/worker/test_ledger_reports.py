@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+import torch
+import torch.distributed as dist
+from torch.utils.data import TensorDataset
+
+import elastic
 from elastic.v1 import local_pb2 as pb
+from elastic.worker.control import LocalControl
+from elastic.worker.data_loader import DataLoader
 from elastic.worker.reporter import Reporter
+from elastic.worker.session import Session
 from elastic.worker.state.backlog import Backlog, LedgerBacklog, LedgerRecord
 from elastic.worker.steps_clock import StepsClock
+from elastic.worker.training import Training
 
 
 class Place:
@@ -108,3 +120,55 @@ def test_a_worker_that_ends_has_the_rest_of_a_long_ledger_sent_first() -> None:
     place.reporter.wait_for_ledger()
     place.reporter.flush()
     assert stored == list(range(30_000))
+
+
+# ---- how far it is from a committed step to the queue for the agent
+
+MOST_CALLS = 3
+
+
+def calls_since(caller: str) -> list[str]:
+    """Functions of elastic that are under way, from the one that `caller` has called on."""
+    package = Path(elastic.__file__).parent
+    own = [f.function for f in inspect.stack()[2:] if package in Path(f.filename).parents]
+    return [*reversed(own[: own.index(caller)])]
+
+
+def test_a_committed_step_is_in_the_ledgers_queue_in_few_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[list[str]] = []
+
+    def append(queue: LedgerBacklog, record: LedgerRecord) -> None:
+        del queue, record
+        calls.append([*calls_since("_end"), "append"])
+
+    monkeypatch.setattr(LocalControl, "keeps_ledger", True)
+    session = Session(Training(LocalControl()))
+    model = session.distribute(torch.nn.Linear(1, 1))
+    session.track(model=model)
+    data = DataLoader(TensorDataset(torch.zeros(2, 1)), batch_size=2)
+    monkeypatch.setattr(Backlog, "append", append)
+    for step in session.steps(data, epochs=1):
+        with step:
+            for _ in step.batches():
+                step.backward(torch.zeros(1, requires_grad=True).sum())
+    dist.destroy_process_group()
+    assert calls == [["commit", "append"]]
+    assert len(calls[0]) <= MOST_CALLS
+
+
+def test_what_is_queued_is_sent_to_the_agent_in_few_calls() -> None:
+    place, calls = Place(), list[list[str]]()
+
+    def send(**kind: Any) -> None:
+        if "ledger" in kind:
+            calls.append([*calls_since("_beat"), "send"])
+            raise SystemExit
+
+    place.commit(0)
+    cast(Any, place.reporter)._link.send = send
+    with pytest.raises(SystemExit):
+        place.reporter._beat()
+    assert calls == [["_send", "_send_ledger", "send"]]
+    assert len(calls[0]) <= MOST_CALLS

@@ -119,7 +119,7 @@ class FakeAgent:
             generation=generation,
             heard=generation,
             endpoint="127.0.0.1:1",
-            took_part=generation > 0,
+            has_state=generation > 0,
         )
         self._say(view=pb.NodeView(workers=[status]))
 

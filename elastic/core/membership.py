@@ -46,8 +46,8 @@ class WorkerStatus:
     pid: int = 0
     in_run: bool = False
     """Its script is inside `session.run`, between two steps."""
-    took_part: bool = False
-    """It has been in a group at least once, so it holds the job's state."""
+    has_state: bool = False
+    """It holds the job's state: it has been in a group at least once."""
     trained_in: int = 0
     """The newest generation with whose members it came to one state, to train on; 0: none, or not
     known."""

@@ -137,7 +137,7 @@ class Loss(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., workers: _Optional[_Iterable[str]] = ..., incident: _Optional[bytes] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "phase", "slot", "generation", "broken", "detail", "committed", "endpoint", "pid", "took_part", "trained_in", "in_run", "compiling", "heard")
+    __slots__ = ("worker", "phase", "slot", "generation", "broken", "detail", "committed", "endpoint", "pid", "has_state", "trained_in", "in_run", "compiling", "heard")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -147,7 +147,7 @@ class WorkerStatus(_message.Message):
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
-    TOOK_PART_FIELD_NUMBER: _ClassVar[int]
+    HAS_STATE_FIELD_NUMBER: _ClassVar[int]
     TRAINED_IN_FIELD_NUMBER: _ClassVar[int]
     IN_RUN_FIELD_NUMBER: _ClassVar[int]
     COMPILING_FIELD_NUMBER: _ClassVar[int]
@@ -161,12 +161,12 @@ class WorkerStatus(_message.Message):
     committed: int
     endpoint: str
     pid: int
-    took_part: bool
+    has_state: bool
     trained_in: int
     in_run: bool
     compiling: int
     heard: int
-    def __init__(self, worker: _Optional[str] = ..., phase: _Optional[_Union[WorkerPhase, str]] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., broken: bool = ..., detail: _Optional[str] = ..., committed: _Optional[int] = ..., endpoint: _Optional[str] = ..., pid: _Optional[int] = ..., took_part: bool = ..., trained_in: _Optional[int] = ..., in_run: bool = ..., compiling: _Optional[int] = ..., heard: _Optional[int] = ...) -> None: ...
+    def __init__(self, worker: _Optional[str] = ..., phase: _Optional[_Union[WorkerPhase, str]] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., broken: bool = ..., detail: _Optional[str] = ..., committed: _Optional[int] = ..., endpoint: _Optional[str] = ..., pid: _Optional[int] = ..., has_state: bool = ..., trained_in: _Optional[int] = ..., in_run: bool = ..., compiling: _Optional[int] = ..., heard: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("worker", "kind", "code", "signature", "message", "traceback", "retryable", "log", "log_tail", "place", "kernel", "state_lost")

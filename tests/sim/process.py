@@ -103,7 +103,7 @@ class Process:
         self.note("reports", status.phase, status.generation)
         self.attached_at = min(self.attached_at, now)
         self._take_back(status.in_run)
-        if status.took_part and self.is_torn:
+        if status.has_state and self.is_torn:
             journal.false_claims.append(f"{self.name} at {now:.4f}")
         if status.phase is not WorkerPhase.READY:
             self.ready_since = math.inf

@@ -95,32 +95,32 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
 def _takes_part(w: Sighting, staying: list[Sighting]) -> bool:
     """It is ready, and to stay; or to hand over the state that only it has."""
     s = w.status
-    hands_over = s.took_part and not has_heir(s, [other.status for other in staying])
+    hands_over = s.has_state and not has_heir(s, [other.status for other in staying])
     return s.phase is WorkerPhase.READY and (hands_over or not w.leaving)
 
 
 def _at_one_place(workers: list[Sighting]) -> list[Sighting]:
-    """Without those that never took part, if one that did is in the middle of `session.run`: a
+    """Without those that lack the state, if one that has it is in the middle of `session.run`: a
     script that has not come to that call cannot take part in it."""
-    return [w for w in workers if w.status.took_part] if any(map(_repeats, workers)) else workers
+    return [w for w in workers if w.status.has_state] if any(map(_repeats, workers)) else workers
 
 
 def _repeats(w: Sighting) -> bool:
     """It is inside a call of `session.run`, with the state that belongs to it."""
-    return w.status.took_part and w.status.in_run
+    return w.status.has_state and w.status.in_run
 
 
 def _nothing_left_to_do(finished: list[Sighting], others: list[Sighting]) -> bool:
     """Members have taken the job to its end, and the others would repeat more of it than the
     last step, which it may have lost when it lost them; or hold what the job had to go back from,
     before these trained on."""
-    ends = [w.status for w in finished if w.status.took_part]
+    ends = [w.status for w in finished if w.status.has_state]
     if not ends:
         return False
     last = max(s.committed for s in ends)
     trained_in = max(s.trained_in for s in ends)
     return not any(
-        w.status.took_part
+        w.status.has_state
         and (
             w.status.phase is WorkerPhase.TRAINING
             or (w.status.committed >= last - 1 and not 0 < w.status.trained_in < trained_in)
@@ -164,7 +164,7 @@ def _busy_until(view: GroupView, policy: FormationPolicy, since: float) -> float
 def _seniority(worker: Sighting) -> tuple[bool, int, NodeId, int]:
     """Holders of the latest state first: they must not be left out for want of room."""
     s = worker.status
-    return (not s.took_part, -s.committed, worker.node, s.slot or 0)
+    return (not s.has_state, -s.committed, worker.node, s.slot or 0)
 
 
 def _members(workers: list[Sighting]) -> tuple[Member, ...]:
@@ -177,13 +177,13 @@ def furthest_ahead(
     """The one of `others` with more steps than any of the members has, unless a group went on
     without it: one that trained later than the members did. None: there is no such one, or no
     member is known to have the state."""
-    holders = [w.status for w in members if w.status.took_part]
+    holders = [w.status for w in members if w.status.has_state]
     held = [s.committed for s in holders]
     trained_in = max((s.trained_in for s in holders), default=0)
     ahead = [
         w
         for w in others
-        if w.status.took_part
+        if w.status.has_state
         and w.status.committed > max(held, default=w.status.committed)
         and (w.status.generation >= view.trained_in or w.status.trained_in >= trained_in > 0)
     ]
@@ -192,7 +192,7 @@ def furthest_ahead(
 
 def most_steps(workers: Iterable[Sighting]) -> int:
     """Committed steps of the furthest of those that hold a state."""
-    return max((w.status.committed for w in workers if w.status.took_part), default=0)
+    return max((w.status.committed for w in workers if w.status.has_state), default=0)
 
 
 def _outgoing(view: GroupView, current: Generation) -> list[Sighting]:
@@ -220,7 +220,7 @@ def _agreed_on(view: GroupView, current: Generation) -> int:
             if w.silent_since is None
             and w.status.phase is WorkerPhase.TRAINING
             and w.status.generation == current.number
-            and w.status.took_part
+            and w.status.has_state
         ),
         default=-1,
     )
@@ -277,13 +277,13 @@ class _Formed:
         self._returned = [
             w
             for w in outside
-            if w.status.phase in _IN_GROUP and w.status.took_part and w.silent_since is None
+            if w.status.phase in _IN_GROUP and w.status.has_state and w.silent_since is None
         ]
         """Holders that were left out while out of contact, and have not heard of it yet."""
         self._coming_out = [
             w
             for w in outside
-            if w.status.phase in _IN_GROUP and not w.status.took_part and w.silent_since is None
+            if w.status.phase in _IN_GROUP and not w.status.has_state and w.silent_since is None
         ]
         """Were on their way into an earlier group, and may have got the state there."""
         self._admissible = [w for w in self._newcomers if now >= self._held_back_until(w)]
@@ -321,10 +321,10 @@ class _Formed:
         being written. Once members were told they may have begun: then they do not go back."""
         if not self._view.untold or self._current.leave_after is not None:
             return False
-        if self._finished or any(w.status.took_part for w in self._active):
+        if self._finished or any(w.status.has_state for w in self._active):
             return False
         here = self._newcomers + self._bequeathing + self._returned
-        return any(w.status.took_part and w.status.committed > 0 for w in here)
+        return any(w.status.has_state and w.status.committed > 0 for w in here)
 
     def _has_arrived(self, w: Sighting) -> bool:
         return (
@@ -351,7 +351,7 @@ class _Formed:
     def _is_stranded(self) -> bool:
         """Holders of the state wait here for a member that needs no group any more."""
         return any(w.status.generation != self._current.number for w in self._finished) and any(
-            w.status.took_part and self._has_started_to_join(w) for w in self._active
+            w.status.has_state and self._has_started_to_join(w) for w in self._active
         )
 
     def _roll_call_until(self) -> float:
@@ -368,7 +368,7 @@ class _Formed:
         left here the group is dissolved, and `_gather` waits.
         """
         here = self._active + self._newcomers + self._outgoing
-        if any(w.status.took_part and w.silent_since is None for w in here):
+        if any(w.status.has_state and w.silent_since is None for w in here):
             return self._now
         left_behind = [w for w in self._view.workers.values() if here and w.left_behind]
         there_is_one = self._view.trained_in > 0
@@ -376,7 +376,7 @@ class _Formed:
         away = [
             w
             for w in self._silent + left_behind + outgoing
-            if may_hold_state(w.status, self._current) and (w.status.took_part or there_is_one)
+            if may_hold_state(w.status, self._current) and (w.status.has_state or there_is_one)
         ]
         until = [self._place_kept_until(w) for w in away]
         if here and there_is_one:
@@ -416,14 +416,14 @@ class _Formed:
         that leave take part once more: only they may have got to the end of the last step.
 
         Newcomers are not asked: they join at a step boundary, which members that are in the
-        middle of `session.run` have not reached. Members that never took part are in the middle of
+        middle of `session.run` have not reached. Members without the state are in the middle of
         nothing, and one of the newcomers may hold the state: it was cut off and has come back. Or
         it may have the last step, which none of the members completed that are left.
         """
         workers = [w for w in workers + self._outgoing if w.silent_since is None]
         workers = self._with_last_step([w for w in workers if is_in_sight(w)])
         workers = _at_one_place(workers)
-        if not any(w.status.took_part for w in workers):
+        if not any(w.status.has_state for w in workers):
             holders = self._bequeathing + [w for w in self._returned if is_in_sight(w)]
             everyone = workers + self._newcomers + holders
             workers = sorted(everyone, key=lambda w: (*self._claim(w, reason), *_seniority(w)))
@@ -432,7 +432,7 @@ class _Formed:
         if not workers or len(workers) + len(self._done) < self._policy.min_workers:
             return Form(members=(), reason=ChangeReason.BELOW_MINIMUM)
         if len(workers) > self._policy.max_workers:  # newcomers can come later
-            workers = sorted(workers, key=lambda w: not w.status.took_part)
+            workers = sorted(workers, key=lambda w: not w.status.has_state)
         return Form(members=_members(workers[: self._policy.max_workers]), reason=reason)
 
     def _claim(self, w: Sighting, reason: ChangeReason) -> tuple[bool, bool]:
@@ -440,7 +440,7 @@ class _Formed:
         last heard; unless one of them holds up the rest."""
         is_member = w.status.worker in self._current.worker_ids
         held_up = reason in (ChangeReason.STALLED, ChangeReason.JOIN_TIMED_OUT)
-        return not w.status.took_part, is_member == held_up
+        return not w.status.has_state, is_member == held_up
 
     def _with_last_step(self, workers: list[Sighting]) -> list[Sighting]:
         """With one outside of the group that is ahead of all of them: ready to join, or back in
@@ -552,7 +552,7 @@ class _Formed:
         need be one more than there may be members, and no newcomer is held back.
         """
         staying = [w for w in self._active if not w.leaving]
-        hands_over = not any(w.status.took_part for w in staying)
+        hands_over = not any(w.status.has_state for w in staying)
         if hands_over:
             if not self._newcomers:
                 return Wait(reason=WaitReason.STEADY)
@@ -719,7 +719,7 @@ class Clocks:
                 newcomers = True
             if before and status.generation == before and status.phase is WorkerPhase.READY:
                 arrived = True
-            if status.compiling is not None and status.took_part:
+            if status.compiling is not None and status.has_state:
                 compiles = True
             if status.generation == number:
                 if status.broken and name in members:

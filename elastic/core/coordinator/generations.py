@@ -184,7 +184,7 @@ def _can_be_taken(w: Sighting) -> bool:
 def _joins_without_state(w: Sighting, generation: Generation) -> bool:
     s = w.status
     joins = s.phase is WorkerPhase.JOINING and s.generation == generation.number
-    return joins and w.silent_since is None and not s.took_part
+    return joins and w.silent_since is None and not s.has_state
 
 
 def _is_past(status: WorkerStatus, generation: Generation) -> bool:

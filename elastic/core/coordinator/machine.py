@@ -264,11 +264,11 @@ class Coordinator:
             if status.phase is WorkerPhase.TRAINING and status.generation > self._trained_in:
                 self._trained_in = status.generation
                 self._progress.goes_on_from(status.committed)
-            if status.took_part:
+            if status.has_state:
                 if self._counts(status.worker):
                     self._progress.advance(status.committed, now)
                 self._newcomers.committed(status.generation, status.committed)
-            if status.took_part and status.compiling is not None:
+            if status.has_state and status.compiling is not None:
                 self._progress.compiles(status.compiling)
         return self._checkpoints.abandon(lost.union(self._told_before()))
 
@@ -454,7 +454,7 @@ class Coordinator:
             return frozenset()
         known = self._deciding(now)
         holders = [known[m.worker].status for m in decision.members]
-        holders = [s for s in holders if s.took_part]
+        holders = [s for s in holders if s.has_state]
         if not holders or not all(map(self._checkpoints.is_beyond, holders)):
             return frozenset()
         return frozenset(s.worker for s in holders)
@@ -464,7 +464,7 @@ class Coordinator:
         for want of room, it takes the place of a newcomer, or there would never be another."""
         workers, members = self._deciding(now), decision.members
         missing = self._lineage.missing([m.worker for m in members], workers)
-        replaceable = [m for m in members if not workers[m.worker].status.took_part]
+        replaceable = [m for m in members if not workers[m.worker].status.has_state]
         if decision.reason is not ChangeReason.STARTED or len(missing) > len(replaceable):
             return decision
         dropped = replaceable[len(replaceable) - len(missing) :]
@@ -514,7 +514,7 @@ class Coordinator:
         group = group or self._current
         return any(
             w.status.phase is WorkerPhase.READY
-            and w.status.took_part
+            and w.status.has_state
             and w.status.committed > 0
             and w.silent_since is None
             for name, w in self._nodes.workers().items()
@@ -659,7 +659,7 @@ class Coordinator:
     def _ranked(self, decision: Form) -> tuple[Member, ...]:
         last = self._past.last_members()
         workers = self._nodes.workers()
-        holders = frozenset(w for w, s in workers.items() if s.status.took_part)
+        holders = frozenset(w for w, s in workers.items() if s.status.has_state)
         return assign_ranks([m.worker for m in last], decision.members, holders)
 
     def _replace(self, workers: Iterable[WorkerId], now: float, why: str = "") -> list[fx.Effect]:

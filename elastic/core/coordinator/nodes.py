@@ -121,7 +121,7 @@ class Nodes:
         dissolved = not any(g.members for g in existing)
         if dissolved and self._may_have_trained(name, trained, existing):
             return True
-        return dissolved and any(s.took_part for s in self.workers_of(name))
+        return dissolved and any(s.has_state for s in self.workers_of(name))
 
     def silent(self) -> list[NodeId]:
         """Those that are out of contact."""
@@ -150,7 +150,7 @@ class Nodes:
                 generation=generation.number if trains else 0,
                 heard=generation.number if trains else 0,
                 endpoint=member.endpoint,
-                took_part=trains,
+                has_state=trains,
             )
             self._changed(member.node)
 
@@ -169,7 +169,7 @@ class Nodes:
                 generation=generation.number,
                 heard=generation.number,
                 endpoint=member.endpoint,
-                took_part=True,
+                has_state=True,
             )
             self._changed(member.node)
 
@@ -216,7 +216,7 @@ class Nodes:
         """A node that the group does without has fallen silent. One that has come back with a state
         is kept in mind, as one that was left behind is: its agent may only be new."""
         holds = any(
-            s.took_part and s.phase is not WorkerPhase.FINISHED for s in self.workers_of(name)
+            s.has_state and s.phase is not WorkerPhase.FINISHED for s in self.workers_of(name)
         )
         if not holds:
             return self.lost(name)
@@ -290,7 +290,7 @@ class Nodes:
         holders = {
             worker: s
             for worker, s in node.workers.items()
-            if s.took_part or may_hold_state(s, before)
+            if s.has_state or may_hold_state(s, before)
         }
         if not holders:
             return self.lost(name)
@@ -336,13 +336,13 @@ class Departures:
             return []
         self._told &= nodes.leaving
         heirs = [s for n in nodes.staying for s in nodes.workers_of(n)]
-        has_state = current is not None and _has_state(nodes, current)
+        group_has_it = current is not None and _group_has_state(nodes, current)
         ready = [
             node
             for node in sorted(nodes.leaving - self._told)
             if not nodes.is_silent(node)
             and not any(
-                _is_needed(s, current, heirs, has_state=has_state)
+                _is_needed(s, current, heirs, group_has_it=group_has_it)
                 or (before is not None and s.worker in before.worker_ids)
                 for s in nodes.workers_of(node)
             )
@@ -351,7 +351,7 @@ class Departures:
         return ready
 
 
-def _has_state(nodes: Nodes, group: Generation) -> bool:
+def _group_has_state(nodes: Nodes, group: Generation) -> bool:
     """A member that is in contact has come to one state with the others: of those out of contact it
     is not certain that they still live, and one that has not joined yet may be a step behind, or
     stuck."""
@@ -361,7 +361,7 @@ def _has_state(nodes: Nodes, group: Generation) -> bool:
 
 def _has_joined(s: WorkerStatus, group: Generation) -> bool:
     trains = s.phase is WorkerPhase.TRAINING and s.generation == group.number
-    return s.took_part and (trains or s.phase is WorkerPhase.FINISHED)
+    return s.has_state and (trains or s.phase is WorkerPhase.FINISHED)
 
 
 def _is_needed(
@@ -369,11 +369,11 @@ def _is_needed(
     current: Generation | None,
     heirs: Iterable[WorkerStatus],
     *,
-    has_state: bool,
+    group_has_it: bool,
 ) -> bool:
     if current is None or not current.members:
         return may_hold_state(s, current) and not has_heir(s, heirs)
-    if s.took_part and s.phase is WorkerPhase.READY and not (has_state or has_heir(s, heirs)):
+    if s.has_state and s.phase is WorkerPhase.READY and not (group_has_it or has_heir(s, heirs)):
         return True
     has_heard = s.phase is not WorkerPhase.READY or s.heard >= current.number
     return s.worker in current.worker_ids or s.phase in _IN_GROUP or not has_heard

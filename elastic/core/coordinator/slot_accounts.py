@@ -367,7 +367,7 @@ class SlotAccounts:
                     worker=slot.worker,
                     slot=slot.number,
                     phase=WorkerPhase.TRAINING if slot.tracked else WorkerPhase.STARTING,
-                    took_part=slot.tracked,
+                    has_state=slot.tracked,
                 )
 
     # ---- events and effects
@@ -572,12 +572,12 @@ class SlotAccounts:
         )
         leaves = node.id in self._leaving
         out = not node.present or node.unheard or (leaves and status is None)
-        if out and not (is_member and status is not None and status.took_part):
+        if out and not (is_member and status is not None and status.has_state):
             return Kind.SLOT_EMPTY
         waits = self._phase is JobPhase.WAITING
         if status is None or status.phase not in _IN_GROUP:
             return Kind.START_UP
-        trains = status.took_part and (is_member or status.phase is WorkerPhase.TRAINING)
+        trains = status.has_state and (is_member or status.phase is WorkerPhase.TRAINING)
         if trains and not waits:
             return Kind.PRODUCTIVE if self._classic else None
         if leaves:

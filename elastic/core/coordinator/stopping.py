@@ -68,7 +68,7 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     active = [w for w in members.values() if not _finished(w)]
     in_contact = all(w.silent_since is None for w in members.values())
     outside = [w for name, w in view.workers.items() if name not in members]
-    others = [w for w in outside if _has_state(w)]
+    others = [w for w in outside if _is_holder(w)]
     busy = [w for w in outside if _is_busy(w)]
     if active and in_contact and _is_to_be_left(current, view) and not _is_away(active, view):
         is_whole = current.worker_ids.issubset(members) and len(active) == len(members)
@@ -78,20 +78,20 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     ahead = furthest_ahead(busy, others, view)
     others += [ahead] if ahead is not None else []
     # Members out of contact, as all are to a new leader, may have more than these.
-    if others and in_contact and not any(w.status.took_part for w in members.values()):
+    if others and in_contact and not any(w.status.has_state for w in members.values()):
         return _leave(current, active + others, is_whole=False)  # these have it to save
     # Nobody else is admitted any more, nobody leaves before the others, and any number of survivors
     # can save. A worker left behind out of contact may hold the state when no member does.
     left_behind = {name: w for name, w in view.workers.items() if w.left_behind}
     alike = {name: replace(w, leaving=False) for name, w in (left_behind | members).items()}
-    only_members = most_steps(members.values()) > most_steps(w for w in others if _has_state(w))
+    only_members = most_steps(members.values()) > most_steps(w for w in others if _is_holder(w))
     save_by = stop.deadline if only_members else -math.inf
     known = replace(view, workers=alike, save_by=save_by)
     decision = decide(known, replace(policy, min_workers=1), now)
     if not isinstance(decision, Form):
         return decision
     chosen = [view.workers[m.worker] for m in decision.members]
-    if any(w.status.took_part for w in chosen):
+    if any(w.status.has_state for w in chosen):
         ahead = furthest_ahead(others + busy, chosen, view)
         return decision if ahead is None else _with(decision, ahead)
     # Nobody here is known to hold the state. A group of members that a lost transfer has left with
@@ -109,11 +109,11 @@ def _is_to_be_left(current: Generation, view: GroupView) -> bool:
 def _is_away(active: list[Sighting], view: GroupView) -> bool:
     """Only members of earlier groups hold the state, as far as is known: out of contact, or back
     and not yet out of their group."""
-    if any(w.status.took_part for w in active) or view.trained_in == 0:
+    if any(w.status.has_state for w in active) or view.trained_in == 0:
         return False
     silent = worth_waiting_for(view.workers)
     return any(
-        w.status.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING) or w.status.took_part
+        w.status.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING) or w.status.has_state
         for w in view.workers.values()
         if w not in active and not _finished(w) and (w.silent_since is None or w in silent)
     )
@@ -123,15 +123,15 @@ def _finished(w: Sighting) -> bool:
     return w.status.phase is WorkerPhase.FINISHED
 
 
-def _has_state(w: Sighting) -> bool:
-    return w.status.phase is WorkerPhase.READY and w.status.took_part and w.silent_since is None
+def _is_holder(w: Sighting) -> bool:
+    return w.status.phase is WorkerPhase.READY and w.status.has_state and w.silent_since is None
 
 
 def _is_busy(w: Sighting) -> bool:
     """It was left behind with the state, and evaluates, or has a long step to end, before it comes
     out of its group."""
     in_group = w.status.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING)
-    return in_group and w.status.took_part and w.silent_since is None and is_in_sight(w)
+    return in_group and w.status.has_state and w.silent_since is None and is_in_sight(w)
 
 
 def _leave(current: Generation, active: list[Sighting], *, is_whole: bool) -> Form:
@@ -161,7 +161,7 @@ def _gather_to_save(
     current = view.current
     if current is not None and current.leave_after is not None and holders:
         return Form(members=(), reason=ChangeReason.STOPPING)  # now, not at the next boundary
-    known = [w for w in holders if w.status.took_part and w.silent_since is None]
+    known = [w for w in holders if w.status.has_state and w.silent_since is None]
     ready = [w for w in known if w.status.phase is WorkerPhase.READY]
     patient_until = _patient_until(view, policy, holders)
     all_are_here = view.adopted_at is None and len(ready) == len(holders)

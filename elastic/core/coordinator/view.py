@@ -140,7 +140,7 @@ def may_hold_state(s: WorkerStatus, current: Generation | None) -> bool:
     """It has the job's state, or may have got it since it reported: it could join the newest
     generation, or an earlier one, since it has not acknowledged the newest. Whose script has ended
     needs it no more."""
-    if s.took_part or s.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING):
+    if s.has_state or s.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING):
         return s.phase is not WorkerPhase.FINISHED
     if s.phase is not WorkerPhase.READY or current is None:
         return False
@@ -152,7 +152,7 @@ def has_heir(s: WorkerStatus, others: Iterable[WorkerStatus]) -> bool:
     they report is all they will ever have."""
     return s.phase is WorkerPhase.READY and any(
         o.phase is WorkerPhase.READY
-        and o.took_part
+        and o.has_state
         and o.generation >= s.generation
         and o.committed >= s.committed
         for o in others
@@ -162,7 +162,7 @@ def has_heir(s: WorkerStatus, others: Iterable[WorkerStatus]) -> bool:
 def worth_waiting_for(workers: Mapping[WorkerId, Sighting]) -> list[Sighting]:
     """Workers out of contact; of those that were left behind none, if a member of a group that went
     on is here, and has all that they hold."""
-    here = any(w.status.took_part and w.silent_since is None for w in workers.values())
+    here = any(w.status.has_state and w.silent_since is None for w in workers.values())
     silent = [w for w in workers.values() if w.silent_since is not None]
     return [w for w in silent if not (w.left_behind and here)]
 

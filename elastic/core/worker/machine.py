@@ -161,7 +161,7 @@ class Worker:
         """The group stands and has agreed on the last committed step."""
         trains = generation.purpose is Purpose.TRAIN  # else it adds no step to those it began with
         trained_in = generation.number if trains else self._status.trained_in
-        return self._become(WorkerPhase.TRAINING, committed, took_part=True, trained_in=trained_in)
+        return self._become(WorkerPhase.TRAINING, committed, has_state=True, trained_in=trained_in)
 
     def superseded(self) -> bool:
         """A newer generation is to be joined at once instead of the present one."""
@@ -174,19 +174,19 @@ class Worker:
         """The state of a member that is ahead begins to overwrite its own, or a block could not be
         undone. It is whole again, and worth being asked for, when it has joined, or says so as the
         group is lost before."""
-        self._status = replace(self._status, took_part=False)
+        self._status = replace(self._status, has_state=False)
         return [ReportStatus(status=self.status)]
 
     def group_left(self, committed: int, *, held: bool = False) -> list[Effect]:
         """Left at a step boundary, as planned, or the group was superseded. held: with a state that
         is whole, be it one that was received for this group."""
-        return self._become(WorkerPhase.READY, committed, took_part=self._holds(held))
+        return self._become(WorkerPhase.READY, committed, has_state=self._holds(held))
 
     def group_broke(self, committed: int, detail: str, *, held: bool = False) -> list[Effect]:
         """A collective, or the building of the group, failed."""
-        took_part = self._holds(held)
+        has_state = self._holds(held)
         return self._become(
-            WorkerPhase.READY, committed, broken=True, detail=detail, took_part=took_part
+            WorkerPhase.READY, committed, broken=True, detail=detail, has_state=has_state
         )
 
     def run_entered(self) -> None:
@@ -213,7 +213,7 @@ class Worker:
         return self._status.generation < following.number - 1
 
     def _holds(self, held: bool) -> bool:
-        return held or self._status.took_part
+        return held or self._status.has_state
 
     def _in_group(self) -> bool:
         return self._status.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING)

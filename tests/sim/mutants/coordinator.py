@@ -168,7 +168,7 @@ NODES = (
         "a node that falls silent is given up at once",
     ),
     (
-        "        return dissolved and any(s.took_part for s in self.workers_of(name))\n",
+        "        return dissolved and any(s.has_state for s in self.workers_of(name))\n",
         "        return False\n",
         "holders out of contact are forgotten while there is no group",
     ),

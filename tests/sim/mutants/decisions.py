@@ -54,8 +54,8 @@ FORMATION = (
         "the first group is larger than the maximum",
     ),
     (
-        "return (not s.took_part, -s.committed, worker.node, s.slot or 0)",
-        "return (s.took_part, -s.committed, worker.node, s.slot or 0)",
+        "return (not s.has_state, -s.committed, worker.node, s.slot or 0)",
+        "return (s.has_state, -s.committed, worker.node, s.slot or 0)",
         "newcomers come before holders of the state",
     ),
     (

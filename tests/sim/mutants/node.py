@@ -158,12 +158,12 @@ WORKER = (
         "a member reports the break of the last group for the new one",
     ),
     (
-        "WorkerPhase.TRAINING, committed, took_part=True, trained_in=trained_in",
+        "WorkerPhase.TRAINING, committed, has_state=True, trained_in=trained_in",
         "WorkerPhase.TRAINING, committed, trained_in=trained_in",
         "a member does not say that it holds the state",
     ),
     (
-        "        self._status = replace(self._status, took_part=False)\n",
+        "        self._status = replace(self._status, has_state=False)\n",
         "",
         "a member whose state is half overwritten says that it holds it",
     ),
@@ -173,8 +173,8 @@ WORKER = (
         "acknowledgements do not tell the steps that were committed",
     ),
     (
-        "committed, broken=True, detail=detail, took_part=took_part",
-        "committed, detail=detail, took_part=took_part",
+        "committed, broken=True, detail=detail, has_state=has_state",
+        "committed, detail=detail, has_state=has_state",
         "nobody hears that a group broke",
     ),
 )

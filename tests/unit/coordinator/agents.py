@@ -70,7 +70,7 @@ def worker(name: str, phase: WorkerPhase, generation: int = 0, **fields: Any) ->
         "slot": 0,
         "generation": generation,
         "heard": generation,
-        "took_part": generation > 0,
+        "has_state": generation > 0,
         "endpoint": f"{name}:1",
     }
     return WorkerStatus(worker=name, phase=phase, **(base | fields))

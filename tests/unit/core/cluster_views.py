@@ -21,7 +21,7 @@ def status(worker: str, phase: WorkerPhase, generation: int = 0, **fields: objec
         slot=int(worker[1:]),
         generation=generation,
         heard=generation,
-        took_part=generation > 0,
+        has_state=generation > 0,
         endpoint=f"{worker}:1",
     )
     return replace(base, **fields)  # type: ignore[arg-type]

@@ -289,7 +289,7 @@ def test_what_the_others_wait_for_counts_from_the_end_of_a_compilation() -> None
     machine.handle(ev.GenerationPersisted(number=2), 0.4)
     members = [status(w, TRAINING, 1, heard=2) for w in ("a0", "a1")]
     machine.handle(report("a", members[0], replace(members[1], compiling=1)), 0.5)
-    machine.handle(report("b", status("b0", JOINING, 2, took_part=False)), 0.6)
+    machine.handle(report("b", status("b0", JOINING, 2, has_state=False)), 0.6)
     assert not of(fx.PersistGeneration, machine.handle(ev.TimerFired(), 60.0))
     assert not of(fx.PersistGeneration, machine.handle(report("a", *members), 90.0))
     assert not of(fx.PersistGeneration, machine.handle(ev.TimerFired(), 97.9))
@@ -333,13 +333,13 @@ def test_who_is_being_ended_is_in_no_group_also_if_none_could_be_formed_without_
     both = [report(n, status(f"{n}0", READY), slots=1) for n in "ab"]
     machine.handle(ev.NodesReported(reports=tuple(both)), 40.0)
     machine.handle(ev.GenerationPersisted(number=1), 40.1)
-    unheard = status("b0", JOINING, 1, took_part=False)
+    unheard = status("b0", JOINING, 1, has_state=False)
     machine.handle(report("b", unheard, slots=1), 40.2)
     machine.handle(report("c", status("c0", READY), status("c1", READY)), 40.3)
     second = machine.handle(ev.NodeLost(node="a"), 41.0)  # it may train on with b0
     assert persisted(second).generation.worker_ids == {"b0", "c0", "c1"}
     machine.handle(ev.GenerationPersisted(number=2), 41.1)
-    joining = [status(c, JOINING, 2, took_part=False) for c in ("c0", "c1")]
+    joining = [status(c, JOINING, 2, has_state=False) for c in ("c0", "c1")]
     machine.handle(report("c", *joining), 41.2)
     effects = machine.handle(ev.TimerFired(), 52.0)
     assert replaced(effects) == ["b0"]

@@ -325,7 +325,7 @@ def test_a_node_in_doubt_whose_stream_is_replaced_stays_so_until_it_reports() ->
 def test_a_stuck_member_without_state_makes_room_for_newcomers() -> None:
     job = Job(Coordinator(settings(max_workers=1, busy_timeout_s=30.0)))
     assert job.report(status("b0", READY)) == ["b0"]
-    job.report(status("b0", JOINING, 1, took_part=False))
+    job.report(status("b0", JOINING, 1, has_state=False))
     assert job.report(status("a0", READY)) is None
     assert job.tell(ev.TimerFired(), after_s=30.0) is None  # a0 would be a second group
     assert [e.worker for e in job.told(fx.ReplaceWorker)] == ["b0"]  # type: ignore[attr-defined]
@@ -705,7 +705,7 @@ def test_who_comes_back_with_more_steps_than_the_group_has_does_not_put_off_its_
     job = adopted()
     job.report(trains("a0", committed=7))
     job.report(trains("b0", committed=7))
-    returned = status("c0", READY, 3, took_part=True, committed=90)
+    returned = status("c0", READY, 3, has_state=True, committed=90)
     assert job.report(returned) == ["a0", "b0", "c0"]
     assert job.formed[-1].leave_after == 8
     assert job.machine.committed == 7
@@ -740,10 +740,10 @@ def test_a_state_that_has_come_back_since_is_not_lost() -> None:
     """b0 was given up, and those that were left could not go on: a1 finds nothing to begin with."""
     job = running("a0", "b0", agent_grace_s=0.0)
     job.tell(ev.NodeLost(node="b"))
-    job.report(status("a0", READY, 1, heard=2, committed=4, took_part=False))
+    job.report(status("a0", READY, 1, heard=2, committed=4, has_state=False))
     assert job.tell(killed("a0")) == []
     assert job.report(status("a1", READY)) == ["a1"]
-    job.report(status("a1", JOINING, 4, took_part=False))
+    job.report(status("a1", JOINING, 4, has_state=False))
     job.report(status("b0", READY, 1, heard=4, committed=4))
     lost = Failure(
         worker="a1", kind=FailureKind.EXCEPTION, signature="x", retryable=False, state_lost=True

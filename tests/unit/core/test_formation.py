@@ -135,7 +135,7 @@ def test_with_a_group(situation: GroupView, expected: object) -> None:
             view(
                 PLANNED,
                 *(status(w, TRAINING, 3, heard=4) for w in ("a0", "b0")),
-                status("c0", JOINING, 4, took_part=False),
+                status("c0", JOINING, 4, has_state=False),
                 assembling_since=-900.0,
             ),
             "STALLED [a0 b0 c0]",
@@ -155,7 +155,7 @@ def test_on_the_way_in(situation: GroupView, expected: object) -> None:
         # It would wait in generation 4 for one that needs no group any more.
         (view(SAVING, A_DONE, status("b0", JOINING, 4, committed=7)), "MEMBER_LOST [b0]"),
         # A newcomer has nothing to do in a job that others have finished.
-        (view(PLANNED, A_DONE, A_DONE, status("c0", JOINING, 4, took_part=False)), Complete),
+        (view(PLANNED, A_DONE, A_DONE, status("c0", JOINING, 4, has_state=False)), Complete),
         # Members that had finished come back to a group that is to begin anew; or has begun to.
         (view(generation(4, "c0"), A_DONE, status("c0", READY)), Complete),
         (view(generation(4, "c0"), A_DONE, status("c0", TRAINING, 4)), WaitReason.STEADY),
@@ -172,8 +172,8 @@ def test_towards_the_end(situation: GroupView, expected: object) -> None:
         (view(NOBODY, NEW), 0.0, WaitReason.ASSEMBLING),  # it may have been a member
         (view(NOBODY, NEW), 10.0, End(in_time=True)),
         (view(NOBODY, NEW_HEARD), 0.0, End(in_time=True)),
-        (view(NOBODY, status("a0", JOINING, 3, took_part=False)), 9.0, WaitReason.ASSEMBLING),
-        (view(NOBODY, status("a0", JOINING, 3, took_part=False)), 10.0, End(in_time=True)),
+        (view(NOBODY, status("a0", JOINING, 3, has_state=False)), 9.0, WaitReason.ASSEMBLING),
+        (view(NOBODY, status("a0", JOINING, 3, has_state=False)), 10.0, End(in_time=True)),
         (view(NOBODY, status("a0", READY, 3), adopted_at=0.0), 9.0, WaitReason.ASSEMBLING),
         (view(NOBODY, adopted_at=0.0), 9.0, WaitReason.ASSEMBLING),
         (view(NOBODY, adopted_at=0.0), 10.0, End(in_time=True)),
@@ -401,7 +401,7 @@ def test_while_classic_scripts_stop(situation: GroupView, now: float, expected: 
 
 def test_members_inside_a_call_go_on_without_newcomers() -> None:
     inside = [status(w, READY, 3, broken=True, in_run=True) for w in ("a0", "b0")]
-    newcomer = status("c0", READY, 3, took_part=False)
+    newcomer = status("c0", READY, 3, has_state=False)
     group = generation(3, "a0", "b0", "c0", "d0")
     assert short(decide(view(group, *inside, newcomer), POLICY, 100.0)) == "MEMBER_LOST [a0 b0]"
 
@@ -414,7 +414,7 @@ def test_a_member_that_a_planned_change_drops_is_lost_before_it_takes_place() ->
 
 
 def test_a_dropped_member_is_lost_also_when_newcomers_wait_in_the_planned_group() -> None:
-    waiting = [status("a0", TRAINING, 3), status("d0", JOINING, 4, took_part=False)]
+    waiting = [status("a0", TRAINING, 3), status("d0", JOINING, 4, has_state=False)]
     planned, before = generation(4, "a0", "d0", leave_after=9), generation(3, "a0", "c0")
     situation = view(planned, *waiting, leaving=before)
     assert short(decide(situation, POLICY, 100.0)) == "MEMBER_LOST [a0 d0]"
@@ -441,7 +441,7 @@ def test_who_was_dropped_is_asked_once_more_only_for_what_no_other_has(
 
 def test_newcomers_make_room_for_those_that_were_dropped_and_hold_the_state() -> None:
     planned = generation(4, "c0", "d0", "e0", leave_after=9)
-    new = [status(w, READY, took_part=False) for w in ("d0", "e0")]
+    new = [status(w, READY, has_state=False) for w in ("d0", "e0")]
     dropped = [status("a0", READY, 3, heard=4, committed=9), status("b0", READY, 3, heard=4)]
     before = generation(3, "a0", "b0", "c0")
     situation = view(planned, *new, *dropped, leaving=before)
@@ -467,7 +467,7 @@ def test_one_that_is_back_in_its_old_group_with_more_steps_is_taken_along() -> N
 
 
 def test_newcomers_make_room_for_members_that_may_hold_the_state_by_now() -> None:
-    on_their_way = [status(w, JOINING, 3, took_part=False) for w in ("c0", "d0")]
+    on_their_way = [status(w, JOINING, 3, has_state=False) for w in ("c0", "d0")]
     new = [status(w, READY) for w in ("a0", "b0")]
     situation = view(generation(3, "c0", "d0", "e0"), *on_their_way, *new)
     policy = replace(POLICY, max_workers=3)
@@ -507,8 +507,8 @@ def test_who_came_back_with_the_last_step_is_taken_along(trained_in: int, expect
 def test_nobody_begins_anew_while_one_comes_out_of_a_group_where_it_may_have_got_the_state() -> (
     None
 ):
-    comes_out = status("b0", JOINING, 3, heard=4, took_part=False)
-    newcomer = status("d0", READY, took_part=False)
+    comes_out = status("b0", JOINING, 3, heard=4, has_state=False)
+    newcomer = status("d0", READY, has_state=False)
     situation = view(generation(4, "c0"), comes_out, newcomer, trained_in=2, formed_at=100.0)
     policy = replace(POLICY, min_workers=1)
     assert short(decide(situation, policy, 109.0)) == WaitReason.OUT_OF_CONTACT

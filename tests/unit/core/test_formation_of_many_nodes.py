@@ -72,7 +72,7 @@ def test_out_of_contact(situation: GroupView, expected: object) -> None:
 def test_a_silent_newcomer_may_have_got_the_state(
     last_known: WorkerStatus, trained_in: int, expected: object
 ) -> None:
-    last_known = replace(last_known, took_part=False)
+    last_known = replace(last_known, has_state=False)
     situation = silent(view(PAIR, last_known, NEW, trained_in=trained_in), 95.0, "b")
     assert short(decide(situation, POLICY, NOW)) == expected
 
@@ -84,7 +84,7 @@ def test_who_was_left_behind_may_be_the_last_that_holds_the_state(
     since: float, expected: object
 ) -> None:
     """a0 is lost before the newcomer c0 has got what only a0 and b0 had."""
-    coming = status("c0", READY, 3, broken=True, took_part=False)
+    coming = status("c0", READY, 3, broken=True, has_state=False)
     situation = silent(view(generation(3, "a0", "c0"), coming, B, NEW), since, "b")
     b0 = replace(situation.workers["b0"], left_behind=True)
     situation = replace(situation, workers={**situation.workers, "b0": b0})
@@ -255,7 +255,7 @@ def test_a_job_is_done_once_those_on_their_last_step_are_given_up(
 
 def test_who_comes_back_on_its_way_in_gets_the_time_to_arrive() -> None:
     alone = generation(4, "a0")
-    back = status("a0", JOINING, 4, took_part=False)
+    back = status("a0", JOINING, 4, has_state=False)
     newcomers = [status(w, READY) for w in ("b0", "c0")]
     situation = view(alone, back, *newcomers, assembling_since=0.0)
     here = replace(situation.workers["a0"], in_contact_since=400.0)

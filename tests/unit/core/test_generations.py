@@ -125,7 +125,7 @@ def test_a_node_that_reports_without_a_member_shows_its_end() -> None:
 
 def test_who_joins_a_group_without_any_state_is_in_the_way_of_another() -> None:
     lineage = after()
-    joins = sighting(status("a0", JOINING, 3, took_part=False))
+    joins = sighting(status("a0", JOINING, 3, has_state=False))
     assert lineage.in_the_way(["c0"], joins) == {"a0"}
     assert lineage.in_the_way(["b0", "c0"], joins) == frozenset()
     assert lineage.in_the_way(["c0"], {}) == frozenset()
@@ -136,8 +136,8 @@ def test_who_joins_a_group_without_any_state_is_in_the_way_of_another() -> None:
     [
         sighting(status("a0", JOINING, 3)),  # it holds the state
         sighting(status("a0", TRAINING, 3)),
-        sighting(status("a0", JOINING, 2, took_part=False)),  # it has not come yet
-        sighting(status("a0", JOINING, 3, took_part=False), silent_since=1.0),
+        sighting(status("a0", JOINING, 2, has_state=False)),  # it has not come yet
+        sighting(status("a0", JOINING, 3, has_state=False), silent_since=1.0),
     ],
 )
 def test_who_is_not_in_the_way(seen: dict[str, Sighting]) -> None:

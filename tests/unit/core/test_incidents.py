@@ -62,7 +62,7 @@ class Job:
     def reports(self, node: str, phase: WorkerPhase = WorkerPhase.READY, **more: Any) -> None:
         generation = self.number if phase is WorkerPhase.TRAINING or more else 0
         status = WorkerStatus(
-            worker=f"w{node}", phase=phase, slot=0, generation=generation, took_part=True, **more
+            worker=f"w{node}", phase=phase, slot=0, generation=generation, has_state=True, **more
         )
         self.tell(ev.NodeReported(node=f"{node}@1", slots=1, workers=(status,)))
 

@@ -227,7 +227,7 @@ class Job:
         )
 
     def come(self, phase: WorkerPhase = READY, number: int = 0) -> list[fx.Effect]:
-        return self.tell(report("b", status("b0", phase, number, took_part=False)))
+        return self.tell(report("b", status("b0", phase, number, has_state=False)))
 
     def fail(self, failure: Failure = RAISED) -> list[fx.Effect]:
         return self.tell(ev.WorkerFailed(node="b", failure=failure))

@@ -116,7 +116,7 @@ def test_members_are_presumed_to_train_out_of_contact() -> None:
     for sighting in nodes.workers().values():
         s = sighting.status
         assert sighting.silent_since == 9.0
-        assert (s.phase, s.generation, s.heard, s.took_part) == (TRAINING, 3, 3, True)
+        assert (s.phase, s.generation, s.heard, s.has_state) == (TRAINING, 3, 3, True)
     assert nodes.workers()["a1"].as_member() == generation(3, "a1").members[0]
     assert nodes.reported("a", 4, [status("a1", TRAINING, 3)]) == {"a0"}
     assert nodes.slots == 5
@@ -126,7 +126,7 @@ def test_of_newcomers_to_a_group_that_may_not_exist_yet_less_is_presumed() -> No
     nodes = Nodes()
     nodes.presumed(PAIR, TRAINING, 9.0)
     nodes.presumed(generation(4, "a0", "b0", "c0"), WorkerPhase.READY, 9.0)
-    phases = {w: (s.status.phase, s.status.took_part) for w, s in nodes.workers().items()}
+    phases = {w: (s.status.phase, s.status.has_state) for w, s in nodes.workers().items()}
     assert phases == {"a0": (TRAINING, True), "b0": (TRAINING, True), "c0": (READY, False)}
     assert nodes.slots == 3
 
@@ -191,7 +191,7 @@ def test_a_node_that_holds_the_state_stays_while_its_heirs_are_out_of_contact() 
     nodes.left("a")
     nodes.reported("a", 2, [status("a0", READY, 3, heard=4, committed=8)])
     assert departures.completed(nodes, others) == []
-    nodes.reported("b", 2, [status("b0", JOINING, 4, took_part=False)])
+    nodes.reported("b", 2, [status("b0", JOINING, 4, has_state=False)])
     assert departures.completed(nodes, others) == []
     nodes.reported("b", 2, [status("b0", TRAINING, 4)])
     assert departures.completed(nodes, others) == ["a"]

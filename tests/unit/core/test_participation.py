@@ -226,13 +226,13 @@ def test_what_could_not_be_undone_is_received_from_another_member() -> None:
     driver = struck(3, "a", "b")
     driver.answer(act.PutBack, False)
     holds_the_state: list[bool] = []
-    driver.answer(act.Join, lambda _: holds_the_state.append(driver.machine.status.took_part))
+    driver.answer(act.Join, lambda _: holds_the_state.append(driver.machine.status.has_state))
     driver.peers(ME, veteran(3, in_block=True))
     driver.answer(act.Receive, Progress(committed=3, committed_in=1))
     assert driver.give_up() is False
     assert driver.part.intact
     assert holds_the_state == [False]  # so that others who do are waited for
-    assert driver.machine.status.took_part
+    assert driver.machine.status.has_state
     log = driver.taken()
     assert log[:5] == ["PutBack", "DropState", "TearDown", "Break", "Join at_begin"]
     assert log[6:] == [
@@ -291,7 +291,7 @@ def test_whoever_loses_its_group_says_whether_it_has_received_the_state(whole: b
     driver.peers(ME, veteran(4))
     driver.answer(act.Receive, Progress(committed=4, committed_in=1))
     driver.give_up()
-    assert (said[0].took_part, said[0].in_run) == (whole, whole)
+    assert (said[0].has_state, said[0].in_run) == (whole, whole)
 
 
 def test_a_member_whose_script_stands_still_gives_its_state_to_the_next_group() -> None:

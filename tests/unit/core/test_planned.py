@@ -18,7 +18,7 @@ from tests.unit.core.cluster_views import (
 
 PAIR = generation(3, "a0", "b0")
 PLANNED = generation(4, "a0", "b0", "c0", leave_after=9, provisional=True)
-NEW = status("c0", JOINING, 4, took_part=False)
+NEW = status("c0", JOINING, 4, has_state=False)
 
 
 def heard(worker: str, committed: int) -> WorkerStatus:

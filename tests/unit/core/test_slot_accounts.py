@@ -92,7 +92,7 @@ class Job:
             for slot, status in list(view.items()):
                 if status.worker in workers:
                     phase, number = WorkerPhase.TRAINING, self.machine.current.number
-                    view[slot] = replace(status, phase=phase, generation=number, took_part=True)
+                    view[slot] = replace(status, phase=phase, generation=number, has_state=True)
             self.report(node)
 
     def says(self, worker: str, committed: int = 0, **more: float) -> None:
@@ -315,7 +315,7 @@ def test_a_drained_node_leaves_its_slots_empty() -> None:
     job.tell(ev.NodeLeaving(node="b", reason="disk"))
     job.passes(1.0)
     job.forms(2, ChangeReason.MEMBER_LEAVING, "w1")
-    job.has("b", 0, "w2", WorkerPhase.READY, took_part=True)
+    job.has("b", 0, "w2", WorkerPhase.READY, has_state=True)
     job.passes(4.0)
     assert job.kinds()["slot_empty"] == 4.0
     assert job.incidents()[0]["nodes"] == ["b"]
@@ -409,8 +409,8 @@ def test_kinds_add_up_to_wall_time_times_slots(operations: list[Any], most: int)
         if kind == "passes":
             job.passes(how[0])
         elif kind == "has":
-            node, slot, phase, took_part = how
-            job.has(node, slot, f"{node}{slot}", phase, took_part=took_part)
+            node, slot, phase, has_state = how
+            job.has(node, slot, f"{node}{slot}", phase, has_state=has_state)
         elif kind == "dies" and how[1] in job.views.get(how[0], {}):
             job.dies(*how)
         elif kind == "node":

@@ -98,7 +98,7 @@ def test_who_may_have_trained_since_it_reported_is_heard_first() -> None:
     job.tell(reported(status("a0", READY)), reported(status("b0", READY)))
     assert job.tell(killed("b0")) == []
     assert job.tell(STOP) is None
-    job.report(status("a0", JOINING, 1, took_part=False))
+    job.report(status("a0", JOINING, 1, has_state=False))
     assert ended(job) == []
     assert job.report(status("a0", READY, 1, heard=2, committed=1)) == ["a0"]
 
@@ -106,7 +106,7 @@ def test_who_may_have_trained_since_it_reported_is_heard_first() -> None:
 def test_who_is_stuck_on_its_way_in_is_not_waited_for_to_the_end() -> None:
     job = Job(Coordinator(settings(min_workers=2)))
     job.tell(reported(status("a0", READY)), reported(status("b0", READY)))
-    job.report(status("a0", JOINING, 1, took_part=False))
+    job.report(status("a0", JOINING, 1, has_state=False))
     job.tell(killed("b0"))
     job.tell(STOP)
     job.tell(ev.TimerFired(), after_s=10.0)
@@ -147,11 +147,11 @@ def test_a_stop_is_not_kept_waiting_by_groups_of_members_that_hold_nothing() -> 
     job = Job(Coordinator(settings(broken_grace_s=0.0)))
     pair = [status("a0", READY), status("a1", READY)]
     assert job.report(*pair, status("a2", READY)) == ["a0", "a1", "a2"]
-    joins = [status(f"a{n}", JOINING, 1, took_part=False) for n in range(3)]
+    joins = [status(f"a{n}", JOINING, 1, has_state=False) for n in range(3)]
     assert job.tell(reported(*joins), STOP) == ["a0", "a1", "a2"]
-    assert job.report(*(status(w, JOINING, 2, took_part=False) for w in ("a1", "a2"))) == []
-    lost = {"heard": 3, "took_part": False, "broken": True}
-    job.report(status("a1", READY, 2, **lost), status("a2", JOINING, 2, took_part=False))
+    assert job.report(*(status(w, JOINING, 2, has_state=False) for w in ("a1", "a2"))) == []
+    lost = {"heard": 3, "has_state": False, "broken": True}
+    job.report(status("a1", READY, 2, **lost), status("a2", JOINING, 2, has_state=False))
     assert ended(job) == []  # a2 may have got the state
     job.report(status("a1", READY, 2, **lost), status("a2", READY, 2, **lost))
     assert ended(job) == [143]
@@ -223,16 +223,16 @@ def test_who_came_back_too_late_saves_if_the_others_hold_nothing_any_more() -> N
     job.report(status("a0", TRAINING, 2))
     assert job.tell(STOP, after_s=0.1) == ["a0"]
     job.tell(reported(status("c0", READY, 1, heard=3, committed=4)))
-    assert job.tell(reported(status("a0", JOINING, 3, took_part=False))) == ["c0", "a0"]
+    assert job.tell(reported(status("a0", JOINING, 3, has_state=False))) == ["c0", "a0"]
 
 
 def test_who_came_back_too_late_saves_if_the_others_are_left_out() -> None:
     job = running("a0", "b0", "d0")
     assert job.tell(killed("b0")) == ["a0", "d0"]
-    job.tell(reported(trains("a0", 2)), reported(status("d0", JOINING, 2, took_part=False)))
+    job.tell(reported(trains("a0", 2)), reported(status("d0", JOINING, 2, has_state=False)))
     job.report(status("c0", READY, 1, heard=2, committed=4))
     assert sorted(job.tell(STOP, after_s=0.0) or []) == ["a0", "d0"]
-    job.tell(reported(status("d0", JOINING, 3, took_part=False)))
+    job.tell(reported(status("d0", JOINING, 3, has_state=False)))
     assert sorted(job.tell(killed("a0")) or []) == ["c0", "d0"]
 
 
@@ -305,9 +305,9 @@ def test_a_holder_left_behind_is_waited_for_when_the_group_that_went_on_holds_no
     job.report(trains("a0", 2, committed=9))
     job.tell(ev.TimerFired(), after_s=1.0)
     assert job.formed[-1].worker_ids == {"a0", "c0"}
-    job.report(status("c0", JOINING, 3, took_part=False))
+    job.report(status("c0", JOINING, 3, has_state=False))
     job.tell(STOP)
-    job.report(status("a0", JOINING, 4, committed=9), status("c0", JOINING, 4, took_part=False))
+    job.report(status("a0", JOINING, 4, committed=9), status("c0", JOINING, 4, has_state=False))
     assert job.tell(killed("a0")) is None
     assert ended(job) == []
 
@@ -326,7 +326,7 @@ def test_who_holds_no_step_is_not_waited_for_to_the_end() -> None:
     """Its script is stuck in the first group, which had committed nothing."""
     job = Job(Coordinator(settings(min_workers=2)))
     job.tell(reported(status("a0", READY)), reported(status("b0", READY)))
-    job.report(status("a0", JOINING, 1, took_part=True))
+    job.report(status("a0", JOINING, 1, has_state=True))
     job.tell(killed("b0"))
     job.tell(STOP)
     job.tell(ev.TimerFired(), after_s=15.0)

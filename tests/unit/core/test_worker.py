@@ -38,7 +38,7 @@ def test_the_way_in() -> None:
     worker = training()
     assert worker.status.phase is WorkerPhase.TRAINING
     assert (worker.status.generation, worker.status.committed) == (1, 5)
-    assert worker.status.took_part
+    assert worker.status.has_state
 
 
 @pytest.mark.parametrize(("purpose", "expected"), [(Purpose.TRAIN, 2), (Purpose.SAVE_AND_LEAVE, 1)])
@@ -181,9 +181,9 @@ def test_a_half_received_state_is_not_worth_asking_for() -> None:
     worker.generation_announced(AT_ONCE)
     worker.join_began(AT_ONCE)
     worker.state_dropped()
-    assert not worker.status.took_part
+    assert not worker.status.has_state
     worker.joined(AT_ONCE, 4)
-    assert worker.status.took_part
+    assert worker.status.has_state
 
 
 def test_a_step_out_of_turn_ends_the_process() -> None:

@@ -202,7 +202,7 @@ def test_a_group_aborted_while_its_members_agree_is_not_joined() -> None:
         assert WorkerPhase.TRAINING not in place.phases()
         place.membership.lost(caught.value)
         assert place.enter().generation.number == 2
-        assert place.reports[-1].took_part
+        assert place.reports[-1].has_state
 
     run_together(go)
 
@@ -212,12 +212,12 @@ def test_a_state_that_is_being_overwritten_is_not_offered_until_the_member_has_j
         place = Place("w0", seat.host)
         place.membership.announce(seat.generation(1))
         place.enter()
-        assert place.reports[-1].took_part
+        assert place.reports[-1].has_state
         place.membership.drop_state()
-        assert not place.reports[-1].took_part
+        assert not place.reports[-1].has_state
         place.membership.announce(seat.generation(2))
         place.membership.leave()
         place.enter()
-        assert place.reports[-1].took_part
+        assert place.reports[-1].has_state
 
     run_together(go)

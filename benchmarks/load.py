@@ -117,7 +117,7 @@ class FakeAgent:
             phase=f"WORKER_PHASE_{phase}",
             slot=0,
             generation=generation,
-            heard=generation,
+            acknowledged=generation,
             endpoint="127.0.0.1:1",
             has_state=generation > 0,
         )

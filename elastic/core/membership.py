@@ -34,7 +34,7 @@ class WorkerStatus:
     """Local rank on its node; None for a spare."""
     generation: int = 0
     """The generation it is in, is joining, or left last; 0 for none."""
-    heard: int = 0
+    acknowledged: int = 0
     """The newest generation it has acknowledged, whatever its script is doing."""
     broken: bool = False
     """That generation's group broke under it."""

@@ -137,7 +137,7 @@ class Loss(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., workers: _Optional[_Iterable[str]] = ..., incident: _Optional[bytes] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "phase", "slot", "generation", "broken", "detail", "committed", "endpoint", "pid", "has_state", "trained_in", "in_run", "compiling", "heard")
+    __slots__ = ("worker", "phase", "slot", "generation", "broken", "detail", "committed", "endpoint", "pid", "has_state", "trained_in", "in_run", "compiling", "acknowledged")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -151,7 +151,7 @@ class WorkerStatus(_message.Message):
     TRAINED_IN_FIELD_NUMBER: _ClassVar[int]
     IN_RUN_FIELD_NUMBER: _ClassVar[int]
     COMPILING_FIELD_NUMBER: _ClassVar[int]
-    HEARD_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     worker: str
     phase: WorkerPhase
     slot: int
@@ -165,8 +165,8 @@ class WorkerStatus(_message.Message):
     trained_in: int
     in_run: bool
     compiling: int
-    heard: int
-    def __init__(self, worker: _Optional[str] = ..., phase: _Optional[_Union[WorkerPhase, str]] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., broken: bool = ..., detail: _Optional[str] = ..., committed: _Optional[int] = ..., endpoint: _Optional[str] = ..., pid: _Optional[int] = ..., has_state: bool = ..., trained_in: _Optional[int] = ..., in_run: bool = ..., compiling: _Optional[int] = ..., heard: _Optional[int] = ...) -> None: ...
+    acknowledged: int
+    def __init__(self, worker: _Optional[str] = ..., phase: _Optional[_Union[WorkerPhase, str]] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., broken: bool = ..., detail: _Optional[str] = ..., committed: _Optional[int] = ..., endpoint: _Optional[str] = ..., pid: _Optional[int] = ..., has_state: bool = ..., trained_in: _Optional[int] = ..., in_run: bool = ..., compiling: _Optional[int] = ..., acknowledged: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("worker", "kind", "code", "signature", "message", "traceback", "retryable", "log", "log_tail", "place", "kernel", "state_lost")

@@ -531,7 +531,7 @@ class Agent:
         newest = self._generation
         if newest is None or not process.hears_generations:
             return []
-        if process.status.heard >= newest.number:
+        if process.status.acknowledged >= newest.number:
             return []
         return [fx.ForwardGeneration(worker=process.status.worker, generation=newest)]
 

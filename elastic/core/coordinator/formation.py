@@ -467,13 +467,13 @@ class _Formed:
         planned change takes effect its members train on, so only the first arrival starts that
         clock. A worker that comes back has not heard of anything meanwhile.
         """
-        unheard = [w for w in self._active if w.status.heard < self._current.number]
+        unaware = [w for w in self._active if w.status.acknowledged < self._current.number]
         if any(map(self._has_arrived, self._active)):
-            unheard = []  # it takes all of them to come to one state: only their reports are late
-        deaf = [w for w in unheard if self._now >= self._deaf_from(w)]
+            unaware = []  # it takes all of them to come to one state: only their reports are late
+        deaf = [w for w in unaware if self._now >= self._deaf_from(w)]
         if deaf:
             return self._leave_out(deaf)
-        deaf_until = min(map(self._deaf_from, unheard), default=None)
+        deaf_until = min(map(self._deaf_from, unaware), default=None)
         since = self._view.assembling_since
         if since is None:
             return Wait(reason=WaitReason.ASSEMBLING, until=deaf_until)
@@ -631,7 +631,7 @@ def settle(
         return replace(planned, provisional=False, leave_after=None)
     if not planned.provisional:
         return None
-    if any(s.heard < planned.number for s in active):
+    if any(s.acknowledged < planned.number for s in active):
         return None
     furthest = max((s.committed + 1 for s in active), default=first)
     return replace(planned, provisional=False, leave_after=max(first, furthest))

@@ -192,7 +192,7 @@ def _is_past(status: WorkerStatus, generation: Generation) -> bool:
     if status.phase is WorkerPhase.FINISHED:  # in whichever group it was
         return True
     if status.generation < generation.number:  # it joins none but the newest it has heard of
-        return status.heard > generation.number
+        return status.acknowledged > generation.number
     if status.generation > generation.number:
         return True
     return status.phase is WorkerPhase.READY

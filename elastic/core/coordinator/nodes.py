@@ -148,7 +148,7 @@ class Nodes:
                 phase=phase,
                 slot=member.slot,
                 generation=generation.number if trains else 0,
-                heard=generation.number if trains else 0,
+                acknowledged=generation.number if trains else 0,
                 endpoint=member.endpoint,
                 has_state=trains,
             )
@@ -167,7 +167,7 @@ class Nodes:
                 phase=WorkerPhase.TRAINING,
                 slot=member.slot,
                 generation=generation.number,
-                heard=generation.number,
+                acknowledged=generation.number,
                 endpoint=member.endpoint,
                 has_state=True,
             )
@@ -375,8 +375,8 @@ def _is_needed(
         return may_hold_state(s, current) and not has_heir(s, heirs)
     if s.has_state and s.phase is WorkerPhase.READY and not (group_has_it or has_heir(s, heirs)):
         return True
-    has_heard = s.phase is not WorkerPhase.READY or s.heard >= current.number
-    return s.worker in current.worker_ids or s.phase in _IN_GROUP or not has_heard
+    has_acknowledged = s.phase is not WorkerPhase.READY or s.acknowledged >= current.number
+    return s.worker in current.worker_ids or s.phase in _IN_GROUP or not has_acknowledged
 
 
 class Replacements:

@@ -185,7 +185,7 @@ def _may_have_steps(w: Sighting, current: Generation | None) -> bool:
     s = w.status
     if s.committed > 0 or s.phase is not WorkerPhase.TRAINING:
         return s.committed > 0
-    return current is None or s.heard < current.number
+    return current is None or s.acknowledged < current.number
 
 
 def _patient_until(view: GroupView, policy: FormationPolicy, holders: list[Sighting]) -> float:

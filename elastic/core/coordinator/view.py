@@ -144,7 +144,7 @@ def may_hold_state(s: WorkerStatus, current: Generation | None) -> bool:
         return s.phase is not WorkerPhase.FINISHED
     if s.phase is not WorkerPhase.READY or current is None:
         return False
-    return s.heard < current.number or s.worker in current.worker_ids
+    return s.acknowledged < current.number or s.worker in current.worker_ids
 
 
 def has_heir(s: WorkerStatus, others: Iterable[WorkerStatus]) -> bool:

@@ -134,7 +134,7 @@ class Worker:
         if generation.number > self._status.generation:
             self._following = generation
         effects: list[Effect] = []
-        if generation.number > self._status.heard:
+        if generation.number > self._status.acknowledged:
             effects += self._acknowledge(generation)
         if generation.number == self._status.generation:
             return effects
@@ -146,7 +146,7 @@ class Worker:
     def _acknowledge(self, generation: Generation) -> list[Effect]:
         # The report reads the count of steps only now: the script's thread, which counts a step
         # and then looks for news, cannot have looked in vain after a step that is not reported.
-        self._status = replace(self.status, heard=generation.number)
+        self._status = replace(self.status, acknowledged=generation.number)
         return [ReportStatus(status=self.status)]
 
     def join_began(self, generation: Generation) -> list[Effect]:

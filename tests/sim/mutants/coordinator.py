@@ -135,7 +135,7 @@ LINEAGE = (
         "a member that is out of its group is taken for training in it",
     ),
     (
-        "        return status.heard > generation.number\n",
+        "        return status.acknowledged > generation.number\n",
         "        return True\n",
         "a member that has not come to a group yet is taken for past it",
     ),
@@ -196,13 +196,13 @@ DEPARTURES = (
         "without a group a node goes with the state that only it holds",
     ),
     (
-        "return s.worker in current.worker_ids or s.phase in _IN_GROUP or not has_heard",
-        "return s.phase in _IN_GROUP or not has_heard",
+        "return s.worker in current.worker_ids or s.phase in _IN_GROUP or not has_acknowledged",
+        "return s.phase in _IN_GROUP or not has_acknowledged",
         "a member of the next group may go",
     ),
     (
-        "return s.worker in current.worker_ids or s.phase in _IN_GROUP or not has_heard",
-        "return s.worker in current.worker_ids or not has_heard",
+        "return s.worker in current.worker_ids or s.phase in _IN_GROUP or not has_acknowledged",
+        "return s.worker in current.worker_ids or not has_acknowledged",
         "a member that is in an earlier group may go",
     ),
 )

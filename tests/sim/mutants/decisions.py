@@ -217,7 +217,7 @@ FORMATION = (
 
 VIEW = (
     (
-        "    return s.heard < current.number or s.worker in current.worker_ids\n",
+        "    return s.acknowledged < current.number or s.worker in current.worker_ids\n",
         "    return False\n",
         "a worker that may have got the state since it reported is not waited for",
     ),
@@ -260,13 +260,13 @@ PLANNED = (
         "the boundary is that of the slowest member",
     ),
     (
-        "    if any(s.heard < planned.number for s in active):\n        return None\n",
+        "    if any(s.acknowledged < planned.number for s in active):\n        return None\n",
         "",
         "a change is settled before all have heard of it",
     ),
     (
-        "if any(s.heard < planned.number for s in active):",
-        "if any(s.heard <= planned.number for s in active):",
+        "if any(s.acknowledged < planned.number for s in active):",
+        "if any(s.acknowledged <= planned.number for s in active):",
         "a change is never settled",
     ),
     (

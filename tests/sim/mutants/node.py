@@ -25,8 +25,8 @@ AGENT = (
         "a worker that is ready later than others never hears of their generation",
     ),
     (
-        "        if process.status.heard >= newest.number:\n            return []\n",
-        "        if process.status.heard > 0:\n            return []\n",
+        "        if process.status.acknowledged >= newest.number:\n            return []\n",
+        "        if process.status.acknowledged > 0:\n            return []\n",
         "a worker that has missed a generation is not told of it",
     ),
     (

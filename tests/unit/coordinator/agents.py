@@ -69,7 +69,7 @@ def worker(name: str, phase: WorkerPhase, generation: int = 0, **fields: Any) ->
     base = {
         "slot": 0,
         "generation": generation,
-        "heard": generation,
+        "acknowledged": generation,
         "has_state": generation > 0,
         "endpoint": f"{name}:1",
     }

@@ -20,7 +20,7 @@ def status(worker: str, phase: WorkerPhase, generation: int = 0, **fields: objec
         phase=phase,
         slot=int(worker[1:]),
         generation=generation,
-        heard=generation,
+        acknowledged=generation,
         has_state=generation > 0,
         endpoint=f"{worker}:1",
     )

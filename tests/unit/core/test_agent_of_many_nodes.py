@@ -103,12 +103,12 @@ def test_one_that_is_found_late_hears_of_the_generation_that_it_has_missed() -> 
     newest = generation(5, "a0")
     effects = agent.handle(ev.GenerationAnnounced(generation=newest), 2.1)
     assert [e.worker for e in of(fx.ForwardGeneration, effects)] == ["a-s1-1"]  # type: ignore[attr-defined]
-    late = replace(TRAINS_TOO.status, generation=4, heard=4)
+    late = replace(TRAINS_TOO.status, generation=4, acknowledged=4)
     effects = agent.handle(ev.WorkerReported(status=late), 2.5)
     assert of(fx.ForwardGeneration, effects) == [
         fx.ForwardGeneration(worker="a-s1-2", generation=newest)
     ]
-    effects = agent.handle(ev.WorkerReported(status=replace(late, heard=5)), 2.6)
+    effects = agent.handle(ev.WorkerReported(status=replace(late, acknowledged=5)), 2.6)
     assert not of(fx.ForwardGeneration, effects)
 
 

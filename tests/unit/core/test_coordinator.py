@@ -136,7 +136,7 @@ def planned() -> Coordinator:
 
 
 def hearing(worker: str, committed: int) -> WorkerStatus:
-    return status(worker, TRAINING, 1, heard=2, committed=committed)
+    return status(worker, TRAINING, 1, acknowledged=2, committed=committed)
 
 
 def test_a_planned_change_is_settled_when_all_who_leave_have_heard_of_it() -> None:
@@ -251,7 +251,7 @@ def test_a_stop_below_the_minimum_saves_what_survivors_hold() -> None:
     machine.handle(killed("a1"), 1.0)
     machine.handle(ev.GenerationPersisted(number=2), 1.1)
     assert machine.phase is JobPhase.WAITING
-    machine.handle(report("a", status("a0", READY, 1, heard=2)), 1.2)
+    machine.handle(report("a", status("a0", READY, 1, acknowledged=2)), 1.2)
     effects = machine.handle(ev.StopRequested(exit_code=143, reason="SIGTERM"), 2.0)
     assert persisted(effects).generation.purpose is Purpose.SAVE_AND_LEAVE
 
@@ -287,7 +287,7 @@ def test_what_the_others_wait_for_counts_from_the_end_of_a_compilation() -> None
     machine.handle(report("b", status("b0", READY)), 0.3)
     assert of(fx.PersistGeneration, machine.handle(ev.TimerFired(), 0.4))
     machine.handle(ev.GenerationPersisted(number=2), 0.4)
-    members = [status(w, TRAINING, 1, heard=2) for w in ("a0", "a1")]
+    members = [status(w, TRAINING, 1, acknowledged=2) for w in ("a0", "a1")]
     machine.handle(report("a", members[0], replace(members[1], compiling=1)), 0.5)
     machine.handle(report("b", status("b0", JOINING, 2, has_state=False)), 0.6)
     assert not of(fx.PersistGeneration, machine.handle(ev.TimerFired(), 60.0))
@@ -302,7 +302,7 @@ def test_patience_without_end_sets_no_timer() -> None:
     machine.handle(killed("a1"), 1.0)
     effects = machine.handle(ev.GenerationPersisted(number=2), 1.1)
     machine.handle(ev.TimerFired(), 1.2)
-    late = report("a", status("a0", TRAINING, 1, heard=2, compiling=0))
+    late = report("a", status("a0", TRAINING, 1, acknowledged=2, compiling=0))
     effects = machine.handle(late, 1.3)
     assert of(fx.SetTimer, effects) == [fx.SetTimer(at=None)]
 
@@ -319,7 +319,7 @@ def test_who_is_being_ended_is_in_no_group() -> None:
     left_out = machine.handle(ev.TimerFired(), 11.0)  # a1 has not heard of the group
     assert replaced(left_out) == ["a1"]
     machine.handle(ev.GenerationPersisted(number=2), 11.1)
-    again = report("a", status("a0", TRAINING, 2), status("a1", READY, heard=2))
+    again = report("a", status("a0", TRAINING, 2), status("a1", READY, acknowledged=2))
     effects = machine.handle(again, 11.2)
     effects += machine.handle(ev.TimerFired(), 12.0)
     assert not of(fx.PersistGeneration, effects)

@@ -252,8 +252,8 @@ def test_nobody_forms_a_group_beside_one_that_may_train_until_a_node_of_it_is_go
 
 def test_a_member_of_a_group_that_may_train_is_taken_along_where_there_is_no_room() -> None:
     job = adopted(generation(6), generation(5, "z0"), max_workers=2)
-    job.tell(*(reported(status(w, READY, heard=6)) for w in ("a0", "b0")))
-    job.tell(reported(status("z0", READY, heard=5)))
+    job.tell(*(reported(status(w, READY, acknowledged=6)) for w in ("a0", "b0")))
+    job.tell(reported(status("z0", READY, acknowledged=5)))
     assert set(job.tell(ev.TimerFired(), after_s=30.0) or ()) == {"a0", "z0"}
 
 
@@ -279,7 +279,7 @@ def test_a_member_that_holds_up_a_planned_end_of_the_group_costs_the_others_noth
     assert job.tell(ev.TimerFired(), after_s=20.0) == []
     assert job.formed[-1].leave_after is None  # frees who is blocked
     assert job.told(fx.ReplaceWorker) == []
-    job.report(status("a0", READY, 1, heard=3, committed=5))
+    job.report(status("a0", READY, 1, acknowledged=3, committed=5))
     job.tell(ev.TimerFired(), after_s=20.0)
     assert [e.worker for e in job.told(fx.ReplaceWorker)] == ["b0"]  # type: ignore[attr-defined]
 
@@ -290,7 +290,7 @@ def test_who_comes_back_is_given_the_time_to_hear_of_a_generation() -> None:
     assert job.report(trains("b0", 5), after_s=60.0) is None
     assert job.told(fx.ReplaceWorker) == []
     assert job.wakes_at() == job.now + 10.0
-    assert job.report(status("b0", READY, 5, heard=6)) is None
+    assert job.report(status("b0", READY, 5, acknowledged=6)) is None
     assert job.told(fx.ReplaceWorker) == []
 
 
@@ -344,7 +344,7 @@ def test_what_follows_when_only_one_node_is_gone() -> None:
     job = adopted(generation(5, "a0", "b0", "d0"))
     job.report(trains("d0"))
     assert job.tell(ev.NodeGone(node="a")) == ["d0"]  # b0 is silent still
-    assert job.report(status("b0", READY, 5, heard=6), after_s=0.1) is None
+    assert job.report(status("b0", READY, 5, acknowledged=6), after_s=0.1) is None
     assert job.report(trains("d0", 6)) == ["d0", "b0"]
 
 
@@ -529,17 +529,17 @@ def test_a_node_without_a_member_is_lost_at_once_also_with_grace() -> None:
 def test_a_holder_outside_of_the_group_is_waited_for_when_the_group_is_lost() -> None:
     """It had come back to a group without room for it, and its agent is started anew."""
     job = running("a0", max_workers=1)
-    job.report(status("b0", READY, 1, heard=1, committed=9))
+    job.report(status("b0", READY, 1, acknowledged=1, committed=9))
     job.report(status("c0", READY))
     assert job.tell(ev.NodeLost(node="b")) is None
     assert job.tell(killed("a0")) is None
     assert job.tell(ev.TimerFired(), after_s=1.0) is None
-    assert job.report(status("b0", READY, 1, heard=1, committed=9)) == ["b0"]
+    assert job.report(status("b0", READY, 1, acknowledged=1, committed=9)) == ["b0"]
 
 
 def test_a_holder_that_stays_away_is_not_waited_for_any_longer() -> None:
     job = running("a0", max_workers=1)
-    job.report(status("b0", READY, 1, heard=1, committed=9))
+    job.report(status("b0", READY, 1, acknowledged=1, committed=9))
     job.report(status("c0", READY))
     assert job.tell(ev.NodeLost(node="b"), killed("a0")) is None
     assert job.tell(ev.TimerFired(), after_s=10.0) == ["c0"]
@@ -549,7 +549,7 @@ def test_one_that_comes_back_when_it_has_been_left_out_is_a_newcomer() -> None:
     job = running("a0", "b0", agent_grace_s=0.0)
     job.tell(ev.NodeLost(node="b"))
     job.report(trains("a0", 2))
-    assert job.report(status("b0", READY, 1, heard=2)) == ["a0", "b0"]
+    assert job.report(status("b0", READY, 1, acknowledged=2)) == ["a0", "b0"]
     assert job.formed[-1].leave_after is not None
 
 
@@ -561,11 +561,13 @@ def starts(*workers: str) -> Job:
     return job
 
 
-@pytest.mark.parametrize("heard", [0, 1])
-def test_who_fell_silent_on_its_way_in_may_have_trained_with_one_that_is_lost(heard: int) -> None:
+@pytest.mark.parametrize("acknowledged", [0, 1])
+def test_who_fell_silent_on_its_way_in_may_have_trained_with_one_that_is_lost(
+    acknowledged: int,
+) -> None:
     job = starts("a0", "b0")
     job.report(trains("a0", 1))
-    job.report(status("b0", READY, heard=heard))
+    job.report(status("b0", READY, acknowledged=acknowledged))
     job.report(trains("a0", 1, committed=3))
     job.report(status("c0", READY))
     job.tell(ev.NodeLost(node="b"), killed("a0"))
@@ -608,10 +610,10 @@ def test_a_node_known_to_be_gone_is_waited_for_no_longer() -> None:
 def test_who_comes_back_is_given_the_time_to_hear_that_its_group_is_dissolved() -> None:
     job = running("a0", "b0", min_workers=2, agent_grace_s=0.0)
     assert job.tell(ev.NodeLost(node="a")) == []
-    job.report(status("b0", READY, 1, heard=2))
+    job.report(status("b0", READY, 1, acknowledged=2))
     assert job.report(trains("a0", 1, committed=4), after_s=2 * POLICY.busy_timeout_s) is None
     assert job.told(fx.ReplaceWorker) == []
-    assert job.report(status("a0", READY, 1, heard=2, committed=4)) == ["a0", "b0"]
+    assert job.report(status("a0", READY, 1, acknowledged=2, committed=4)) == ["a0", "b0"]
 
 
 def test_a_silent_member_of_a_dissolved_group_is_not_asked_to_be_replaced() -> None:
@@ -619,7 +621,7 @@ def test_a_silent_member_of_a_dissolved_group_is_not_asked_to_be_replaced() -> N
     job = running("a0", "b0", min_workers=2)
     assert job.tell(ev.NodeLeaving(node="a", reason="drain")) == []
     assert job.tell(ev.NodeLost(node="a")) is None
-    job.report(status("b0", READY, 1, heard=2))
+    job.report(status("b0", READY, 1, acknowledged=2))
     job.tell(ev.TimerFired(), after_s=POLICY.busy_timeout_s)
     assert not job.told(fx.ReplaceWorker)
 
@@ -632,11 +634,11 @@ def test_the_members_of_a_node_that_leaves_go_at_a_step_boundary_and_it_is_told(
     assert job.tell(ev.NodeLeaving(node="a", reason="drain")) == ["b0"]
     assert job.formed[-1].leave_after is not None
     assert job.formed[-1].purpose is Purpose.TRAIN
-    job.report(trains("a0", 1, heard=2))
+    job.report(trains("a0", 1, acknowledged=2))
     assert not job.told(fx.NodeDrained)
-    job.tell(reported(status("a0", READY, 1, heard=2)), reported(trains("b0", 2)))
+    job.tell(reported(status("a0", READY, 1, acknowledged=2)), reported(trains("b0", 2)))
     assert job.told(fx.NodeDrained) == [fx.NodeDrained(node="a")]
-    job.report(status("a0", READY, 1, heard=2))
+    job.report(status("a0", READY, 1, acknowledged=2))
     assert not job.told(fx.NodeDrained)
 
 
@@ -644,7 +646,7 @@ def test_a_node_that_leaves_again_is_told_again() -> None:
     """After it was gone, or because the message was lost with a stream."""
     job, leaving = running("a0", "b0"), ev.NodeLeaving(node="a", reason="drain")
     job.tell(leaving)
-    job.tell(reported(status("a0", READY, 1, heard=2)), reported(trains("b0", 2)))
+    job.tell(reported(status("a0", READY, 1, acknowledged=2)), reported(trains("b0", 2)))
     assert job.told(fx.NodeDrained) == [fx.NodeDrained(node="a")]
     job.tell(leaving)
     assert job.told(fx.NodeDrained) == [fx.NodeDrained(node="a")]
@@ -656,7 +658,7 @@ def test_a_node_that_leaves_again_is_told_again() -> None:
 def test_a_node_that_is_welcome_again_takes_part_again() -> None:
     job = running("a0", "b0")
     job.tell(ev.NodeLeaving(node="a", reason="drain"))
-    job.tell(reported(status("a0", READY, 1, heard=2)), reported(trains("b0", 2)))
+    job.tell(reported(status("a0", READY, 1, acknowledged=2)), reported(trains("b0", 2)))
     assert job.tell(ev.TimerFired(), after_s=60.0) is None
     assert job.tell(ev.NodeWelcomed(node="a")) == ["b0", "a0"]
 
@@ -740,11 +742,11 @@ def test_a_state_that_has_come_back_since_is_not_lost() -> None:
     """b0 was given up, and those that were left could not go on: a1 finds nothing to begin with."""
     job = running("a0", "b0", agent_grace_s=0.0)
     job.tell(ev.NodeLost(node="b"))
-    job.report(status("a0", READY, 1, heard=2, committed=4, has_state=False))
+    job.report(status("a0", READY, 1, acknowledged=2, committed=4, has_state=False))
     assert job.tell(killed("a0")) == []
     assert job.report(status("a1", READY)) == ["a1"]
     job.report(status("a1", JOINING, 4, has_state=False))
-    job.report(status("b0", READY, 1, heard=4, committed=4))
+    job.report(status("b0", READY, 1, acknowledged=4, committed=4))
     lost = Failure(
         worker="a1", kind=FailureKind.EXCEPTION, signature="x", retryable=False, state_lost=True
     )
@@ -756,10 +758,10 @@ def test_a_member_that_holds_up_a_planned_change_is_not_waited_for_long() -> Non
     """Those that leave join no other group, so nobody's arrival starts the clock."""
     job = running("a0", "b0", busy_timeout_s=20.0)
     assert job.tell(ev.NodeLeaving(node="b", reason="drained")) == ["a0"]
-    job.tell(reported(trains("a0", 1, heard=2)), reported(trains("b0", 1, heard=2)))
+    job.tell(reported(trains("a0", 1, acknowledged=2)), reported(trains("b0", 1, acknowledged=2)))
     settled = job.machine.current
     assert settled is not None
-    assert job.report(status("b0", READY, 1, heard=2, committed=settled.leave_after)) is None
+    assert job.report(status("b0", READY, 1, acknowledged=2, committed=settled.leave_after)) is None
     assert job.tell(ev.TimerFired(), after_s=10.0) is None
     assert sorted(job.tell(ev.TimerFired(), after_s=11.0) or []) == ["a0", "b0"]
 
@@ -770,16 +772,17 @@ def test_members_that_are_to_leave_may_hold_a_step_that_nobody_else_has() -> Non
     job = running("a0", "b0", "c0")
     assert sorted(job.tell(ev.NodeLeaving(node="a", reason="drained")) or []) == ["b0", "c0"]
     assert job.formed[-1].provisional
-    assert job.report(status("b0", READY, 1, heard=2, committed=3, **BREAKS)) is None
-    assert job.report(status("a0", READY, 1, heard=2, committed=4, **BREAKS), after_s=0.1) is None
+    assert job.report(status("b0", READY, 1, acknowledged=2, committed=3, **BREAKS)) is None
+    broken = status("a0", READY, 1, acknowledged=2, committed=4, **BREAKS)
+    assert job.report(broken, after_s=0.1) is None
     assert sorted(job.tell(killed("c0"), after_s=0.1) or []) == ["a0", "b0"]
 
 
 def test_a_group_that_breaks_before_a_change_that_drops_members_is_mended_with_them() -> None:
     job = running("a0", "b0")
     assert job.tell(ev.NodeLeaving(node="a", reason="drained")) == ["b0"]
-    job.report(status("b0", READY, 1, heard=2, committed=3, **BREAKS))
-    job.report(status("a0", READY, 1, heard=2, committed=4, **BREAKS), after_s=0.1)
+    job.report(status("b0", READY, 1, acknowledged=2, committed=3, **BREAKS))
+    job.report(status("a0", READY, 1, acknowledged=2, committed=4, **BREAKS), after_s=0.1)
     assert sorted(job.tell(ev.TimerFired()) or []) == ["a0", "b0"]
 
 
@@ -789,12 +792,12 @@ def test_a_group_that_breaks_before_the_settled_boundary_is_mended_with_all(
 ) -> None:
     job = running("a0", "b0")
     assert job.tell(ev.NodeLeaving(node="a", reason="drained")) == ["b0"]
-    job.report(trains("a0", 1, heard=2, committed=3))
-    job.report(trains("b0", 1, heard=2, committed=3))
+    job.report(trains("a0", 1, acknowledged=2, committed=3))
+    job.report(trains("b0", 1, acknowledged=2, committed=3))
     settled = job.machine.current
     assert settled is not None
     assert settled.leave_after == 4
-    job.report(status("b0", READY, 1, heard=2, committed=committed, **BREAKS))
-    job.report(status("a0", READY, 1, heard=2, committed=4), after_s=0.1)
+    job.report(status("b0", READY, 1, acknowledged=2, committed=committed, **BREAKS))
+    job.report(status("a0", READY, 1, acknowledged=2, committed=4), after_s=0.1)
     formed = job.tell(ev.TimerFired(), after_s=1.0)
     assert (sorted(formed or []) == ["a0", "b0"]) is whole

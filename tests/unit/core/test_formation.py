@@ -39,7 +39,7 @@ A, B = status("a0", TRAINING, 3), status("b0", TRAINING, 3)
 A_JOINS = status("a0", JOINING, 3)
 A_BROKEN = status("a0", READY, 3, broken=True, detail="reset")
 NEW = status("c0", READY)
-NEW_HEARD = status("c0", READY, heard=4)
+NEW_HEARD = status("c0", READY, acknowledged=4)
 A_DONE = status("a0", FINISHED, 3, committed=8)
 
 
@@ -114,19 +114,19 @@ def test_with_a_group(situation: GroupView, expected: object) -> None:
         # Or its reports are late: another would not train if it had not come.
         (view(PAIR, A, status("b0", TRAINING, 2), assembling_since=0.0), WaitReason.ASSEMBLING),
         (
-            view(PAIR, A, status("b0", TRAINING, 2, heard=3), assembling_since=0.0),
+            view(PAIR, A, status("b0", TRAINING, 2, acknowledged=3), assembling_since=0.0),
             WaitReason.ASSEMBLING,
         ),
         (
-            view(PAIR, A, status("b0", TRAINING, 2, heard=3), assembling_since=-900.0),
+            view(PAIR, A, status("b0", TRAINING, 2, acknowledged=3), assembling_since=-900.0),
             "BELOW_MINIMUM [] -b0",
         ),
         # Before a planned change takes effect nobody is late ...
         (
             view(
                 PLANNED,
-                *(status(w, TRAINING, 3, heard=4) for w in ("a0", "b0")),
-                status("c0", READY, heard=4),
+                *(status(w, TRAINING, 3, acknowledged=4) for w in ("a0", "b0")),
+                status("c0", READY, acknowledged=4),
             ),
             WaitReason.ASSEMBLING,
         ),
@@ -134,7 +134,7 @@ def test_with_a_group(situation: GroupView, expected: object) -> None:
         (
             view(
                 PLANNED,
-                *(status(w, TRAINING, 3, heard=4) for w in ("a0", "b0")),
+                *(status(w, TRAINING, 3, acknowledged=4) for w in ("a0", "b0")),
                 status("c0", JOINING, 4, has_state=False),
                 assembling_since=-900.0,
             ),
@@ -208,7 +208,7 @@ def test_while_stopping(situation: GroupView, now: float, expected: object) -> N
 def test_while_stopping_a_late_member_gets_the_grace_if_only_it_has_the_last_step(
     b_held: int, now: float, expected: object
 ) -> None:
-    late = status("a0", TRAINING, 3, heard=4, committed=6)
+    late = status("a0", TRAINING, 3, acknowledged=4, committed=6)
     situation = view(SAVING, late, status("b0", JOINING, 4, committed=b_held), assembling_since=0.0)
     stop = Stop(exit_code=143, reason="a test", deadline=30.0)
     assert short(decide_stop(situation, POLICY, stop, now)) == expected
@@ -216,7 +216,7 @@ def test_while_stopping_a_late_member_gets_the_grace_if_only_it_has_the_last_ste
 
 def test_while_stopping_a_late_member_is_hurried_if_one_that_is_back_has_as_many_steps() -> None:
     late, back = (
-        status("a0", TRAINING, 3, heard=4, committed=6),
+        status("a0", TRAINING, 3, acknowledged=4, committed=6),
         status("c0", READY, 3, committed=6),
     )
     situation = view(generation(4, "a0", purpose=Purpose.SAVE_AND_LEAVE), late, back)
@@ -254,7 +254,7 @@ def test_a_new_leader_has_who_is_back_with_the_last_step_save_with_those_that_we
 
 
 def test_the_next_look_is_when_patience_ends() -> None:
-    late = status("b0", TRAINING, 2, heard=3)
+    late = status("b0", TRAINING, 2, acknowledged=3)
     decision = decide(view(PAIR, A, late, assembling_since=50.0), POLICY, 100.0)
     assert decision == Wait(reason=WaitReason.ASSEMBLING, until=50.0 + POLICY.busy_timeout_s)
     stalled = generation(3, "a0", "b0", reason=ChangeReason.STALLED)
@@ -264,7 +264,7 @@ def test_the_next_look_is_when_patience_ends() -> None:
 
 def test_members_in_a_slow_step_may_come_later_unless_it_has_stalled() -> None:
     policy = replace(POLICY, first_step_s=1000.0)
-    late = status("b0", TRAINING, 2, heard=3)
+    late = status("b0", TRAINING, 2, acknowledged=3)
     decision = decide(view(PAIR, A, late, assembling_since=50.0, slow=True), policy, 500.0)
     assert decision == Wait(reason=WaitReason.ASSEMBLING, until=1050.0)
     assert isinstance(
@@ -280,7 +280,7 @@ def test_members_in_a_slow_step_may_come_later_unless_it_has_stalled() -> None:
 
 
 def test_members_may_still_come_when_a_slow_step_is_over() -> None:
-    late = status("b0", TRAINING, 2, heard=3)
+    late = status("b0", TRAINING, 2, acknowledged=3)
     found = view(PAIR, A, late, assembling_since=50.0, slow_at=600.0)
     decision = decide(found, POLICY, 600.0)
     assert decision == Wait(reason=WaitReason.ASSEMBLING, until=600.0 + POLICY.busy_timeout_s)
@@ -288,7 +288,9 @@ def test_members_may_still_come_when_a_slow_step_is_over() -> None:
 
 def test_holders_of_the_state_that_compile_are_waited_for_when_the_group_is_dissolved() -> None:
     policy = replace(POLICY, first_step_s=1000.0)
-    dissolved = view(generation(3), status("a0", TRAINING, 2, heard=3), formed_at=50.0, slow=True)
+    dissolved = view(
+        generation(3), status("a0", TRAINING, 2, acknowledged=3), formed_at=50.0, slow=True
+    )
     assert decide(dissolved, policy, 1049.0) == Wait(reason=WaitReason.ASSEMBLING, until=1050.0)
     assert isinstance(decide(dissolved, policy, 1050.0), Form)
 
@@ -424,10 +426,10 @@ def test_a_dropped_member_is_lost_also_when_newcomers_wait_in_the_planned_group(
     ("dropped", "expected"),
     [
         # It may have completed the last step of the group before, or still be about to.
-        (status("c0", READY, 3, heard=4, committed=10), "MEMBER_LOST [a0 c0]"),
-        (status("c0", TRAINING, 3, heard=4, committed=9), "MEMBER_LOST [a0 c0]"),
+        (status("c0", READY, 3, acknowledged=4, committed=10), "MEMBER_LOST [a0 c0]"),
+        (status("c0", TRAINING, 3, acknowledged=4, committed=9), "MEMBER_LOST [a0 c0]"),
         # It has left, and the others went on from where it was.
-        (status("c0", READY, 3, heard=4, committed=9), "MEMBER_LOST [a0]"),
+        (status("c0", READY, 3, acknowledged=4, committed=9), "MEMBER_LOST [a0]"),
     ],
 )
 def test_who_was_dropped_is_asked_once_more_only_for_what_no_other_has(
@@ -442,7 +444,10 @@ def test_who_was_dropped_is_asked_once_more_only_for_what_no_other_has(
 def test_newcomers_make_room_for_those_that_were_dropped_and_hold_the_state() -> None:
     planned = generation(4, "c0", "d0", "e0", leave_after=9)
     new = [status(w, READY, has_state=False) for w in ("d0", "e0")]
-    dropped = [status("a0", READY, 3, heard=4, committed=9), status("b0", READY, 3, heard=4)]
+    dropped = [
+        status("a0", READY, 3, acknowledged=4, committed=9),
+        status("b0", READY, 3, acknowledged=4),
+    ]
     before = generation(3, "a0", "b0", "c0")
     situation = view(planned, *new, *dropped, leaving=before)
     policy = replace(POLICY, max_workers=3)
@@ -495,9 +500,9 @@ def test_a_member_that_a_new_agent_has_not_heard_of_is_in_no_new_group() -> None
     [(3, "JOIN_TIMED_OUT [b0 c0] -a0"), (4, "JOIN_TIMED_OUT [b0] -a0")],
 )
 def test_who_came_back_with_the_last_step_is_taken_along(trained_in: int, expected: str) -> None:
-    stuck = status("a0", READY, 3, heard=4, committed=9)
+    stuck = status("a0", READY, 3, acknowledged=4, committed=9)
     waits = status("b0", JOINING, 4, committed=8)
-    back = status("c0", READY, 3, heard=4, committed=9)
+    back = status("c0", READY, 3, acknowledged=4, committed=9)
     group = generation(4, "a0", "b0")
     situation = view(group, stuck, waits, back, assembling_since=0.0, trained_in=trained_in)
     policy = replace(POLICY, min_workers=1, busy_timeout_s=50.0)
@@ -507,7 +512,7 @@ def test_who_came_back_with_the_last_step_is_taken_along(trained_in: int, expect
 def test_nobody_begins_anew_while_one_comes_out_of_a_group_where_it_may_have_got_the_state() -> (
     None
 ):
-    comes_out = status("b0", JOINING, 3, heard=4, has_state=False)
+    comes_out = status("b0", JOINING, 3, acknowledged=4, has_state=False)
     newcomer = status("d0", READY, has_state=False)
     situation = view(generation(4, "c0"), comes_out, newcomer, trained_in=2, formed_at=100.0)
     policy = replace(POLICY, min_workers=1)
@@ -529,7 +534,7 @@ def test_who_came_back_with_more_steps_is_judged_by_where_the_members_have_train
     members_trained_in: int, expected: str
 ) -> None:
     member = status("a0", JOINING, 5, committed=6, trained_in=members_trained_in)
-    back = status("c0", READY, 2, heard=5, committed=9, trained_in=2)
+    back = status("c0", READY, 2, acknowledged=5, committed=9, trained_in=2)
     situation = view(generation(5, "a0", "b0"), member, back, trained_in=3)
     assert short(decide(situation, replace(POLICY, min_workers=1), 100.0)) == expected
 
@@ -542,7 +547,7 @@ def test_a_job_is_done_where_only_steps_are_left_that_it_had_to_go_back_from(
     trained_in: int, expected: object
 ) -> None:
     done = status("a0", FINISHED, 3, committed=6, trained_in=3)
-    back = status("c0", READY, 2, heard=4, committed=7, trained_in=trained_in)
+    back = status("c0", READY, 2, acknowledged=4, committed=7, trained_in=trained_in)
     situation = view(NOBODY, done, back, enough_since=0.0)
     assert short(decide(situation, POLICY, 100.0)) == expected
 

@@ -63,8 +63,8 @@ def test_out_of_contact(situation: GroupView, expected: object) -> None:
     ("last_known", "trained_in", "expected"),
     [
         (status("b0", JOINING, 3), 2, WaitReason.OUT_OF_CONTACT),
-        (status("b0", READY, 0, heard=2), 2, WaitReason.OUT_OF_CONTACT),  # heard of it since
-        (status("b0", READY, 2, heard=3), 2, WaitReason.OUT_OF_CONTACT),  # it is about to join
+        (status("b0", READY, 0, acknowledged=2), 2, WaitReason.OUT_OF_CONTACT),  # heard of it since
+        (status("b0", READY, 2, acknowledged=3), 2, WaitReason.OUT_OF_CONTACT),  # about to join
         (status("b0", STARTING), 2, "MEMBER_LOST [d0]"),
         (status("b0", JOINING, 3), 0, "MEMBER_LOST [d0]"),  # nobody had a state to give
     ],
@@ -221,13 +221,13 @@ def test_silent_members_that_have_finished_are_not_all_who_are_left() -> None:
 
 @pytest.mark.parametrize(
     ("newcomer", "expected"),
-    [(NEW, "MEMBER_LOST [e0 d0]"), (status("d0", READY, 3, heard=4), "MEMBER_LOST [d0]")],
+    [(NEW, "MEMBER_LOST [e0 d0]"), (status("d0", READY, 3, acknowledged=4), "MEMBER_LOST [d0]")],
 )
 def test_who_leaves_hands_over_the_state_that_only_it_has(
     newcomer: WorkerStatus, expected: object
 ) -> None:
     """All members of the group that went on without it have been given up."""
-    behind = status("e0", READY, 3, heard=4)
+    behind = status("e0", READY, 3, acknowledged=4)
     situation = view(generation(4, "b0", "c0"), status("b0", TRAINING, 4), newcomer, behind)
     situation = silent(leaving(situation, "e"), 90.0, "b")
     assert short(decide(situation, POLICY, NOW)) == expected

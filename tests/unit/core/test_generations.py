@@ -99,12 +99,12 @@ def test_what_a_member_reports_of_itself(seen: WorkerStatus, trains: bool) -> No
     assert lineage.allows(["d0"]) is not trains
 
 
-@pytest.mark.parametrize(("heard", "may_join"), [(0, True), (3, True), (4, False)])
+@pytest.mark.parametrize(("acknowledged", "may_join"), [(0, True), (3, True), (4, False)])
 def test_a_member_that_has_not_come_joins_only_the_newest_it_has_heard_of(
-    heard: int, may_join: bool
+    acknowledged: int, may_join: bool
 ) -> None:
     lineage = after()
-    lineage.seen(sighting(status("a0", READY, 0, heard=heard)))
+    lineage.seen(sighting(status("a0", READY, 0, acknowledged=acknowledged)))
     assert lineage.allows(["d0"]) is not may_join
 
 

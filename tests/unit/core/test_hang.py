@@ -63,7 +63,7 @@ def hung(found: Diagnosis | None) -> tuple[Coordinator, list[fx.Effect]]:
     if found is not None:
         assert not of(fx.PersistGeneration, machine.handle(_explained(found), 50.4))
     machine.handle(ev.GenerationPersisted(number=2), 50.5)
-    machine.handle(report(status("b0", TRAINING, 1, heard=2)), 50.6)
+    machine.handle(report(status("b0", TRAINING, 1, acknowledged=2)), 50.6)
     machine.handle(report(status("a0", JOINING, 2)), 50.6)
     return machine, machine.handle(ev.TimerFired(), 53.0)
 
@@ -109,7 +109,7 @@ def test_what_a_worker_did_in_an_earlier_group_is_past() -> None:
         machine.handle(report(status(worker, TRAINING, 2)), 50.6)
     machine.handle(progress(5.1, generation=2), 60.0)
     machine.handle(ev.GenerationPersisted(number=3), 60.1)
-    machine.handle(report(status("b0", TRAINING, 2, heard=3)), 60.2)
+    machine.handle(report(status("b0", TRAINING, 2, acknowledged=3)), 60.2)
     machine.handle(report(status("a0", JOINING, 3)), 60.2)
     (replaced,) = of(fx.ReplaceWorker, machine.handle(ev.TimerFired(), 63.0))
     assert replaced.message == "did not arrive in generation 3 in time"

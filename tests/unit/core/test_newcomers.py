@@ -215,7 +215,7 @@ class Job:
         self.tell(ev.GenerationPersisted(number=self.formed))
 
     def arrive(self) -> None:
-        at = {"committed": self.committed, "heard": self.formed}
+        at = {"committed": self.committed, "acknowledged": self.formed}
         self.tell(report("a", status("a0", TRAINING, self.formed, **at)))
 
     def step(self) -> None:
@@ -303,7 +303,7 @@ def test_a_worker_that_has_trained_fails_on_the_jobs_account() -> None:
     job = Job()
     job.come()
     job.exists()
-    joined = {"committed": job.committed, "heard": job.formed}
+    joined = {"committed": job.committed, "acknowledged": job.formed}
     job.arrive()
     job.tell(report("b", status("b0", TRAINING, job.formed, **joined)))
     job.step()

@@ -34,23 +34,23 @@ def test_a_fresh_worker_goes_on_from_a_checkpoint_that_is_newer_than_what_is_hel
     job = lost_after_it_saved()
     job.tell(ev.CheckpointCommitted(generation=2, step=SAVED_AT))
     job.tell(killed("b0"), ev.NodeGone(node="b"))
-    assert job.report(status("a0", READY, 1, heard=3, committed=held, trained_in=1)) is None
+    assert job.report(status("a0", READY, 1, acknowledged=3, committed=held, trained_in=1)) is None
     assert replaced(job) == ["a0"]
     job.tell(killed("a0"))
-    assert job.report(status("a1", READY, heard=3)) == ["a1"]
+    assert job.report(status("a1", READY, acknowledged=3)) == ["a1"]
 
 
 @pytest.mark.parametrize(
     "holder",
     [
         # It has more: the last step of the group that it was cut off from.
-        status("a0", READY, 1, heard=3, committed=SAVED_AT + 1, trained_in=1),
+        status("a0", READY, 1, acknowledged=3, committed=SAVED_AT + 1, trained_in=1),
         # Its group went back further on purpose, as from a damaged checkpoint.
-        status("a0", READY, 3, heard=3, committed=4, trained_in=3),
+        status("a0", READY, 3, acknowledged=3, committed=4, trained_in=3),
         # It tried to join a later group, and has more.
-        status("a0", READY, 3, heard=3, committed=SAVED_AT + 1, trained_in=1),
+        status("a0", READY, 3, acknowledged=3, committed=SAVED_AT + 1, trained_in=1),
         # An earlier version of elastic does not say in which generation it has trained.
-        status("a0", READY, 1, heard=3, committed=4),
+        status("a0", READY, 1, acknowledged=3, committed=4),
     ],
 )
 def test_holders_that_are_not_behind_the_checkpoint_train_on(holder: WorkerStatus) -> None:
@@ -63,9 +63,9 @@ def test_holders_that_are_not_behind_the_checkpoint_train_on(holder: WorkerStatu
 def test_a_member_that_only_tried_to_join_a_later_group_is_behind() -> None:
     job = lost_after_it_saved()
     job.tell(ev.CheckpointCommitted(generation=2, step=SAVED_AT))
-    newcomer = status("a0", READY, 1, heard=2, committed=4, trained_in=1)
+    newcomer = status("a0", READY, 1, acknowledged=2, committed=4, trained_in=1)
     assert job.report(newcomer) == ["b0", "a0"]  # planned, and b0 dies before it
-    job.report(status("a0", JOINING, 3, heard=3, committed=4, trained_in=1))
+    job.report(status("a0", JOINING, 3, acknowledged=3, committed=4, trained_in=1))
     job.tell(killed("b0"), ev.NodeGone(node="b"))
     assert replaced(job) == ["a0"]
 
@@ -73,4 +73,4 @@ def test_a_member_that_only_tried_to_join_a_later_group_is_behind() -> None:
 def test_a_checkpoint_that_is_not_known_to_be_whole_changes_nothing() -> None:
     job = lost_after_it_saved()
     job.tell(killed("b0"), ev.NodeGone(node="b"))
-    assert job.report(status("a0", READY, 1, heard=3, committed=4, trained_in=1)) == ["a0"]
+    assert job.report(status("a0", READY, 1, acknowledged=3, committed=4, trained_in=1)) == ["a0"]

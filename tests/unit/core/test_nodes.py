@@ -116,7 +116,7 @@ def test_members_are_presumed_to_train_out_of_contact() -> None:
     for sighting in nodes.workers().values():
         s = sighting.status
         assert sighting.silent_since == 9.0
-        assert (s.phase, s.generation, s.heard, s.has_state) == (TRAINING, 3, 3, True)
+        assert (s.phase, s.generation, s.acknowledged, s.has_state) == (TRAINING, 3, 3, True)
     assert nodes.workers()["a1"].as_member() == generation(3, "a1").members[0]
     assert nodes.reported("a", 4, [status("a1", TRAINING, 3)]) == {"a0"}
     assert nodes.slots == 5
@@ -162,7 +162,7 @@ def test_a_node_has_left_when_none_of_its_workers_is_in_a_group() -> None:
     assert departures.completed(nodes, alone) == []
     nodes.reported("a", 2, [status("a0", READY, 3)])
     assert departures.completed(nodes, alone) == []  # it may have joined another since
-    nodes.reported("a", 2, [status("a0", READY, 3, heard=4)])
+    nodes.reported("a", 2, [status("a0", READY, 3, acknowledged=4)])
     assert departures.completed(nodes, generation(5, "a0", "b0")) == []
     assert departures.completed(nodes, alone, PAIR) == []  # what follows is not in place
     assert departures.completed(nodes, alone) == []  # b0 may be stuck, and a step behind
@@ -174,14 +174,14 @@ def test_a_node_has_left_when_none_of_its_workers_is_in_a_group() -> None:
 def test_a_node_that_holds_the_state_stays_while_nobody_else_does() -> None:
     nodes, departures, nobody = trained_by("a0", "b0"), Departures(), generation(4)
     nodes.left("a")
-    nodes.reported("a", 2, [status("a0", READY, 3, heard=4, committed=8)])
+    nodes.reported("a", 2, [status("a0", READY, 3, acknowledged=4, committed=8)])
     assert departures.completed(nodes, nobody) == []
-    nodes.reported("b", 2, [status("b0", READY, 3, heard=4, committed=7)])
+    nodes.reported("b", 2, [status("b0", READY, 3, acknowledged=4, committed=7)])
     assert departures.completed(nodes, nobody) == []
-    nodes.reported("b", 2, [status("b0", READY, 3, heard=4, committed=8)])
+    nodes.reported("b", 2, [status("b0", READY, 3, acknowledged=4, committed=8)])
     nodes.fell_silent("b", 0.0)
     assert departures.completed(nodes, nobody) == []
-    nodes.reported("b", 2, [status("b0", READY, 3, heard=4, committed=8)])
+    nodes.reported("b", 2, [status("b0", READY, 3, acknowledged=4, committed=8)])
     assert departures.completed(nodes, nobody) == ["a"]
 
 
@@ -189,7 +189,7 @@ def test_a_node_that_holds_the_state_stays_while_its_heirs_are_out_of_contact() 
     nodes, departures, others = Nodes(), Departures(), generation(4, "b0")
     nodes.presumed(others, TRAINING, 0.0)
     nodes.left("a")
-    nodes.reported("a", 2, [status("a0", READY, 3, heard=4, committed=8)])
+    nodes.reported("a", 2, [status("a0", READY, 3, acknowledged=4, committed=8)])
     assert departures.completed(nodes, others) == []
     nodes.reported("b", 2, [status("b0", JOINING, 4, has_state=False)])
     assert departures.completed(nodes, others) == []
@@ -214,7 +214,7 @@ def test_a_member_that_may_have_got_the_state_is_needed_once_its_group_is_dissol
     nobody = generation(4)
     assert nodes.is_needed("a", [nobody], PAIR.members)
     assert not nodes.is_needed("a", [nobody])
-    nodes.reported("a", 1, [replace(status("a0", READY), heard=4)])
+    nodes.reported("a", 1, [replace(status("a0", READY), acknowledged=4)])
     assert not nodes.is_needed("a", [nobody], PAIR.members)
 
 

@@ -21,8 +21,8 @@ PLANNED = generation(4, "a0", "b0", "c0", leave_after=9, provisional=True)
 NEW = status("c0", JOINING, 4, has_state=False)
 
 
-def heard(worker: str, committed: int) -> WorkerStatus:
-    return status(worker, TRAINING, 3, heard=4, committed=committed)
+def acknowledged(worker: str, committed: int) -> WorkerStatus:
+    return status(worker, TRAINING, 3, acknowledged=4, committed=committed)
 
 
 def deaf(worker: str, committed: int) -> WorkerStatus:
@@ -30,7 +30,7 @@ def deaf(worker: str, committed: int) -> WorkerStatus:
 
 
 def left(worker: str, committed: int) -> WorkerStatus:
-    return status(worker, READY, 3, heard=4, committed=committed)
+    return status(worker, READY, 3, acknowledged=4, committed=committed)
 
 
 def done(worker: str, committed: int) -> WorkerStatus:
@@ -41,18 +41,18 @@ def done(worker: str, committed: int) -> WorkerStatus:
     ("workers", "leave_after"),
     [
         # In time: everybody will wait at the boundary that was named.
-        ((heard("a0", 5), heard("b0", 8)), 9),
+        ((acknowledged("a0", 5), acknowledged("b0", 8)), 9),
         # Late: a member that has committed 9 or 11 may be in the step after it.
-        ((heard("a0", 8), heard("b0", 9)), 10),
-        ((heard("a0", 10), heard("b0", 11)), 12),
+        ((acknowledged("a0", 8), acknowledged("b0", 9)), 10),
+        ((acknowledged("a0", 10), acknowledged("b0", 11)), 12),
         # One has not heard: nobody knows how far it gets.
-        ((heard("a0", 5), deaf("b0", 5)), None),
-        ((deaf("a0", 9), heard("b0", 9)), None),
+        ((acknowledged("a0", 5), deaf("b0", 5)), None),
+        ((deaf("a0", 9), acknowledged("b0", 9)), None),
         # One is at the end of the job, and needs no group any more.
-        ((done("a0", 8), heard("b0", 7)), 9),
+        ((done("a0", 8), acknowledged("b0", 7)), 9),
         ((done("a0", 8), done("b0", 8)), 9),
         # One is lost: an unplanned change follows.
-        ((heard("a0", 5),), None),
+        ((acknowledged("a0", 5),), None),
     ],
 )
 def test_where_the_group_is_left(
@@ -76,17 +76,17 @@ AT_ONCE = generation(4, "a0", "b0", "c0")
     [
         # One has left: it was tired of waiting, or the group broke. No further step is possible.
         (PLANNED, (left("a0", 9), deaf("b0", 9)), True),
-        (PLANNED, (left("a0", 7), heard("b0", 8)), True),
-        (PLANNED, (status("a0", JOINING, 4, committed=9), heard("b0", 9)), True),
+        (PLANNED, (left("a0", 7), acknowledged("b0", 8)), True),
+        (PLANNED, (status("a0", JOINING, 4, committed=9), acknowledged("b0", 9)), True),
         # It left while the boundary was settled, to which the others cannot come without it.
-        (SETTLED, (left("a0", 8), heard("b0", 8)), True),
-        (SETTLED, (status("a0", JOINING, 4, committed=8), heard("b0", 8)), True),
+        (SETTLED, (left("a0", 8), acknowledged("b0", 8)), True),
+        (SETTLED, (status("a0", JOINING, 4, committed=8), acknowledged("b0", 8)), True),
         # They come to it one by one.
-        (SETTLED, (left("a0", 9), heard("b0", 8)), False),
-        (SETTLED, (heard("a0", 8), heard("b0", 8)), False),
-        (SETTLED, (done("a0", 8), heard("b0", 8)), False),
+        (SETTLED, (left("a0", 9), acknowledged("b0", 8)), False),
+        (SETTLED, (acknowledged("a0", 8), acknowledged("b0", 8)), False),
+        (SETTLED, (done("a0", 8), acknowledged("b0", 8)), False),
         # They know.
-        (AT_ONCE, (left("a0", 8), heard("b0", 8)), False),
+        (AT_ONCE, (left("a0", 8), acknowledged("b0", 8)), False),
     ],
 )
 def test_who_cannot_come_to_the_boundary_leaves_at_once(
@@ -108,8 +108,8 @@ def test_who_waits_in_a_group_that_broke_leaves_at_once(
     members: tuple[str, ...], at_once: bool
 ) -> None:
     planned = generation(4, *members, leave_after=9, provisional=True)
-    broken = status("a0", READY, 3, heard=4, committed=8, broken=True)
-    settled = settle(planned, PAIR, view(PAIR, broken, heard("b0", 8)).workers)
+    broken = status("a0", READY, 3, acknowledged=4, committed=8, broken=True)
+    settled = settle(planned, PAIR, view(PAIR, broken, acknowledged("b0", 8)).workers)
     assert settled == (generation(4, *members) if at_once else None)
 
 

@@ -52,11 +52,11 @@ def test_a_group_that_the_store_has_lost_may_be_told_of() -> None:
 def test_without_a_group_a_holder_out_of_contact_is_waited_for() -> None:
     job = running("a0", "b0", min_workers=2)
     assert job.tell(killed("b0")) == []
-    job.report(status("a0", READY, 1, heard=2))
+    job.report(status("a0", READY, 1, acknowledged=2))
     job.tell(ev.NodeLost(node="a"))
     assert job.tell(STOP) is None
     assert ended(job) == []
-    assert job.report(status("a0", READY, 1, heard=2)) == ["a0"]
+    assert job.report(status("a0", READY, 1, acknowledged=2)) == ["a0"]
 
 
 def left_behind() -> Job:
@@ -73,7 +73,7 @@ def test_a_holder_left_behind_is_waited_for_when_who_went_on_is_lost() -> None:
     assert job.tell(killed("a0")) == []
     assert job.tell(STOP) is None
     assert ended(job) == []
-    assert job.report(status("b0", READY, 1, heard=3, committed=9)) == ["b0"]
+    assert job.report(status("b0", READY, 1, acknowledged=3, committed=9)) == ["b0"]
     assert job.formed[-1].purpose is Purpose.SAVE_AND_LEAVE
 
 
@@ -89,8 +89,8 @@ def test_newcomers_wait_for_a_holder_left_behind_when_who_went_on_is_lost() -> N
     job = left_behind()
     assert job.tell(killed("a0")) == []
     job.tell(ev.NodeGone(node="a"))
-    assert job.report(status("c0", READY, heard=3)) is None
-    assert job.report(status("b0", READY, 1, heard=3, committed=9)) == ["b0", "c0"]
+    assert job.report(status("c0", READY, acknowledged=3)) is None
+    assert job.report(status("b0", READY, 1, acknowledged=3, committed=9)) == ["b0", "c0"]
 
 
 def test_who_may_have_trained_since_it_reported_is_heard_first() -> None:
@@ -100,7 +100,7 @@ def test_who_may_have_trained_since_it_reported_is_heard_first() -> None:
     assert job.tell(STOP) is None
     job.report(status("a0", JOINING, 1, has_state=False))
     assert ended(job) == []
-    assert job.report(status("a0", READY, 1, heard=2, committed=1)) == ["a0"]
+    assert job.report(status("a0", READY, 1, acknowledged=2, committed=1)) == ["a0"]
 
 
 def test_who_is_stuck_on_its_way_in_is_not_waited_for_to_the_end() -> None:
@@ -118,19 +118,19 @@ def test_who_comes_back_with_the_last_step_saves_it() -> None:
     assert job.tell(ev.NodeLost(node="c")) == ["a0", "b0"]
     job.report(status("a0", JOINING, 2, committed=4))
     assert job.tell(STOP) == ["a0", "b0"]
-    assert job.report(status("c0", READY, 1, heard=3, committed=5)) is None
+    assert job.report(status("c0", READY, 1, acknowledged=3, committed=5)) is None
     assert job.tell(killed("b0")) == ["a0", "c0"]
 
 
 def test_newcomers_do_not_leave_before_a_holder_left_behind_may_have_come() -> None:
     job = left_behind()
-    assert job.report(status("c0", READY, heard=2)) == ["a0", "c0"]
+    assert job.report(status("c0", READY, acknowledged=2)) == ["a0", "c0"]
     job.tell(killed("a0"))
     assert job.tell(STOP) is None
     assert ended(job) == []
     assert job.report(trains("b0", 1, committed=9)) == []  # c0 would begin anew
-    job.report(status("c0", READY, heard=4))
-    assert job.report(status("b0", READY, 1, heard=4, committed=9)) == ["b0"]
+    job.report(status("c0", READY, acknowledged=4))
+    assert job.report(status("b0", READY, 1, acknowledged=4, committed=9)) == ["b0"]
     assert job.formed[-1].purpose is Purpose.SAVE_AND_LEAVE
 
 
@@ -150,7 +150,7 @@ def test_a_stop_is_not_kept_waiting_by_groups_of_members_that_hold_nothing() -> 
     joins = [status(f"a{n}", JOINING, 1, has_state=False) for n in range(3)]
     assert job.tell(reported(*joins), STOP) == ["a0", "a1", "a2"]
     assert job.report(*(status(w, JOINING, 2, has_state=False) for w in ("a1", "a2"))) == []
-    lost = {"heard": 3, "has_state": False, "broken": True}
+    lost = {"acknowledged": 3, "has_state": False, "broken": True}
     job.report(status("a1", READY, 2, **lost), status("a2", JOINING, 2, has_state=False))
     assert ended(job) == []  # a2 may have got the state
     job.report(status("a1", READY, 2, **lost), status("a2", READY, 2, **lost))
@@ -179,7 +179,7 @@ def test_a_new_coordinator_waits_for_survivors_before_it_ends_the_job() -> None:
     job = adopted(generation(5))
     assert job.tell(STOP) is None
     assert ended(job) == []
-    assert job.report(status("a0", READY, 4, heard=5), after_s=0.1) is None
+    assert job.report(status("a0", READY, 4, acknowledged=5), after_s=0.1) is None
     assert job.tell(ev.TimerFired(), after_s=10.0) == ["a0"]
 
 
@@ -188,7 +188,7 @@ def test_the_last_node_saves_before_it_goes() -> None:
     job = running("a0", "b0", min_workers=2)
     assert job.tell(killed("b0")) == []
     job.tell(reported(node="b"), ev.NodeGone(node="b"))
-    job.report(status("a0", READY, 1, heard=2, committed=6))
+    job.report(status("a0", READY, 1, acknowledged=2, committed=6))
     assert job.tell(ev.NodeLeaving(node="a", reason="SIGTERM")) == ["a0"]
     assert job.told(fx.NodeDrained) == []
     assert job.formed[-1].purpose is Purpose.SAVE_AND_LEAVE
@@ -203,8 +203,8 @@ def test_members_that_a_planned_change_was_about_to_drop_save_too() -> None:
 def test_a_group_that_is_left_for_a_planned_change_is_needed_until_that_is_in_place() -> None:
     job = running("a0", "b0")
     assert job.tell(ev.NodeLeaving(node="a", reason="SIGTERM")) == ["b0"]
-    after = status("a0", READY, 1, heard=2, committed=8)
-    job.tell(reported(after), reported(trains("b0", 1, heard=2, committed=7)))
+    after = status("a0", READY, 1, acknowledged=2, committed=8)
+    job.tell(reported(after), reported(trains("b0", 1, acknowledged=2, committed=7)))
     assert job.told(fx.NodeDrained) == []
     job.report(status("b0", TRAINING, 2, committed=8))
     assert job.told(fx.NodeDrained) == [fx.NodeDrained(node="a")]
@@ -222,7 +222,7 @@ def test_who_came_back_too_late_saves_if_the_others_hold_nothing_any_more() -> N
     assert job.tell(killed("b0")) == ["a0"]
     job.report(status("a0", TRAINING, 2))
     assert job.tell(STOP, after_s=0.1) == ["a0"]
-    job.tell(reported(status("c0", READY, 1, heard=3, committed=4)))
+    job.tell(reported(status("c0", READY, 1, acknowledged=3, committed=4)))
     assert job.tell(reported(status("a0", JOINING, 3, has_state=False))) == ["c0", "a0"]
 
 
@@ -230,7 +230,7 @@ def test_who_came_back_too_late_saves_if_the_others_are_left_out() -> None:
     job = running("a0", "b0", "d0")
     assert job.tell(killed("b0")) == ["a0", "d0"]
     job.tell(reported(trains("a0", 2)), reported(status("d0", JOINING, 2, has_state=False)))
-    job.report(status("c0", READY, 1, heard=2, committed=4))
+    job.report(status("c0", READY, 1, acknowledged=2, committed=4))
     assert sorted(job.tell(STOP, after_s=0.0) or []) == ["a0", "d0"]
     job.tell(reported(status("d0", JOINING, 3, has_state=False)))
     assert sorted(job.tell(killed("a0")) or []) == ["c0", "d0"]
@@ -271,11 +271,11 @@ def test_whoever_has_lost_contact_last_is_waited_for_in_its_turn() -> None:
     job.tell(ev.NodeLost(node="b"))
     job.report(status("a0", READY, 1, broken=True))
     assert job.formed[-1].members == ()
-    job.report(status("a0", READY, 1, heard=2))
+    job.report(status("a0", READY, 1, acknowledged=2))
     job.tell(STOP, ev.NodeLost(node="a"), after_s=7.0)
     job.tell(ev.TimerFired(), after_s=4.0)
     assert ended(job) == []  # b0 has had its time
-    assert job.report(status("a0", READY, 1, heard=2)) == ["a0"]
+    assert job.report(status("a0", READY, 1, acknowledged=2)) == ["a0"]
 
 
 def test_a_planned_end_of_the_group_is_not_waited_for() -> None:
@@ -345,7 +345,7 @@ def trains_without_a_step() -> Job:
 
 def test_who_is_stuck_in_the_first_step_is_not_waited_for_to_the_end() -> None:
     job = trains_without_a_step()
-    job.report(status("a0", TRAINING, 1, heard=2))
+    job.report(status("a0", TRAINING, 1, acknowledged=2))
     job.tell(ev.TimerFired(), after_s=1.0)
     assert ended(job) == []  # it may come out of that step, and even have completed it
     job.tell(ev.TimerFired(), after_s=10.0)
@@ -356,5 +356,5 @@ def test_who_may_have_committed_the_first_step_is_waited_for() -> None:
     job = trains_without_a_step()
     job.tell(ev.TimerFired(), after_s=15.0)
     assert ended(job) == []  # it has not heard of the end of its group
-    job.report(status("a0", READY, 1, heard=2, committed=1))
+    job.report(status("a0", READY, 1, acknowledged=2, committed=1))
     assert job.formed[-1].purpose is Purpose.SAVE_AND_LEAVE

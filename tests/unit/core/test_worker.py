@@ -146,7 +146,8 @@ def test_what_it_acknowledges_with_is_what_it_has_committed_by_then() -> None:
     worker.run_entered()
     (report,) = worker.generation_announced(PROVISIONAL)
     assert isinstance(report, ReportStatus)
-    assert (report.status.heard, report.status.committed, report.status.in_run) == (2, 6, True)
+    said = report.status
+    assert (said.acknowledged, said.committed, said.in_run) == (2, 6, True)
 
 
 def test_it_reports_before_its_script_is_freed() -> None:
@@ -158,7 +159,7 @@ def test_old_news_is_refused() -> None:
     worker = training()
     worker.generation_announced(AT_ONCE)
     assert worker.generation_announced(FIRST) == []
-    assert worker.status.heard == 2
+    assert worker.status.acknowledged == 2
 
 
 @pytest.mark.parametrize(("announced", "expected"), [(AT_ONCE, True), (PLANNED, False)])

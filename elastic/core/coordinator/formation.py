@@ -16,7 +16,7 @@ from elastic.core.coordinator.decisions import Complete, Decision, Form, GiveUp,
 from elastic.core.coordinator.view import (
     FormationPolicy,
     GroupView,
-    Sighting,
+    ObservedWorker,
     enough,
     has_heir,
     is_in_sight,
@@ -92,25 +92,25 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
     return Form(members=_members(chosen), reason=ChangeReason.STARTED)
 
 
-def _takes_part(w: Sighting, staying: list[Sighting]) -> bool:
+def _takes_part(w: ObservedWorker, staying: list[ObservedWorker]) -> bool:
     """It is ready, and to stay; or to hand over the state that only it has."""
     s = w.status
     hands_over = s.has_state and not has_heir(s, [other.status for other in staying])
     return s.phase is WorkerPhase.READY and (hands_over or not w.leaving)
 
 
-def _at_one_place(workers: list[Sighting]) -> list[Sighting]:
+def _at_one_place(workers: list[ObservedWorker]) -> list[ObservedWorker]:
     """Without those that lack the state, if one that has it is in the middle of `session.run`: a
     script that has not come to that call cannot take part in it."""
     return [w for w in workers if w.status.has_state] if any(map(_repeats, workers)) else workers
 
 
-def _repeats(w: Sighting) -> bool:
+def _repeats(w: ObservedWorker) -> bool:
     """It is inside a call of `session.run`, with the state that belongs to it."""
     return w.status.has_state and w.status.in_run
 
 
-def _nothing_left_to_do(finished: list[Sighting], others: list[Sighting]) -> bool:
+def _nothing_left_to_do(finished: list[ObservedWorker], others: list[ObservedWorker]) -> bool:
     """Members have taken the job to its end, and the others would repeat more of it than the
     last step, which it may have lost when it lost them; or hold what the job had to go back from,
     before these trained on."""
@@ -130,7 +130,7 @@ def _nothing_left_to_do(finished: list[Sighting], others: list[Sighting]) -> boo
 
 
 def _await_return(
-    view: GroupView, policy: FormationPolicy, now: float, returning: list[Sighting]
+    view: GroupView, policy: FormationPolicy, now: float, returning: list[ObservedWorker]
 ) -> Decision:
     """Members of a dissolved group hold the state: nobody trains without them while they may come.
 
@@ -161,19 +161,19 @@ def _busy_until(view: GroupView, policy: FormationPolicy, since: float) -> float
     return max(since, view.slow_at) + policy.busy_timeout_s
 
 
-def _seniority(worker: Sighting) -> tuple[bool, int, NodeId, int]:
+def _seniority(worker: ObservedWorker) -> tuple[bool, int, NodeId, int]:
     """Holders of the latest state first: they must not be left out for want of room."""
     s = worker.status
     return (not s.has_state, -s.committed, worker.node, s.slot or 0)
 
 
-def _members(workers: list[Sighting]) -> tuple[Member, ...]:
+def _members(workers: list[ObservedWorker]) -> tuple[Member, ...]:
     return tuple(w.as_member() for w in workers)
 
 
 def furthest_ahead(
-    others: Iterable[Sighting], members: Iterable[Sighting], view: GroupView
-) -> Sighting | None:
+    others: Iterable[ObservedWorker], members: Iterable[ObservedWorker], view: GroupView
+) -> ObservedWorker | None:
     """The one of `others` with more steps than any of the members has, unless a group went on
     without it: one that trained later than the members did. None: there is no such one, or no
     member is known to have the state."""
@@ -190,12 +190,12 @@ def furthest_ahead(
     return max(ahead, key=lambda w: w.status.committed, default=None)
 
 
-def most_steps(workers: Iterable[Sighting]) -> int:
+def most_steps(workers: Iterable[ObservedWorker]) -> int:
     """Committed steps of the furthest of those that hold a state."""
     return max((w.status.committed for w in workers if w.status.has_state), default=0)
 
 
-def _outgoing(view: GroupView, current: Generation) -> list[Sighting]:
+def _outgoing(view: GroupView, current: Generation) -> list[ObservedWorker]:
     """Workers that a planned change drops, not in place yet, that may hold what no other does."""
     if view.leaving is None:
         return []
@@ -238,10 +238,10 @@ class _Formed:
             view.workers[m.worker] for m in self._current.members if m.worker in view.workers
         ]
         self._lost = len(present) < self._current.world_size
-        self._finished: list[Sighting] = []
-        self._active: list[Sighting] = []
-        self._silent: list[Sighting] = []
-        self._broken: list[Sighting] = []
+        self._finished: list[ObservedWorker] = []
+        self._active: list[ObservedWorker] = []
+        self._silent: list[ObservedWorker] = []
+        self._broken: list[ObservedWorker] = []
         for w in present:
             if w.status.phase is WorkerPhase.FINISHED:
                 self._finished.append(w)
@@ -288,7 +288,7 @@ class _Formed:
         """Were on their way into an earlier group, and may have got the state there."""
         self._admissible = [w for w in self._newcomers if now >= self._held_back_until(w)]
 
-    def _held_back_until(self, w: Sighting) -> float:
+    def _held_back_until(self, w: ObservedWorker) -> float:
         return self._view.held_back.get(w.status.worker, -math.inf)
 
     def decide(self) -> Decision:
@@ -326,7 +326,7 @@ class _Formed:
         here = self._newcomers + self._bequeathing + self._returned
         return any(w.status.has_state and w.status.committed > 0 for w in here)
 
-    def _has_arrived(self, w: Sighting) -> bool:
+    def _has_arrived(self, w: ObservedWorker) -> bool:
         return (
             w.status.phase is WorkerPhase.TRAINING and w.status.generation == self._current.number
         )
@@ -383,7 +383,7 @@ class _Formed:
             until += [self._deaf_from(w) for w in self._coming_out]
         return max(until, default=self._now)
 
-    def _place_kept_until(self, w: Sighting) -> float:
+    def _place_kept_until(self, w: ObservedWorker) -> float:
         patience_s = return_patience_s(self._policy) if w.expected else self._policy.agent_grace_s
         return (w.silent_since or 0.0) + patience_s
 
@@ -408,7 +408,7 @@ class _Formed:
         probe_at = self._now + self._policy.probe_interval_s
         return Wait(reason=WaitReason.OUT_OF_CONTACT, until=min(until, probe_at))
 
-    def _form(self, workers: list[Sighting], reason: ChangeReason) -> Form | Complete:
+    def _form(self, workers: list[ObservedWorker], reason: ChangeReason) -> Form | Complete:
         """An unplanned change, now; or nobody trains, while too few are left. Where members have
         come to the end, and those that it would take along have not got near it, the job is done.
 
@@ -435,14 +435,14 @@ class _Formed:
             workers = sorted(workers, key=lambda w: not w.status.has_state)
         return Form(members=_members(workers[: self._policy.max_workers]), reason=reason)
 
-    def _claim(self, w: Sighting, reason: ChangeReason) -> tuple[bool, bool]:
+    def _claim(self, w: ObservedWorker, reason: ChangeReason) -> tuple[bool, bool]:
         """Holders of a state first. Then members, which may have come to hold one since they were
         last heard; unless one of them holds up the rest."""
         is_member = w.status.worker in self._current.worker_ids
         held_up = reason in (ChangeReason.STALLED, ChangeReason.JOIN_TIMED_OUT)
         return not w.status.has_state, is_member == held_up
 
-    def _with_last_step(self, workers: list[Sighting]) -> list[Sighting]:
+    def _with_last_step(self, workers: list[ObservedWorker]) -> list[ObservedWorker]:
         """With one outside of the group that is ahead of all of them: ready to join, or back in
         contact and still in the group that went on without it."""
         returned = [w for w in self._returned if is_in_sight(w)]
@@ -486,7 +486,7 @@ class _Formed:
         until = busy_until if deaf_until is None else min(deaf_until, busy_until)
         return Wait(reason=WaitReason.ASSEMBLING, until=until)
 
-    def _deaf_from(self, w: Sighting) -> float:
+    def _deaf_from(self, w: ObservedWorker) -> float:
         return max(self._view.formed_at, w.in_contact_since) + self._policy.join_timeout_s
 
     def _busy_until(self, since: float) -> float:
@@ -507,7 +507,7 @@ class _Formed:
             return hurried_until
         return max(hurried_until, self._view.save_by - self._policy.join_timeout_s)
 
-    def _leave_out(self, missing: list[Sighting]) -> Decision:
+    def _leave_out(self, missing: list[ObservedWorker]) -> Decision:
         names = frozenset(w.status.worker for w in missing)
         rest = [w for w in self._active if w.status.worker not in names]
         decision = self._form(rest, ChangeReason.JOIN_TIMED_OUT)
@@ -515,7 +515,7 @@ class _Formed:
             return decision
         return replace(decision, left_out=names)
 
-    def _has_started_to_join(self, w: Sighting) -> bool:
+    def _has_started_to_join(self, w: ObservedWorker) -> bool:
         return w.status.phase in _IN_GROUP and w.status.generation == self._current.number
 
     def _admit(self) -> Decision:
@@ -604,7 +604,7 @@ def _put_holder_first(ranks: list[Member], holders: frozenset[WorkerId]) -> None
 
 
 def settle(
-    planned: Generation, leaving: Generation, workers: Mapping[WorkerId, Sighting]
+    planned: Generation, leaving: Generation, workers: Mapping[WorkerId, ObservedWorker]
 ) -> Generation | None:
     """The settled form of `planned`; None while a member of `leaving` has not heard of it, or
     there is nothing new to say.
@@ -638,8 +638,8 @@ def settle(
 
 
 def broke_before(
-    planned: Generation, leaving: Generation, workers: Mapping[WorkerId, Sighting]
-) -> list[Sighting]:
+    planned: Generation, leaving: Generation, workers: Mapping[WorkerId, ObservedWorker]
+) -> list[ObservedWorker]:
     """Members that lost the group before the boundary at which it is left, if others are to go on
     without some: these may have completed a step that no other has."""
     if not planned.members or leaving.worker_ids <= planned.worker_ids:
@@ -654,7 +654,7 @@ def broke_before(
     ]
 
 
-def in_place(planned: Generation, workers: Mapping[WorkerId, Sighting]) -> bool:
+def in_place(planned: Generation, workers: Mapping[WorkerId, ObservedWorker]) -> bool:
     """All its members have agreed on what they go on from: the group before is of no use."""
     return not planned.provisional and all(
         m.worker in workers
@@ -664,7 +664,7 @@ def in_place(planned: Generation, workers: Mapping[WorkerId, Sighting]) -> bool:
     )
 
 
-def is_left(leaving: Generation, workers: Mapping[WorkerId, Sighting]) -> bool:
+def is_left(leaving: Generation, workers: Mapping[WorkerId, ObservedWorker]) -> bool:
     """No member trains any more in the group that a planned change ends."""
     return not any(_trains_in(w.status, leaving) for w in workers.values())
 
@@ -696,7 +696,7 @@ class Clocks:
     def update(
         self,
         current: Generation | None,
-        workers: Mapping[WorkerId, Sighting],
+        workers: Mapping[WorkerId, ObservedWorker],
         policy: FormationPolicy,
         now: float,
         *,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator.decisions import Form
-from elastic.core.coordinator.view import Sighting
+from elastic.core.coordinator.view import ObservedWorker
 from elastic.core.membership import (
     Failure,
     FailureKind,
@@ -113,7 +113,7 @@ class Lineage:
         """Nothing of this node runs any more."""
         self._keep(lambda g: node not in g.of_node)
 
-    def seen(self, workers: Mapping[WorkerId, Sighting]) -> None:
+    def seen(self, workers: Mapping[WorkerId, ObservedWorker]) -> None:
         """What the workers in contact report of themselves now."""
         self._keep(lambda g: not _has_stopped(g, workers))
 
@@ -126,11 +126,11 @@ class Lineage:
         return not members or not any(g.workers.isdisjoint(members) for g in self._groups)
 
     def missing(
-        self, members: Collection[WorkerId], workers: Mapping[WorkerId, Sighting]
-    ) -> list[Sighting]:
+        self, members: Collection[WorkerId], workers: Mapping[WorkerId, ObservedWorker]
+    ) -> list[ObservedWorker]:
         """Workers to take along so that `members` may form a group: a ready one of each group
         that may train. None if there is no such one of any of them."""
-        found: list[Sighting] = []
+        found: list[ObservedWorker] = []
         for group in self._groups:
             if group.workers.isdisjoint((*members, *(w.status.worker for w in found))):
                 known = (workers[name] for name in sorted(group.workers & workers.keys()))
@@ -141,7 +141,7 @@ class Lineage:
         return found
 
     def in_the_way(
-        self, members: Collection[WorkerId], workers: Mapping[WorkerId, Sighting]
+        self, members: Collection[WorkerId], workers: Mapping[WorkerId, ObservedWorker]
     ) -> frozenset[WorkerId]:
         """Who joins a group that keeps `members` from forming another, and holds nothing yet: where
         it does not get any further, nothing but its end makes room."""
@@ -169,7 +169,7 @@ def _group(generation: Generation) -> _Group:
     )
 
 
-def _has_stopped(group: _Group, workers: Mapping[WorkerId, Sighting]) -> bool:
+def _has_stopped(group: _Group, workers: Mapping[WorkerId, ObservedWorker]) -> bool:
     for name in group.workers:
         w = workers.get(name)
         if w is not None and w.silent_since is None and _is_past(w.status, group.generation):
@@ -177,11 +177,11 @@ def _has_stopped(group: _Group, workers: Mapping[WorkerId, Sighting]) -> bool:
     return False
 
 
-def _can_be_taken(w: Sighting) -> bool:
+def _can_be_taken(w: ObservedWorker) -> bool:
     return w.status.phase is WorkerPhase.READY and w.silent_since is None and not w.leaving
 
 
-def _joins_without_state(w: Sighting, generation: Generation) -> bool:
+def _joins_without_state(w: ObservedWorker, generation: Generation) -> bool:
     s = w.status
     joins = s.phase is WorkerPhase.JOINING and s.generation == generation.number
     return joins and w.silent_since is None and not s.has_state

@@ -33,7 +33,12 @@ from elastic.core.coordinator.nodes import (
 from elastic.core.coordinator.phases import TERMINAL, TRANSITIONS, JobPhase
 from elastic.core.coordinator.progress import Hang, ProgressWatch, StallPolicy
 from elastic.core.coordinator.stopping import EXIT_LEFT, Stop, decide_stop, inherited
-from elastic.core.coordinator.view import FormationPolicy, GroupView, Sighting, return_patience_s
+from elastic.core.coordinator.view import (
+    FormationPolicy,
+    GroupView,
+    ObservedWorker,
+    return_patience_s,
+)
 from elastic.core.invariants import check_succession, require
 from elastic.core.membership import (
     ChangeReason,
@@ -471,7 +476,7 @@ class Coordinator:
         stay = tuple(m for m in members if m not in dropped)
         return replace(decision, members=(*stay, *(w.as_member() for w in missing)))
 
-    def _note_arrival(self, workers: Mapping[WorkerId, Sighting]) -> None:
+    def _note_arrival(self, workers: Mapping[WorkerId, ObservedWorker]) -> None:
         """All members of the newest generation train in it."""
         current = self._current
         if current is None or not (self._leaving or self._newcomers.awaits(current)):
@@ -496,7 +501,7 @@ class Coordinator:
             and self._lineage.allows([m.worker for m in decision.members])
         )
 
-    def _group_can_do_without(self, worker: Sighting) -> bool:
+    def _group_can_do_without(self, worker: ObservedWorker) -> bool:
         """It is new, and there are enough others that are not."""
         if self._policy.restart_all or not self._newcomers.is_new(worker.status.worker):
             return False
@@ -507,7 +512,7 @@ class Coordinator:
         ]
         return len(others) >= max(1, self._policy.min_workers)
 
-    def _is_held_elsewhere(self, worker: Sighting | None) -> bool:
+    def _is_held_elsewhere(self, worker: ObservedWorker | None) -> bool:
         """The group of a worker has found the state lost; but one that is not in that group has
         come back with it."""
         group = self._past.get(worker.status.generation) if worker is not None else None
@@ -522,7 +527,7 @@ class Coordinator:
         )
 
     def _newcomer_failed(
-        self, worker: Sighting, event: ev.WorkerFailed, now: float
+        self, worker: ObservedWorker, event: ev.WorkerFailed, now: float
     ) -> list[fx.Effect]:
         generation, current = worker.status.generation, self._current
         if current is not None and event.failure.worker in current.worker_ids:
@@ -682,7 +687,7 @@ class Coordinator:
 
     # ---- keeping the view
 
-    def _deciding(self, now: float) -> Mapping[WorkerId, Sighting]:
+    def _deciding(self, now: float) -> Mapping[WorkerId, ObservedWorker]:
         """Without those that are being ended; where all restart together these are waited for."""
         workers = self._nodes.workers()
         others = self._replacements.others(workers, now)
@@ -765,7 +770,7 @@ def _abandoned(
     return fx.AbandonCheckpoint(generation=event.generation, step=event.step, message=message)
 
 
-def _is_killed_spare(worker: Sighting, failure: Failure) -> bool:
+def _is_killed_spare(worker: ObservedWorker, failure: Failure) -> bool:
     """It waited for a slot, and somebody has ended it."""
     idle = worker.status.phase is WorkerPhase.SPARE and worker.status.slot is None
     return idle and failure.kind is FailureKind.SIGNAL and failure.code in _KILLS

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from elastic.core.coordinator.view import Sighting, has_heir, may_hold_state
+from elastic.core.coordinator.view import ObservedWorker, has_heir, may_hold_state
 from elastic.core.membership import (
     Failure,
     FailureKind,
@@ -36,13 +36,13 @@ class _Node:
     expected: bool = False
     in_contact_since: float = -math.inf
     left_behind: bool = False
-    seen: dict[WorkerId, Sighting] | None = None
+    seen: dict[WorkerId, ObservedWorker] | None = None
     """Its workers, until something changes."""
 
-    def sightings(self, name: NodeId, *, leaving: bool) -> dict[WorkerId, Sighting]:
+    def observed(self, name: NodeId, *, leaving: bool) -> dict[WorkerId, ObservedWorker]:
         if self.seen is None:
             self.seen = {
-                worker: Sighting(
+                worker: ObservedWorker(
                     node=name,
                     status=status,
                     silent_since=self.silent_since,
@@ -62,7 +62,7 @@ class Nodes:
     def __init__(self) -> None:
         self._nodes: dict[NodeId, _Node] = {}
         self._leaving: frozenset[NodeId] = frozenset()
-        self._seen: Mapping[WorkerId, Sighting] | None = None  # until something changes
+        self._seen: Mapping[WorkerId, ObservedWorker] | None = None  # until something changes
         self._slots: int | None = None  # as well
 
     @property
@@ -89,12 +89,12 @@ class Nodes:
         there = [name for name, node in self._nodes.items() if not node.left_behind]
         return bool(there) and self._leaving.issuperset(there)
 
-    def workers(self) -> Mapping[WorkerId, Sighting]:
+    def workers(self) -> Mapping[WorkerId, ObservedWorker]:
         """The workers that are alive, as far as reported."""
         if self._seen is None:
-            seen: dict[WorkerId, Sighting] = {}
+            seen: dict[WorkerId, ObservedWorker] = {}
             for name, node in self._nodes.items():
-                seen.update(node.sightings(name, leaving=name in self._leaving))
+                seen.update(node.observed(name, leaving=name in self._leaving))
             self._seen = seen
         return self._seen
 
@@ -405,8 +405,8 @@ class Replacements:
         return news
 
     def others(
-        self, workers: Mapping[WorkerId, Sighting], now: float
-    ) -> Mapping[WorkerId, Sighting]:
+        self, workers: Mapping[WorkerId, ObservedWorker], now: float
+    ) -> Mapping[WorkerId, ObservedWorker]:
         """The workers that are not being ended."""
         if not self._until:
             return workers
@@ -465,7 +465,7 @@ class Newcomers:
         """No group has committed a step with it."""
         return worker not in self._trained
 
-    def held_back(self, workers: Iterable[Sighting]) -> dict[WorkerId, float]:
+    def held_back(self, workers: Iterable[ObservedWorker]) -> dict[WorkerId, float]:
         """Instants before which workers are not to be let into a group that trains."""
         if not self._not_before and self._refusals == 0:
             return {}
@@ -486,7 +486,7 @@ class Newcomers:
         """An earlier coordinator formed it: it trains, for all that is known."""
         self._trained |= generation.worker_ids
 
-    def arrived(self, generation: Generation, workers: Mapping[WorkerId, Sighting]) -> None:
+    def arrived(self, generation: Generation, workers: Mapping[WorkerId, ObservedWorker]) -> None:
         """All members of `generation` train."""
         self._group = generation
         counts = [workers[m.worker].status.committed for m in generation.members]
@@ -506,7 +506,9 @@ class Newcomers:
             self._trained |= group.worker_ids
             self._accept()
 
-    def failed(self, worker: Sighting, generation: int, failure: Failure, now: float) -> float:
+    def failed(
+        self, worker: ObservedWorker, generation: int, failure: Failure, now: float
+    ) -> float:
         """A worker that is new has ended badly, in the group of `generation` or (0) before it was
         in any. Returns for how long no newcomer is let in from now on if that is news, else 0.
         """
@@ -547,6 +549,6 @@ class Newcomers:
         self._told.clear()
 
 
-def _slot(worker: Sighting) -> tuple[NodeId, int]:
+def _slot(worker: ObservedWorker) -> tuple[NodeId, int]:
     slot = worker.status.slot
     return worker.node, -1 if slot is None else slot

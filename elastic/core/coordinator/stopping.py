@@ -13,7 +13,7 @@ from elastic.core.coordinator.formation import decide, furthest_ahead, most_step
 from elastic.core.coordinator.view import (
     FormationPolicy,
     GroupView,
-    Sighting,
+    ObservedWorker,
     is_in_sight,
     may_hold_state,
     return_patience_s,
@@ -106,7 +106,7 @@ def _is_to_be_left(current: Generation, view: GroupView) -> bool:
     return current.purpose is Purpose.TRAIN or view.adopted_at is not None
 
 
-def _is_away(active: list[Sighting], view: GroupView) -> bool:
+def _is_away(active: list[ObservedWorker], view: GroupView) -> bool:
     """Only members of earlier groups hold the state, as far as is known: out of contact, or back
     and not yet out of their group."""
     if any(w.status.has_state for w in active) or view.trained_in == 0:
@@ -119,22 +119,22 @@ def _is_away(active: list[Sighting], view: GroupView) -> bool:
     )
 
 
-def _finished(w: Sighting) -> bool:
+def _finished(w: ObservedWorker) -> bool:
     return w.status.phase is WorkerPhase.FINISHED
 
 
-def _is_holder(w: Sighting) -> bool:
+def _is_holder(w: ObservedWorker) -> bool:
     return w.status.phase is WorkerPhase.READY and w.status.has_state and w.silent_since is None
 
 
-def _is_busy(w: Sighting) -> bool:
+def _is_busy(w: ObservedWorker) -> bool:
     """It was left behind with the state, and evaluates, or has a long step to end, before it comes
     out of its group."""
     in_group = w.status.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING)
     return in_group and w.status.has_state and w.silent_since is None and is_in_sight(w)
 
 
-def _leave(current: Generation, active: list[Sighting], *, is_whole: bool) -> Form:
+def _leave(current: Generation, active: list[ObservedWorker], *, is_whole: bool) -> Form:
     """At a step boundary if the group trains; one that assembles or saves, or has lost a member, or
     one of which has ended its script, will come to none."""
     trains = (
@@ -149,13 +149,13 @@ def _leave(current: Generation, active: list[Sighting], *, is_whole: bool) -> Fo
     return Form(members=members, reason=ChangeReason.STOPPING, planned=trains)
 
 
-def _with(decision: Form, ahead: Sighting) -> Form:
+def _with(decision: Form, ahead: ObservedWorker) -> Form:
     """With one that was cut off, and has come back with more steps than the others have."""
     return replace(decision, members=(*decision.members, ahead.as_member()))
 
 
 def _gather_to_save(
-    view: GroupView, policy: FormationPolicy, holders: list[Sighting], now: float
+    view: GroupView, policy: FormationPolicy, holders: list[ObservedWorker], now: float
 ) -> Decision | End:
     """Nobody trains, but survivors hold in memory what is not saved; newcomers hold nothing."""
     current = view.current
@@ -178,7 +178,7 @@ def _gather_to_save(
     return End(in_time=True)  # the others do not answer, or are stuck, with no step committed
 
 
-def _may_have_steps(w: Sighting, current: Generation | None) -> bool:
+def _may_have_steps(w: ObservedWorker, current: Generation | None) -> bool:
     """It has committed a step; one that trains may not have told of it yet. Not one that has
     acknowledged that its group is dissolved: it counted its steps then, and was freed from the step
     under way, so that it comes out soon unless it is stuck."""
@@ -188,7 +188,9 @@ def _may_have_steps(w: Sighting, current: Generation | None) -> bool:
     return current is None or s.acknowledged < current.number
 
 
-def _patient_until(view: GroupView, policy: FormationPolicy, holders: list[Sighting]) -> float:
+def _patient_until(
+    view: GroupView, policy: FormationPolicy, holders: list[ObservedWorker]
+) -> float:
     """Members of the last group are on their way out of it; agents may come back, or come to
     a new leader."""
     instants = [view.formed_at + policy.join_timeout_s] if holders else []

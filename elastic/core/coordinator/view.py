@@ -55,7 +55,7 @@ class FormationPolicy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sighting:
+class ObservedWorker:
     """A worker and the node it was reported by."""
 
     node: NodeId
@@ -82,7 +82,7 @@ class GroupView:
     """Everything the decision depends on. Instants are seconds on the coordinator's clock."""
 
     current: Generation | None
-    workers: Mapping[WorkerId, Sighting]
+    workers: Mapping[WorkerId, ObservedWorker]
     """Workers alive now."""
     slots: int
     """Slots on all connected nodes: how many workers to expect while gathering."""
@@ -125,7 +125,7 @@ class GroupView:
     """Members of earlier generations, as far back as remembered."""
 
 
-def is_in_sight(w: Sighting) -> bool:
+def is_in_sight(w: ObservedWorker) -> bool:
     """Its agent has heard from it. A new one that has found it running learns its slot only then,
     and one that stays silent may never run again."""
     return w.status.slot is not None
@@ -159,7 +159,7 @@ def has_heir(s: WorkerStatus, others: Iterable[WorkerStatus]) -> bool:
     )
 
 
-def worth_waiting_for(workers: Mapping[WorkerId, Sighting]) -> list[Sighting]:
+def worth_waiting_for(workers: Mapping[WorkerId, ObservedWorker]) -> list[ObservedWorker]:
     """Workers out of contact; of those that were left behind none, if a member of a group that went
     on is here, and has all that they hold."""
     here = any(w.status.has_state and w.silent_since is None for w in workers.values())
@@ -167,7 +167,7 @@ def worth_waiting_for(workers: Mapping[WorkerId, Sighting]) -> list[Sighting]:
     return [w for w in silent if not (w.left_behind and here)]
 
 
-def enough(workers: Mapping[WorkerId, Sighting], policy: FormationPolicy) -> bool:
+def enough(workers: Mapping[WorkerId, ObservedWorker], policy: FormationPolicy) -> bool:
     """Can a group be formed? Members that have finished are no reason to wait for others."""
     ready = finished = 0
     for w in workers.values():

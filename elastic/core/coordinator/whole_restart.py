@@ -10,7 +10,7 @@ from elastic.core.coordinator.decisions import Complete, Decision, End, Form, Wa
 from elastic.core.coordinator.view import (
     FormationPolicy,
     GroupView,
-    Sighting,
+    ObservedWorker,
     return_patience_s,
 )
 from elastic.core.membership import ChangeReason, Generation, WorkerId, WorkerPhase
@@ -85,7 +85,7 @@ def _watch(view: GroupView, current: Generation, policy: FormationPolicy, now: f
 
 
 def _await_silent(
-    silent: list[Sighting], are_all: bool, policy: FormationPolicy, now: float
+    silent: list[ObservedWorker], are_all: bool, policy: FormationPolicy, now: float
 ) -> Decision:
     """Members out of contact run on; if all are, it is the coordinator that is cut off."""
     if are_all:
@@ -113,7 +113,7 @@ def _dissolve(reason: ChangeReason, left_out: frozenset[WorkerId] = frozenset())
     return Form(members=(), reason=reason, left_out=left_out)
 
 
-def _fresh(view: GroupView) -> list[Sighting]:
+def _fresh(view: GroupView) -> list[ObservedWorker]:
     """Workers that are ready and have not run yet, on nodes that stay."""
     members = view.current.worker_ids if view.current is not None else frozenset()
     return [
@@ -133,15 +133,15 @@ def _is_ending(view: GroupView) -> bool:
     return any(_has_run(w, view) for w in view.workers.values() if w.silent_since is None)
 
 
-def _has_run(w: Sighting, view: GroupView) -> bool:
+def _has_run(w: ObservedWorker, view: GroupView) -> bool:
     return w.status.generation > 0 or w.status.worker in view.spent
 
 
-def _finished(w: Sighting) -> bool:
+def _finished(w: ObservedWorker) -> bool:
     return w.status.phase is WorkerPhase.FINISHED
 
 
-def _arrived(w: Sighting, current: Generation) -> bool:
+def _arrived(w: ObservedWorker, current: Generation) -> bool:
     return w.status.generation == current.number and (
         w.status.phase in (WorkerPhase.TRAINING, WorkerPhase.FINISHED)
     )

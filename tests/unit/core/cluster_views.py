@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from elastic.core.coordinator.view import FormationPolicy, GroupView, Sighting
+from elastic.core.coordinator.view import FormationPolicy, GroupView, ObservedWorker
 from elastic.core.membership import ChangeReason, Generation, Member, WorkerPhase, WorkerStatus
 
 READY, TRAINING, JOINING = WorkerPhase.READY, WorkerPhase.TRAINING, WorkerPhase.JOINING
@@ -42,7 +42,7 @@ def member(worker: str) -> Member:
 
 
 def view(current: Generation | None, *statuses: WorkerStatus, **fields: object) -> GroupView:
-    workers = {s.worker: Sighting(node=s.worker[0], status=s) for s in statuses}
+    workers = {s.worker: ObservedWorker(node=s.worker[0], status=s) for s in statuses}
     base = GroupView(current=current, workers=workers, slots=len(statuses))
     return replace(base, **fields)  # type: ignore[arg-type]
 

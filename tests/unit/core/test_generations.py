@@ -8,7 +8,7 @@ import pytest
 
 from elastic.core.coordinator.decisions import Form
 from elastic.core.coordinator.generations import CheckpointTracker, Lineage, PastGenerations
-from elastic.core.coordinator.view import Sighting
+from elastic.core.coordinator.view import ObservedWorker
 from elastic.core.membership import ChangeReason, Failure, FailureKind, WorkerStatus
 from tests.unit.core.cluster_views import (
     FINISHED,
@@ -28,8 +28,8 @@ def after() -> Lineage:
     return lineage
 
 
-def sighting(s: WorkerStatus, silent_since: float | None = None) -> dict[str, Sighting]:
-    return {s.worker: Sighting(node=s.worker[0], status=s, silent_since=silent_since)}
+def observed(s: WorkerStatus, silent_since: float | None = None) -> dict[str, ObservedWorker]:
+    return {s.worker: ObservedWorker(node=s.worker[0], status=s, silent_since=silent_since)}
 
 
 def test_before_the_first_group_anybody_may_form_one() -> None:
@@ -95,7 +95,7 @@ def test_a_group_that_has_lost_a_member_for_certain_trains_no_more(gone: str) ->
 )
 def test_what_a_member_reports_of_itself(seen: WorkerStatus, trains: bool) -> None:
     lineage = after()
-    lineage.seen(sighting(seen))
+    lineage.seen(observed(seen))
     assert lineage.allows(["d0"]) is not trains
 
 
@@ -104,13 +104,13 @@ def test_a_member_that_has_not_come_joins_only_the_newest_it_has_heard_of(
     acknowledged: int, may_join: bool
 ) -> None:
     lineage = after()
-    lineage.seen(sighting(status("a0", READY, 0, acknowledged=acknowledged)))
+    lineage.seen(observed(status("a0", READY, 0, acknowledged=acknowledged)))
     assert lineage.allows(["d0"]) is not may_join
 
 
 def test_what_a_node_out_of_contact_said_last_proves_nothing() -> None:
     lineage = after()
-    lineage.seen(sighting(status("a0", READY, 3), silent_since=1.0))
+    lineage.seen(observed(status("a0", READY, 3), silent_since=1.0))
     assert not lineage.allows(["c0"])
 
 
@@ -125,7 +125,7 @@ def test_a_node_that_reports_without_a_member_shows_its_end() -> None:
 
 def test_who_joins_a_group_without_any_state_is_in_the_way_of_another() -> None:
     lineage = after()
-    joins = sighting(status("a0", JOINING, 3, has_state=False))
+    joins = observed(status("a0", JOINING, 3, has_state=False))
     assert lineage.in_the_way(["c0"], joins) == {"a0"}
     assert lineage.in_the_way(["b0", "c0"], joins) == frozenset()
     assert lineage.in_the_way(["c0"], {}) == frozenset()
@@ -134,13 +134,13 @@ def test_who_joins_a_group_without_any_state_is_in_the_way_of_another() -> None:
 @pytest.mark.parametrize(
     "seen",
     [
-        sighting(status("a0", JOINING, 3)),  # it holds the state
-        sighting(status("a0", TRAINING, 3)),
-        sighting(status("a0", JOINING, 2, has_state=False)),  # it has not come yet
-        sighting(status("a0", JOINING, 3, has_state=False), silent_since=1.0),
+        observed(status("a0", JOINING, 3)),  # it holds the state
+        observed(status("a0", TRAINING, 3)),
+        observed(status("a0", JOINING, 2, has_state=False)),  # it has not come yet
+        observed(status("a0", JOINING, 3, has_state=False), silent_since=1.0),
     ],
 )
-def test_who_is_not_in_the_way(seen: dict[str, Sighting]) -> None:
+def test_who_is_not_in_the_way(seen: dict[str, ObservedWorker]) -> None:
     assert after().in_the_way(["c0"], seen) == frozenset()
 
 

@@ -12,7 +12,7 @@ from elastic.core.coordinator.formation import decide
 from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
 from elastic.core.coordinator.nodes import NewcomerPolicy, Newcomers
 from elastic.core.coordinator.phases import JobPhase
-from elastic.core.coordinator.view import FormationPolicy, Sighting
+from elastic.core.coordinator.view import FormationPolicy, ObservedWorker
 from elastic.core.membership import ChangeReason, Failure, FailureKind, WorkerPhase
 from elastic.core.restarts import Backoff, Verdict
 from tests.unit.core.cluster_views import (
@@ -31,8 +31,8 @@ RAISED = Failure(worker="b0", kind=FailureKind.EXCEPTION, signature="KeyError tr
 KILLED = Failure(worker="b0", kind=FailureKind.SIGNAL, signature="signal 9", code=9)
 
 
-def newcomer(worker: str = "b0") -> Sighting:
-    return Sighting(node=worker[0], status=status(worker, READY))
+def newcomer(worker: str = "b0") -> ObservedWorker:
+    return ObservedWorker(node=worker[0], status=status(worker, READY))
 
 
 def fail(newcomers: Newcomers, number: int, now: float = 0.0, failure: Failure = RAISED) -> float:

@@ -113,9 +113,9 @@ def test_members_are_presumed_to_train_out_of_contact() -> None:
     nodes = Nodes()
     nodes.presumed(generation(3, "a0", "a1", "b0"), TRAINING, 9.0)
     assert nodes.slots == 3
-    for sighting in nodes.workers().values():
-        s = sighting.status
-        assert sighting.silent_since == 9.0
+    for observed in nodes.workers().values():
+        s = observed.status
+        assert observed.silent_since == 9.0
         assert (s.phase, s.generation, s.acknowledged, s.has_state) == (TRAINING, 3, 3, True)
     assert nodes.workers()["a1"].as_member() == generation(3, "a1").members[0]
     assert nodes.reported("a", 4, [status("a1", TRAINING, 3)]) == {"a0"}

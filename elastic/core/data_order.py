@@ -2,8 +2,8 @@
 index by index, and the positions in it, with their weight.
 
 The state of the data is a DataPosition, whatever the world size: a step takes the next
-`global_batch` positions, and only then are they dealt to the ranks of the moment. So a change of
-world size neither repeats nor skips a sample.
+`global_batch` positions, and only then are they divided among the ranks of the moment. So a change
+of world size neither repeats nor skips a sample.
 
 BatchNorm refuses a batch with one value per channel in training. So no step, share or micro-batch
 has a single sample where that can be avoided; a rank that is left without samples gets a stand-in.
@@ -227,7 +227,7 @@ def _piece(start: int, stop: int, index: int, parts: int, batch_size: int) -> tu
     """Piece `index` of [start, stop), cut into at most `parts`; empty if it has none.
 
     With batches of three or more, any number of samples can be cut into pieces of two and more.
-    With batches of two an odd share would leave one over, so samples are dealt in pairs.
+    With batches of two an odd share would leave one over, so samples go in pairs.
     """
     length = stop - start
     unit = 2 if batch_size == 2 else 1

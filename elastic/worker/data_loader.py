@@ -115,9 +115,9 @@ class DataLoader:
 
     def __iter__(self) -> NoReturn:
         raise TypeError(
-            "an elastic.DataLoader is not iterated over: session.steps(data, epochs=...) deals its "
-            "samples out to all workers; to go through a dataset otherwise, as in an evaluation, "
-            "use torch.utils.data.DataLoader"
+            "an elastic.DataLoader is not iterated over: session.steps(data, epochs=...) divides "
+            "its samples among all workers; to go through a dataset otherwise, as in an "
+            "evaluation, use torch.utils.data.DataLoader"
         )
 
     def require_same_length(self) -> None:
@@ -209,7 +209,7 @@ _Stretch: TypeAlias = tuple[Permutation | range, list[range]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Deal:
+class BatchPlan:
     """A step's samples, and those micro-batches of it that are this rank's."""
 
     samples: SampleRange
@@ -220,10 +220,10 @@ class Deal:
     """It is the epoch's last step."""
 
 
-class Dealer:
+class BatchPlanner:
     """One rank's steps from a position on, and what `step.batches()` yields in them.
 
-    A change of group makes a new dealer: what the old one had prefetched was for the old ranks.
+    A change of group makes a new one: what the old one had prefetched was for the old ranks.
     """
 
     def __init__(
@@ -232,15 +232,15 @@ class Dealer:
         self._loader = loader
         self._rank, self._world_size = rank, world_size
         self._epochs = epochs
-        self._deals, ahead = tee(self._deals_from(position))
+        self._plans, ahead = tee(self._plans_from(position))
         self._batches = loader.batches(self._stretches(ahead), position=position, rank=rank)
 
-    def deal(self) -> Deal | None:
+    def next_plan(self) -> BatchPlan | None:
         """The next step; None after the last epoch's end."""
-        return next(self._deals, None)
+        return next(self._plans, None)
 
     def fetch(self) -> Any:
-        """The next micro-batch's collated samples; they come in the order of the deals."""
+        """The next micro-batch's collated samples; they come in the order of the plans."""
         return next(self._batches)
 
     def close(self) -> None:
@@ -251,7 +251,7 @@ class Dealer:
             close = abandoned.clear
             threading.Thread(target=close, name="elastic-close-loader", daemon=True).start()
 
-    def _deals_from(self, position: DataPosition) -> Iterator[Deal]:
+    def _plans_from(self, position: DataPosition) -> Iterator[BatchPlan]:
         batch_size = self._loader.policy.batch_size
         samples = self._loader.next_range(position, self._world_size)
         while samples.epoch < self._epochs:
@@ -260,7 +260,7 @@ class Dealer:
             batches = micro_batches(
                 samples, rank=self._rank, world_size=self._world_size, batch_size=batch_size
             )
-            yield Deal(
+            yield BatchPlan(
                 samples=samples,
                 micro_batches=batches,
                 weights=tuple(
@@ -270,9 +270,9 @@ class Dealer:
             )
             samples = following
 
-    def _stretches(self, deals: Iterator[Deal]) -> Iterator[_Stretch]:
+    def _stretches(self, plans: Iterator[BatchPlan]) -> Iterator[_Stretch]:
         """The positions of every micro-batch."""
-        for epoch, in_epoch in groupby(deals, key=lambda deal: deal.samples.epoch):
+        for epoch, in_epoch in groupby(plans, key=lambda plan: plan.samples.epoch):
             self._loader.require_same_length()
             order = self._loader.position_to_index(epoch)
             yield from ((order, spans) for spans in _spans(in_epoch))
@@ -287,12 +287,12 @@ def _indices(stretches: Iterator[_Stretch]) -> Iterator[list[int]]:
             yield from order.take(spans)
 
 
-def _spans(deals: Iterator[Deal]) -> Iterator[list[range]]:
-    """The positions of the deals' micro-batches, as many at once as are worth it."""
+def _spans(plans: Iterator[BatchPlan]) -> Iterator[list[range]]:
+    """The positions of the plans' micro-batches, as many at once as are worth it."""
     spans: list[range] = []
     size = 0
-    for deal in deals:
-        for batch in deal.micro_batches:
+    for plan in plans:
+        for batch in plan.micro_batches:
             spans.append(range(batch.start, batch.stop))
             size += len(batch)
         if size >= _AT_ONCE:
@@ -389,7 +389,7 @@ def _length(dataset: torch_data.Dataset[Any]) -> int:
     name = type(dataset).__name__
     if isinstance(dataset, torch_data.IterableDataset):
         raise ConfigurationError(
-            f"{needs}; {name} is an IterableDataset, whose samples cannot be dealt out again when "
+            f"{needs}; {name} is an IterableDataset, whose samples cannot be divided anew when "
             "the group changes: make it a Dataset with __len__ and __getitem__"
         )
     try:

@@ -212,7 +212,7 @@ class Session:
         if not isinstance(data, DataLoader):
             kind = f"{type(data).__module__}.{type(data).__qualname__}"
             raise ConfigurationError(
-                f"session.steps({kind}): its samples cannot be dealt out again when the group "
+                f"session.steps({kind}): its samples cannot be divided anew when the group "
                 "changes; write data = elastic.DataLoader(dataset, batch_size=...), which takes "
                 "the options of torch's DataLoader"
             )
@@ -291,9 +291,9 @@ class Session:
 
     def _handed_out(self) -> Iterator[Step]:
         training = self._training
-        while (found := training.next_deal()) is not None:
-            dealer, deal = found
-            step = Step(training, dealer, deal)
+        while (found := training.next_plan()) is not None:
+            planner, plan = found
+            step = Step(training, planner, plan)
             self._calls_in_step.clear()
             yield step
             if not step.was_entered:

@@ -16,7 +16,7 @@ import torch
 from elastic.core.data_order import SampleRange
 from elastic.core.whereabouts import Place
 from elastic.errors import StepMisused
-from elastic.worker.data_loader import Deal, Dealer, to_device
+from elastic.worker.data_loader import BatchPlan, BatchPlanner, to_device
 from elastic.worker.training import Training
 
 _NO_MEANS: Mapping[str, float] = {}
@@ -68,7 +68,7 @@ class Step:
     samples again. `committed` says whether the step counts all the same.
     """
 
-    def __init__(self, training: Training, dealer: Dealer, deal: Deal) -> None:
+    def __init__(self, training: Training, planner: BatchPlanner, plan: BatchPlan) -> None:
         self._training = training
         self._loop = training.part.loop
         self._taken = 0  # micro-batches of this pass
@@ -85,7 +85,7 @@ class Step:
         self._summed: list[tuple[list[str], torch.Tensor]] = []
         self.committed = False
         """Whether the step counts; known when the block has ended."""
-        self._take(dealer, deal)
+        self._take(planner, plan)
 
     @property
     def samples(self) -> SampleRange:
@@ -122,7 +122,7 @@ class Step:
             began = time.monotonic()
             self._training.place.now = Place.DATA, began
             if number == len(self._batches):
-                self._batches.append(self._dealer.fetch())
+                self._batches.append(self._planner.fetch())
             batch = self._batches[number]
             fetched = time.monotonic()
             clock = self._training.clock
@@ -214,7 +214,7 @@ class Step:
                 "step with which, another one has begun; have one loop at a time, and take what "
                 "comes from a second dataset from a loader of torch's"
             )
-        if (fresh := self._training.current_deal(self._dealer)) is not None:
+        if (fresh := self._training.current_plan(self._planner)) is not None:
             self._take(*fresh)
         self._entered = True
         self._outside = sys.exc_info()[1]
@@ -271,15 +271,15 @@ class Step:
 
     # ---- inside
 
-    def _take(self, dealer: Dealer, deal: Deal) -> None:
-        """The samples, also when a change of group has dealt them anew."""
-        self._dealer = dealer
-        self._samples, self._micro_batches = deal.samples, deal.micro_batches
-        self._weights = deal.weights
+    def _take(self, planner: BatchPlanner, plan: BatchPlan) -> None:
+        """The samples, also when a change of group has divided them anew."""
+        self._planner = planner
+        self._samples, self._micro_batches = plan.samples, plan.micro_batches
+        self._weights = plan.weights
         self.index = self._training.state.committed
         """Committed steps before this one, over the whole job."""
-        self.epoch = deal.samples.epoch
-        self.ends_epoch = deal.ends_epoch
+        self.epoch = plan.samples.epoch
+        self.ends_epoch = plan.ends_epoch
         """The epoch's last step. The same on every member, also on one that has just joined."""
 
     def _end(self) -> Exception | None:

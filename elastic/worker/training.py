@@ -27,7 +27,7 @@ from elastic.core.worker.participation import Participation, Progress, Steps
 from elastic.errors import ConfigurationError, GroupLost, StateTorn, StepMisused
 from elastic.worker.compilation import COMPILATIONS
 from elastic.worker.control import Control
-from elastic.worker.data_loader import DataLoader, Deal, Dealer
+from elastic.worker.data_loader import BatchPlan, BatchPlanner, DataLoader
 from elastic.worker.group import membership
 from elastic.worker.group.distributed_model import DistributedModel, Passes, Signs
 from elastic.worker.group.process_group import Group, is_group_loss
@@ -113,7 +113,7 @@ class Training:
         self._loaders: weakref.WeakKeyDictionary[DataLoader, int] = weakref.WeakKeyDictionary()
         self._loaders_seen = 0
         self._epochs = 0
-        self._dealer: Dealer | None = None
+        self._planner: BatchPlanner | None = None
         self._held: _Held | None = None
         self._reads = _Reads()
         self.in_block = False
@@ -160,37 +160,37 @@ class Training:
         self.state.loop_begins()
         self._drive(self.part.begin_loop(known, data))
 
-    def next_deal(self) -> tuple[Dealer, Deal] | None:
+    def next_plan(self) -> tuple[BatchPlanner, BatchPlan] | None:
         """Come to the next step; None after the last one."""
         if not self.part.passes_boundary():
             self._drive(self.part.boundary())
             if self.part.skips:
                 return None
         self.state.progress = self.part.here
-        dealer = self._dealer
-        assert dealer is not None, "a boundary is left in a group"
-        deal = dealer.deal()
-        if deal is None:
+        planner = self._planner
+        assert planner is not None, "a boundary is left in a group"
+        plan = planner.next_plan()
+        if plan is None:
             return None
         if self.control.recovers:
             self._undo.begin()
         self.optimizers.block_begins()
-        return dealer, deal
+        return planner, plan
 
-    def current_deal(self, dealer: Dealer) -> tuple[Dealer, Deal] | None:
-        """The step's samples once more, if the group has changed since it was dealt; the loop may
+    def current_plan(self, planner: BatchPlanner) -> tuple[BatchPlanner, BatchPlan] | None:
+        """The step's samples once more, if the group has changed since it was planned; the loop may
         have called `session.run`."""
-        if self._dealer is dealer or self._dealer is None:
+        if self._planner is planner or self._planner is None:
             return None
-        deal = self._dealer.deal()
-        assert deal is not None, "no step was committed since"
-        return self._dealer, deal
+        plan = self._planner.next_plan()
+        assert plan is not None, "no step was committed since"
+        return self._planner, plan
 
     def end_loop(self) -> None:
         """The loop has no step left."""
         meet = ScriptCall(what="ends its loop over session.steps", where="", function=lambda: None)
         self._drive(self.part.end_loop(meet))
-        self._close_dealer()
+        self._close_planner()
 
     # ---- a step's block
 
@@ -392,7 +392,7 @@ class Training:
             )
         self.call(ScriptCall(what="ends the script", where=where, function=self._save_and_wait))
         self.clock.spent.settle(time.monotonic())
-        self._close_dealer()
+        self._close_planner()
         self.control.finish()
 
     # ---- driving the protocol
@@ -587,7 +587,7 @@ class Training:
         if self._bequeathed is not None:
             return  # nothing is to be trained here any more
         self.clock.sets_up()
-        self._close_dealer()
+        self._close_planner()
         caches = self.state.buffers.caches_of_group()
         for model in self.models:
             model.wrap(self.control.backend, caches)
@@ -597,7 +597,7 @@ class Training:
             self.clock.pace.arrival.watch(parameters)
         group, data = self._joining(), self._data
         if data is not None:
-            self._dealer = Dealer(
+            self._planner = BatchPlanner(
                 data,
                 self.part.progress.position(self.part.loader),
                 rank=group.rank,
@@ -610,7 +610,7 @@ class Training:
         self.clock.interrupt()
         for model in self.models:
             model.unwrap()
-        self._close_dealer()
+        self._close_planner()
 
     def _entered(self, _: act.Entered) -> None:
         self.place.now = Place.BOUNDARY, time.monotonic()
@@ -630,10 +630,10 @@ class Training:
             raise GroupLost("there is no group")
         return group
 
-    def _close_dealer(self) -> None:
-        if self._dealer is not None:
-            self._dealer.close()
-            self._dealer = None
+    def _close_planner(self) -> None:
+        if self._planner is not None:
+            self._planner.close()
+            self._planner = None
 
     # ---- state
 

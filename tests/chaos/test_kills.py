@@ -74,7 +74,7 @@ def test_kills_change_nothing(tmp_path: Path, nproc: int, kills: int, options: l
 
 
 def test_without_kills_uneven_shares_give_the_exact_gradient(tmp_path: Path) -> None:
-    """7 workers' worth of unevenness from 3: a global batch of 8 is dealt as 3, 3, 2."""
+    """7 workers' worth of unevenness from 3: a global batch of 8 is divided as 3, 3, 2."""
     with JobProcess(
         "--ledger",
         tmp_path / "ledger.jsonl",

@@ -30,7 +30,7 @@ def test_a_data_set_smaller_than_one_batch_trains(place: Place, samples: int, np
     ],
 )
 def test_batch_norm_never_gets_a_single_sample(place: Place, samples: int) -> None:
-    """Three workers take 12 samples a step; dealt evenly, each of these epochs has a single one."""
+    """Three workers take 12 samples a step: divided evenly, each of these epochs has one left."""
     job = place.start("batch_norm.py", "--samples", samples, nproc=3)
     assert job.wait() == 0, job.story()
     assert not job.named("worker_failed")

@@ -164,7 +164,7 @@ class TellDifference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetUp:
-    """The members have one state: wrap the models, deal the data."""
+    """The members have one state: wrap the models, plan the batches."""
 
     seat: Seat
 

@@ -1,6 +1,6 @@
 """The member's side of checkpoints: when it saves and what it restores, how the bytes of a
-replicated state are dealt out to the writers, its own share, written in the background, and the way
-back, on which no file is trusted before its digest has been compared.
+replicated state are divided among the writers, its own share, written in the background, and the
+way back, on which no file is trusted before its digest has been compared.
 """
 
 from __future__ import annotations

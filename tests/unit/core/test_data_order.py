@@ -38,7 +38,7 @@ RANGES = st.builds(
 )
 
 
-def dealt(samples: SampleRange, world_size: int, batch_size: int) -> list[tuple[MicroBatch, ...]]:
+def divided(samples: SampleRange, world_size: int, batch_size: int) -> list[tuple[MicroBatch, ...]]:
     return [
         micro_batches(samples, rank=rank, world_size=world_size, batch_size=batch_size)
         for rank in range(world_size)
@@ -65,7 +65,7 @@ def test_each_position_is_consumed_once_at_any_sequence_of_world_sizes(
         global_batch = policy.global_batch(world_size)
         samples = next_range(position, length=length, global_batch=global_batch)
         assert 1 <= len(samples) <= global_batch
-        consumed += weighted_positions(dealt(samples, world_size, policy.batch_size))
+        consumed += weighted_positions(divided(samples, world_size, policy.batch_size))
         position = advance(position, samples)
     assert consumed == list(range(length))
     assert position.epoch == 0
@@ -136,7 +136,7 @@ def test_shares_cover_the_range_in_rank_order_and_are_balanced(
 def test_every_rank_makes_the_same_number_of_even_passes(
     samples: SampleRange, world_size: int, batch_size: int
 ) -> None:
-    ranks = dealt(samples, world_size, batch_size)
+    ranks = divided(samples, world_size, batch_size)
     largest = share(samples, rank=0, world_size=world_size, batch_size=batch_size)
     assert {len(rank) for rank in ranks} == {math.ceil(len(largest) / batch_size)}
     for rank in ranks:
@@ -149,7 +149,7 @@ def test_every_rank_makes_the_same_number_of_even_passes(
 def test_no_pass_has_a_single_sample_where_that_can_be_avoided(
     samples: SampleRange, world_size: int, batch_size: int
 ) -> None:
-    passes = [p for rank in dealt(samples, world_size, batch_size) for p in rank]
+    passes = [p for rank in divided(samples, world_size, batch_size) for p in rank]
     single = [p for p in passes if len(p) == 1]
     if len(samples) == 1:
         assert len(single) == len(passes)
@@ -172,7 +172,7 @@ def test_weights_make_the_averaged_gradient_the_mean_over_the_global_batch(
         part = gradients[micro_batch.start - samples.start : micro_batch.stop - samples.start]
         return loss_weight(micro_batch, samples, world_size=world_size) * sum(part) / len(part)
 
-    by_rank = [sum(map(weighted_mean, rank)) for rank in dealt(samples, world_size, batch_size)]
+    by_rank = [sum(map(weighted_mean, rank)) for rank in divided(samples, world_size, batch_size)]
     assert sum(by_rank) / world_size == pytest.approx(sum(gradients) / len(samples), abs=1e-9)
 
 
@@ -181,7 +181,7 @@ def test_the_weight_of_equal_undivided_shares_is_exactly_one(
     world_size: int, batch_size: int
 ) -> None:
     samples = SampleRange(epoch=0, start=5, stop=5 + world_size * batch_size)
-    for (micro_batch,) in dealt(samples, world_size, batch_size):
+    for (micro_batch,) in divided(samples, world_size, batch_size):
         assert loss_weight(micro_batch, samples, world_size=world_size) == 1.0
 
 
@@ -217,7 +217,7 @@ def test_a_rank_without_samples_gets_a_stand_in_of_weight_zero(
 def test_small_steps_are_dealt_in_batches_that_batch_norm_accepts(
     samples: int, world_size: int, batch_size: int, expected: list[list[int | str]]
 ) -> None:
-    ranks = dealt(SampleRange(epoch=0, start=0, stop=samples), world_size, batch_size)
+    ranks = divided(SampleRange(epoch=0, start=0, stop=samples), world_size, batch_size)
     found = [[len(p) if p.weighted else "stand-in" for p in rank] for rank in ranks]
     assert found == expected
 

@@ -1,4 +1,4 @@
-"""What a dealer fetches is the epoch's order, from any position, with any loader processes."""
+"""What a planner fetches is the epoch's order, from any position, with any loader processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils import data as torch_data
 
 from elastic.core.data_order import DataPosition, advance
 from elastic.errors import ConfigurationError
-from elastic.worker.data_loader import DataLoader, Dealer, to_device
+from elastic.worker.data_loader import BatchPlanner, DataLoader, to_device
 
 LENGTH = 23
 BEGIN = DataPosition()
@@ -46,24 +46,24 @@ def fetched(
     loader: DataLoader, *, rank: int, world_size: int, position: DataPosition = BEGIN, epochs: int
 ) -> list[tuple[DataPosition, list[list[int]]]]:
     """For each step the position before it and this rank's weighted micro-batches, as indices."""
-    dealer = Dealer(loader, position, rank=rank, world_size=world_size, epochs=epochs)
+    planner = BatchPlanner(loader, position, rank=rank, world_size=world_size, epochs=epochs)
     steps = []
     try:
-        while (deal := dealer.deal()) is not None:
-            assert deal.samples == loader.next_range(position, world_size)
+        while (plan := planner.next_plan()) is not None:
+            assert plan.samples == loader.next_range(position, world_size)
             batches = []
-            for micro_batch in deal.micro_batches:
-                indices = [round(square**0.5) for square in dealer.fetch().tolist()]
+            for micro_batch in plan.micro_batches:
+                indices = [round(square**0.5) for square in planner.fetch().tolist()]
                 assert len(indices) == len(micro_batch)
                 if micro_batch.weighted:
                     batches.append(indices)
             steps.append((position, batches))
-            position = advance(position, deal.samples)
+            position = advance(position, plan.samples)
         assert loader.next_range(position, world_size).epoch == epochs
         with pytest.raises(StopIteration):
-            dealer.fetch()
+            planner.fetch()
     finally:
-        dealer.close()
+        planner.close()
     return steps
 
 
@@ -127,19 +127,19 @@ def test_a_default_device_of_the_scripts_changes_nothing(workers: int) -> None:
     loader = DataLoader(Squares(), batch_size=3, num_workers=workers)
     expected = fetched(loader, rank=1, world_size=2, epochs=1)
     with torch.device("meta"):
-        dealer = Dealer(loader, BEGIN, rank=1, world_size=2, epochs=1)
-    found = [dealer.fetch() for batch in expected for _ in batch[1]]
+        planner = BatchPlanner(loader, BEGIN, rank=1, world_size=2, epochs=1)
+    found = [planner.fetch() for batch in expected for _ in batch[1]]
     assert [[round(i**0.5) for i in b.tolist()] for b in found] == [
         b for _, s in expected for b in s
     ]
-    dealer.close()
+    planner.close()
 
 
 def rows_of(loader: DataLoader) -> list[Any]:
-    dealer = Dealer(loader, BEGIN, rank=1, world_size=2, epochs=2)
+    planner = BatchPlanner(loader, BEGIN, rank=1, world_size=2, epochs=2)
     found = []
-    while (deal := dealer.deal()) is not None:
-        found += [dealer.fetch() for _ in deal.micro_batches]
+    while (plan := planner.next_plan()) is not None:
+        found += [planner.fetch() for _ in plan.micro_batches]
     return found
 
 
@@ -192,11 +192,11 @@ def test_an_unknown_option_is_refused_for_tensors_too() -> None:
 
 
 def test_a_closed_dealer_fetches_nothing() -> None:
-    dealer = Dealer(DataLoader(Squares()), BEGIN, rank=0, world_size=1, epochs=1)
-    dealer.fetch()
-    dealer.close()
+    planner = BatchPlanner(DataLoader(Squares()), BEGIN, rank=0, world_size=1, epochs=1)
+    planner.fetch()
+    planner.close()
     with pytest.raises(StopIteration):
-        dealer.fetch()
+        planner.fetch()
 
 
 def test_drop_last_leaves_whole_batches() -> None:
@@ -420,9 +420,9 @@ def test_a_dataset_that_has_another_length_in_the_next_epoch_is_refused(
 ) -> None:
     dataset = Squares()
     loader = DataLoader(dataset, batch_size=LENGTH, num_workers=workers)
-    dealer = Dealer(loader, BEGIN, rank=0, world_size=1, epochs=20)
-    dealer.fetch()
+    planner = BatchPlanner(loader, BEGIN, rank=0, world_size=1, epochs=20)
+    planner.fetch()
     dataset.length = length
     with pytest.raises(ConfigurationError, match=f"had 23 samples .* has {length} now"):
-        [dealer.fetch() for _ in range(10)]  # some are fetched ahead
-    dealer.close()
+        [planner.fetch() for _ in range(10)]  # some are fetched ahead
+    planner.close()

@@ -18,7 +18,7 @@ from elastic.worker.training import Training
 from tests.unit.worker.together import Seat
 from tests.unit.worker.training_together import PeerControl, numbers
 
-SAMPLES_OF_A_STEP = 64  # 32 steps are dealt at once
+SAMPLES_OF_A_STEP = 64  # 32 steps are planned at once
 LEARNT = 130  # steps: the undo learns at the 128th, and not again before the 256th
 COUNTED = 96
 MOST_CALLS = 180.0  # 172 with Python 3.11

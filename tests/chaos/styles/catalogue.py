@@ -1,9 +1,14 @@
-"""Which styles there are, and what is expected of each."""
+"""Which styles there are, and what is expected of each.
+
+Every public function of a module in `scripts` is a style.
+"""
 
 from __future__ import annotations
 
+import ast
 import enum
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -21,8 +26,9 @@ class Truth(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Style:
-    """A script of `scripts`, and how it is judged.
+    """A script, and how it is judged.
 
+    module: of `scripts`, where the function of this name is.
     tolerance: relative to the L1 norm of a tensor, or to a thousandth of the largest; 0.0 where the
         problem's sums are exact.
     own_buffers: buffers belong to each member by itself between two broadcasts.
@@ -31,6 +37,7 @@ class Style:
     """
 
     name: str
+    module: str = ""
     truth: Truth = Truth.ONE_PROCESS
     tolerance: float = 1e-9
     own_buffers: bool = False
@@ -41,10 +48,6 @@ class Style:
         """The least and the most that a run may take."""
         most = epochs * STEPS_PER_EPOCH
         return (most // 2 if self.breaks_off else most), most
-
-    @property
-    def script(self) -> Path:
-        return SCRIPTS / f"{self.name}.py"
 
 
 _EXACT = 0.0
@@ -94,13 +97,21 @@ IN_EVERY_RUN = frozenset(
 def _all() -> dict[str, Style]:
     particular = {style.name: style for style in _PARTICULAR}
     found = {}
-    for path in sorted(SCRIPTS.glob("[a-z]*.py")):
-        refused = path.stem.startswith("refused_")
-        usual = Style(name=path.stem, truth=Truth.REFUSED if refused else Truth.ONE_PROCESS)
-        found[path.stem] = particular.pop(path.stem, usual)
+    for name, module in sorted(_scripts()):
+        truth = Truth.REFUSED if module == "refused" else Truth.ONE_PROCESS
+        style = particular.pop(name, Style(name=name, truth=truth))
+        found[name] = replace(style, module=module)
     assert not particular, f"no script for {sorted(particular)}"
     assert found.keys() >= IN_EVERY_RUN, f"no script for {sorted(IN_EVERY_RUN - found.keys())}"
     return found
+
+
+def _scripts() -> Iterator[tuple[str, str]]:
+    """Name and module of each. Nothing is imported: a worker imports what its own style needs."""
+    for path in SCRIPTS.glob("[a-z]*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                yield node.name, path.stem
 
 
 STYLES = _all()

@@ -7,6 +7,7 @@ import importlib
 from pathlib import Path
 
 from tests.chaos.styles import pauses, recording
+from tests.chaos.styles.catalogue import STYLES
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -20,8 +21,8 @@ def main(arguments: list[str] | None = None) -> None:
     recording.install(recording.Recorder(options.out))
     if options.pace_s:
         pauses.install(pauses.Pauses(options.out, options.pace_s, options.steps))
-    script = importlib.import_module(f"tests.chaos.styles.scripts.{options.style}")
-    script.main(options.epochs)
+    module = importlib.import_module(f"tests.chaos.styles.scripts.{STYLES[options.style].module}")
+    getattr(module, options.style)(options.epochs)
 
 
 if __name__ == "__main__":

@@ -93,6 +93,15 @@ class Script:
             assert same(self.everything(), at_begin)
         return undone
 
+    def below_void_block(self, change: Action) -> None:
+        """What the script does below a block that does not count; asserts that it is undone."""
+        at_begin = self.everything()
+        self.undo.keep_for_retry()
+        change()
+        assert not same(self.everything(), at_begin)
+        self.undo.put_back_for_retry()
+        assert same(self.everything(), at_begin)
+
     def learn(self, before: Action = nothing, after: Action = nothing) -> None:
         """So many blocks that nothing is copied any more only to learn from it."""
         for _ in range(LEARNT):
@@ -128,6 +137,24 @@ def learnt() -> tuple[nn.Linear, Script]:
     net, script = tracking()
     script.learn()
     return net, script
+
+
+def trained(
+    kind: type[torch.optim.Optimizer], width: int = WIDE, **options: Any
+) -> tuple[nn.Linear, torch.optim.Optimizer, Script]:
+    """A layer, the optimizer that trains it, and a script that tracks both."""
+    net = layer(width)
+    optimizer = kind(net.parameters(), **{"lr": 0.1, **options})  # type: ignore[call-arg]
+    return net, optimizer, Script(model=net, optimizer=optimizer)
+
+
+def scheduled() -> tuple[nn.Linear, Script, Action]:
+    """The same with a scheduler, and what the script does below its blocks."""
+    net, optimizer, script = trained(torch.optim.SGD, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+    script.state.track({"scheduler": scheduler})
+    return net, script, both(scheduler.step, write_data(net))
 
 
 def add(module: nn.Module, amount: float = 0.5) -> Action:
@@ -534,17 +561,13 @@ def test_the_stage_of_a_gradscaler_is_put_back(stage: str, after_updates: int) -
 
 
 def test_state_that_an_optimizer_has_made_in_the_block_is_taken_away_again() -> None:
-    net = layer(4)
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
-    script = Script(model=net, optimizer=optimizer)
+    net, optimizer, script = trained(torch.optim.Adam, 4)
     assert script.lost(step_of(optimizer, net))
     assert len(optimizer.state) == 0
 
 
 def test_the_tensors_of_an_optimizers_state_stay_the_same_objects() -> None:
-    net = layer(4)
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
-    script = Script(model=net, optimizer=optimizer)
+    net, optimizer, script = trained(torch.optim.Adam, 4)
     script.block(after=step_of(optimizer, net))
     moment = optimizer.state[net.weight]["exp_avg"]
     assert script.lost(step_of(optimizer, net))
@@ -570,10 +593,8 @@ def test_a_parameter_group_added_in_the_block_is_taken_away_again() -> None:
 
 def test_a_rate_that_is_a_tensor_stays_that_tensor() -> None:
     """Captured graphs read it."""
-    net = layer(4)
     rate = torch.tensor(0.5)
-    optimizer = torch.optim.SGD(net.parameters(), lr=rate)
-    script = Script(model=net, optimizer=optimizer)
+    _, optimizer, script = trained(torch.optim.SGD, 4, lr=rate)
 
     def halve() -> None:
         optimizer.param_groups[0]["lr"].mul_(0.5)
@@ -750,9 +771,7 @@ def test_another_members_gradients_are_taken_over() -> None:
 
 
 def test_what_changes_after_the_last_collective_alone_is_not_copied() -> None:
-    net = layer()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
-    script = Script(model=net, optimizer=optimizer)
+    net, optimizer, script = trained(torch.optim.AdamW)
     script.learn(after=step_of(optimizer, net))
     assert script.told == []
     assert script.lost()
@@ -760,10 +779,8 @@ def test_what_changes_after_the_last_collective_alone_is_not_copied() -> None:
 
 @pytest.mark.parametrize(("kind", "copies"), [("SGD", 2), ("Adam", 3)])
 def test_a_costly_copy_is_told_of_once_with_names_and_size(kind: str, copies: int) -> None:
-    net = layer(600)
     options = {"momentum": 0.9} if kind == "SGD" else {}
-    optimizer = getattr(torch.optim, kind)(net.parameters(), lr=0.1, **options)
-    script = Script(model=net, optimizer=optimizer)
+    net, optimizer, script = trained(getattr(torch.optim, kind), 600, **options)
     script.learn(step_of(optimizer, net))
     parameters = sum(p.numel() * 4 for p in net.parameters())
     ((names, size),) = script.told
@@ -774,9 +791,7 @@ def test_a_costly_copy_is_told_of_once_with_names_and_size(kind: str, copies: in
 
 def test_a_collective_after_the_optimizers_step_is_learnt_from() -> None:
     """It begins unknown to the session; the group's counter tells of it."""
-    net = layer()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, fused=True)
-    script = Script(model=net, optimizer=optimizer)
+    net, optimizer, script = trained(torch.optim.AdamW, fused=True)
 
     def log_the_loss() -> None:
         script.collectives += 1
@@ -788,9 +803,7 @@ def test_a_collective_after_the_optimizers_step_is_learnt_from() -> None:
 
 @pytest.mark.parametrize("change", ["in place", "fused", "data"])
 def test_a_change_that_was_never_seen_before_is_not_undone_and_that_is_said(change: str) -> None:
-    net = layer()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, fused=True)
-    script = Script(model=net, optimizer=optimizer)
+    net, optimizer, script = trained(torch.optim.AdamW, fused=True)
     script.learn(after=step_of(optimizer, net))
     changes = {
         "in place": add(net),
@@ -804,9 +817,7 @@ def test_a_change_that_was_never_seen_before_is_not_undone_and_that_is_said(chan
 def test_what_a_fused_optimizer_trains_is_put_back_with_its_state(place: str) -> None:
     """Its steps move no version of the parameters, and these come before a collective only now and
     then, in no block that is learned from: as where every hundredth step averages its loss."""
-    net = layer()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, fused=True)
-    script = Script(model=net, optimizer=optimizer)
+    net, optimizer, script = trained(torch.optim.AdamW, fused=True)
     step = step_of(optimizer, net)
     first = place == "before the reduction"
     seldom = (step, nothing) if first else (nothing, both(step, script.reduce))
@@ -1239,12 +1250,7 @@ def as_of_commit(script: Script) -> Any:
 
 @pytest.mark.parametrize("learnt", [False, True])
 def test_the_state_of_the_last_commit_can_be_had_after_the_script_changed_it(learnt: bool) -> None:
-    net = layer()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    optimizer._opt_called = True  # type: ignore[attr-defined]
-    script = Script(model=net, optimizer=optimizer, scheduler=scheduler)
-    gap = both(scheduler.step, write_data(net))
+    _, script, gap = scheduled()
     for _ in range(LEARNT if learnt else 1):
         script.block()
         committed = script.everything()
@@ -1308,9 +1314,7 @@ def test_putting_back_is_no_change_between_blocks() -> None:
 
 
 def test_going_back_to_an_earlier_state_between_blocks_is_seen_in_the_optimizer_too() -> None:
-    net = layer()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    script = Script(model=net, optimizer=optimizer)
+    net, optimizer, script = trained(torch.optim.SGD, momentum=0.9)
     step = step_of(optimizer, net)
     script.learn(after=step)
     best = copy.deepcopy((net.state_dict(), optimizer.state_dict()))
@@ -1374,29 +1378,17 @@ def test_a_received_state_is_of_the_mark_that_it_was_sent_as() -> None:
 def test_what_is_changed_for_the_first_time_below_a_void_block_is_undone() -> None:
     net, script = learnt()
     assert script.lost()
-    at_begin = script.everything()
-    script.undo.keep_for_retry()
-    write_data(net)()
-    script.undo.put_back_for_retry()
-    assert same(script.everything(), at_begin)
+    script.below_void_block(write_data(net))
 
 
 def test_what_stands_below_a_void_block_is_undone_when_it_is_handed_out_again() -> None:
-    net = layer()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    optimizer._opt_called = True  # type: ignore[attr-defined]
-    script = Script(model=net, optimizer=optimizer, scheduler=scheduler)
-    gap = both(scheduler.step, write_data(net))
+    net, script, gap = scheduled()
     for _ in range(LEARNT):
         script.block(add(net))
         gap()
     assert script.lost(add(net))
+    script.below_void_block(gap)
     at_begin = script.everything()
-    script.undo.keep_for_retry()
-    gap()
-    script.undo.put_back_for_retry()
-    assert same(script.everything(), at_begin)
     gap()
     script.undo.put_back_for_retry()  # nothing is kept twice
     assert not same(script.everything(), at_begin)
@@ -1405,30 +1397,20 @@ def test_what_stands_below_a_void_block_is_undone_when_it_is_handed_out_again() 
 @pytest.mark.parametrize("optimizer", ["net", "average"])
 def test_a_fused_step_below_a_void_block_is_undone(optimizer: str) -> None:
     net, average = layer(), layer()
-    trained = {"net": net, "average": average}[optimizer]
-    fused = torch.optim.Adam(trained.parameters(), fused=True)
+    module = {"net": net, "average": average}[optimizer]
+    fused = torch.optim.Adam(module.parameters(), fused=True)
     script = Script(net=net, average=average, optimizer=fused)
-    gradients(trained)
+    gradients(module)
     script.learn(after=fused.step)
     assert script.lost()
-    at_begin = script.everything()
-    script.undo.keep_for_retry()
-    gradients(trained)
-    fused.step()
-    assert not same(script.everything(), at_begin)
-    script.undo.put_back_for_retry()
-    assert same(script.everything(), at_begin)
+    script.below_void_block(both(lambda: gradients(module), fused.step))
 
 
 def test_copies_made_ahead_serve_the_retry() -> None:
     net, script = learnt()
     assert script.lost()
-    at_begin = script.everything()
     script.undo.keep_ahead()
-    script.undo.keep_for_retry()
-    add(net)()
-    script.undo.put_back_for_retry()
-    assert same(script.everything(), at_begin)
+    script.below_void_block(add(net))
 
 
 def test_copies_made_ahead_of_another_members_state_are_forgotten() -> None:
@@ -1437,11 +1419,7 @@ def test_copies_made_ahead_of_another_members_state_are_forgotten() -> None:
     script.undo.keep_ahead()
     add(net)()  # what is received
     script.undo.received(at_commit=False)
-    received = script.everything()
-    script.undo.keep_for_retry()
-    add(net)()
-    script.undo.put_back_for_retry()
-    assert same(script.everything(), received)
+    script.below_void_block(add(net))
 
 
 # ---- cells

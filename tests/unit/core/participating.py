@@ -62,9 +62,14 @@ class Driver:
         action."""
         self._answers[kind].extend(answers)
 
-    def peers(self, *declared: Declaration) -> None:
+    def peers(self, *declared: Declaration | None) -> None:
         """The next declarations are these, in the order of ranks; None stands for its own."""
         self.answer(act.Declare, lambda mine: tuple(d if d is not None else mine for d in declared))
+
+    def meets(self, number: int, **declared: Declaration | None) -> None:
+        """The coordinator decided on these workers, in the order of ranks, who declare that."""
+        self.announce(number, *declared)
+        self.peers(*declared.values())
 
     def lose_at(self, kind: type, number: int, *workers: str, **fields: Any) -> None:
         """The next action of this kind ends with the loss of the group: this generation follows."""

@@ -89,8 +89,7 @@ def test_a_job_goes_on_from_a_checkpoint_and_gives_it_to_the_others() -> None:
 
 def test_a_newcomer_receives_the_state() -> None:
     driver = Driver("b")
-    driver.announce(2, "a", "b")
-    driver.peers(veteran(5), ME)
+    driver.meets(2, a=veteran(5), b=ME)
     driver.answer(act.Receive, Progress(committed=5, committed_in=1))
     driver.begin_loop()
     assert driver.taken() == joined(2, "Receive rank=0 loop=0 BEGIN", committed=5)
@@ -100,8 +99,7 @@ def test_a_newcomer_receives_the_state() -> None:
 
 def test_a_newcomer_is_set_up_only_when_all_of_the_state_is_there() -> None:
     driver = Driver("b")
-    driver.announce(2, "a", "b")
-    driver.peers(veteran(5), ME)
+    driver.meets(2, a=veteran(5), b=ME)
     driver.lose_at(act.Receive, 3, "a", "b")
     driver.peers(veteran(6), ME)
     driver.answer(act.Receive, Progress(committed=6, committed_in=1))
@@ -121,8 +119,7 @@ def test_a_newcomer_is_set_up_only_when_all_of_the_state_is_there() -> None:
 
 def test_a_member_that_tracks_another_model_is_told_and_the_group_given_up() -> None:
     driver = Driver()
-    driver.announce(1, "a", "b")
-    driver.peers(ME, replace(NEWCOMER, signature=9))
+    driver.meets(1, a=ME, b=replace(NEWCOMER, signature=9))
     driver.answer(act.ExplainMismatch, lambda _: driver.announce(2, "a"))
     driver.begin_loop()
     assert driver.taken()[:5] == [
@@ -138,8 +135,7 @@ def test_a_member_that_tracks_another_model_is_told_and_the_group_given_up() -> 
 
 def test_members_that_differ_are_told_apart_and_only_they_receive() -> None:
     driver = trained(5)
-    driver.announce(2, "a", "b", "c")
-    driver.peers(ME, veteran(5, begin_digest=7, commit_digest=8), veteran(5))
+    driver.meets(2, a=ME, b=veteran(5, begin_digest=7, commit_digest=8), c=veteran(5))
     driver.boundary()
     assert driver.taken() == [
         "TearDown",
@@ -356,16 +352,14 @@ def test_a_worker_torn_in_the_first_step_of_the_job_is_replaced() -> None:
 def test_a_job_torn_in_its_first_step_begins_again_where_a_newcomer_has_rank_0() -> None:
     """Whose objects are as its script made them."""
     driver = Driver("n")
-    driver.announce(2, "n", "a")
-    driver.peers(ME, veteran(0, intact=False, in_block=True))
+    driver.meets(2, n=ME, a=veteran(0, intact=False, in_block=True))
     driver.begin_loop()
     assert driver.taken()[2:4] == ["Restore loop=0", "Send rank=1 step=0 BEGIN"]
 
 
 def test_a_newcomer_does_not_begin_a_job_whose_state_is_torn_everywhere() -> None:
     driver = Driver("n")
-    driver.announce(2, "n", "a")
-    driver.peers(ME, veteran(3, intact=False))
+    driver.meets(2, n=ME, a=veteran(3, intact=False))
     with pytest.raises(StateLost):
         driver.begin_loop()
 
@@ -373,8 +367,7 @@ def test_a_newcomer_does_not_begin_a_job_whose_state_is_torn_everywhere() -> Non
 def test_an_overwritten_newcomer_is_no_beginning_either() -> None:
     """The transfer broke off: its parameters are partly another member's."""
     driver = Driver("b")
-    driver.announce(2, "a", "b")
-    driver.peers(veteran(0), ME)
+    driver.meets(2, a=veteran(0), b=ME)
     driver.lose_at(act.Receive, 3, "b")
     with pytest.raises(Stranded, match="every member that held the job's state was lost"):
         driver.begin_loop()
@@ -385,8 +378,7 @@ def test_a_member_that_no_state_fits_ends_and_the_others_go_on_without_it() -> N
     ahead = veteran(4, commit_digest=0)
     stranded = trained(3)
     stranded.enter_block()
-    stranded.announce(2, "a", "b")
-    stranded.peers(ME, ahead)
+    stranded.meets(2, a=ME, b=ahead)
     with pytest.raises(Stranded):
         stranded.give_up()
     other = trained(4, "b")
@@ -424,8 +416,7 @@ def scaled(driver: Driver) -> Driver:
 
 def test_a_ramp_begins_with_the_group_and_is_kept_with_the_commit() -> None:
     driver = scaled(Driver())
-    driver.announce(1, "a", "b", "c")
-    driver.peers(ME, NEWCOMER, NEWCOMER)
+    driver.meets(1, a=ME, b=NEWCOMER, c=NEWCOMER)
     driver.begin_loop()
     expected = Ramp(start_factor=1.0, end_factor=3.0, start_step=0, steps=10)
     assert driver.part.ramps == {"0": expected}
@@ -442,14 +433,12 @@ def test_a_ramp_of_a_group_that_committed_nothing_leaves_no_trace() -> None:
     for _ in range(4):
         driver.step()
     before = driver.part.progress
-    driver.announce(2, "a", "b", "c")  # lost again before its first step
-    driver.peers(ME, veteran(4), NEWCOMER)
+    driver.meets(2, a=ME, b=veteran(4), c=NEWCOMER)  # lost again before its first step
     driver.boundary()
     driver.part.begin_block()
     assert driver.part.ramps["0"].end_factor == 3.0
     assert driver.part.progress == before
-    driver.announce(3, "a", "b")
-    driver.peers(ME, veteran(4))
+    driver.meets(3, a=ME, b=veteran(4))
     driver.give_up()
     assert driver.part.ramps["0"] == Ramp(start_factor=1.0, end_factor=2.0, start_step=4, steps=10)
 
@@ -457,8 +446,7 @@ def test_a_ramp_of_a_group_that_committed_nothing_leaves_no_trace() -> None:
 def test_a_receiver_derives_its_ramp_from_what_it_received() -> None:
     ramp = Ramp(start_factor=1.0, end_factor=3.0, start_step=0, steps=10)
     driver = scaled(Driver("b"))
-    driver.announce(5, "a", "b")
-    driver.peers(veteran(4), ME)
+    driver.meets(5, a=veteran(4), b=ME)
     driver.answer(act.Receive, Progress(committed=4, committed_in=1, ramps={"0": ramp}))
     driver.begin_loop()
     assert driver.part.ramps == {"0": ramp.retarget(4, end_factor=2.0, steps=10)}
@@ -534,8 +522,7 @@ def test_the_status_says_while_the_script_is_inside_a_call() -> None:
 def test_a_member_that_completed_a_call_makes_it_again_for_one_that_did_not() -> None:
     driver = trained(3)
     driver.call("evaluate")
-    driver.announce(2, "a", "b")
-    driver.peers(ME, veteran(3, in_run=True, runs_done=0))
+    driver.meets(2, a=ME, b=veteran(3, in_run=True, runs_done=0))
     driver.taken()
     driver.boundary()
     log = driver.taken()
@@ -555,8 +542,7 @@ def test_a_call_above_a_block_that_does_not_count_is_still_to_be_made() -> None:
     driver.boundary()
     driver.call("above")
     driver.part.begin_block()
-    driver.announce(2, "a", "b")
-    driver.peers(ME, veteran(3, in_run=True, runs_done=1))
+    driver.meets(2, a=ME, b=veteran(3, in_run=True, runs_done=1))
     driver.taken()
     assert driver.give_up() is False
     assert not any(line.startswith(("Meet", "Perform")) for line in driver.taken())
@@ -587,8 +573,7 @@ def test_a_member_behind_a_call_that_all_others_completed_waits_for_no_one() -> 
     """Both are at the same call: nothing is repeated."""
     driver = trained(2)
     driver.call("evaluate")
-    driver.announce(2, "a", "b")
-    driver.peers(ME, veteran(2, runs_done=1))
+    driver.meets(2, a=ME, b=veteran(2, runs_done=1))
     driver.taken()
     driver.boundary()
     assert not any(line.startswith(("Meet", "Perform")) for line in driver.taken())
@@ -596,8 +581,7 @@ def test_a_member_behind_a_call_that_all_others_completed_waits_for_no_one() -> 
 
 def test_a_newcomer_takes_over_the_count_of_calls() -> None:
     driver = Driver("b")
-    driver.announce(2, "a", "b")
-    driver.peers(veteran(2, runs_done=1), ME)
+    driver.meets(2, a=veteran(2, runs_done=1), b=ME)
     driver.answer(act.Receive, Progress(committed=2, committed_in=1))
     driver.begin_loop()
     assert driver.part.runs_done == 1
@@ -637,8 +621,7 @@ def test_a_commit_forgets_the_calls_before_it() -> None:
     driver.call("evaluate")
     driver.step()
     assert driver.part.runs_done == 0
-    driver.announce(2, "a", "b")
-    driver.peers(ME, veteran(3))
+    driver.meets(2, a=ME, b=veteran(3))
     driver.taken()
     driver.boundary()
     assert "Perform" not in " ".join(driver.taken())
@@ -673,8 +656,7 @@ def test_a_loss_while_a_later_loop_is_set_up_is_followed_by_the_next_group(waiti
 def held_back() -> Driver:
     """A newcomer to a job that is at its second loop."""
     driver = Driver("b")
-    driver.announce(2, "a", "b")
-    driver.peers(veteran(5, loop=1), ME)
+    driver.meets(2, a=veteran(5, loop=1), b=ME)
     driver.answer(act.Receive, Progress(committed=5, committed_in=1, loop=1))
     driver.begin_loop()
     return driver
@@ -704,8 +686,7 @@ def test_a_newcomer_that_holds_back_in_a_lost_group_gets_a_newer_state() -> None
     driver.begin_loop(1)
     driver.boundary()
     driver.taken()
-    driver.announce(3, "a", "b")
-    driver.peers(veteran(5, loop=1), ME)
+    driver.meets(3, a=veteran(5, loop=1), b=ME)
     driver.boundary()
     assert "Receive" not in " ".join(driver.taken())  # it is as good as the other now
 
@@ -713,8 +694,7 @@ def test_a_newcomer_that_holds_back_in_a_lost_group_gets_a_newer_state() -> None
 def test_the_last_member_alive_gives_the_state_that_it_held_back() -> None:
     """No step is lost while a member holds the last committed one, in whatever form."""
     driver = held_back()
-    driver.announce(3, "b", "c")
-    driver.peers(ME, NEWCOMER)
+    driver.meets(3, b=ME, c=NEWCOMER)
     driver.begin_loop(1)
     driver.boundary()
     log = driver.taken()
@@ -902,8 +882,7 @@ def test_replicas_are_compared_before_each_save_too() -> None:
 def test_replicas_are_compared_after_1_2_4_steps_of_each_group() -> None:
     """A newcomer that lacks what the script does not track differs after its first step."""
     driver = trained(5)
-    driver.announce(2, "a", "b")
-    driver.peers(ME, NEWCOMER)
+    driver.meets(2, a=ME, b=NEWCOMER)
     compared = []
     for _ in range(6):
         driver.boundary()

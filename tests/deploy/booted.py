@@ -13,9 +13,10 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 UNITS = ROOT / "deploy" / "systemd"
@@ -138,10 +139,7 @@ class Machine:
         self.run("sh", "-c", 'printf %s "$1" > "$2"', "sh", text, path)
 
     def wait(self, condition: Callable[[], object], what: str) -> None:
-        end = time.monotonic() + DEADLINE_S
-        while not condition():
-            assert time.monotonic() < end, f"no {what} within {DEADLINE_S} s\n{self.story()}"
-            time.sleep(0.1)
+        eventually(condition, lambda: f"no {what}\n{self.story()}", DEADLINE_S, every_s=0.1)
 
     def story(self) -> str:
         """The newest lines of the journal, for a failing test."""

@@ -11,12 +11,12 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tests.etcd_cluster import free_ports
 from tests.job_process import DIE_WITH_PARENT
+from tests.waiting import eventually
 
 _TOOLS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge"}
 DEADLINE_S = 120.0
@@ -139,10 +139,7 @@ class SlurmCluster:
         return dict(pair.partition("=")[::2] for pair in shown)
 
     def wait_for(self, condition: Callable[[], object], what: str) -> None:
-        ends = time.monotonic() + DEADLINE_S
-        while not condition():
-            assert time.monotonic() < ends, f"no {what} within {DEADLINE_S} s\n{self.story()}"
-            time.sleep(0.2)
+        eventually(condition, lambda: f"no {what}\n{self.story()}", DEADLINE_S, every_s=0.2)
 
     def story(self) -> str:
         """What the job and the daemons have written."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -18,9 +17,9 @@ from tests.cluster_steps import StepRecords
 from tests.etcd_cluster import free_ports
 from tests.integration.running import Place
 from tests.job_process import DEADLINE_S, CommandProcess, Event
+from tests.waiting import eventually
 
 NODES = ("a", "b")
-_POLL_S = 0.02
 
 
 class LoopbackJob:
@@ -135,10 +134,7 @@ class LoopbackJob:
 
     def wait(self, condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> None:
         """Until it holds; fails with the whole story after the deadline."""
-        end = time.monotonic() + deadline_s
-        while not condition():
-            assert time.monotonic() < end, f"no {what} within {deadline_s} s\n{self.story()}"
-            time.sleep(_POLL_S)
+        eventually(condition, lambda: f"no {what}\n{self.story()}", deadline_s)
 
 
 class TrainingJob(LoopbackJob):

@@ -11,15 +11,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from tests.job_process import DEADLINE_S, ROOT, JobProcess, is_alive
+from tests.waiting import eventually
 
 SCRIPTS = Path(__file__).parent / "scripts"
 FAILED, USAGE, CONFIGURATION = 1, 2, 78
-_GONE_WITHIN_S = 20.0
 
 
 class Place:
@@ -121,16 +120,6 @@ class Place:
 
     def _describe_processes(self) -> str:
         return f"left running: {[(pid, command_line(pid)) for pid in self.processes()]}"
-
-
-def eventually(
-    condition: Callable[[], Any], what: Callable[[], str], deadline_s: float = _GONE_WITHIN_S
-) -> None:
-    """Wait for something outside of the job's own reports."""
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, f"after {deadline_s} s: {what()}"
-        time.sleep(0.02)
 
 
 def command_line(pid: int) -> str:

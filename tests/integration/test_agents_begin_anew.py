@@ -16,8 +16,9 @@ import pytest
 from elastic.runtime.orphans import is_zombie
 from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports
 from tests.integration.loopback_job import NODES, TrainingJob, training_job
-from tests.integration.running import Place, command_line, eventually
+from tests.integration.running import Place, command_line
 from tests.job_process import CommandProcess
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -15,13 +15,13 @@ from tests.integration.running import (
     FAILED,
     SCRIPTS,
     Place,
-    eventually,
     said,
     steps_of,
     tracebacks,
     wait_for_step,
 )
 from tests.job_process import JobProcess
+from tests.waiting import eventually
 
 TERMINATED = 143
 ALL = ["--console", "all"]

@@ -13,8 +13,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from examples.ledger_check import Audit, audit
 from tests.chaos.problem import lineage
-from tests.integration.running import Place, eventually, steps_of, tiny_disk, wait_for_step
+from tests.integration.running import Place, steps_of, tiny_disk, wait_for_step
 from tests.job_process import JobProcess
+from tests.waiting import eventually
 
 SAMPLES = 48  # of steady.py
 

@@ -11,7 +11,8 @@ import pytest
 
 from tests.etcd_cluster import etcd_cluster
 from tests.integration.loopback_job import training_job
-from tests.integration.running import Place, eventually, wait_for_step
+from tests.integration.running import Place, wait_for_step
+from tests.waiting import eventually
 
 
 def test_a_job_gets_new_workers_though_its_sockets_and_logs_were_removed(place: Place) -> None:

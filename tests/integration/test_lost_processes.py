@@ -9,14 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.running import (
-    Place,
-    command_line,
-    eventually,
-    steps_of,
-    wait_for_step,
-)
+from tests.integration.running import Place, command_line, steps_of, wait_for_step
 from tests.job_process import JobProcess, descendants, is_alive
+from tests.waiting import eventually
 
 KEEPER = "elastic keeper"
 OWN_CHILDREN = 5  # of each worker of children.py: two loaders, sleep, sh and its sleep

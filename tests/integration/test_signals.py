@@ -9,8 +9,9 @@ from pathlib import Path
 
 from elastic.runtime.leave_signals import ONE_SIGNAL_S
 from tests.chaos.problem import lineage
-from tests.integration.running import Place, eventually, steps_of, wait_for_step
+from tests.integration.running import Place, steps_of, wait_for_step
 from tests.job_process import JobProcess
+from tests.waiting import eventually
 
 INTERRUPTED, TERMINATED = 130, 143
 

@@ -17,8 +17,9 @@ import pytest
 
 from tests.etcd_cluster import etcd_cluster
 from tests.integration.loopback_job import LoopbackJob
-from tests.integration.running import SCRIPTS, Place, eventually
+from tests.integration.running import SCRIPTS, Place
 from tests.job_process import ROOT
+from tests.waiting import eventually
 
 STOPPED = 82
 DEADLINE_S = 60.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from elastic.rpc.control import AgentStream, ControlClient, ControlServer
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2
 from tests.unit.rpc.conversation import DEADLINE_S, Recorder
+from tests.waiting import until
 
 HELLO = pb.AgentHello(node="n1", host="h", slots=2)
 
@@ -164,12 +165,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def place(tmp_path: Path) -> AsyncIterator[Place]:
     async with AsyncExitStack() as stack:
         yield Place(tmp_path, stack)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """The deadline is the test's."""
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 async def connected(place: Place) -> tuple[Coordinator, Agent]:

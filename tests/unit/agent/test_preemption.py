@@ -12,6 +12,7 @@ import pytest
 from elastic.agent import registration
 from elastic.agent.registration import until_preempted
 from tests.job_process import is_alive
+from tests.waiting import until
 
 
 def python(code: str) -> list[str]:
@@ -59,8 +60,7 @@ async def test_a_command_that_succeeds_at_last(tmp_path: Path) -> None:
         f"sys.exit(0 if os.path.exists({str(notice)!r}) else 3)"
     )
     task = looking(command=python(code))
-    while not asked.exists() or len(asked.read_text()) < 2:
-        await asyncio.sleep(0.01)
+    await until(lambda: asked.exists() and len(asked.read_text()) >= 2)
     assert not task.done()
     notice.touch()
     assert (await task).startswith(f"preemption: {sys.executable}")
@@ -80,12 +80,10 @@ async def test_a_command_under_way_is_ended_with_the_watch(tmp_path: Path) -> No
     shell = f"sh -c 'echo $$ > {pid}; exec sleep 600'; true"  # a child of the command's
     code = f"import subprocess; subprocess.run(['sh', '-c', {shell!r}])"
     task = looking(command=python(code))
-    while not pid.exists() or not pid.read_text().strip():
-        await asyncio.sleep(0.01)
+    await until(lambda: pid.exists() and pid.read_text().strip())
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    while is_alive(int(pid.read_text())):
-        await asyncio.sleep(0.01)
+    await until(lambda: not is_alive(int(pid.read_text())))
 
 
 async def test_a_command_that_takes_too_long_says_nothing(
@@ -95,7 +93,6 @@ async def test_a_command_that_takes_too_long_says_nothing(
     asked, notice = tmp_path / "asked", tmp_path / "notice"
     code = f"import time; open({str(asked)!r}, 'a').write('x'); time.sleep(600)"
     task = looking(file=notice, command=python(code))
-    while not task.done() and (not asked.exists() or len(asked.read_text()) < 2):
-        await asyncio.sleep(0.01)
+    await until(lambda: task.done() or (asked.exists() and len(asked.read_text()) >= 2))
     notice.touch()
     assert "exists" in await task

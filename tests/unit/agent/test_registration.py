@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -12,6 +11,7 @@ from elastic.store.job_documents import NodeDocument
 from elastic.store.job_keys import JobKeys
 from elastic.store.lease_keeper import LeaseState
 from tests.unit.store.failing_store import Clock, FailingStore
+from tests.waiting import until
 
 KEY = JobKeys("job").node("n1")
 TTL_S = 3.0
@@ -59,12 +59,6 @@ class Node:
 
     async def until_told(self, *states: LeaseState) -> None:
         await until(lambda: self.told == list(states))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """The deadline is the test's."""
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 async def test_an_outage_at_the_start_is_sat_out() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import resource
@@ -22,6 +23,7 @@ import pytest
 from elastic.rpc.framing import encode
 from elastic.runtime.orphans import prctl
 from elastic.v1 import local_pb2 as pb
+from tests.waiting import eventually
 
 DEADLINE_S = 90.0
 PR_SET_CHILD_SUBREAPER = 36
@@ -114,11 +116,7 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+until = functools.partial(eventually, deadline_s=DEADLINE_S)
 
 
 def test_a_second_agent_finds_the_firsts_workers_and_hears_what_it_missed(start: Start) -> None:

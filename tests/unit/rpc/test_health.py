@@ -18,6 +18,7 @@ from elastic.rpc.health import Health
 from elastic.rpc.identity import JobRole, roles_allowed
 from elastic.rpc.security import PLAINTEXT
 from tests.unit.rpc.conversation import DEADLINE_S, place_at
+from tests.waiting import until
 
 SERVING, NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
 
@@ -75,8 +76,7 @@ async def test_whoever_asks_often_asks_the_daemon_no_oftener(
 ) -> None:
     daemon.answers.clear()
     asking = [asyncio.ensure_future(status(stub)) for _ in range(20)]
-    while not daemon.asked:
-        await asyncio.sleep(0.01)
+    await until(lambda: daemon.asked)
     asking[0].cancel()
     daemon.answers.set()
     assert await asyncio.gather(*asking[1:]) == [SERVING] * 19

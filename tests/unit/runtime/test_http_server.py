@@ -12,7 +12,7 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from elastic.runtime import http_server
 from elastic.runtime.http_server import HttpServer, HttpTls, Request, Response
 from elastic.runtime.listening import address_of, listen_for_http
 from tests.certificates import make_certificates, sign_for_job
+from tests.waiting import eventually
 
 DEADLINE_S = 20.0
 BODY = b"x" * 2_000_000
@@ -236,13 +237,6 @@ def test_a_port_in_use_is_named(site: Site) -> None:
 
 
 # ---- answers that do not end
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    ends_at = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < ends_at, what
-        time.sleep(0.01)
 
 
 def test_a_stream_lasts_for_as_long_as_its_client(

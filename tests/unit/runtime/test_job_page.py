@@ -23,6 +23,7 @@ from elastic.runtime import http_pages, job_page
 from elastic.runtime.job_page import changed, policy_of
 from elastic.store.job_documents import LeaderDocument
 from tests.page_jobs import PageSite, page_site, recovering, view
+from tests.waiting import eventually
 
 DEADLINE_S = 20.0
 
@@ -117,10 +118,7 @@ def test_many_watchers_cost_the_daemon_one_look(site: PageSite) -> None:
 def test_nobody_is_asked_while_nobody_watches(site: PageSite, watcher: Watcher) -> None:
     watcher.next()
     watcher.close()
-    ends_at = time.monotonic() + DEADLINE_S
-    while site.page._feed._renewing is not None:
-        assert time.monotonic() < ends_at
-        time.sleep(0.01)
+    eventually(lambda: site.page._feed._renewing is None)
     before = site.takes
     time.sleep(0.3)
     assert site.takes <= before + 1
@@ -169,10 +167,7 @@ def test_a_view_that_cannot_be_made_ends_the_stream_and_is_told_of(
 ) -> None:
     watcher.next()
     site.seen = replace(view(), recoveries=(1,))  # type: ignore[arg-type]
-    ends_at = time.monotonic() + DEADLINE_S
-    while not site.told:
-        assert time.monotonic() < ends_at
-        time.sleep(0.01)
+    eventually(lambda: site.told)
     assert "/page/stream: AttributeError" in site.told[0]["message"]
     site.seen = recovering()
     with contextlib.closing(Watcher(site)) as again:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import pytest
 
 from elastic.runtime.run_directory import RunDirectory
 from tests.unit.runtime.test_run_directory import runtime
+from tests.waiting import eventually
 
 __all__ = ["runtime"]
 PYTHON = [sys.executable, "-S", "-c"]
@@ -44,11 +45,7 @@ def keep(tmp_path: Path) -> Iterator[Keep]:
         process.stdout.close()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+until = functools.partial(eventually, deadline_s=DEADLINE_S)
 
 
 def pid_of(process: subprocess.Popen[str]) -> int:

@@ -5,19 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 
 from elastic.runtime.orphans import OrphanReaper, children, is_zombie
+from tests.waiting import eventually
 
 _DEADLINE_S = 10.0
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + _DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def ended_child() -> int:
@@ -25,7 +17,7 @@ def ended_child() -> int:
     pid = os.fork()
     if pid == 0:
         os._exit(3)
-    eventually(lambda: is_zombie(pid))
+    eventually(lambda: is_zombie(pid), deadline_s=_DEADLINE_S)
     return pid
 
 
@@ -38,7 +30,7 @@ def test_a_child_that_nobody_waits_for_is_collected_the_second_time() -> None:
         reaper.reap()  # /proc may leave out children while others end (proc(5))
         return pid not in children()
 
-    eventually(collected)
+    eventually(collected, deadline_s=_DEADLINE_S)
 
 
 def test_one_that_somebody_waits_for_keeps_its_exit_code() -> None:
@@ -57,7 +49,7 @@ def test_those_that_live_are_left_alone() -> None:
         reaper.reap()
         return orphan not in children()
 
-    eventually(collected)
+    eventually(collected, deadline_s=_DEADLINE_S)
     assert living.poll() is None
     living.communicate(b"\n")
     assert living.returncode == 0

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
 from elastic.store.claim import Claim
 from elastic.store.lease_keeper import LeaseState
 from tests.unit.store.failing_store import Clock, FailingStore
+from tests.waiting import until
 
 KEY = "name"
 
@@ -22,12 +22,6 @@ class Claims:
 
     def make(self) -> Claim:
         return Claim(self.store, key=KEY, ttl_s=3.0, on_change=self.told.append, clock=self.clock)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """The deadline is the test's."""
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 async def test_one_of_several_takes_it_and_the_others_leave_no_lease() -> None:

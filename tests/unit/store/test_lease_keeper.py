@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -11,6 +10,7 @@ from elastic.errors import ConfigurationError, TransientError
 from elastic.store.interface import LeaseLost
 from elastic.store.lease_keeper import LeaseKeeper, LeaseState
 from elastic.store.memory import MemoryStore
+from tests.waiting import until
 
 TTL_S = 3.0
 
@@ -53,13 +53,8 @@ class Held:
         await self.keeper.grant()
         return asyncio.create_task(self.keeper.keep())
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """The deadline is the test's."""
-        while not condition():
-            await asyncio.sleep(0.01)
-
     async def renewed(self, times: int) -> None:
-        await self.until(lambda: self.store.renewals >= times)
+        await until(lambda: self.store.renewals >= times)
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +83,7 @@ async def test_a_lease_that_is_not_renewed_in_time_is_suspect() -> None:
     assert held.keeper.held()
     held.clock.now = TTL_S
     assert not held.keeper.held()
-    await held.until(lambda: held.told == [LeaseState.SUSPECT])
+    await until(lambda: held.told == [LeaseState.SUSPECT])
     keeping.cancel()
 
 
@@ -100,9 +95,9 @@ async def test_suspect_while_a_renewal_hangs() -> None:
     await held.renewed(1)
     await MemoryStore.renew(held.store, held.keeper.lease)  # the request arrives at once
     held.clock.now += TTL_S
-    await held.until(lambda: held.told == [LeaseState.SUSPECT])
+    await until(lambda: held.told == [LeaseState.SUSPECT])
     held.store.slow.set()
-    await held.until(lambda: keeping.done())
+    await until(lambda: keeping.done())
     assert held.told == [LeaseState.SUSPECT, LeaseState.GONE]
 
 
@@ -130,9 +125,9 @@ async def test_a_lease_that_outlived_an_outage_is_held_again() -> None:
     for lease in held.store._leases.values():
         lease.deadline += 100  # as etcd does when it has elected a leader
     held.clock.now = TTL_S * 2
-    await held.until(lambda: held.told == [LeaseState.SUSPECT])
+    await until(lambda: held.told == [LeaseState.SUSPECT])
     held.store.broken = None
-    await held.until(lambda: held.told == [LeaseState.SUSPECT, LeaseState.HELD])
+    await until(lambda: held.told == [LeaseState.SUSPECT, LeaseState.HELD])
     assert held.keeper.held()
     keeping.cancel()
 

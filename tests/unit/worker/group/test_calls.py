@@ -13,6 +13,7 @@ from elastic.worker.group.membership import answer, meet
 from elastic.worker.group.process_group import Group, is_group_loss
 from tests.unit.worker.together import Seat, die, run_together
 from tests.unit.worker.together import meet as all_reduce
+from tests.waiting import eventually
 
 PROMPT_S = 5.0
 
@@ -108,10 +109,7 @@ def test_an_answer_of_another_step_is_none() -> None:
         group = seat.join()
         store = group.store
         assert store is not None
-        deadline = time.monotonic() + PROMPT_S
-        while not store.check(["asked/3"]):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        eventually(lambda: store.check(["asked/3"]), deadline_s=PROMPT_S)
         answer(group, 2, "inside the block of step 2")
         meet(group, 3, 0, EVALUATE)
         seat.exchange("done")

@@ -14,6 +14,7 @@ import pytest
 
 from elastic.worker.process.children import die_with_parent, keep_from_children
 from tests.unit.worker.together import Seat, run_together
+from tests.waiting import eventually
 
 
 def forked(child: int, holds: socket.socket) -> bool:
@@ -36,10 +37,7 @@ def is_running(pid: int) -> bool:
 
 
 def wait_until_gone(pid: int, within_s: float = 5.0) -> None:
-    deadline = time.monotonic() + within_s
-    while is_running(pid):
-        assert time.monotonic() < deadline, f"process {pid} has outlived its parent"
-        time.sleep(0.005)
+    eventually(lambda: not is_running(pid), f"process {pid} has outlived its parent", within_s)
 
 
 @pytest.mark.parametrize("kept", [True, False])

@@ -6,6 +6,7 @@ Sockets of the test itself, opened on the hosts, see what processes there would 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -16,12 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.etcd_cluster import EtcdCluster, Member, etcd_cluster, wait_until
+from tests.etcd_cluster import EtcdCluster, Member, etcd_cluster
 from tests.hosts import Host, Network, ability, namespaces, network, require_hosts
 from tests.job_process import ROOT, CommandProcess, is_alive
+from tests.waiting import eventually
 
 DEADLINE_S = 30.0
 SCRIPTS = Path(__file__).parent / "scripts"
+wait_until = functools.partial(eventually, deadline_s=DEADLINE_S)
 Pair = tuple[socket.socket, socket.socket]
 # Leaves its parent, ignores what can be ignored, and forks for ever.
 RESTLESS = "trap '' TERM HUP; (setsid sh -c 'while :; do sleep 0.01 & wait; done') & echo up; wait"

@@ -20,11 +20,11 @@ from elastic.settings.node import NodeSettings
 from elastic.settings.sources import DeviceCounts, load_settings
 from elastic.settings.store import StoreKind
 from tests.certificates import Certificates, make_certificates, sign
-from tests.etcd_cluster import wait_until
 from tests.hosts import Host, network, require_hosts
 from tests.integration.loopback_job import NODES, TrainingJob
 from tests.integration.running import CONFIGURATION, Place
 from tests.job_process import ROOT, CommandProcess
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -72,15 +72,21 @@ def showing(made: Certificates, name: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def job(place: Place, made: Certificates) -> Iterator[Job]:
+def protected(place: Place, made: Certificates) -> Iterator[Job]:
     job = Job(place, "https", **showing(made, "all"))
-    try:
-        yield job
-    finally:
-        job.close()
+    yield job
+    job.close()
 
 
-def test_a_job_with_certificates_trains_without_etcd(job: Job, made: Certificates) -> None:
+@pytest.fixture
+def job(place: Place) -> Iterator[Job]:
+    job = Job(place)
+    yield job
+    job.close()
+
+
+def test_a_job_with_certificates_trains_without_etcd(protected: Job, made: Certificates) -> None:
+    job = protected
     job.start_all(**showing(made, "coordinator"))
     (started,) = job.events("coordinator_started")
     assert (started["store"], started["address"]) == ("memory", job.address)
@@ -105,93 +111,75 @@ def test_a_job_with_certificates_trains_without_etcd(job: Job, made: Certificate
 
 
 @pytest.mark.long
-def test_a_coordinator_that_is_started_again_adopts_the_group(place: Place) -> None:
+def test_a_coordinator_that_is_started_again_adopts_the_group(job: Job) -> None:
     """Its store is empty; the agents know the newest generation. Three times in a row."""
-    job = Job(place)
-    try:
-        job.start_all()
-        workers = {node: job.worker_pid(node) for node in NODES}
-        generation = job.generation()
-        for count in (1, 2, 3):
-            job.coordinators[-1].process.send_signal(signal.SIGKILL)
-            job.coordinators[-1].process.wait()
-            job.trains_on()  # under nobody
-            job.start_coordinator("--store", "memory", "--agent-grace-s", "20")
-            job.wait(lambda: len(job.events("store_rolled_back")) == count, "the group's adoption")  # noqa: B023
-            assert job.events("store_rolled_back")[-1]["generation"] == generation
-            job.trains_on()
-            assert job.generation() == generation, "the group that there was trains on"
-            assert {node: job.worker_pid(node) for node in NODES} == workers
-        os.kill(workers["b"], signal.SIGKILL)
-        job.wait(lambda: job.generation() > generation + 1 and job.world() == 2, "a new group")
-        job.trains_on()
-        job.stop_all()
-        assert not job.events("stray_group_ended")
-    finally:
-        job.close()
-
-
-@pytest.mark.long
-def test_a_coordinator_that_was_frozen_leads_the_same_group_on(place: Place) -> None:
-    """All leases have ended by its own clock when it looks again, the leader's among them."""
-    job = Job(place)
-    try:
-        job.start_all()
-        generation, elections = job.generation(), len(job.events("elected"))
-        workers = {node: job.worker_pid(node) for node in NODES}
-        job.coordinators[-1].process.send_signal(signal.SIGSTOP)
-        for node in NODES:
-            job.agents[node][-1].wait_for_event("coordinator_lost")
-        time.sleep(4.0)  # longer than each lease
-        job.coordinators[-1].process.send_signal(signal.SIGCONT)
-        job.wait(lambda: len(job.events("elected")) > elections, "another term of office")
-        for node in NODES:
-            job.agents[node][-1].wait_for_event("registration_gone")
-        job.trains_on(20)
-        assert job.generation() == generation
-        assert {node: job.worker_pid(node) for node in NODES} == workers
-        job.stop_all()
-    finally:
-        job.close()
-
-
-@pytest.mark.long
-def test_agents_that_are_started_again_with_the_coordinator_find_their_workers(
-    place: Place,
-) -> None:
-    job = Job(place)
-    try:
-        job.start_all()
-        workers = {node: job.worker_pid(node) for node in NODES}
-        for process in (job.coordinators[-1], *(job.agents[node][-1] for node in NODES)):
-            process.process.send_signal(signal.SIGKILL)
+    job.start_all()
+    workers = {node: job.worker_pid(node) for node in NODES}
+    generation = job.generation()
+    for count in (1, 2, 3):
+        job.coordinators[-1].process.send_signal(signal.SIGKILL)
+        job.coordinators[-1].process.wait()
+        job.trains_on()  # under nobody
         job.start_coordinator("--store", "memory", "--agent-grace-s", "20")
-        for node in NODES:
-            job.start_agent(node)
-        job.wait(lambda: job.events("store_rolled_back"), "the group's adoption")
+        job.wait(lambda: len(job.events("store_rolled_back")) == count, "the group's adoption")  # noqa: B023
+        assert job.events("store_rolled_back")[-1]["generation"] == generation
         job.trains_on()
+        assert job.generation() == generation, "the group that there was trains on"
         assert {node: job.worker_pid(node) for node in NODES} == workers
-        job.stop_all()
-    finally:
-        job.close()
+    os.kill(workers["b"], signal.SIGKILL)
+    job.wait(lambda: job.generation() > generation + 1 and job.world() == 2, "a new group")
+    job.trains_on()
+    job.stop_all()
+    assert not job.events("stray_group_ended")
 
 
-def test_after_its_end_it_tells_it_as_long_as_it_serves(place: Place) -> None:
+@pytest.mark.long
+def test_a_coordinator_that_was_frozen_leads_the_same_group_on(job: Job) -> None:
+    """All leases have ended by its own clock when it looks again, the leader's among them."""
+    job.start_all()
+    generation, elections = job.generation(), len(job.events("elected"))
+    workers = {node: job.worker_pid(node) for node in NODES}
+    job.coordinators[-1].process.send_signal(signal.SIGSTOP)
+    for node in NODES:
+        job.agents[node][-1].wait_for_event("coordinator_lost")
+    time.sleep(4.0)  # longer than each lease
+    job.coordinators[-1].process.send_signal(signal.SIGCONT)
+    job.wait(lambda: len(job.events("elected")) > elections, "another term of office")
+    for node in NODES:
+        job.agents[node][-1].wait_for_event("registration_gone")
+    job.trains_on(20)
+    assert job.generation() == generation
+    assert {node: job.worker_pid(node) for node in NODES} == workers
+    job.stop_all()
+
+
+@pytest.mark.long
+def test_agents_that_are_started_again_with_the_coordinator_find_their_workers(job: Job) -> None:
+    job.start_all()
+    workers = {node: job.worker_pid(node) for node in NODES}
+    for process in (job.coordinators[-1], *(job.agents[node][-1] for node in NODES)):
+        process.process.send_signal(signal.SIGKILL)
+    job.start_coordinator("--store", "memory", "--agent-grace-s", "20")
+    for node in NODES:
+        job.start_agent(node)
+    job.wait(lambda: job.events("store_rolled_back"), "the group's adoption")
+    job.trains_on()
+    assert {node: job.worker_pid(node) for node in NODES} == workers
+    job.stop_all()
+
+
+def test_after_its_end_it_tells_it_as_long_as_it_serves(job: Job) -> None:
     """Nothing of the run is kept beyond the coordinator's process."""
-    job = Job(place)
-    try:
-        job.start_agent("a")
-        coordinator = job.start_coordinator("--store", "memory", "--after-end", "serve")
-        job.wait(lambda: job.world() == 1, "a group")
-        assert job.start("stop").wait() == 0
-        assert job.agents["a"][-1].wait() == STOPPED, job.story()
-        again = job.start_agent("a")
-        assert again.wait() == STOPPED, job.story()
-        assert not again.named("worker_started")
-        coordinator.process.terminate()
-        assert coordinator.wait() == STOPPED
-    finally:
-        job.close()
+    job.start_agent("a")
+    coordinator = job.start_coordinator("--store", "memory", "--after-end", "serve")
+    job.wait(lambda: job.world() == 1, "a group")
+    assert job.start("stop").wait() == 0
+    assert job.agents["a"][-1].wait() == STOPPED, job.story()
+    again = job.start_agent("a")
+    assert again.wait() == STOPPED, job.story()
+    assert not again.named("worker_started")
+    coordinator.process.terminate()
+    assert coordinator.wait() == STOPPED
 
 
 # ---- what the documents say
@@ -275,7 +263,7 @@ def test_three_machines_by_the_commands_of_the_documents(document: str, tmp_path
         coordinator.wait_for(
             lambda: any('"world_size": 6' in line for line in coordinator.output), "a group of all"
         )
-        wait_until(lambda: committed(three.asked(f"elastic status {way}")) > 0, "steps")
+        eventually(lambda: committed(three.asked(f"elastic status {way}")) > 0, "steps", 30.0)
         stopping = two.start(f"elastic stop {way}")
         assert stopping.wait() == 0, stopping.story()
         for process in (coordinator, *agents):

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.data import TensorDataset
+
+import elastic
 
 SAMPLES = 61  # of `regression`: an epoch ends with shares of 2, 2, 1
 WHOLE = 64  # of `whole_numbers`: every batch of 8 is full, so that means are exact
@@ -52,3 +55,16 @@ def exact_net(features: int = 8) -> nn.Module:
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
     return model
+
+
+def train(
+    session: elastic.Session, model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int
+) -> None:
+    """The usual loop, for styles that are about something else."""
+    data = elastic.DataLoader(regression(), batch_size=8, global_batch=8, seed=3)
+    for step in session.steps(data, epochs=epochs):
+        with step:
+            for inputs, targets in step.batches():
+                step.backward(F.mse_loss(model(inputs), targets))
+            optimizer.step()
+            optimizer.zero_grad()

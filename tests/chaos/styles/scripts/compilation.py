@@ -31,13 +31,7 @@ def compile_in_place(epochs: int) -> None:
     model = session.distribute(net)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005, foreach=True)
     session.track(model=model, optimizer=optimizer)
-    data = elastic.DataLoader(tasks.regression(), batch_size=8, global_batch=8, seed=3)
-    for step in session.steps(data, epochs=epochs):
-        with step:
-            for inputs, targets in step.batches():
-                step.backward(F.mse_loss(model(inputs), targets))
-            optimizer.step()
-            optimizer.zero_grad()
+    tasks.train(session, model, optimizer, epochs)
 
 
 def compile_inside(epochs: int) -> None:

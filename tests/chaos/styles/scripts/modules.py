@@ -21,13 +21,7 @@ def batch_norm(epochs: int) -> None:
     model = session.distribute(_net_with_batch_norm())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     session.track(model=model, optimizer=optimizer)
-    data = elastic.DataLoader(tasks.regression(), batch_size=8, global_batch=8, seed=3)
-    for step in session.steps(data, epochs=epochs):
-        with step:
-            for inputs, targets in step.batches():
-                step.backward(F.mse_loss(model(inputs), targets))
-            optimizer.step()
-            optimizer.zero_grad()
+    tasks.train(session, model, optimizer, epochs)
 
 
 def _net_with_dropout() -> nn.Module:
@@ -94,13 +88,7 @@ def extra_state(epochs: int) -> None:
     model = session.distribute(Annealed())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     session.track(model=model, optimizer=optimizer)
-    data = elastic.DataLoader(tasks.regression(), batch_size=8, global_batch=8, seed=3)
-    for step in session.steps(data, epochs=epochs):
-        with step:
-            for inputs, targets in step.batches():
-                step.backward(F.mse_loss(model(inputs), targets))
-            optimizer.step()
-            optimizer.zero_grad()
+    tasks.train(session, model, optimizer, epochs)
 
 
 class Counting(nn.Module):
@@ -126,13 +114,7 @@ def reassigned_buffers(epochs: int) -> None:
     model = session.distribute(Counting())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     session.track(model=model, optimizer=optimizer)
-    data = elastic.DataLoader(tasks.regression(), batch_size=8, global_batch=8, seed=3)
-    for step in session.steps(data, epochs=epochs):
-        with step:
-            for inputs, targets in step.batches():
-                step.backward(F.mse_loss(model(inputs), targets))
-            optimizer.step()
-            optimizer.zero_grad()
+    tasks.train(session, model, optimizer, epochs)
 
 
 class Rotary(nn.Module):
@@ -197,13 +179,7 @@ def low_rank_adapters(epochs: int) -> None:
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=0.01)
     session.track(model=model, optimizer=optimizer)
-    data = elastic.DataLoader(tasks.regression(), batch_size=8, global_batch=8, seed=3)
-    for step in session.steps(data, epochs=epochs):
-        with step:
-            for inputs, targets in step.batches():
-                step.backward(F.mse_loss(model(inputs), targets))
-            optimizer.step()
-            optimizer.zero_grad()
+    tasks.train(session, model, optimizer, epochs)
 
 
 class Tied(nn.Module):
@@ -269,13 +245,7 @@ def weights_differ_at_first(epochs: int) -> None:
     model = session.distribute(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     session.track(model=model, optimizer=optimizer)
-    data = elastic.DataLoader(tasks.regression(), batch_size=8, global_batch=8, seed=3)
-    for step in session.steps(data, epochs=epochs):
-        with step:
-            for inputs, targets in step.batches():
-                step.backward(F.mse_loss(model(inputs), targets))
-            optimizer.step()
-            optimizer.zero_grad()
+    tasks.train(session, model, optimizer, epochs)
 
 
 class WithLoss(nn.Module):

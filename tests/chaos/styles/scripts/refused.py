@@ -49,13 +49,7 @@ def refused_bf16_hook(epochs: int) -> None:
     model.register_comm_hook(None, default_hooks.bf16_compress_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     session.track(model=model, optimizer=optimizer)
-    data = elastic.DataLoader(tasks.regression(), batch_size=8, global_batch=8, seed=3)
-    for step in session.steps(data, epochs=epochs):
-        with step:
-            for inputs, targets in step.batches():
-                step.backward(F.mse_loss(model(inputs), targets))
-            optimizer.step()
-            optimizer.zero_grad()
+    tasks.train(session, model, optimizer, epochs)
 
 
 def refused_collective_below(epochs: int) -> None:
@@ -104,13 +98,7 @@ def refused_not_distributed(epochs: int) -> None:
     model = tasks.net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     session.track(model=model, optimizer=optimizer)
-    data = elastic.DataLoader(tasks.regression(), batch_size=8, global_batch=8, seed=3)
-    for step in session.steps(data, epochs=epochs):
-        with step:
-            for inputs, targets in step.batches():
-                step.backward(F.mse_loss(model(inputs), targets))
-            optimizer.step()
-            optimizer.zero_grad()
+    tasks.train(session, model, optimizer, epochs)
 
 
 def _evaluate(model: torch.nn.Module) -> float:
@@ -166,13 +154,7 @@ def refused_sync_batch_norm(epochs: int) -> None:
     model = session.distribute(nn.SyncBatchNorm.convert_sync_batchnorm(net))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     session.track(model=model, optimizer=optimizer)
-    data = elastic.DataLoader(tasks.regression(), batch_size=8, global_batch=8, seed=3)
-    for step in session.steps(data, epochs=epochs):
-        with step:
-            for inputs, targets in step.batches():
-                step.backward(F.mse_loss(model(inputs), targets))
-            optimizer.step()
-            optimizer.zero_grad()
+    tasks.train(session, model, optimizer, epochs)
 
 
 def refused_tracking_in_the_loop(epochs: int) -> None:
@@ -236,10 +218,4 @@ def refused_untracked_optimizer(epochs: int) -> None:
     model = session.distribute(tasks.net())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     session.track(model=model)
-    data = elastic.DataLoader(tasks.regression(), batch_size=8, global_batch=8, seed=3)
-    for step in session.steps(data, epochs=epochs):
-        with step:
-            for inputs, targets in step.batches():
-                step.backward(F.mse_loss(model(inputs), targets))
-            optimizer.step()
-            optimizer.zero_grad()
+    tasks.train(session, model, optimizer, epochs)

@@ -76,13 +76,21 @@ class Job:
             ev.GenerationPersisted(number=self.number), fx.AnnounceGeneration(generation=group)
         )
 
-    def dies(self, node: str, kind: FailureKind = FailureKind.SIGNAL, **more: str) -> None:
+    def dies(
+        self, node: str, kind: FailureKind = FailureKind.SIGNAL, *effects: fx.Effect, **more: str
+    ) -> None:
         failure = Failure(worker=f"w{node}", kind=kind, code=9, **more)  # type: ignore[arg-type]
-        self.tell(ev.WorkerFailed(node=f"{node}@1", failure=failure))
+        self.tell(ev.WorkerFailed(node=f"{node}@1", failure=failure), *effects)
 
     def loses(self, *workers: str, reason: ChangeReason = ChangeReason.MEMBER_LOST) -> None:
         lost = fx.Lost(workers=workers, reason=reason, at=self.now)
         self.tell(ev.TimerFired(), lost)
+
+    def goes_on_without(self, dead: str, nodes: str) -> None:
+        """The worker of a node dies, and those of these nodes form the next group."""
+        self.dies(dead)
+        self.loses(f"w{dead}")
+        self.forms(nodes, ChangeReason.MEMBER_LOST)
 
     def recovers(self, committed: int, recomputed: int = 0) -> None:
         record = {"generation": self.number, "committed": committed, "total_s": 0.1, "lost": []}
@@ -172,13 +180,9 @@ def test_a_hang_keeps_its_verdict_and_stacks_and_the_end_of_its_worker() -> None
 
 def test_what_strikes_again_before_a_step_is_told_apart() -> None:
     job = Job()
-    job.dies("b")
-    job.loses("wb")
-    job.forms("ac", ChangeReason.MEMBER_LOST)
+    job.goes_on_without("b", "ac")
     job.reports("a", WorkerPhase.TRAINING)
-    job.dies("c")
-    job.loses("wc")
-    job.forms("a", ChangeReason.MEMBER_LOST)
+    job.goes_on_without("c", "a")
     job.recovers(0)
     found = job.incidents.documents(AHEAD_S)
     assert [d["outcome"] for d in found.values()] == ["struck_again", "recovered"]
@@ -200,9 +204,7 @@ def test_people_are_told_at_once_that_workers_wait() -> None:
 
 def test_a_group_that_is_dissolved_for_a_restart_of_all_does_not_wait() -> None:
     job = Job()
-    job.dies("b")
-    job.loses("wb")
-    job.forms("", ChangeReason.MEMBER_LOST)
+    job.goes_on_without("b", "")
     assert job.only()["outcome"] == "under_way"
     assert job.incidents.news == []
 
@@ -225,9 +227,7 @@ def test_steps_that_a_checkpoint_lacks_are_counted_with_their_samples() -> None:
     job.incidents.progressed("wa", 10, 100)
     job.incidents.progressed("wa", 20, 200)
     job.machine.committed = 20
-    job.dies("b")
-    job.loses("wb")
-    job.forms("ac", ChangeReason.MEMBER_LOST)
+    job.goes_on_without("b", "ac")
     job.recovers(12, recomputed=1)
     found = job.only()
     assert (found["steps_lost"], found["steps_again"], found["samples_given_up"]) == (8, 1, 90)
@@ -260,8 +260,7 @@ def test_saves_that_fail_for_one_reason_are_one_incident() -> None:
 def test_a_save_that_was_given_up_for_a_loss_belongs_to_the_loss() -> None:
     job = Job()
     given_up = fx.AbandonCheckpoint(generation=1, step=50, message="wb was lost while saving")
-    failure = Failure(worker="wb", kind=FailureKind.SIGNAL, code=9)
-    job.tell(ev.WorkerFailed(node="b@1", failure=failure), given_up)
+    job.dies("b", FailureKind.SIGNAL, given_up)
     job.loses("wb")
     assert job.only()["saves_lost"] == [50]
     assert job.only()["cause"] == "worker_failed"
@@ -285,8 +284,7 @@ def test_how_a_process_ended_that_was_counted_as_lost_is_added_when_it_is_known(
 def test_how_a_process_ended_is_kept_until_it_is_known_to_be_a_member() -> None:
     """A new leader hears of its end before the other members tell that they have lost it."""
     job = Job()
-    failure = Failure(worker="wd", kind=FailureKind.SIGNAL, code=9, message="was ended by SIGKILL")
-    job.tell(ev.WorkerFailed(node="d@1", failure=failure))
+    job.dies("d", message="was ended by SIGKILL")
     job.now += 0.01
     job.reports("a", broken=True)
     job.now += 0.09

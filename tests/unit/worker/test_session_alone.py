@@ -243,22 +243,16 @@ def test_an_epoch_ends_where_drop_last_leaves_a_remainder(session: Session) -> N
     assert ends == [False, True, False, True]
 
 
-def test_a_loop_broken_off_goes_on_where_it_was_left(session: Session) -> None:
+@pytest.mark.parametrize("place", ["above the block", "below it"])
+def test_a_loop_that_is_broken_off_goes_on_where_it_was_left(session: Session, place: str) -> None:
     data, taken = loader(), []
     for step in session.steps(data, epochs=1):
-        taken.append(train(step))
-        if step.index == 1:
-            break
-    taken += [train(step) for step in session.steps(data, epochs=1)]
-    assert taken == IN_ORDER
-
-
-def test_a_step_broken_off_before_its_block_is_handed_out_again(session: Session) -> None:
-    data, taken = loader(), []
-    for step in session.steps(data, epochs=1):
-        if step.index == 2:
+        if step.index == 2 and place == "above the block":
             break
         taken.append(train(step))
+        if step.index == 1 and place == "below it":
+            break
+    assert taken == IN_ORDER[:2]
     taken += [train(step) for step in session.steps(data, epochs=1)]
     assert taken == IN_ORDER
 
@@ -338,18 +332,8 @@ def test_an_error_of_the_script_is_its_own_although_it_reads_like_a_lost_group(
     session: Session,
 ) -> None:
     """Without an agent nothing could follow a lost group."""
-
-    def fail(step: Step) -> None:
-        with step:
-            raise RuntimeError("gloo: connection closed by peer")
-
-    with pytest.raises(RuntimeError, match="gloo"):
-        fail(first_step(session))
-
-
-def skip(step: Step) -> None:
-    with step:
-        pass
+    with pytest.raises(RuntimeError, match="gloo"), first_step(session):
+        raise RuntimeError("gloo: connection closed by peer")
 
 
 @pytest.mark.parametrize("breaks_off", [False, True])
@@ -382,45 +366,39 @@ def test_a_value_that_comes_only_with_the_present_loop_is_told_from_a_missing_on
 
 
 def half(step: Step) -> None:
-    with step:
-        (inputs,) = next(step.batches())
-        step.backward((inputs * torch.zeros(1, requires_grad=True)).mean())
+    (inputs,) = next(step.batches())
+    step.backward((inputs * torch.zeros(1, requires_grad=True)).mean())
 
 
 def half_of_a_second_pass(step: Step) -> None:
-    with step:
-        backward(step)
-        (inputs,) = next(step.batches())
-        step.backward((inputs * torch.zeros(1, requires_grad=True)).mean())
-
-
-def backward_without_batch(step: Step) -> None:
-    with step:
-        step.backward(torch.zeros(1, requires_grad=True).sum())
-
-
-def mean_without_batch(step: Step) -> None:
-    with step:
-        step.mean(loss=0.0)
+    backward(step)
+    half(step)
 
 
 MISUSES: dict[str, tuple[Callable[[Step], object], str]] = {
-    "nothing in the block": (skip, "without an averaged gradient"),
+    "nothing": (lambda _: None, "without an averaged gradient"),
     "one of two micro-batches": (half, "without an averaged gradient"),
     "one of two in a second pass": (half_of_a_second_pass, "without an averaged gradient"),
-    "batches outside the block": (lambda step: next(step.batches()), "outside"),
-    "backward before a batch": (backward_without_batch, "before a batch"),
-    "mean before a batch": (mean_without_batch, "before a batch"),
+    "backward before a batch": (
+        lambda step: step.backward(torch.zeros(1, requires_grad=True).sum()),
+        "before a batch",
+    ),
+    "mean before a batch": (lambda step: step.mean(loss=0.0), "before a batch"),
 }
 
 
-@pytest.mark.parametrize(("misuse", "named"), MISUSES.values(), ids=MISUSES)
+@pytest.mark.parametrize(("in_block", "named"), MISUSES.values(), ids=MISUSES)
 def test_a_misused_step_is_refused(
-    session: Session, misuse: Callable[[Step], object], named: str
+    session: Session, in_block: Callable[[Step], object], named: str
 ) -> None:
     step = next(session.steps(loader(batch_size=1, accumulate=2), epochs=1))
-    with pytest.raises(StepMisused, match=named):
-        misuse(step)
+    with pytest.raises(StepMisused, match=named), step:
+        in_block(step)
+
+
+def test_batches_outside_of_the_block_are_refused(session: Session) -> None:
+    with pytest.raises(StepMisused, match="outside"):
+        next(first_step(session).batches())
 
 
 def test_a_step_that_is_not_used_is_refused(session: Session) -> None:
@@ -516,14 +494,9 @@ def test_a_distributed_model_inside_of_a_tracked_one_is_tracked(bare: Session) -
 def test_a_call_of_the_bare_module_is_refused(bare: Session) -> None:
     net = Net()
     bare.track(model=bare.distribute(net))
-
-    def step_with(model: torch.nn.Module, step: Step) -> None:
-        with step:
-            (inputs,) = next(step.batches())
-            step.backward(model(inputs).mean())
-
-    with pytest.raises(StepMisused, match="Net"):
-        step_with(net, first_step(bare))
+    step = first_step(bare)
+    with pytest.raises(StepMisused, match="Net"), step:
+        step.backward(net(*next(step.batches())).mean())
     assert bare.committed == 0
 
 
@@ -561,12 +534,8 @@ def test_a_call_gets_its_arguments_and_gives_its_result(session: Session) -> Non
 
 
 def test_a_call_inside_of_a_block_is_refused(session: Session) -> None:
-    def call(step: Step) -> None:
-        with step:
-            session.run(dict)
-
-    with pytest.raises(StepMisused, match="inside"):
-        call(first_step(session))
+    with pytest.raises(StepMisused, match="inside"), first_step(session):
+        session.run(dict)
 
 
 def test_a_calls_error_is_the_scripts_own(session: Session) -> None:

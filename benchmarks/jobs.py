@@ -11,13 +11,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.scripts.step_log import Mark, StepLogReader
+from tests.job_process import ROOT, descendants
 
-ROOT = Path(__file__).parent.parent
 SCRIPTS = ROOT / "benchmarks" / "scripts"
 _POLL_S = 0.05
 _NUMBERS = itertools.count()
@@ -158,15 +158,6 @@ def marks_directory(directory: Path) -> Path:
     path = directory / "marks"
     path.mkdir(exist_ok=True)
     return path
-
-
-def descendants(pid: int) -> Iterator[int]:
-    """Pids of all processes below `pid`."""
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
-                yield child
-                yield from descendants(child)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

@@ -14,8 +14,6 @@ import json
 import os
 import random
 import re
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.jobs import ROOT
 from benchmarks.report import save, show
 from examples.ledger_check import audit
+from tests.job_process import ROOT, JobProcess
 
 SAMPLES = 1437
 _POLL_S = 0.02
@@ -46,27 +44,14 @@ class Outcome:
     problems: tuple[str, ...]
 
 
-class _Run:
-    """`elastic run examples/digits.py` with its output in files of `directory`."""
+class _Run(JobProcess):
+    """`elastic run examples/digits.py` with its ledger in `directory`."""
 
     def __init__(self, directory: Path, workers: int, epochs: int) -> None:
         self.ledger = directory / "ledger.jsonl"
-        self._events = directory / "events"
-        self._lines = directory / "lines"
-        command = [sys.executable, "-m", "elastic.cli", "run", "--output", "json"]
-        command += ["--job", f"survival-{os.getpid()}", "--nproc-per-node", str(workers)]
-        command += ["--ledger", str(self.ledger), "--log-dir", str(directory / "logs")]
-        command += [str(ROOT / "examples" / "digits.py"), "--epochs", str(epochs)]
-        with self._events.open("wb") as err, self._lines.open("wb") as out:
-            environment = os.environ | {"OMP_NUM_THREADS": "1"}
-            self.process = subprocess.Popen(command, stdout=out, stderr=err, env=environment)
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        found = []
-        for line in self._events.read_text().splitlines():
-            with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
-        return [e for e in found if e.get("event") == name]
+        options = ("--job", f"survival-{os.getpid()}", "--ledger", self.ledger)
+        script = (ROOT / "examples" / "digits.py", "--epochs", str(epochs))
+        super().__init__(*options, *script, nproc=workers, log_dir=directory / "logs")
 
     def newest(self) -> dict[str, Any]:
         """The last committed step in the ledger."""
@@ -77,7 +62,7 @@ class _Run:
         return {}
 
     def accuracy(self) -> float:
-        match = re.search(r"test accuracy ([0-9.]+)", self._lines.read_text())
+        match = re.search(r"test accuracy ([0-9.]+)", "\n".join(self.output))
         return float(match[1]) if match else 0.0
 
 
@@ -105,26 +90,21 @@ def main() -> int:
 
 
 def _measure(workers: int, kills: int, epochs: int, seed: int) -> Outcome:
-    with tempfile.TemporaryDirectory() as name:
-        run = _Run(Path(name), workers, epochs)
+    with tempfile.TemporaryDirectory() as name, _Run(Path(name), workers, epochs) as run:
         began = time.monotonic()
-        try:
-            for number, target in enumerate(_targets(run, kills, random.Random(seed + workers))):
-                print(
-                    f"{workers} workers: kill {number + 1} of {kills} at step {target}", flush=True
-                )
-            exit_code = run.process.wait()
-        finally:
-            run.process.kill()
+        for number, target in enumerate(_targets(run, kills, random.Random(seed + workers))):
+            print(f"{workers} workers: kill {number + 1} of {kills} at step {target}", flush=True)
+        run.process.wait()
+        exit_code = run.wait()  # all that it said has been read
         audited = audit(run.ledger.read_text().splitlines(), samples=SAMPLES, epochs=epochs)
         return Outcome(
             workers=workers,
-            kills=len([e for e in run.events("worker_failed") if e["kind"] == "signal"]),
+            kills=len([e for e in run.named("worker_failed") if e["kind"] == "signal"]),
             exit_code=exit_code,
             accuracy=run.accuracy(),
             steps=audited.steps,
             seconds=time.monotonic() - began,
-            recovery_s=tuple(e["total_s"] for e in run.events("recovered")),
+            recovery_s=tuple(e["total_s"] for e in run.named("recovered")),
             problems=audited.problems,
         )
 
@@ -142,14 +122,10 @@ def _targets(run: _Run, kills: int, rng: random.Random) -> Iterator[int]:
             return
         members = next(
             e["members"]
-            for e in reversed(run.events("generation_formed"))
+            for e in reversed(run.named("generation_formed"))
             if e["generation"] == newest["generation"]
         )
-        victim = rng.choice(members)
-        started = run.events("worker_started")
-        pid = next(e["pid"] for e in started if e["worker"] == victim)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        run.kill_worker(rng.choice(members))
         yield target
 
 

@@ -30,11 +30,7 @@ from elastic.agent.registration import (
 from elastic.cli.compose import checkpoint_place
 from elastic.cli.console import JsonDisplay
 from elastic.cli.etcd import address_towards, host_name, open_store
-from elastic.cli.http import (
-    checkpoint_directories,
-    require_http_protection,
-    watched_over_http,
-)
+from elastic.cli.http import checkpoint_directories, require_http_protection, watched_over_http
 from elastic.cli.launch import is_classic, log_directory, require_command, worker_environment
 from elastic.core.agent.machine import AgentSettings
 from elastic.core.restarts import Backoff

@@ -34,12 +34,7 @@ from elastic.settings.fields import Option, options_of
 from elastic.settings.node import NodeSettings
 from elastic.settings.operator import DirectSettings, LocalSettings, OperatorSettings
 from elastic.settings.run import RunSettings
-from elastic.settings.sources import (
-    DeviceCounts,
-    is_given,
-    load_settings,
-    script_of,
-)
+from elastic.settings.sources import DeviceCounts, is_given, load_settings, script_of
 from elastic.version import __version__
 
 F = TypeVar("F", bound=Callable[..., Any])

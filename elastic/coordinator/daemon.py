@@ -21,12 +21,7 @@ from elastic.coordinator.connected_agents import (
 from elastic.coordinator.history import SAMPLE_EVERY_S, JobHistory
 from elastic.coordinator.holdups import Hangs, SlowRanks, StackRounds
 from elastic.coordinator.incidents import IncidentRecords, Recoveries, ending, refusal
-from elastic.coordinator.job_options import (
-    JobOptions,
-    make_commits,
-    make_machine,
-    make_recorders,
-)
+from elastic.coordinator.job_options import JobOptions, make_commits, make_machine, make_recorders
 from elastic.coordinator.leadership import (
     Command,
     Leadership,

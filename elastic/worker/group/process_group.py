@@ -132,7 +132,7 @@ _set_timeout: Callable[[datetime.timedelta], None] = getattr(
 """Of the default group; torch has a public name for it from 2.14 on."""
 _TAKES_TIMEOUT_LATER = torch.__version__ >= "2.13"
 """gloo's collectives keep to a time-out that is set later; those of torch 2.6 do not."""
-_undead: list[list[dist.ProcessGroup | None]] = []
+_undead: list[list[Any]] = []
 _groups = dist.distributed_c10d._world.pg_map
 """torch's own record of this process's groups."""
 
@@ -412,10 +412,8 @@ class Group:
     def _connections(self) -> frozenset[Connection]:
         """Those to cut. While it is being built the others' ports are not known yet."""
         with self._lock:
-            if self._built is not None:
-                return self._built
-            if self._before is None:
-                return frozenset()
+            if self._built is not None or self._before is None:
+                return self._built or frozenset()
             new = self._new()
             scripts = opened_by_python()  # after: what a script opens meanwhile is in both
             return frozenset(c for c in new if c.descriptor not in scripts)
@@ -431,18 +429,26 @@ class Group:
         return self._torch is not None and dist.group.WORLD is self._torch
 
     def _discard(self) -> None:
+        last = [self._torch, *self._backends()]
         if self._is_default():
             if self.backend.aborts:
                 self._abort_all()
             else:
                 dist.destroy_process_group()
             self._unhook()
-        last, self._torch = [self._torch], None
+        self._torch = None
         if last[0] is not None and (self.aborted or self.backend.aborts):
             # It ends with its last reference, when its threads do: see worker/group/stuck.py.
             threading.Thread(
                 target=_drop_last_reference, args=(last,), name="elastic-discard", daemon=True
             ).start()
+        else:
+            _drop(last)
+
+    def _backends(self) -> list[Any]:
+        """Of this group, and of those that the script has made below it."""
+        groups: set[Any] = {self._torch, *(_groups if self._is_default() else ())} - {None}
+        return [each._get_backend(device) for each in groups for device in each._device_types]
 
     def _abort_all(self) -> None:
         """This group and those below it. torch 2.6 means that only where it is given the group."""
@@ -455,8 +461,8 @@ class Group:
             sys.excepthook = self._hook_before
 
 
-def _drop_last_reference(last: list[dist.ProcessGroup | None]) -> None:
-    """Empty the list once nothing else in Python refers to the group in it.
+def _drop_last_reference(last: list[Any]) -> None:
+    """Drop the group, which comes first in the list, once nothing else in Python refers to it.
 
     A callback of a communication hook (PowerSGD's) runs on one of the group's own threads. If it
     outlived this reference, that thread would destroy the group, and wait there for itself to end:
@@ -465,15 +471,23 @@ def _drop_last_reference(last: list[dist.ProcessGroup | None]) -> None:
     the reference stays until another group is thrown away.
     """
     held = [_undead.pop() for _ in range(len(_undead))]
-    _undead.extend(other for other in held if sys.getrefcount(other[0]) > _ONLY_OURS)
-    held.clear()
+    _undead.extend(other for other in held if not _drop(other, only_if_ours=True))
     until = time.monotonic() + _CALLBACKS_S
-    while sys.getrefcount(last[0]) > _ONLY_OURS:
+    while not _drop(last, only_if_ours=True):
         if time.monotonic() > until:
             _undead.append(last)
             return
         time.sleep(_LOOK_S)
-    last.clear()
+
+
+def _drop(last: list[Any], *, only_if_ours: bool = False) -> bool:
+    """The group, then its backends: their threads may need the GIL to end, as to free tensors. A
+    backend that ends gives it up meanwhile; a group of torch < 2.8, if it came last, would not."""
+    if only_if_ours and sys.getrefcount(last[0]) > _ONLY_OURS:
+        return False
+    while last:
+        del last[0]
+    return True
 
 
 @contextlib.contextmanager
@@ -512,11 +526,9 @@ def is_group_loss(error: BaseException, group: Group | None) -> bool:
         return False
     if group.aborted:
         return True
-    if not isinstance(error, RuntimeError):
-        return False
-    if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
-        return True
-    return _LOST.search(str(error)) is not None
+    named = (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
+    said = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
+    return said or isinstance(error, named)
 
 
 def first_line(error: BaseException) -> str:

@@ -217,6 +217,42 @@ def test_a_callback_that_outlives_its_group_does_not_end_the_process() -> None:
     run_together(lose, reduce_later)
 
 
+@pytest.mark.parametrize("made", ["its own", "a group of the script"])
+@pytest.mark.parametrize("ends", ["aborted", "as planned"])
+def test_a_group_whose_threads_free_tensors_ends(ends: str, made: str) -> None:
+    """They need the GIL for that. With torch 2.6 the end of a group waited for them and kept it:
+    the whole process stood still."""
+
+    def go(seat: Seat) -> None:
+        sys.setswitchinterval(1e-6)  # they have it now and then, and never for all tensors at once
+        group = seat.join()
+        torch_group = dist.group.WORLD if made == "its own" else dist.new_group()
+        assert torch_group is not None
+        meet()
+        seat.exchange("joined")
+        tensors = [torch.zeros(1) for _ in range(5000)]
+        reduced = threading.Event()
+        if ends == "as planned":
+            future = torch_group.allreduce(tensors).get_future()
+            future.then(lambda _: reduced.set())
+            del future
+        elif seat.rank == 0:  # the other does not come
+            torch_group.allreduce(tensors)
+        del torch_group
+        tensors.clear()
+        if ends == "aborted":
+            group.abort()
+        else:
+            assert reduced.wait(JOIN_TIMEOUT_S)
+        group.close()
+        for thread in threading.enumerate():
+            if thread.name == "elastic-discard":
+                thread.join()
+        assert len(seat.exchange("lives")) == 2
+
+    run_together(go, go)
+
+
 def test_a_group_that_was_never_built_is_not_waited_for() -> None:
     group = Group(ALONE, 0, GLOO)
     group.abort()

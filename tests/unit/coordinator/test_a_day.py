@@ -159,8 +159,8 @@ class Node:
             if status is None or status.generation >= group.number:
                 continue
             status.phase = job_pb2.WORKER_PHASE_TRAINING
-            status.generation = status.heard = status.trained_in = group.number
-            status.took_part = True
+            status.generation = status.acknowledged = status.trained_in = group.number
+            status.has_state = True
             status.committed = committed
             reformed = job_pb2.Reformed(
                 worker=member.worker,

@@ -12,7 +12,7 @@ IMAGE ?= elastic:$(shell sed -n "s/^version = \"\(.*\)\"/\1/p" pyproject.toml)
 VARIANT ?= cuda
 BUILD_ARGS ?=
 
-.PHONY: install browser prometheus demo check test test-fast test-long test-versions packages image sim-long faults styles-long soak lint proto sim mutants profile bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic bench-output clean
+.PHONY: install browser prometheus demo check test test-fast test-long test-versions packages image sim-long faults styles-long soak lint proto sim mutants profile bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic bench-output bench-page clean
 
 install: $(VENV)/.installed
 
@@ -123,6 +123,9 @@ bench-output: install
 
 bench-load: install
 	$(BIN)/python -m benchmarks.load
+
+bench-page: install browser
+	$(BIN)/python -m benchmarks.page
 
 bench-overhead: install
 	$(BIN)/python -m benchmarks.overhead

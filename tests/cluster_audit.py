@@ -35,14 +35,14 @@ def check_all(cluster: Cluster) -> None:
 
 
 def merged_ledger(cluster: Cluster) -> list[str]:
-    """The lines of all coordinators' ledgers, in order of office."""
-    offices: list[tuple[float, list[str]]] = []
+    """The lines of all coordinators' ledgers, in order of terms."""
+    terms: list[tuple[float, list[str]]] = []
     for name in cluster.coordinators:
         elected = [e for e in cluster.events("elected") if e["coordinator"] == name]
         sections = list(_sections(cluster.ledger(name)))
         assert len(sections) == len(elected), (name, len(sections), elected)
-        offices += [(e["time"], lines) for e, lines in zip(elected, sections, strict=True)]
-    return [line for _, lines in sorted(offices) for line in lines]
+        terms += [(e["time"], lines) for e, lines in zip(elected, sections, strict=True)]
+    return [line for _, lines in sorted(terms) for line in lines]
 
 
 def check_nothing_lost(lines: list[str]) -> list[dict[str, Any]]:
@@ -121,7 +121,7 @@ def _records(lines: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _sections(path: Path) -> Iterator[list[str]]:
-    """The lines of each office; one that is being written is left out."""
+    """The lines of each term; one that is being written is left out."""
     text = path.read_text() if path.exists() else ""
     section: list[str] = []
     for line in text.split("\n")[:-1]:

@@ -33,7 +33,7 @@ LeaderT = TypeVar("LeaderT", bound="Leader")
 
 
 class Leader(Protocol):
-    """Who coordinates; two are equal only if they are the same in the same office."""
+    """Who coordinates; two are equal only if they are the same in the same term."""
 
     @property
     def address(self) -> str:

@@ -26,10 +26,10 @@ from elastic.cli.http import (
     watched_over_http,
 )
 from elastic.cli.page import page_of, reached_at
+from elastic.coordinator.candidate import Candidate
 from elastic.coordinator.history import JobHistory
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.metrics import collect
-from elastic.coordinator.office import Office
 from elastic.coordinator.page import standby
 from elastic.coordinator.totals import Totals
 from elastic.core.coordinator.view import FormationPolicy
@@ -109,7 +109,7 @@ async def _coordinate(
     async with _store_of(settings) as (kept, beside):
         store = MeasuredStore(kept, calls)
         address = await off_loop(lambda: _advertised(settings))
-        office = Office(
+        candidate = Candidate(
             _job_options(settings, checkpoints, address),
             store,
             journal,
@@ -119,9 +119,9 @@ async def _coordinate(
             totals=totals,
             history=history,
         )
-        why_not_ready = functools.partial(_why_not_ready, office, store, settings.job)
+        why_not_ready = functools.partial(_why_not_ready, candidate, store, settings.job)
         server = ControlServer(
-            office,
+            candidate,
             settings.listen,
             security=security,
             report=journal.record,
@@ -142,26 +142,26 @@ async def _coordinate(
         )
         watched = Watched(
             job=settings.job,
-            snapshot=lambda: functools.partial(collect, figures=office.figures()),
+            snapshot=lambda: functools.partial(collect, figures=candidate.figures()),
             why_not_ready=why_not_ready,
             parts=parts,
             page=page_of(
                 history,
-                office.view,
-                lambda: standby(settings.job, settings.run_id, office.address, office.leader),
-                incident=lambda number: office.incidents(number)[0],
+                candidate.view,
+                lambda: standby(settings.job, settings.run_id, candidate.address, candidate.leader),
+                incident=lambda number: candidate.incidents(number)[0],
             ),
         )
         serving = watched_over_http(
             watched, settings.http_address, journal, security, default=COORDINATOR_DEFAULT
         )
-        with notice.telling(lambda: _condition(office)):
+        with notice.telling(lambda: _condition(candidate)):
             try:
                 async with serving as served:
-                    office.page = reached_at(served, address)
+                    candidate.page = reached_at(served, address)
                     with watched_loop(journal, pauses):
                         ends: list[int] = []
-                        work = _work(office, journal, settings.after_end, ends)
+                        work = _work(candidate, journal, settings.after_end, ends)
                         working = asyncio.ensure_future(_while_served(work, server, address))
                         return await _until_signalled(working, ends, journal, notice)
             finally:
@@ -184,8 +184,8 @@ async def _store_of(
     yield memory, EtcdService(memory, version=__version__).handlers()
 
 
-async def _why_not_ready(office: Office, store: Store, job: str) -> str:
-    if reason := office.why_not_ready():
+async def _why_not_ready(candidate: Candidate, store: Store, job: str) -> str:
+    if reason := candidate.why_not_ready():
         return reason
     try:
         async with timeout(_STORE_WITHIN_S):
@@ -197,16 +197,16 @@ async def _why_not_ready(office: Office, store: Store, job: str) -> str:
     return ""
 
 
-def _condition(office: Office) -> Condition:
+def _condition(candidate: Candidate) -> Condition:
     """For the service manager: ready once it campaigns, or has nothing to do."""
-    term = office.term
+    term = candidate.term
     if term is None:
-        status = "follows" if office.stands else "waits for etcd"
+        status = "follows" if candidate.stands else "waits for etcd"
     elif term.generation == 0:
         status = "leads, no group yet"
     else:
         status = f"leads, generation {term.generation}, {term.world_size} workers, step {term.step}"
-    return Condition(ready=office.stands, status=status)
+    return Condition(ready=candidate.stands, status=status)
 
 
 async def _until_signalled(
@@ -259,10 +259,12 @@ async def _while_served(work: Coroutine[Any, Any, int], server: ControlServer, a
         await asyncio.gather(working, deaf, return_exceptions=True)
 
 
-async def _work(office: Office, journal: Journal, after_end: AfterEnd, ends: list[int]) -> int:
+async def _work(
+    candidate: Candidate, journal: Journal, after_end: AfterEnd, ends: list[int]
+) -> int:
     """The run's exit code; with `serve` it is put into `ends`, and only a signal ends this."""
     while True:
-        exit_code = await office.run()
+        exit_code = await candidate.run()
         if after_end is AfterEnd.EXIT:
             return exit_code
         if exit_code not in _SIGNALS.values():  # those nodes that have left come back

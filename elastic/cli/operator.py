@@ -540,7 +540,7 @@ def print_status(reply: pb.JobStatus) -> None:
     if line := goodput_line(reply):
         print(printable(line))
     if reply.coordinator:
-        doubt = "" if reply.in_office else " (in doubt: the store does not answer)"
+        doubt = "" if reply.leads else " (in doubt: the store does not answer)"
         print(printable(f"coordinator {reply.coordinator}{doubt}"))
     if reply.verdict and is_instant(reply.verdict_unix_s):
         at = time.strftime("%H:%M:%S", time.localtime(reply.verdict_unix_s))

@@ -88,7 +88,7 @@ class CoordinatorDaemon:
     nodes. Operators read its public parts.
 
     history: for the page, if there is one; it listens to the journal.
-    in_office: whether it is certain at this moment that nobody else leads. recent: the entries of
+    leads: whether it is certain at this moment that nobody else leads. recent: the entries of
     the journal that operators can ask for. pauses: those of its event loop. totals: of the run;
     they listen to the journal.
     """
@@ -100,7 +100,7 @@ class CoordinatorDaemon:
         leadership: Leadership,
         journal: Journal,
         *,
-        in_office: Callable[[], bool] = lambda: True,
+        leads: Callable[[], bool] = lambda: True,
         recent: RecentEntries | None = None,
         pauses: LoopPauses | None = None,
         totals: Totals | None = None,
@@ -109,7 +109,7 @@ class CoordinatorDaemon:
         self.options, self._journal = options, journal
         self._store, self.leadership = store, leadership
         self.pauses = pauses if pauses is not None else LoopPauses()
-        self.in_office = in_office
+        self.leads = leads
         self.recent = recent if recent is not None else RecentEntries()
         self.machine = make_machine(options, leadership, time.monotonic())
         self.slot_time = SlotTime(
@@ -191,7 +191,7 @@ class CoordinatorDaemon:
             on_committed=self.incidents.saved,
         )
         self._ledger, self._curve = make_recorders(
-            options, leadership, journal, broadcast=self.nodes.broadcast, may_record=in_office
+            options, leadership, journal, broadcast=self.nodes.broadcast, may_record=leads
         )
         self._recorders = [r for r in (self._ledger, self._curve) if r is not None]
         self.rounds = StackRounds(self.nodes)

@@ -1,4 +1,4 @@
-"""What the coordinator is told of the job, and what one in office is made of accordingly."""
+"""What the coordinator is told of the job, and what its leader is made of."""
 
 from __future__ import annotations
 

@@ -119,10 +119,10 @@ async def lead(store: Store, *, job: str, candidate: str, run_id: str = DEFAULT_
     entry = await store.create(JobKeys(job).leader, to_json(document))
     if entry is None:
         raise TransientError(f"another coordinator leads the job {job!r}")
-    return await take_office(store, job=job, candidate=candidate, run_id=run_id, elected=entry)
+    return await begin_term(store, job=job, candidate=candidate, run_id=run_id, elected=entry)
 
 
-async def take_office(
+async def begin_term(
     store: Store, *, job: str, candidate: str, elected: Entry, run_id: str = DEFAULT_RUN
 ) -> Leadership:
     """What the leader whose election key is `elected` must know; sits out outages.
@@ -285,7 +285,7 @@ class Election:
         self._address, self._page = address, page
         self._on_waiting = on_waiting
         self._on_change = on_change
-        self._in_office = False
+        self._leads = False
         self._told = LeaseState.HELD
         self._claim = Claim(
             store, key=self._key, ttl_s=ttl_s, on_change=self._claim_changed, clock=clock
@@ -293,7 +293,7 @@ class Election:
 
     def held(self) -> bool:
         """Is it certain that nobody else leads at this moment?"""
-        return self._in_office and self._claim.held()
+        return self._leads and self._claim.held()
 
     async def campaign(self) -> Leadership:
         """Wait until nobody leads, and lead. Sits out outages.
@@ -306,7 +306,7 @@ class Election:
             if elected is None:
                 continue
             try:
-                leadership = await self._take_office(elected)
+                leadership = await self._begin_term(elected)
             except BaseException:
                 await self._claim.release()
                 raise
@@ -316,21 +316,21 @@ class Election:
     async def hold(self) -> None:
         """Return when deposed, or after `resign`. Raises ConfigurationError if the store does."""
         await self._claim.hold()
-        self._in_office = False
+        self._leads = False
 
     async def resign(self) -> None:
         """Make way for the next leader at once, if the store answers. Tells no change.
 
         Cancel `campaign` before, or it goes on.
         """
-        self._in_office = False
+        self._leads = False
         await self._claim.release()
 
-    async def _take_office(self, elected: Entry) -> Leadership | None:
+    async def _begin_term(self, elected: Entry) -> Leadership | None:
         """None if deposed meanwhile."""
         deposed = asyncio.ensure_future(self._claim.hold())
         reading = asyncio.ensure_future(
-            take_office(
+            begin_term(
                 self._store,
                 job=self._job,
                 candidate=self._candidate,
@@ -348,14 +348,14 @@ class Election:
             deposed.result()
             return None
         try:
-            return self._in_office_with(reading.result())
+            return self._lead_with(reading.result())
         except GuardFailed:
             return None
 
-    def _in_office_with(self, leadership: Leadership) -> Leadership | None:
+    def _lead_with(self, leadership: Leadership) -> Leadership | None:
         if self._claim.entry is None:
             return None
-        self._in_office, self._told = True, LeaseState.HELD
+        self._leads, self._told = True, LeaseState.HELD
         if not self._claim.held():
             self._tell(LeaseState.SUSPECT)
         return leadership
@@ -407,7 +407,7 @@ class Election:
         await retry(lambda: self._store.revoke(entry.lease), "revoke the leader's lease")
 
     def _claim_changed(self, state: LeaseState) -> None:
-        if self._in_office:
+        if self._leads:
             self._tell(state)
 
     def _tell(self, state: LeaseState) -> None:

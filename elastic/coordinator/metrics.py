@@ -251,7 +251,7 @@ class JobFigures:
     totals: Totals
     """A copy."""
     accounts: Accounts = field(default_factory=Accounts)
-    in_office: bool = True
+    leads: bool = True
     started_unix_s: float = 0.0
     exit_code: int | None = None
     counts_steps: bool = True
@@ -284,7 +284,7 @@ def collect(found: Found, figures: JobFigures | None) -> None:
     found.set(LEADER, figures is not None)
     if figures is None:
         return
-    found.set(IN_DOUBT, not figures.in_office)
+    found.set(IN_DOUBT, not figures.leads)
     found.set_each(PHASE, "phase", {p.value: p.value == figures.phase for p in JobPhase})
     found.set(STARTED, figures.started_unix_s)
     found.set(EXIT_CODE, figures.exit_code)

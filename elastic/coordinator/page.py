@@ -224,7 +224,7 @@ def _head(view: JobView) -> Part:
         "version": __version__,
         "state": state_of(view),
         "coordinator": view.coordinator,
-        "in_office": figures.in_office,
+        "leads": figures.leads,
         "started": round(figures.started_unix_s, 1),
         "phase": figures.phase,
         "step": figures.step,

@@ -179,7 +179,7 @@ async def forget_run(store: Store, *, job: str, run_id: str) -> bool:
     keys = JobKeys(job)
     lease = await store.grant(_FORGETTING_S)
     try:
-        # In office nobody else can begin it meanwhile.
+        # While this one leads nobody else can begin it meanwhile.
         document = LeaderDocument(candidate=uuid.uuid4().hex, address="")
         leading = await store.create(keys.leader, to_json(document), lease=lease)
         entries = await store.list(keys.folder)

@@ -76,7 +76,7 @@ class Job(TrainingJob):
     """Two nodes, and a ledger of each coordinator's time."""
 
     def start_coordinator_with_ledger(self) -> None:
-        ledger = self.files / f"ledger-{len(self.coordinators):03}.jsonl"  # sorted by office
+        ledger = self.files / f"ledger-{len(self.coordinators):03}.jsonl"  # sorted by term
         self.start_coordinator(
             "--ledger",
             ledger,
@@ -170,12 +170,12 @@ def commits_go_on(job: Job, since_s: float) -> None:
 
 def lose(job: Job, backed: Backed, how: str, leader: str) -> None:
     """The store. The next change of the group is as usual, and so is the one after it."""
-    lost_s, generation, office = time.monotonic(), job.generation(), len(job.events("elected"))
+    lost_s, generation, elections = time.monotonic(), job.generation(), len(job.events("elected"))
     told = len(job.events("store_rolled_back"))
     getattr(backed, how)()
     if leader == "changes":
         job.kill_leader()
-        job.wait(lambda: len(job.events("elected")) > office, "another office")
+        job.wait(lambda: len(job.events("elected")) > elections, "another term")
     if leader == "changes" or how != "restore":
         job.wait(lambda: len(job.events("store_rolled_back")) > told, "the loss to be noticed")
         rolled_back = job.events("store_rolled_back")[told]

@@ -166,7 +166,7 @@ class Journal:
         self.saves: list[tuple[float, bool]] = []
         """Instants at which a checkpoint was committed (True) or given up (False)."""
         self.elected_at: list[float] = []
-        """Instants at which a leader came to office in place of another."""
+        """Instants at which a leader was elected in place of another."""
         self.unreachable: dict[int, list[str]] = {}
         """By generation, its members that were known to be out of contact when it was formed."""
         self.saving: set[tuple[str, int, int]] = set()

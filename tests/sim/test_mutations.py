@@ -119,14 +119,14 @@ class IgnoresTheLineage(Coordinator):
 
 
 class ForgetsWhoMayTrain(Coordinator):
-    """New in office, it knows only the newest generation."""
+    """Newly elected, it knows only the newest generation."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **{**named, "may_train": ()})
 
 
 class ExpectsNobody(Coordinator):
-    """New in office, it takes nodes that have not come yet for lost."""
+    """Newly elected, it takes nodes that have not come yet for lost."""
 
     def _adopt(self, *arguments: Any) -> None:
         super()._adopt(*arguments)

@@ -390,7 +390,7 @@ class _Formed:
     def _await_silent(self) -> Decision:
         """Members out of contact train on as long as the group does: their agent may come back.
 
-        If all are, it is the coordinator that is cut off, or new in office; unless those that have
+        If all are, it is the coordinator that is cut off, or newly elected; unless those that have
         finished are in contact.
         """
         answered = any(w.silent_since is None for w in self._finished)

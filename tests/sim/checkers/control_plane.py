@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from elastic.core.membership import ChangeReason
 from tests.sim.journal import Journal
 
-# With news slower than this, who is new in office may take a node for lost.
+# With news slower than this, a new leader may take a node for lost.
 _NEWS_S = 0.12
 # From an agent's start until the coordinator has heard from it, beside the ways of the news.
 _RETURN_S = 0.3

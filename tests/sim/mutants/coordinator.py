@@ -16,7 +16,7 @@ MACHINE = (
     (
         "        self._formed_at, self._adopted_at = now, None\n",
         "        self._formed_at = now\n",
-        "a leader counts as new in office for ever",
+        "a leader counts as newly elected for ever",
     ),
     (
         "        check_succession(self._current, generation)\n"

@@ -332,7 +332,7 @@ async def test_a_new_leader_is_followed_though_the_old_one_answers(place: Place)
     assert agent.lost == []  # it was told whom to go to
 
 
-async def test_the_same_address_in_a_new_office_is_a_new_leader(place: Place) -> None:
+async def test_the_same_address_in_a_new_term_is_a_new_leader(place: Place) -> None:
     coordinator = await place.coordinator()
     election = Election(Found(coordinator.address))
     agent = place.agent(election)

@@ -11,7 +11,7 @@ import pytest
 
 from elastic.cli import coordinator
 from elastic.cli.coordinator import _until_signalled, _while_served, _work
-from elastic.coordinator.office import Office
+from elastic.coordinator.candidate import Candidate
 from elastic.errors import TransientError
 from elastic.rpc.control import ControlServer
 from elastic.runtime.journal import Journal
@@ -21,7 +21,7 @@ from tests.unit.coordinator.agents import Diary
 
 
 class Ends:
-    """An office whose runs end with these codes, one after the other, and then no more."""
+    """A candidate whose runs end with these codes, one after the other, and then no more."""
 
     def __init__(self, *codes: int) -> None:
         self.codes = list(codes)
@@ -41,7 +41,7 @@ class Server:
 
 
 def coordinate(
-    office: Ends,
+    candidate: Ends,
     after_end: AfterEnd,
     *,
     signalled: bool,
@@ -53,10 +53,10 @@ def coordinate(
         journal = Journal(diary.entries.append)
         notice = ServiceNotice({})
         ends: list[int] = []
-        work = _work(cast(Office, office), journal, after_end, ends)
+        work = _work(cast(Candidate, candidate), journal, after_end, ends)
         served = asyncio.ensure_future(_while_served(work, cast(ControlServer, Server()), "here"))
         working = asyncio.ensure_future(_until_signalled(served, ends, journal, notice))
-        while signalled and office.codes:
+        while signalled and candidate.codes:
             await asyncio.sleep(0)
         for _ in range(10):
             await asyncio.sleep(0)
@@ -87,9 +87,9 @@ def test_with_serve_a_run_that_was_left_is_coordinated_again(
     left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator, "_HEARD_WITHIN_S", 0.0)
-    office = Ends(left, left, 0)
-    exit_code, diary = coordinate(office, AfterEnd.SERVE, signalled=True)
-    assert (exit_code, office.codes) == (0, [])
+    candidate = Ends(left, left, 0)
+    exit_code, diary = coordinate(candidate, AfterEnd.SERVE, signalled=True)
+    assert (exit_code, candidate.codes) == (0, [])
     exit_code, diary = coordinate(Ends(left), AfterEnd.SERVE, signalled=True)
     assert (exit_code, diary.names()) == (143, ["leaving"])
 

@@ -338,7 +338,7 @@ def test_status_for_programs(place: Place, capsys: Printed) -> None:
     assert shown["job"] == "digits"
     assert shown["progress"]["committed"] == 2**33
     assert shown["nodes"][0]["workers"][0]["committed"] == 2**33
-    assert shown["in_office"] is False
+    assert shown["leads"] is False
     assert shown["recoveries"] == [{"generation": 4, "reason": "member_lost", "total_s": 0.05}]
     assert shown["accounts"] == ACCOUNTS
 

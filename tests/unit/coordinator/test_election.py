@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from elastic.coordinator.leadership import Election, Leadership, save_generation, take_office
+from elastic.coordinator.leadership import Election, Leadership, begin_term, save_generation
 from elastic.core.membership import ChangeReason, Generation
 from elastic.store.interface import Entry
 from elastic.store.job_keys import JobKeys
@@ -159,7 +159,7 @@ async def test_a_candidate_sits_an_outage_out() -> None:
     assert contest.one.told == []
 
 
-async def test_deposed_before_the_office_is_taken_means_another_campaign() -> None:
+async def test_deposed_before_the_term_begins_means_another_campaign() -> None:
     contest = Contest()
     contest.store.hangs["get"] = asyncio.Event()  # reads the generation
     campaigning = contest.one.campaign()
@@ -174,7 +174,7 @@ async def test_deposed_before_the_office_is_taken_means_another_campaign() -> No
     assert contest.one.election.held()
 
 
-async def test_deposed_in_the_moment_in_which_the_office_is_taken(
+async def test_deposed_in_the_moment_in_which_the_term_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     contest, moments = Contest(), 0
@@ -184,13 +184,13 @@ async def test_deposed_in_the_moment_in_which_the_office_is_taken(
     ) -> Leadership:
         nonlocal moments
         moments += 1
-        leadership = await take_office(store, elected=elected, **named)
+        leadership = await begin_term(store, elected=elected, **named)
         if moments == 1:
             await store.revoke(elected.lease)
             contest.one.election._claim._lease_changed(GONE)
         return leadership
 
-    monkeypatch.setattr("elastic.coordinator.leadership.take_office", taken_in_that_moment)
+    monkeypatch.setattr("elastic.coordinator.leadership.begin_term", taken_in_that_moment)
 
     leadership = await contest.one.election.campaign()
     assert moments == 2

@@ -42,7 +42,7 @@ def stored(incident: bytes) -> Stored:
 
 
 class Leader:
-    """One term of office."""
+    """One term."""
 
     def __init__(self, store: MemoryStore, leadership: Leadership) -> None:
         self.diary, self.store = Diary(), store
@@ -67,13 +67,13 @@ class Leader:
         return await load_incidents(self.store, "job", "default")
 
 
-async def office() -> tuple[MemoryStore, Leadership]:
+async def term() -> tuple[MemoryStore, Leadership]:
     store = MemoryStore()
     return store, await lead(store, job="job", candidate="c")
 
 
 async def test_an_incident_is_kept_told_and_explained() -> None:
-    leader = Leader(*await office())
+    leader = Leader(*await term())
     leader.incidents.save_failed(10, 1, "the disk is full")
     (entry,) = leader.diary.of("incident")
     assert entry["explain"] == "elastic explain 1"
@@ -87,7 +87,7 @@ async def test_an_incident_is_kept_told_and_explained() -> None:
 
 
 async def test_the_next_leader_has_them_and_numbers_on() -> None:
-    store, leadership = await office()
+    store, leadership = await term()
     first = Leader(store, leadership)
     first.incidents.save_failed(10, 1, "the disk is full")
     await first.kept()
@@ -105,7 +105,7 @@ async def test_the_next_leader_has_them_and_numbers_on() -> None:
 
 
 async def test_one_that_was_open_when_the_leader_changed_ends_with_the_recovery() -> None:
-    store, leadership = await office()
+    store, leadership = await term()
     await store.put(KEYS.incident("default", 3), json.dumps(OPEN).encode())
     decided = json.dumps({**OPEN, "number": 4, "outcome": "waiting"}).encode()
     leader = Leader(store, leadership)
@@ -126,7 +126,7 @@ async def test_one_that_was_open_when_the_leader_changed_ends_with_the_recovery(
 
 
 async def test_one_that_was_over_before_the_leader_had_told_of_it_ends_at_once() -> None:
-    store, leadership = await office()
+    store, leadership = await term()
     await store.put(KEYS.incident("default", 3), json.dumps(OPEN).encode())
     leader = Leader(store, leadership)
     await leader.incidents.load(stored(b""), [{**RECOVERY, "generation": 6}, RECOVERY])
@@ -136,7 +136,7 @@ async def test_one_that_was_over_before_the_leader_had_told_of_it_ends_at_once()
 
 
 async def test_what_one_has_cost_since_it_was_told_is_known_to_later_leaders() -> None:
-    store, leadership = await office()
+    store, leadership = await term()
     first = Leader(store, leadership)
     first.incidents.save_failed(10, 1, "the disk is full")
     assert (await first.kept())[1]["lost_s"] == 0.0
@@ -153,7 +153,7 @@ async def test_what_one_has_cost_since_it_was_told_is_known_to_later_leaders() -
 
 
 async def test_what_was_kept_after_the_accounts_were_is_not_made_less() -> None:
-    store, leadership = await office()
+    store, leadership = await term()
     first = Leader(store, leadership)
     first.incidents.save_failed(10, 1, "the disk is full")
     accounts = first.accounts.to_document(5.0, 0.0)
@@ -167,7 +167,7 @@ async def test_what_was_kept_after_the_accounts_were_is_not_made_less() -> None:
 
 
 async def test_a_save_that_failed_under_the_leader_before_is_made_up_for_by_the_next_one() -> None:
-    store, leadership = await office()
+    store, leadership = await term()
     first = Leader(store, leadership)
     first.incidents.save_failed(10, 1, "the disk is full")
     await first.kept()
@@ -180,7 +180,7 @@ async def test_a_save_that_failed_under_the_leader_before_is_made_up_for_by_the_
 
 
 async def test_the_oldest_go_from_the_store() -> None:
-    leader = Leader(*await office())
+    leader = Leader(*await term())
     for step in range(MOST_INCIDENTS + 5):
         leader.incidents.save_failed(step, 1, f"for another reason: {'x' * step}")
         await leader.kept()
@@ -188,7 +188,7 @@ async def test_the_oldest_go_from_the_store() -> None:
 
 
 async def test_one_that_leads_no_more_writes_nothing() -> None:
-    store, leadership = await office()
+    store, leadership = await term()
     await store.delete(KEYS.leader)
     leader = Leader(store, leadership)
     leader.incidents.save_failed(10, 1, "the disk is full")
@@ -203,7 +203,7 @@ async def test_an_error_in_here_holds_nothing_up(monkeypatch: pytest.MonkeyPatch
         await store.delete(KEYS.leader)
         return await lead(store, job="job", candidate="d")
 
-    leader = Leader(*await office())
+    leader = Leader(*await term())
     monkeypatch.setattr(SlotAccounts, "open_incident", fail)
     leader.incidents = Leader(leader.store, await lead_again(leader.store)).incidents
     leader.incidents.save_failed(10, 1, "x")
@@ -214,7 +214,7 @@ async def test_an_error_in_here_holds_nothing_up(monkeypatch: pytest.MonkeyPatch
 @thoroughly
 @given(value=documents(json.dumps(STORED).encode()))
 async def test_whatever_stands_there_a_leader_can_begin(value: bytes) -> None:
-    store, leadership = await office()
+    store, leadership = await term()
     await store.put(KEYS.incident("default", 3), value)
     leader = Leader(store, leadership)
     await leader.incidents.load(None, ())

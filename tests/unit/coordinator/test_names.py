@@ -32,7 +32,7 @@ RUNNING = Generation(
 
 
 class Place:
-    """A coordinator in office that follows the registrations."""
+    """A leader that follows the registrations."""
 
     def __init__(self, store: MemoryStore, daemon: CoordinatorDaemon, diary: Diary) -> None:
         self.store, self.daemon, self.diary = store, daemon, diary

@@ -104,7 +104,7 @@ def test_of_a_refused_save_nothing_is_left() -> None:
     assert place.storage.discarded == [(5, 3), (5, 3)]
 
 
-def test_the_newest_checkpoint_of_earlier_offices_is_known() -> None:
+def test_the_newest_checkpoint_of_earlier_terms_is_known() -> None:
     place = Place()
     asyncio.run(place.saves.load())
     assert place.saves.newest_step == 4

@@ -56,13 +56,13 @@ class Place:
         self.disk, self.diary = Disk(path), Diary()
         self.node = arrived()
         self.told: list[local_pb2.LedgerStored] = []
-        self.in_office = True
+        self.leads = True
         self.recorder = StepRecorder(
             self.disk,
             self.diary.journal,
             name="ledger",
             broadcast=lambda ledger_stored: self.told.append(ledger_stored),
-            may_record=lambda: self.in_office,
+            may_record=lambda: self.leads,
             most_waiting=most_waiting,
             retry_s=0.01,
         )
@@ -206,13 +206,13 @@ async def test_more_than_may_wait_is_asked_for_again(place: Place) -> None:
 async def test_while_somebody_else_may_lead_nothing_is_written_and_nothing_is_lost(
     place: Place,
 ) -> None:
-    place.in_office = False
+    place.leads = False
     place.hear(0, whole=True)
     place.hear(1)
     place.recorder.record()
     await asyncio.sleep(0.05)
     assert place.disk.appends == 0
-    place.in_office = True
+    place.leads = True
     place.recorder.record()
     place.recorder.record()
     await place.until(lambda: place.told)
@@ -221,7 +221,7 @@ async def test_while_somebody_else_may_lead_nothing_is_written_and_nothing_is_lo
 
 
 async def test_somebody_else_who_leads_at_the_end_writes_what_waits(place: Place) -> None:
-    place.in_office = False
+    place.leads = False
     place.hear(0, whole=True)
     await place.recorder.close()
     assert place.steps() == []

@@ -42,7 +42,7 @@ NOW = 100.0
         (silent(view(PAIR, replace(A, broken=True), B), 95.0, "b"), "MEMBER_LOST [a0]"),
         (silent(view(PAIR, A, B), 90.0, "b"), "MEMBER_LOST [a0]"),
         (silent(view(PAIR, status("a0", JOINING, 3), B), 95.0, "b"), "MEMBER_LOST [a0]"),
-        # All of them: the coordinator is cut off, or new in office.
+        # All of them: the coordinator is cut off, or newly elected.
         (silent(view(PAIR, A, B), -900.0, "ab"), WaitReason.OUT_OF_CONTACT),
         (silent(view(PAIR, A, B, NEW, stuck=True), -900.0, "ab"), WaitReason.OUT_OF_CONTACT),
         # Newcomers wait until it is known who is there.

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from elastic.coordinator.candidate import Candidate, NotLeading
 from elastic.coordinator.daemon import CoordinatorDaemon, Term
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import lead, save_generation
-from elastic.coordinator.office import NotLeading, Office
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
 from elastic.core.membership import ChangeReason, Generation, Member, WorkerPhase
@@ -32,15 +32,15 @@ DEADLINE_S = 30.0
 TRAINING, READY, FINISHED = WorkerPhase.TRAINING, WorkerPhase.READY, WorkerPhase.FINISHED
 
 
-class Candidate:
-    """One office and what it has recorded."""
+class Contestant:
+    """One candidate and what it has recorded."""
 
     def __init__(
         self, store: FailingStore, address: str, run_id: str = "default", **options: Any
     ) -> None:
         self.store = store
         self.diary, self.recent = Diary(), RecentEntries()
-        self.office = Office(
+        self.candidate = Candidate(
             JobOptions(
                 job="job",
                 run_id=run_id,
@@ -60,7 +60,7 @@ class Candidate:
         self.leaders: dict[AgentStream, CoordinatorDaemon] = {}
 
     def start(self) -> None:
-        self.running = asyncio.create_task(self.office.run())
+        self.running = asyncio.create_task(self.candidate.run())
 
     async def end(self) -> None:
         if self.running is not None:
@@ -69,7 +69,7 @@ class Candidate:
 
     def leads(self) -> bool:
         try:
-            self.office.status()
+            self.candidate.status()
         except NotLeading:
             return False
         return True
@@ -81,7 +81,7 @@ class Candidate:
         self.leaders[stream].agent_lost(stream)
 
     async def attended_by(self, stream: AgentStream, *said: pb.AgentMessage) -> None:
-        leader = self.office.agents()
+        leader = self.candidate.agents()
         assert leader is not None
         self.leaders[stream] = leader
         leader.agent_connected(stream)
@@ -96,7 +96,7 @@ class Contest:
     def __init__(self, **options: Any) -> None:
         self.clock = Clock()
         self.store = FailingStore(self.clock)
-        self.one, self.two = (Candidate(self.store, f"{n}:1", **options) for n in ("one", "two"))
+        self.one, self.two = (Contestant(self.store, f"{n}:1", **options) for n in ("one", "two"))
 
     async def start(self) -> None:
         self.one.start()
@@ -120,22 +120,22 @@ async def contest() -> AsyncIterator[Contest]:
     contest = Contest()
     await contest.start()
     yield contest
-    for candidate in (contest.one, contest.two):
-        await candidate.end()
+    for contestant in (contest.one, contest.two):
+        await contestant.end()
 
 
-async def group_of_one(candidate: Candidate) -> tuple[AgentStream, int]:
+async def group_of_one(contestant: Contestant) -> tuple[AgentStream, int]:
     """An agent whose only worker trains, and the number of its generation."""
     stream = agent("n1", "0123", slots=1)
-    await candidate.attended_by(stream, view(worker("w", READY)))
-    await until(lambda: "generation_formed" in candidate.diary.names())
-    number = candidate.diary.of("generation_formed")[-1]["generation"]
-    candidate.says(stream, view(worker("w", TRAINING, number)))
+    await contestant.attended_by(stream, view(worker("w", READY)))
+    await until(lambda: "generation_formed" in contestant.diary.names())
+    number = contestant.diary.of("generation_formed")[-1]["generation"]
+    contestant.says(stream, view(worker("w", TRAINING, number)))
     return stream, number
 
 
 async def test_a_follower_turns_everybody_away(contest: Contest) -> None:
-    follower = contest.two.office
+    follower = contest.two.candidate
     assert follower.agents() is None
     for ask in (follower.status, lambda: follower.stop("why", 143)):
         with pytest.raises(NotLeading, match="the coordinator at two:1 does not lead"):
@@ -148,8 +148,8 @@ async def test_a_follower_turns_everybody_away(contest: Contest) -> None:
 
 
 async def test_the_leader_says_so(contest: Contest) -> None:
-    status = contest.one.office.status()
-    assert (status.coordinator, status.in_office, status.phase) == ("one:1", True, "gathering")
+    status = contest.one.candidate.status()
+    assert (status.coordinator, status.leads, status.phase) == ("one:1", True, "gathering")
     assert contest.one.diary.of("elected") == [{"address": "one:1", "generation": 0, "members": []}]
 
 
@@ -160,7 +160,7 @@ async def test_the_leader_says_so(contest: Contest) -> None:
 async def test_one_that_waits_says_who_leads_and_what_it_waits_for(
     contest: Contest, run_id: str, waits_for: str
 ) -> None:
-    third = Candidate(contest.store, "three:1", run_id)
+    third = Contestant(contest.store, "three:1", run_id)
     third.start()
     await until(lambda: "standing_by" in third.diary.names())
     assert third.diary.of("standing_by") == [
@@ -176,7 +176,7 @@ async def test_one_that_waits_says_who_leads_and_what_it_waits_for(
 
 
 async def test_both_stand_and_the_leader_knows_its_term(contest: Contest) -> None:
-    one, two = contest.one.office, contest.two.office
+    one, two = contest.one.candidate, contest.two.candidate
     assert (one.stands, two.stands) == (True, True)
     assert (one.term, two.term) == (Term(), None)
     stream, number = await group_of_one(contest.one)
@@ -195,17 +195,17 @@ async def test_what_agents_say_to_a_leader_that_has_stepped_down_is_for_nobody(
     contest.one.says(stream, pb.AgentMessage(progress=progress))
     contest.one.lost(stream)
     assert len(contest.one.diary.entries) == recorded
-    assert contest.one.office.agents() is None
+    assert contest.one.candidate.agents() is None
 
 
-async def test_each_tells_its_own_journal_in_office_or_not(contest: Contest) -> None:
-    def of(candidate: Candidate) -> list[str]:
-        return candidate.diary.names()
+async def test_each_tells_its_own_journal_whoever_leads(contest: Contest) -> None:
+    def of(contestant: Contestant) -> list[str]:
+        return contestant.diary.names()
 
-    for candidate in (contest.one, contest.two):
-        lines = [line async for line in candidate.office.follow_events(follow=False)]
-        assert len(lines) == len(of(candidate))
-        followed = candidate.office.follow_events(follow=True)
+    for contestant in (contest.one, contest.two):
+        lines = [line async for line in contestant.candidate.follow_events(follow=False)]
+        assert len(lines) == len(of(contestant))
+        followed = contestant.candidate.follow_events(follow=True)
         assert await anext(followed) == lines[0]
         await followed.aclose()  # type: ignore[attr-defined]
 
@@ -229,7 +229,7 @@ async def test_one_that_is_asked_to_go_hands_over_at_once_and_the_group_trains_o
     again = agent("n1", "0123", slots=1)
     await contest.two.attended_by(again, view(worker("w", TRAINING, number, committed=9)))
     await until(lambda: "generation" in kinds(again))
-    status = contest.two.office.status()
+    status = contest.two.candidate.status()
     assert (status.phase, status.generation.number) == ("running", number)
     assert status.progress.committed == 9, "as a member says: rank 0 has not reported yet"
     assert "generation_formed" not in contest.two.diary.names()
@@ -270,7 +270,7 @@ async def test_what_the_store_has_lost_is_written_again(own: bool, writes: bool)
         stale = Generation(number=3, incarnation="earlier", members=(), reason=ChangeReason.STARTED)
         await save_generation(store, leadership, stale)
         await store.delete(KEYS.leader)
-    one = Candidate(store, "one:1")
+    one = Contestant(store, "one:1")
     one.start()
     await until(one.leads)
     if writes:  # a generation of its own, which nobody has heard of yet
@@ -285,7 +285,7 @@ async def test_what_the_store_has_lost_is_written_again(own: bool, writes: bool)
     (told,) = one.diary.of("store_rolled_back")
     assert told == {"generation": 57, "stored": 3 if own else 0}
     assert closed(first)
-    await until(lambda: one.leads() and one.office.status().generation.number == 57)
+    await until(lambda: one.leads() and one.candidate.status().generation.number == 57)
     entry = await store.get(KEYS.incarnation)
     assert entry is not None
     assert entry.value == b"earlier"
@@ -303,7 +303,7 @@ async def test_what_the_store_knows_or_another_run_has_is_not_written_again(
 ) -> None:
     _, number = await group_of_one(contest.one)
     other = agent("n2", "4567", slots=1)
-    incarnation = contest.one.office.status().generation.incarnation
+    incarnation = contest.one.candidate.status().generation.incarnation
     await contest.one.attended_by(
         other, known(number, incarnation), known(number - 1, incarnation), known(99, "other")
     )
@@ -313,7 +313,7 @@ async def test_what_the_store_knows_or_another_run_has_is_not_written_again(
 
 
 async def test_a_leader_that_finds_its_decisions_refused_steps_down(contest: Contest) -> None:
-    holding = contest.one.office._election._claim
+    holding = contest.one.candidate._election._claim
     contest.store.hangs["put"] = asyncio.Event()
     stream = agent("n1", "0123", slots=1)
     await contest.one.attended_by(stream, view(worker("w", READY)))
@@ -331,10 +331,10 @@ async def test_the_end_of_the_job_ends_both(contest: Contest) -> None:
     kinds(stream)
     contest.one.says(stream, view(worker("w", FINISHED, number)))
     await until(lambda: "job_ended" in kinds(stream))
-    office = contest.one.office
+    candidate = contest.one.candidate
     with pytest.raises(ConfigurationError, match="nothing is changed, since it has ended: run"):
-        office.stop("too late", 82)
-    for said in (office.drain("n1", ""), office.clear("n1")):
+        candidate.stop("too late", 82)
+    for said in (candidate.drain("n1", ""), candidate.clear("n1")):
         with pytest.raises(ConfigurationError, match="exit code 0"):
             await said
     contest.one.lost(stream)  # it ends when it has heard of it
@@ -354,24 +354,24 @@ async def test_status_is_answered_after_the_end_by_who_led(contest: Contest) -> 
     assert contest.one.running is not None
     assert contest.two.running is not None
     assert [await contest.one.running, await contest.two.running] == [0, 0]
-    assert contest.one.office.status().phase == "finished"
-    figures = contest.one.office.figures()
+    assert contest.one.candidate.status().phase == "finished"
+    figures = contest.one.candidate.figures()
     assert figures is not None
     assert figures.exit_code == 0
-    for candidate in (contest.one, contest.two):
-        assert candidate.office.why_not_ready() == ""
+    for contestant in (contest.one, contest.two):
+        assert contestant.candidate.why_not_ready() == ""
     with pytest.raises(NotLeading):
-        contest.two.office.status()
+        contest.two.candidate.status()
     with pytest.raises(NotLeading):
-        contest.one.office.stop("why", 82)
+        contest.one.candidate.stop("why", 82)
 
 
-async def test_a_run_that_was_left_goes_on_under_the_same_offices(contest: Contest) -> None:
+async def test_a_run_that_was_left_goes_on_under_the_same_candidates(contest: Contest) -> None:
     stream, _ = await group_of_one(contest.one)
     for said in ("kill", "kill"):
-        contest.one.office.stop(said, 143)
+        contest.one.candidate.stop(said, 143)
     await until(lambda: "generation" in kinds(stream))
-    number = contest.one.office.status().generation.number
+    number = contest.one.candidate.status().generation.number
     contest.one.says(stream, view(worker("w", FINISHED, number)))
     contest.one.lost(stream)
     codes = [await c.running for c in (contest.one, contest.two) if c.running is not None]
@@ -379,24 +379,24 @@ async def test_a_run_that_was_left_goes_on_under_the_same_offices(contest: Conte
     contest.one.start()
     await until(lambda: contest.one.diary.names().count("elected") == 2)
     await until(contest.one.leads)
-    assert contest.one.office.status().phase == "gathering"
+    assert contest.one.candidate.status().phase == "gathering"
     assert await contest.leader() == "one:1"
 
 
 async def test_who_comes_to_a_run_that_has_ended_ends_as_it_did() -> None:
     store = FailingStore(Clock())
     await store.put(KEYS.end("default"), b"not legible")
-    candidate = Candidate(store, "one:1")
-    candidate.start()
-    assert candidate.running is not None
-    assert await candidate.running == 1
-    assert candidate.diary.names() == ["already_ended"]
+    contestant = Contestant(store, "one:1")
+    contestant.start()
+    assert contestant.running is not None
+    assert await contestant.running == 1
+    assert contestant.diary.names() == ["already_ended"]
     assert [e.key for e in await store.list(KEYS.folder)] == [KEYS.end("default")]
 
 
 async def test_the_next_leader_knows_of_the_order_to_stop(contest: Contest) -> None:
     await group_of_one(contest.one)
-    contest.one.office.stop("maintenance", 82)
+    contest.one.candidate.stop("maintenance", 82)
     while await contest.store.get(KEYS.stop) is None:
         await asyncio.sleep(0.01)
     await contest.one.end()
@@ -413,7 +413,7 @@ async def test_an_order_to_stop_that_the_store_has_lost_is_told_by_agents_and_wr
 ) -> None:
     stream, _ = await group_of_one(contest.one)
     kinds(stream)
-    contest.one.office.stop("maintenance", 82)
+    contest.one.candidate.stop("maintenance", 82)
     (order,) = (m.stop for m in sent(stream) if m.HasField("stop"))
     late = agent("n2", "4567")
     await contest.one.attended_by(late)
@@ -423,7 +423,7 @@ async def test_an_order_to_stop_that_the_store_has_lost_is_told_by_agents_and_wr
     await contest.two.end()
     for entry in await contest.store.list(KEYS.folder):
         await contest.store.delete(entry.key)
-    three = Candidate(contest.store, "three:1")
+    three = Contestant(contest.store, "three:1")
     three.start()
     await until(three.leads)
     again = agent("n1", "0123", slots=1)
@@ -447,34 +447,34 @@ async def test_what_was_counted_counts_under_the_next_leader(contest: Contest) -
     reformed = job_pb2.Reformed(worker="x", generation=number, committed=1)
     contest.one.says(stream, pb.AgentMessage(reformed=reformed))
     await until(lambda: "recovered" in named.names())
-    before = contest.one.office.status()
+    before = contest.one.candidate.status()
     assert (before.restarts, len(before.recoveries_json)) == (1, 1)
     await until(lambda: KEYS.records in contest.store._entries)
     while b'"recoveries": [{' not in contest.store._entries[KEYS.records].value:
         await asyncio.sleep(0.01)
     await contest.one.end()
     await until(contest.two.leads)
-    after = contest.two.office.status()
+    after = contest.two.candidate.status()
     assert (after.restarts, list(after.recoveries_json)) == (1, list(before.recoveries_json))
     assert after.started_unix_s == before.started_unix_s
 
 
 async def test_the_job_has_begun_when_its_first_leader_says_so(contest: Contest) -> None:
     await group_of_one(contest.one)
-    before = contest.one.office.status()
+    before = contest.one.candidate.status()
     while KEYS.records not in contest.store._entries:
         await asyncio.sleep(0.01)
     await contest.one.end()
     await until(contest.two.leads)
-    assert contest.two.office.status().started_unix_s == before.started_unix_s
+    assert contest.two.candidate.status().started_unix_s == before.started_unix_s
 
 
 async def test_a_job_that_failed_ends_with_its_exit_code_everywhere(contest: Contest) -> None:
     stream, _ = await group_of_one(contest.one)
     for said in ("kill", "kill"):
-        contest.one.office.stop(said, 143)
+        contest.one.candidate.stop(said, 143)
     await until(lambda: "generation" in kinds(stream))
-    number = contest.one.office.status().generation.number
+    number = contest.one.candidate.status().generation.number
     contest.one.says(stream, view(worker("w", FINISHED, number)))
     contest.one.lost(stream)
     codes = [await c.running for c in (contest.one, contest.two) if c.running is not None]
@@ -485,7 +485,7 @@ async def test_doubt_is_recorded_once_and_so_is_its_end(
     contest: Contest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("elastic.store.lease_keeper._LOOKS_PER_TTL", 2000)
-    keeper = contest.one.office._election._claim._keeper
+    keeper = contest.one.candidate._election._claim._keeper
     keeper._clock, keeper._sent_at = contest.clock, contest.clock.now  # stands still
     for lease in contest.store._leases.values():
         lease.deadline += 1000.0
@@ -493,10 +493,10 @@ async def test_doubt_is_recorded_once_and_so_is_its_end(
     contest.clock.now += 100.0
     await until(lambda: "leadership_in_doubt" in contest.one.diary.names())
     assert contest.one.leads()
-    assert not contest.one.office.status().in_office
+    assert not contest.one.candidate.status().leads
     contest.store.refuses.clear()
     await until(lambda: "leadership_confirmed" in contest.one.diary.names())
-    assert contest.one.office.status().in_office
+    assert contest.one.candidate.status().leads
     assert contest.one.diary.names().count("leadership_in_doubt") == 1
     assert await contest.leader() == "one:1"
 
@@ -517,21 +517,21 @@ async def test_whoever_cannot_take_part_is_told_each_time_and_reported_once(
 
 async def test_who_is_drained_stays_out_under_the_next_leader(contest: Contest) -> None:
     with pytest.raises(ConfigurationError, match=r"no node 'n9' \(none at all\); give --future"):
-        await contest.one.office.drain("n9", "a new disk")
-    assert "n9" in await contest.one.office.drain("n9", "a new disk", future=True)
+        await contest.one.candidate.drain("n9", "a new disk")
+    assert "n9" in await contest.one.candidate.drain("n9", "a new disk", future=True)
     await contest.one.end()
     await until(contest.two.leads)
-    (node,) = contest.two.office.status().nodes
+    (node,) = contest.two.candidate.status().nodes
     assert (node.node, node.state, node.reason) == ("n9", "drained", "a new disk")
-    assert await contest.two.office.clear("n9") == "n9 may take part again"
-    assert await contest.two.office.clear("n9") == "n9 was neither drained nor in quarantine"
+    assert await contest.two.candidate.clear("n9") == "n9 may take part again"
+    assert await contest.two.candidate.clear("n9") == "n9 was neither drained nor in quarantine"
     assert contest.two.diary.of("node_cleared") == [
         {"node": "n9", "machine": "", "state": "drained"}
     ]
 
 
 async def test_a_leader_looks_for_the_nodes_of_every_group_that_may_train() -> None:
-    one = Candidate(FailingStore(Clock()), "one:1")
+    one = Contestant(FailingStore(Clock()), "one:1")
     newest, earlier = (
         Generation(
             number=number,

@@ -37,8 +37,8 @@ class NotLeading(TransientError):
     """Another coordinator leads, or none yet."""
 
 
-class Office:
-    """Handles what agents and operators say while in office, and turns them away while not."""
+class Candidate:
+    """Has the leader of its term handle what agents and operators say; turns them away without."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Office:
             self._over = True
 
     async def _lead_once(self) -> int | None:
-        """One term of office; the run's exit code if it ended with it. Raises AlreadyEnded."""
+        """One term; the run's exit code if it ended with it. Raises AlreadyEnded."""
         self._journal.record("campaigning", address=self._options.address)
         self._follows = self.stands = True
         leadership: Leadership | None = await self._election.campaign()
@@ -137,14 +137,14 @@ class Office:
             await self._election.resign()
 
     async def _lead(self, leadership: Leadership) -> int | Stored | None:
-        """Until the run has ended, its exit code; or this term of office, None; or it turns out
+        """Until the run has ended, its exit code; or its term, None; or it turns out
         that the store has lost something."""
         daemon = CoordinatorDaemon(
             self._options,
             self._store,
             leadership,
             self._journal,
-            in_office=self._election.held,
+            leads=self._election.held,
             recent=self._recent,
             pauses=self._pauses,
             totals=self._totals,
@@ -274,37 +274,37 @@ class Office:
 
     def status(self) -> pb.JobStatus:
         """See Operators; also after the run's end. Raises NotLeading."""
-        return (self._last or self._in_office()).status()
+        return (self._last or self._leading()).status()
 
     def incidents(self, number: int | None) -> list[str]:
         """See Operators; also after the run's end. Raises NotLeading."""
-        return (self._last or self._in_office()).incidents(number)
+        return (self._last or self._leading()).incidents(number)
 
     def stop(self, reason: str, exit_code: int) -> None:
         """See Operators; raises NotLeading."""
-        self._in_office().stop(reason, exit_code)
+        self._leading().stop(reason, exit_code)
 
     async def drain(self, name: str, reason: str, *, future: bool = False) -> str:
         """See Operators; raises NotLeading."""
-        return await self._in_office().drain(name, reason, future=future)
+        return await self._leading().drain(name, reason, future=future)
 
     async def clear(self, name: str) -> str:
         """See Operators; raises NotLeading."""
-        return await self._in_office().clear(name)
+        return await self._leading().clear(name)
 
     async def stacks(self, of: str) -> stacks_pb2.JobStacks:
         """See Operators; raises NotLeading."""
-        return await self._in_office().stacks(of)
+        return await self._leading().stacks(of)
 
     async def timeline(self, steps: int) -> timeline_pb2.JobTimeline:
         """See Operators; raises NotLeading."""
-        return await self._in_office().timeline(steps)
+        return await self._leading().timeline(steps)
 
     def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
-        """The journal of this coordinator, in office or not."""
+        """The journal of this coordinator, whoever leads."""
         return self._recent.follow() if follow else self._recent.remembered()
 
-    def _in_office(self) -> Operators:
+    def _leading(self) -> Operators:
         if self._operators is None:
             raise NotLeading(f"the coordinator at {self._options.address} does not lead now")
         return self._operators

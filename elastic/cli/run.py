@@ -126,14 +126,12 @@ async def _run(
             store,
             leadership,
             journal,
-            recent=recent,
-            pauses=pauses,
             totals=totals,
             history=history if settings.http_address not in (None, OFF) else None,
         )
         ends.push_async_callback(coordinator.close)
         await coordinator.start()
-        operators = Operators(coordinator)
+        operators = Operators(coordinator, pauses, recent)
         address = await _serve(operators, settings.listen, directory, ends)
         directory.announce(address)
         journal.record("job_started", job=settings.job, pid=os.getpid(), log_dir=str(logs))

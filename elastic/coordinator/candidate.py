@@ -30,7 +30,6 @@ from elastic.store.job_documents import LeaderDocument
 from elastic.store.job_runs import AlreadyEnded, RunEnd, RunEnds, announce_end
 from elastic.store.lease_keeper import LeaseState
 from elastic.v1 import control_pb2 as pb
-from elastic.v1 import stacks_pb2, timeline_pb2
 
 
 class NotLeading(TransientError):
@@ -52,7 +51,8 @@ class Candidate:
         totals: Totals | None = None,
         history: JobHistory | None = None,
     ) -> None:
-        self._pauses, self._history = pauses, history
+        self._pauses = pauses if pauses is not None else LoopPauses()
+        self._history = history
         self._totals = totals if totals is not None else Totals()
         self._follows = False
         self._options = options
@@ -145,12 +145,11 @@ class Candidate:
             leadership,
             self._journal,
             leads=self._election.held,
-            recent=self._recent,
-            pauses=self._pauses,
             totals=self._totals,
             history=self._history,
         )
-        operators, last = Operators(daemon), leadership.last_generation
+        operators = Operators(daemon, self._pauses, self._recent)
+        last = leadership.last_generation
         self._journal.record(
             "elected",
             address=self._options.address,
@@ -272,39 +271,20 @@ class Candidate:
         """Who hears what agents say; None while another coordinator leads, or none."""
         return self._operators.leader if self._operators is not None else None
 
+    def operators(self) -> Operators:
+        """Who answers them; raises NotLeading."""
+        if self._operators is None:
+            raise NotLeading(f"the coordinator at {self._options.address} does not lead now")
+        return self._operators
+
     def status(self) -> pb.JobStatus:
         """See Operators; also after the run's end. Raises NotLeading."""
-        return (self._last or self._leading()).status()
+        return (self._last or self.operators()).status()
 
     def incidents(self, number: int | None) -> list[str]:
         """See Operators; also after the run's end. Raises NotLeading."""
-        return (self._last or self._leading()).incidents(number)
-
-    def stop(self, reason: str, exit_code: int) -> None:
-        """See Operators; raises NotLeading."""
-        self._leading().stop(reason, exit_code)
-
-    async def drain(self, name: str, reason: str, *, future: bool = False) -> str:
-        """See Operators; raises NotLeading."""
-        return await self._leading().drain(name, reason, future=future)
-
-    async def clear(self, name: str) -> str:
-        """See Operators; raises NotLeading."""
-        return await self._leading().clear(name)
-
-    async def stacks(self, of: str) -> stacks_pb2.JobStacks:
-        """See Operators; raises NotLeading."""
-        return await self._leading().stacks(of)
-
-    async def timeline(self, steps: int) -> timeline_pb2.JobTimeline:
-        """See Operators; raises NotLeading."""
-        return await self._leading().timeline(steps)
+        return (self._last or self.operators()).incidents(number)
 
     def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
         """The journal of this coordinator, whoever leads."""
         return self._recent.follow() if follow else self._recent.remembered()
-
-    def _leading(self) -> Operators:
-        if self._operators is None:
-            raise NotLeading(f"the coordinator at {self._options.address} does not lead now")
-        return self._operators

@@ -51,8 +51,7 @@ from elastic.rpc.codec import (
 )
 from elastic.rpc.control import AgentStream
 from elastic.runtime.driver import Driver
-from elastic.runtime.journal import Journal, RecentEntries
-from elastic.runtime.loop_watch import LoopPauses
+from elastic.runtime.journal import Journal
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.store.interface import GuardFailed, Store
 from elastic.store.job_documents import NodeDocument
@@ -88,9 +87,8 @@ class CoordinatorDaemon:
     nodes. Operators read its public parts.
 
     history: for the page, if there is one; it listens to the journal.
-    leads: whether it is certain at this moment that nobody else leads. recent: the entries of
-    the journal that operators can ask for. pauses: those of its event loop. totals: of the run;
-    they listen to the journal.
+    leads: whether it is certain at this moment that nobody else leads. totals: of the run; they
+    listen to the journal.
     """
 
     def __init__(
@@ -101,16 +99,12 @@ class CoordinatorDaemon:
         journal: Journal,
         *,
         leads: Callable[[], bool] = lambda: True,
-        recent: RecentEntries | None = None,
-        pauses: LoopPauses | None = None,
         totals: Totals | None = None,
         history: JobHistory | None = None,
     ) -> None:
         self.options, self._journal = options, journal
         self._store, self.leadership = store, leadership
-        self.pauses = pauses if pauses is not None else LoopPauses()
         self.leads = leads
-        self.recent = recent if recent is not None else RecentEntries()
         self.machine = make_machine(options, leadership, time.monotonic())
         self.slot_time = SlotTime(
             self.machine,
@@ -275,11 +269,8 @@ class CoordinatorDaemon:
         current = self.machine.current
         if current is None:
             return Term()
-        return Term(
-            generation=current.number,
-            world_size=len(current.members),
-            step=self.machine.committed,
-        )
+        step = self.machine.committed
+        return Term(generation=current.number, world_size=current.world_size, step=step)
 
     async def _sample(self, history: JobHistory) -> None:
         while not self.ended.done():
@@ -301,11 +292,8 @@ class CoordinatorDaemon:
 
     # ---- AgentHandler
 
-    def agent_connected(self, stream: AgentStream) -> None:
-        """An agent has said hello."""
-        self._let_in_or_not(stream)
-
-    def _let_in_or_not(self, stream: AgentStream, *, has_members: bool = False) -> None:
+    def agent_connected(self, stream: AgentStream, *, has_members: bool = False) -> None:
+        """An agent has said hello, or what has to be known besides to let it in or not."""
         refused = self.nodes.refusal(stream.hello, has_members=has_members)
         if refused is not None and refused.for_now and stream not in self._doubtful:
             self._doubtful.add(stream)
@@ -442,7 +430,7 @@ class CoordinatorDaemon:
         has_members = any(m.node == node and m.worker in live for m in members)
         if not has_members:
             self._driver.post(ev.NodeGone(node=node))
-        self._let_in_or_not(stream, has_members=has_members)
+        self.agent_connected(stream, has_members=has_members)
 
     def _viewed(self, node: ConnectedNode, view: pb.NodeView) -> None:
         node.statuses = statuses_from_pb(view.workers)

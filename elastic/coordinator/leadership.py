@@ -348,11 +348,9 @@ class Election:
             deposed.result()
             return None
         try:
-            return self._lead_with(reading.result())
+            leadership = reading.result()
         except GuardFailed:
             return None
-
-    def _lead_with(self, leadership: Leadership) -> Leadership | None:
         if self._claim.entry is None:
             return None
         self._leads, self._told = True, LeaseState.HELD

@@ -15,6 +15,8 @@ from elastic.coordinator.page import JobView
 from elastic.coordinator.records import to_unix
 from elastic.errors import ConfigurationError
 from elastic.rpc.codec import generation_to_pb
+from elastic.runtime.journal import RecentEntries
+from elastic.runtime.loop_watch import LoopPauses
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, stacks_pb2, timeline_pb2
 
@@ -22,14 +24,23 @@ _MOST_SHOWN = 80  # characters of a name that is none
 
 
 class Operators:
-    """The handler of elastic.rpc.control.ControlServer while `leader` leads."""
+    """The handler of elastic.rpc.control.ControlServer while `leader` leads.
 
-    def __init__(self, leader: CoordinatorDaemon) -> None:
-        self.leader = leader
+    pauses: of its event loop. recent: the journal's entries that can be asked for.
+    """
+
+    def __init__(
+        self, leader: CoordinatorDaemon, pauses: LoopPauses, recent: RecentEntries
+    ) -> None:
+        self.leader, self._pauses, self._recent = leader, pauses, recent
 
     def agents(self) -> CoordinatorDaemon:
         """Who hears what agents say."""
         return self.leader
+
+    def operators(self) -> Operators:
+        """Who answers them."""
+        return self
 
     def stop(self, reason: str, exit_code: int) -> None:
         """Have the job saved and left. Raises ConfigurationError if it has ended already."""
@@ -85,7 +96,7 @@ class Operators:
 
     def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
         """The journal as JSON lines: what is remembered, then what comes."""
-        return self.leader.recent.follow() if follow else self.leader.recent.remembered()
+        return self._recent.follow() if follow else self._recent.remembered()
 
     def status(self) -> pb.JobStatus:
         """The job as it is now."""
@@ -113,7 +124,7 @@ class Operators:
             checkpoint_dir=leader.saves.url,
             coordinator=leader.options.address,
             leads=leader.leads(),
-            longest_pause_s=round(leader.pauses.longest_s, 3),
+            longest_pause_s=round(self._pauses.longest_s, 3),
             verdict=leader.hangs.newest,
             verdict_unix_s=leader.hangs.newest_unix_s,
             accounts_json=json.dumps(leader.slot_time.accounts().to_document()),
@@ -178,7 +189,7 @@ class Operators:
             verdict=leader.hangs.newest,
             verdict_unix_s=leader.hangs.newest_unix_s,
             checkpoint_dir=leader.saves.url,
-            longest_pause_s=leader.pauses.longest_s,
+            longest_pause_s=self._pauses.longest_s,
             entries=tuple(history.entries) if history is not None else (),
             departed=dict(history.departed) if history is not None else {},
         )

@@ -103,19 +103,8 @@ class AgentHandler(Protocol):
         ...
 
 
-class ControlHandler(Protocol):
-    """What the coordinator does with what operators ask; called on its event loop.
-
-    What one of these raises is told to the caller.
-    """
-
-    def agents(self) -> AgentHandler | None:
-        """Who hears an agent that comes now, as long as it stays; None: this one does not lead."""
-        ...
-
-    def status(self) -> pb.JobStatus:
-        """The job's status."""
-        ...
+class OperatorHandler(Protocol):
+    """What a leader does for operators; what one of these raises is told to the caller."""
 
     def stop(self, reason: str, exit_code: int) -> None:
         """Somebody wants the job saved and left."""
@@ -132,15 +121,32 @@ class ControlHandler(Protocol):
         """Let a node take part again; say what follows. Raises TransientError."""
         ...
 
-    def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
-        """The journal as JSON lines: what is remembered, then what comes."""
+    async def stacks(self, of: str) -> stacks_pb2.JobStacks:
+        """The Python stacks of all ranks, or of this rank or worker. Raises ConfigurationError if
+        there is none of the name."""
         ...
 
-    async def stacks(self, of: str) -> stacks_pb2.JobStacks:
-        """The Python stacks of all ranks, or of this rank or worker.
+    async def timeline(self, steps: int) -> timeline_pb2.JobTimeline:
+        """What each slot did in the last minutes, with so many steps of each worker at most."""
+        ...
 
-        Raises ConfigurationError if there is none of the name.
-        """
+
+class ControlHandler(Protocol):
+    """What the coordinator does with what arrives; called on its event loop.
+
+    What one of these raises is told to the caller.
+    """
+
+    def agents(self) -> AgentHandler | None:
+        """Who hears an agent that comes now, as long as it stays; None: this one does not lead."""
+        ...
+
+    def operators(self) -> OperatorHandler:
+        """Who answers them. Raises TransientError if this one does not lead."""
+        ...
+
+    def status(self) -> pb.JobStatus:
+        """The job's status."""
         ...
 
     def incidents(self, number: int | None) -> list[str]:
@@ -148,8 +154,8 @@ class ControlHandler(Protocol):
         None. Raises ConfigurationError if there is none of the number."""
         ...
 
-    async def timeline(self, steps: int) -> timeline_pb2.JobTimeline:
-        """What each slot did in the last minutes, with so many steps of each worker at most."""
+    def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
+        """The journal as JSON lines: what is remembered, then what comes."""
         ...
 
 
@@ -234,21 +240,21 @@ class _Servicer(pb_grpc.ControlServicer):
     async def Stop(  # noqa: N802
         self, request: pb.StopRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.StopReply:
-        await self._guarded(
-            context, "Stop", lambda: self._handler.stop(request.reason, request.exit_code)
-        )
+        leader = await self._operators(context)
+        await self._guarded(context, "Stop", lambda: leader.stop(request.reason, request.exit_code))
         return pb.StopReply()
 
     async def Drain(  # noqa: N802
         self, request: pb.DrainRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.DrainReply:
-        said = self._handler.drain(request.node, request.reason, future=request.future)
+        leader = await self._operators(context)
+        said = leader.drain(request.node, request.reason, future=request.future)
         return pb.DrainReply(message=await self._answered(context, "Drain", said))
 
     async def Clear(  # noqa: N802
         self, request: pb.ClearRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ClearReply:
-        said = self._handler.clear(request.node)
+        said = (await self._operators(context)).clear(request.node)
         return pb.ClearReply(message=await self._answered(context, "Clear", said))
 
     async def FollowEvents(  # noqa: N802
@@ -263,7 +269,8 @@ class _Servicer(pb_grpc.ControlServicer):
     async def GetStacks(  # noqa: N802
         self, request: stacks_pb2.GetStacksRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> stacks_pb2.JobStacks:
-        return await self._answered(context, "GetStacks", self._handler.stacks(request.of))
+        stacks = (await self._operators(context)).stacks(request.of)
+        return await self._answered(context, "GetStacks", stacks)
 
     async def GetIncidents(  # noqa: N802
         self, request: pb.GetIncidentsRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -277,8 +284,11 @@ class _Servicer(pb_grpc.ControlServicer):
     async def GetTimeline(  # noqa: N802
         self, request: timeline_pb2.GetTimelineRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> timeline_pb2.JobTimeline:
-        answer = self._handler.timeline(request.steps)
-        return await self._answered(context, "GetTimeline", answer)
+        timeline = (await self._operators(context)).timeline(request.steps)
+        return await self._answered(context, "GetTimeline", timeline)
+
+    async def _operators(self, context: grpc.aio.ServicerContext[Any, Any]) -> OperatorHandler:
+        return await self._guarded(context, "operators", self._handler.operators)
 
     async def _answered(
         self, context: grpc.aio.ServicerContext[Any, Any], source: str, answer: Awaitable[T]

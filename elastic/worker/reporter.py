@@ -165,10 +165,6 @@ class Reporter(Reports):
     def notice(self, name: str, fields: Mapping[str, str]) -> None:
         self._link.notice(name, fields)
 
-    def flush(self) -> None:
-        """Send everything now."""
-        self._send(whole=True)
-
     def wait_for_ledger(self) -> None:
         """Return when the rest of the ledger is sent, or nobody stores it."""
         ledger = self.state.ledger
@@ -249,7 +245,7 @@ class Reporter(Reports):
             self._wake.wait(INTERVAL_S if leads else _SIGN_OF_LIFE_S)
             self._wake.clear()
             self._clock.alive()
-            self._send()
+            self.flush(whole=False)
             self._answer_calls()
 
     def _answer_calls(self) -> None:
@@ -259,8 +255,8 @@ class Reporter(Reports):
         except Exception as error:  # noqa: BLE001
             self._failed(error)
 
-    def _send(self, *, whole: bool = False) -> None:
-        """Whatever a script leaves to be reported, the reports go on."""
+    def flush(self, *, whole: bool = True) -> None:
+        """Send everything now. Whatever a script leaves to be reported, the reports go on."""
         try:
             with self._sending:
                 group = self._membership.group

@@ -245,6 +245,9 @@ class Leader(Recorder):
         for entry in EVENTS:
             yield entry.to_json()
 
+    def operators(self) -> Leader:
+        return self
+
     def agents(self) -> None:
         raise AssertionError("no agent comes here")
 

@@ -13,6 +13,8 @@ from elastic.coordinator.leadership import lead
 from elastic.coordinator.operators import Operators
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
+from elastic.runtime.journal import RecentEntries
+from elastic.runtime.loop_watch import LoopPauses
 from elastic.store.memory import MemoryStore
 from elastic.v1 import control_pb2 as pb
 from tests.fuzzed_messages import messages
@@ -50,7 +52,7 @@ async def test_the_coordinator_goes_on(said: list[tuple[str, pb.AgentMessage]]) 
         if daemon.ended.done():
             assert daemon.ended.exception() is None, message
             break
-    Operators(daemon).status().SerializeToString()
+    Operators(daemon, LoopPauses(), RecentEntries()).status().SerializeToString()
     for entry in diary.entries:
         entry.to_json()
     await daemon.close()

@@ -137,12 +137,9 @@ async def group_of_one(contestant: Contestant) -> tuple[AgentStream, int]:
 async def test_a_follower_turns_everybody_away(contest: Contest) -> None:
     follower = contest.two.candidate
     assert follower.agents() is None
-    for ask in (follower.status, lambda: follower.stop("why", 143)):
+    for ask in (follower.status, follower.operators, lambda: follower.incidents(None)):
         with pytest.raises(NotLeading, match="the coordinator at two:1 does not lead"):
             ask()
-    for said in (follower.drain("n1", ""), follower.clear("n1")):
-        with pytest.raises(NotLeading):
-            await said
     assert await contest.leader() == "one:1"
     assert "node_connected" not in contest.two.diary.names()
 
@@ -333,8 +330,8 @@ async def test_the_end_of_the_job_ends_both(contest: Contest) -> None:
     await until(lambda: "job_ended" in kinds(stream))
     candidate = contest.one.candidate
     with pytest.raises(ConfigurationError, match="nothing is changed, since it has ended: run"):
-        candidate.stop("too late", 82)
-    for said in (candidate.drain("n1", ""), candidate.clear("n1")):
+        candidate.operators().stop("too late", 82)
+    for said in (candidate.operators().drain("n1", ""), candidate.operators().clear("n1")):
         with pytest.raises(ConfigurationError, match="exit code 0"):
             await said
     contest.one.lost(stream)  # it ends when it has heard of it
@@ -363,13 +360,13 @@ async def test_status_is_answered_after_the_end_by_who_led(contest: Contest) -> 
     with pytest.raises(NotLeading):
         contest.two.candidate.status()
     with pytest.raises(NotLeading):
-        contest.one.candidate.stop("why", 82)
+        contest.one.candidate.operators().stop("why", 82)
 
 
 async def test_a_run_that_was_left_goes_on_under_the_same_candidates(contest: Contest) -> None:
     stream, _ = await group_of_one(contest.one)
     for said in ("kill", "kill"):
-        contest.one.candidate.stop(said, 143)
+        contest.one.candidate.operators().stop(said, 143)
     await until(lambda: "generation" in kinds(stream))
     number = contest.one.candidate.status().generation.number
     contest.one.says(stream, view(worker("w", FINISHED, number)))
@@ -396,7 +393,7 @@ async def test_who_comes_to_a_run_that_has_ended_ends_as_it_did() -> None:
 
 async def test_the_next_leader_knows_of_the_order_to_stop(contest: Contest) -> None:
     await group_of_one(contest.one)
-    contest.one.candidate.stop("maintenance", 82)
+    contest.one.candidate.operators().stop("maintenance", 82)
     while await contest.store.get(KEYS.stop) is None:
         await asyncio.sleep(0.01)
     await contest.one.end()
@@ -413,7 +410,7 @@ async def test_an_order_to_stop_that_the_store_has_lost_is_told_by_agents_and_wr
 ) -> None:
     stream, _ = await group_of_one(contest.one)
     kinds(stream)
-    contest.one.candidate.stop("maintenance", 82)
+    contest.one.candidate.operators().stop("maintenance", 82)
     (order,) = (m.stop for m in sent(stream) if m.HasField("stop"))
     late = agent("n2", "4567")
     await contest.one.attended_by(late)
@@ -472,7 +469,7 @@ async def test_the_job_has_begun_when_its_first_leader_says_so(contest: Contest)
 async def test_a_job_that_failed_ends_with_its_exit_code_everywhere(contest: Contest) -> None:
     stream, _ = await group_of_one(contest.one)
     for said in ("kill", "kill"):
-        contest.one.candidate.stop(said, 143)
+        contest.one.candidate.operators().stop(said, 143)
     await until(lambda: "generation" in kinds(stream))
     number = contest.one.candidate.status().generation.number
     contest.one.says(stream, view(worker("w", FINISHED, number)))
@@ -517,14 +514,17 @@ async def test_whoever_cannot_take_part_is_told_each_time_and_reported_once(
 
 async def test_who_is_drained_stays_out_under_the_next_leader(contest: Contest) -> None:
     with pytest.raises(ConfigurationError, match=r"no node 'n9' \(none at all\); give --future"):
-        await contest.one.candidate.drain("n9", "a new disk")
-    assert "n9" in await contest.one.candidate.drain("n9", "a new disk", future=True)
+        await contest.one.candidate.operators().drain("n9", "a new disk")
+    assert "n9" in await contest.one.candidate.operators().drain("n9", "a new disk", future=True)
     await contest.one.end()
     await until(contest.two.leads)
     (node,) = contest.two.candidate.status().nodes
     assert (node.node, node.state, node.reason) == ("n9", "drained", "a new disk")
-    assert await contest.two.candidate.clear("n9") == "n9 may take part again"
-    assert await contest.two.candidate.clear("n9") == "n9 was neither drained nor in quarantine"
+    assert await contest.two.candidate.operators().clear("n9") == "n9 may take part again"
+    assert (
+        await contest.two.candidate.operators().clear("n9")
+        == "n9 was neither drained nor in quarantine"
+    )
     assert contest.two.diary.of("node_cleared") == [
         {"node": "n9", "machine": "", "state": "drained"}
     ]

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import grpc
 
+from elastic.errors import TransientError
 from elastic.rpc.control import AgentStream, ControlClient, ControlServer
 from elastic.rpc.security import Security
 from elastic.v1 import control_pb2 as pb
@@ -25,6 +26,11 @@ class Recorder:
         self.heard: asyncio.Queue[tuple[str, object]] = asyncio.Queue()
         self.streams: list[AgentStream] = []
         self.leads = True
+
+    def operators(self) -> Recorder:
+        if not self.leads:
+            raise TransientError("it does not lead")
+        return self
 
     def agents(self) -> Recorder | None:
         return self if self.leads else None

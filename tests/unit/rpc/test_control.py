@@ -175,6 +175,22 @@ async def test_stop(recorder: Recorder, tmp_path: Path) -> None:
     assert await recorder.heard.get() == ("stop", ("drain", 143))
 
 
+async def test_one_that_does_not_lead_says_so_to_operators(
+    recorder: Recorder, client: ControlClient
+) -> None:
+    recorder.leads = False
+    for asked in (
+        client.stop("why", 143, 30.0),
+        client.drain("n1", "", 30.0),
+        client.clear("n1", 30.0),
+        client.stacks("", 30.0),
+        client.timeline(0, 30.0),
+    ):
+        with pytest.raises(TransientError, match="it does not lead"):
+            await asked
+    assert recorder.heard.empty()
+
+
 async def test_the_port_that_was_chosen_is_told() -> None:
     server = ControlServer(Recorder(), "127.0.0.1:0")
     host, _, port = (await server.start()).rpartition(":")

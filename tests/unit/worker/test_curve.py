@@ -52,7 +52,7 @@ class Member:
 
     def told(self, *, whole: bool = False) -> list[tuple[bool, dict[int, dict[str, float]]]]:
         """(all that is not stored?, values by step) of each report since the last look."""
-        self.reporter._send(whole=whole)
+        self.reporter.flush(whole=whole)
         said, self.sent = self.sent, []
         return [(s.whole, {p.step: dict(p.values) for p in s.points}) for s in said]
 

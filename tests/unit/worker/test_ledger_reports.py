@@ -170,5 +170,5 @@ def test_what_is_queued_is_sent_to_the_agent_in_few_calls() -> None:
     cast(Any, place.reporter)._link.send = send
     with pytest.raises(SystemExit):
         place.reporter._beat()
-    assert calls == [["_send", "_send_ledger", "send"]]
+    assert calls == [["flush", "_send_ledger", "send"]]
     assert len(calls[0]) <= MOST_CALLS

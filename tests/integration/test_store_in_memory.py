@@ -144,7 +144,7 @@ def test_a_coordinator_that_was_frozen_leads_the_same_group_on(job: Job) -> None
         job.agents[node][-1].wait_for_event("coordinator_lost")
     time.sleep(4.0)  # longer than each lease
     job.coordinators[-1].process.send_signal(signal.SIGCONT)
-    job.wait(lambda: len(job.events("elected")) > elections, "another term of office")
+    job.wait(lambda: len(job.events("elected")) > elections, "another term")
     for node in NODES:
         job.agents[node][-1].wait_for_event("registration_gone")
     job.trains_on(20)

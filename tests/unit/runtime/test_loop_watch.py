@@ -147,7 +147,7 @@ async def test_what_is_in_use_is_not_looked_at_again() -> None:
     assert gc.get_freeze_count() == 0
 
 
-async def test_garbage_in_what_was_in_use_is_found_when_there_is_half_as_much_again() -> None:
+async def test_garbage_in_what_was_in_use_is_found_when_there_is_twice_as_much() -> None:
     with watched_loop(Told().journal):
         gc.collect()
         in_use = gc.get_freeze_count()
@@ -156,7 +156,7 @@ async def test_garbage_in_what_was_in_use_is_found_when_there_is_half_as_much_ag
         kept = None
         gc.collect()
         assert ended == []
-        grown = [[n] for n in range(in_use)]
+        grown = [[n] for n in range(2 * in_use)]
         gc.collect()  # they are in use
         gc.collect()
         assert ended == ["ended"]

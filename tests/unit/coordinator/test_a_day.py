@@ -24,12 +24,14 @@ from elastic.coordinator.daemon import CoordinatorDaemon
 from elastic.coordinator.history import JobHistory
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import lead
+from elastic.coordinator.operators import Operators
 from elastic.coordinator.page import PageBuilder
 from elastic.coordinator.totals import Totals
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
 from elastic.core.histogram import STEP_BOUNDS_S
 from elastic.runtime.journal import EntryCounts, Journal, RecentEntries
+from elastic.runtime.loop_watch import LoopPauses
 from elastic.store.memory import MemoryStore
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2, stacks_pb2
@@ -200,8 +202,11 @@ class Node:
 class Day:
     """What befalls one job, from a seed."""
 
-    def __init__(self, daemon: CoordinatorDaemon, history: JobHistory, clock: Clock) -> None:
+    def __init__(
+        self, daemon: CoordinatorDaemon, operators: Operators, history: JobHistory, clock: Clock
+    ) -> None:
         self.daemon = daemon
+        self.operators = operators
         self.clock = clock
         self.numbers = itertools.count(1)
         self.committed = 0
@@ -246,7 +251,9 @@ class Day:
                     at[what] = self.clock.now + every_s * self._draw.uniform(0.5, 1.5)
                     await what()
             assert not self.daemon.ended.done(), self.daemon.ended.result()
-            assert self.clock.now - self._committed_at < LONGEST_STANDSTILL_S, self.daemon.status()
+            assert self.clock.now - self._committed_at < LONGEST_STANDSTILL_S, (
+                self.operators.status()
+            )
 
     def _step(self) -> None:
         """Everyone has committed one, if the group does not stand still; rank 0 tells of it, and of
@@ -326,19 +333,19 @@ class Day:
 
     async def _drain(self) -> None:
         node = self._draw.choice(self.nodes)
-        await self.daemon.drain(node.name, "")
+        await self.operators.drain(node.name, "")
         await asyncio.sleep(30.0)
         if node in self.nodes:
             node.lose()
-        await self.daemon.clear(node.name)
+        await self.operators.clear(node.name)
         self.nodes.append(Node(node.name, self))
 
     async def _look(self) -> None:
         """A scrape, somebody at the page, and a command."""
-        self.daemon.figures()
-        self._page.document(self.daemon.view())
-        self.daemon.status().SerializeToString()
-        self.daemon.incidents()
+        self.operators.figures()
+        self._page.document(self.operators.view())
+        self.operators.status().SerializeToString()
+        self.operators.incidents()
         for width in self._history.curves.ranges:
             self._history.curves.curve(width, 0.0)
 
@@ -384,11 +391,10 @@ async def through_the_day(clock: Clock, directory: Path) -> dict[int, int]:
         quarantine_after=1000,
     )
     leadership = await lead(store, job="job", candidate="c")
-    daemon = CoordinatorDaemon(
-        options, store, leadership, journal, recent=recent, totals=totals, history=history
-    )
+    daemon = CoordinatorDaemon(options, store, leadership, journal, totals=totals, history=history)
     await daemon.start()
-    day, found = Day(daemon, history, clock), {}
+    operators = Operators(daemon, LoopPauses(), recent)
+    day, found = Day(daemon, operators, history, clock), {}
     try:
         for hour in LOOKS_AT:
             await day.live(hour)
@@ -398,7 +404,7 @@ async def through_the_day(clock: Clock, directory: Path) -> dict[int, int]:
             node.lose()
     print({hour: f"{count / 1024:.0f} KiB" for hour, count in found.items()}, happened.by_name)
     assert day.committed > 0.7 * HOURS * HOUR_S / STEP_S
-    assert json.loads(daemon.incidents()[-1])["number"] > 0.5 * HOURS * HOUR_S / KILL_EVERY_S
+    assert json.loads(operators.incidents()[-1])["number"] > 0.5 * HOURS * HOUR_S / KILL_EVERY_S
     assert {"hang", "node_drained", "recovered"} <= happened.by_name.keys()
     await daemon.close()
     return found

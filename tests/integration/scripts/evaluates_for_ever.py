@@ -5,22 +5,14 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-from torch import nn
+from toy import Toy
 
-import elastic
-
-session = elastic.init()
-model = session.distribute(nn.Linear(2, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-session.track(model=model, optimizer=optimizer)
-data = elastic.DataLoader(torch.utils.data.TensorDataset(torch.ones(64, 2)), batch_size=2)
-
-for step in session.steps(data, epochs=1):
+toy = Toy()
+for step in toy.session.steps(toy.data, epochs=1):
     with step:
-        for (inputs,) in step.batches():
-            step.backward(model(inputs).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
+        for (numbers,) in step.batches():
+            step.backward(toy.model(numbers).square().mean())
+        toy.optimizer.step()
+        toy.optimizer.zero_grad()
     (Path(sys.argv[1]) / str(os.getpid())).touch()
     time.sleep(1000)

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
-
-import elastic
+from toy import Toy
 
 place, rank, flag = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 seconds = float(sys.argv[4]) if len(sys.argv) > 4 else 3600.0
@@ -32,21 +30,16 @@ def evaluate(step: int) -> float:
     return float(total)
 
 
-session = elastic.init()
-model = session.distribute(nn.Linear(4, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-session.track(model=model, optimizer=optimizer)
-samples = torch.arange(4096 * 4, dtype=torch.float32).reshape(4096, 4) / 4096
-data = elastic.DataLoader(torch.utils.data.TensorDataset(samples), batch_size=2, seed=0)
-
-for step in session.steps(data, epochs=100):
+toy = Toy(samples=4096, batch_size=2)
+session = toy.session
+for step in session.steps(toy.data, epochs=100):
     hang_at("before", step.index)
     with step:
         for (x,) in step.batches():
             hang_at("block", step.index)
-            step.backward(model(x).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
+            step.backward(toy.model(x).square().mean())
+        toy.optimizer.step()
+        toy.optimizer.zero_grad()
         time.sleep(0.01)
     hang_at("between", step.index)
     if step.index % 10 == 9:

@@ -4,36 +4,19 @@ import sys
 import time
 from pathlib import Path
 
-import torch
 from torch import nn
-
-import elastic
+from toy import Toy
 
 order = Path(sys.argv[1]) / "hang"
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if session.rank == 1 and order.exists():
+class Net(nn.Linear):
+    def forward(self, x):
+        if toy.session.rank == 1 and order.exists():
             order.unlink()
             time.sleep(3600)
-        return self.layer(x)
+        return super().forward(x)
 
 
-session = elastic.init()
-model = session.distribute(Net())
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-session.track(model=model, optimizer=optimizer)
-data = elastic.DataLoader(torch.zeros(100_000, 4), batch_size=2, seed=0)
-
-for step in session.steps(data, epochs=100):
-    with step:
-        for x in step.batches():
-            step.backward(model(x).square().mean())
-        optimizer.step()
-        optimizer.zero_grad()
-        time.sleep(0.01)
+toy = Toy(samples=100_000, module=Net(4, 1), batch_size=2)
+toy.train(epochs=100, pace_s=0.01)

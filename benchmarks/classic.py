@@ -12,27 +12,19 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.jobs import Job, elastic_job, torchrun_job
 from benchmarks.kill_figures import KillFigures
-from benchmarks.kills import kill_in_turns, parse_kill_options
-from benchmarks.report import save, seconds, show, spread
+from benchmarks.kills import kill_document, kill_in_turns, parse_kill_options
+from benchmarks.report import save, seconds, show
 
 
 def main() -> None:
     options = parse_kill_options(__doc__)
     figures = kill_in_turns(_start, options, warm_s=1.0)
     _show(figures)
-    ours, theirs = ([f.any_step_s for f in figures[side]] for side in ("elastic", "torchrun"))
-    document = {
-        "options": vars(options),
-        "torchrun_to_elastic": statistics.median(theirs) / statistics.median(ours),
-        "any_step_s": {"elastic": spread(ours), "torchrun": spread(theirs)},
-        "kills": {side: [asdict(f) for f in done] for side, done in figures.items()},
-    }
-    save("classic", document)
+    save("classic", kill_document(options, figures))
 
 
 def _start(side: str, scratch: Path, options: argparse.Namespace) -> Job:

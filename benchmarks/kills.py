@@ -6,13 +6,17 @@ import argparse
 import os
 import random
 import signal
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from benchmarks.jobs import Job
 from benchmarks.kill_figures import KillFigures, kill_figures
+from benchmarks.report import spread
 from benchmarks.scripts.mlp import SIZES
 from benchmarks.scripts.step_log import Mark, commits
 
@@ -62,6 +66,19 @@ def kill_in_turns(
                     _say(side, len(done), options.kills, done[-1])
                 finished(job)
     return figures
+
+
+def kill_document(
+    options: argparse.Namespace, figures: dict[str, list[KillFigures]]
+) -> dict[str, Any]:
+    """What `kill_in_turns` has measured, to be saved."""
+    ours, theirs = ([f.any_step_s for f in figures[side]] for side in ("elastic", "torchrun"))
+    return {
+        "options": vars(options),
+        "torchrun_to_elastic": statistics.median(theirs) / statistics.median(ours),
+        "any_step_s": {"elastic": spread(ours), "torchrun": spread(theirs)},
+        "kills": {side: [asdict(f) for f in done] for side, done in figures.items()},
+    }
 
 
 def _kill_one(job: Job, chance: random.Random, workers: int, warm_s: float) -> KillFigures:

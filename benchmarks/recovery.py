@@ -12,14 +12,13 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.jobs import Job, elastic_job, torchrun_job
 from benchmarks.kill_figures import KillFigures
-from benchmarks.kills import kill_in_turns, parse_kill_options
-from benchmarks.report import save, seconds, show, spread
+from benchmarks.kills import kill_document, kill_in_turns, parse_kill_options
+from benchmarks.report import save, seconds, show
 
 _WARM_SPARE_S = 3.0  # a new spare imports torch meanwhile
 _PHASES = ("detect_s", "persist_s", "notify_s", "abort_s", "join_s", "sync_s", "first_step_s")
@@ -35,7 +34,8 @@ def main() -> None:
         finished=lambda job: recoveries.extend(job.events("recovered")),
     )
     _show(figures, recoveries)
-    save("recovery", _document(options, figures, recoveries))
+    document = kill_document(options, figures)
+    save("recovery", {**document, "elastic_recoveries": recoveries})
 
 
 def _start(side: str, scratch: Path, options: argparse.Namespace) -> Job:
@@ -85,22 +85,6 @@ def _known(figure: Callable[[KillFigures], float | None], done: list[KillFigures
 
 def _ratio(ours: list[float], theirs: list[float]) -> float:
     return statistics.median(theirs) / statistics.median(ours)
-
-
-def _document(
-    options: argparse.Namespace,
-    figures: dict[str, list[KillFigures]],
-    recoveries: list[dict[str, Any]],
-) -> dict[str, Any]:
-    sides = {side: [asdict(f) for f in done] for side, done in figures.items()}
-    ours, theirs = ([f.any_step_s for f in figures[side]] for side in ("elastic", "torchrun"))
-    return {
-        "options": vars(options),
-        "torchrun_to_elastic": _ratio(ours, theirs),
-        "any_step_s": {"elastic": spread(ours), "torchrun": spread(theirs)},
-        "kills": sides,
-        "elastic_recoveries": recoveries,
-    }
 
 
 if __name__ == "__main__":

@@ -269,12 +269,11 @@ def etcd_cluster(
     """
     with tempfile.TemporaryDirectory(prefix="etcd-") as directory:
         members = _on_machines(machines) if machines else _on_this_machine(size)
-        cluster = EtcdCluster(Path(directory), members, flags, certificates, durable)
-        try:
+        with contextlib.closing(
+            EtcdCluster(Path(directory), members, flags, certificates, durable)
+        ) as cluster:
             cluster.start()
             yield cluster
-        finally:
-            cluster.close()
 
 
 def _on_this_machine(size: int) -> list[Member]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 import time
@@ -285,8 +286,5 @@ class PageSite:
 
 @contextmanager
 def page_site(seen: JobView | None, past: JobHistory | None = None) -> Iterator[PageSite]:
-    site = PageSite(seen, past)
-    try:
+    with contextlib.closing(PageSite(seen, past)) as site:
         yield site
-    finally:
-        site.close()

@@ -70,8 +70,5 @@ class FakeServiceManager:
 @contextlib.contextmanager
 def service_manager(path: Path, *, watchdog_s: float | None = None) -> Iterator[FakeServiceManager]:
     """One that listens at `path`."""
-    manager = FakeServiceManager(path, watchdog_s=watchdog_s)
-    try:
+    with contextlib.closing(FakeServiceManager(path, watchdog_s=watchdog_s)) as manager:
         yield manager
-    finally:
-        manager.close()

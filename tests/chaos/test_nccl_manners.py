@@ -51,21 +51,18 @@ def test_kills_change_nothing(tmp_path: Path, nproc: int, kills: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(240)
-def test_kills_change_nothing_in_a_reduction_of_the_script(tmp_path: Path) -> None:
-    job, found = train(SCRIPT, tmp_path, "--log-loss", nproc=3, kills=4, seed=7)
+@pytest.mark.parametrize(
+    ("options", "figure", "seed"),
+    [(["--log-loss"], "logged", 7), (["--evaluate-every", "1"], "value", 9)],
+    ids=["below its steps", "in an evaluation"],
+)
+def test_kills_change_nothing_in_what_the_script_reduces(
+    tmp_path: Path, options: list[str], figure: str, seed: int
+) -> None:
+    job, found = train(SCRIPT, tmp_path, *options, nproc=3, kills=4, seed=seed)
     assert records.check_equal_weights(found) > 0
     records.check_nothing_lost(found, job.named("generation_formed"))
-    wrong = [r for rows in found.values() for r in rows if r.get("logged", 1.0) != 1.0]
-    assert not wrong
-
-
-@pytest.mark.long
-@pytest.mark.timeout(240)
-def test_kills_change_nothing_in_an_evaluation(tmp_path: Path) -> None:
-    job, found = train(SCRIPT, tmp_path, "--evaluate-every", "1", nproc=3, kills=4, seed=9)
-    assert records.check_equal_weights(found) > 0
-    records.check_nothing_lost(found, job.named("generation_formed"))
-    wrong = [r for rows in found.values() for r in rows if r.get("value", 1.0) != 1.0]
+    wrong = [r for rows in found.values() for r in rows if r.get(figure, 1.0) != 1.0]
     assert not wrong
 
 

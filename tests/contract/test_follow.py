@@ -56,7 +56,7 @@ async def test_keys_that_came_and_went_before_are_not_told(adapter: Adapter) -> 
 
 
 async def test_what_happens_between_the_listing_and_the_watch_is_told(adapter: Adapter) -> None:
-    """Also a removal that is followed by a new entry of the same key."""
+    """This includes a removal that is followed by a new entry of the same key."""
     store = adapter.make()
     first = await store.put("job/a", b"1")
     async with aclosing(follow(store, "job/")) as news:
@@ -98,7 +98,7 @@ async def test_one_key_and_not_its_neighbours(adapter: Adapter) -> None:
         assert await anext(entries) is None
 
 
-async def test_a_leader_is_found_and_followed_by_all_who_ask(adapter: Adapter) -> None:
+async def test_a_leader_is_found_and_followed_by_all_that_ask(adapter: Adapter) -> None:
     store = adapter.make()
     watch = LeaderWatch(store, job="job")
     running = asyncio.create_task(watch.run())

@@ -204,7 +204,7 @@ async def test_another_agent_of_that_name_proves_nothing_about_the_one_before(
     await after.registration.close()
 
 
-async def test_who_is_connected_is_not_cut_off(adapter: Adapter) -> None:
+async def test_a_connected_node_is_not_cut_off(adapter: Adapter) -> None:
     store = adapter.make()
     agent, other = (Agent(store, f"n{i}", document(f"{i}")) for i in (1, 2))
     await agent.start()

@@ -182,12 +182,9 @@ class Machine:
 @contextlib.contextmanager
 def booted(directory: Path) -> Iterator[Machine]:
     """A machine, running within."""
-    machine = Machine(directory)
-    try:
+    with contextlib.closing(Machine(directory)) as machine:
         machine.boot()
         yield machine
-    finally:
-        machine.close()
 
 
 def _run(*command: str | Path, check: bool = True) -> str:

@@ -8,6 +8,7 @@ root, buildah, crun and debootstrap.
 from __future__ import annotations
 
 import configparser
+import contextlib
 import json
 import os
 import re
@@ -197,13 +198,12 @@ class Container:
 @contextmanager
 def builder() -> Iterator[Builder]:
     """With a base, in a directory that goes again."""
-    with tempfile.TemporaryDirectory(prefix="image-", ignore_cleanup_errors=True) as directory:
-        one = Builder(Path(directory))
-        try:
-            one.make_base()
-            yield one
-        finally:
-            one.close()
+    with (
+        tempfile.TemporaryDirectory(prefix="image-", ignore_cleanup_errors=True) as directory,
+        contextlib.closing(Builder(Path(directory))) as one,
+    ):
+        one.make_base()
+        yield one
 
 
 def _mount(destination: str, kind: str, source: str, *options: str) -> dict[str, Any]:
@@ -278,13 +278,12 @@ def main() -> None:
             print(_output("du", "-sh", str(path)).split()[0], name)
         with tempfile.TemporaryDirectory() as directory:
             arguments = ("run", "--nproc-per-node", "2", "/in/steady.py", "--epochs", "100000")
-            container = Container(image, Path(directory) / "it", arguments, {"/in": scripts})
-            try:
+            with contextlib.closing(
+                Container(image, Path(directory) / "it", arguments, {"/in": scripts})
+            ) as container:
                 container.wait_for("step 500", 120.0)
                 for title, (resident, unique) in sorted(_memory(container.pid).items()):
                     print(f"{resident:6} MiB resident, {unique:6} MiB unique: {title}")
-            finally:
-                container.close()
 
 
 if __name__ == "__main__":

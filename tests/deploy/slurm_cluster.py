@@ -215,9 +215,6 @@ def _below(pid: int) -> Iterator[int]:
 @contextlib.contextmanager
 def slurm_cluster(directory: Path, size: int = 3) -> Iterator[SlurmCluster]:
     """A running cluster; nothing of it, or of its jobs, is left afterwards."""
-    cluster = SlurmCluster(directory, size)
-    try:
+    with contextlib.closing(SlurmCluster(directory, size)) as cluster:
         cluster.start()
         yield cluster
-    finally:
-        cluster.close()

@@ -3,6 +3,7 @@ scrapes a real job."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -108,15 +109,14 @@ class Job(LoopbackJob):
 @pytest.fixture
 def scraped(place: Place) -> Iterator[Prometheus]:
     require_program("prometheus")
-    with etcd_cluster(size=1) as etcd:
-        job = Job(place, etcd.endpoints())
-        try:
-            with prometheus(place.files / "prometheus", targets=job.targets, rules=[RULES]) as one:
-                job.start_all()
-                job.kill_one(one)
-                yield one
-        finally:
-            job.close()
+    with (
+        etcd_cluster(size=1) as etcd,
+        contextlib.closing(Job(place, etcd.endpoints())) as job,
+        prometheus(place.files / "prometheus", targets=job.targets, rules=[RULES]) as one,
+    ):
+        job.start_all()
+        job.kill_one(one)
+        yield one
 
 
 def without_data(scraped: Prometheus, expressions: list[Expression]) -> dict[str, str]:

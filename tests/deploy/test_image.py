@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import shutil
 import signal
@@ -107,11 +108,10 @@ class TestBuilt:
         self, image: Image, tmp_path: Path
     ) -> None:
         arguments = ("run", "--nproc-per-node", "2", "/in/steady.py", "--epochs", "2")
-        container = Container(image, tmp_path / "it", arguments, {"/in": SCRIPTS})
-        try:
+        with contextlib.closing(
+            Container(image, tmp_path / "it", arguments, {"/in": SCRIPTS})
+        ) as container:
             assert container.wait(_DEADLINE_S) == ExitCode.OK, container.output
-        finally:
-            container.close()
         assert "job_finished" in container.output
         assert "weights" in container.output
 
@@ -120,13 +120,12 @@ class TestBuilt:
     ) -> None:
         arguments = ("run", "--checkpoint-dir", "/tmp/checkpoints", "/in/steady.py")
         paced = ("--epochs", "100000", "--pace-s", "0.05")
-        container = Container(image, tmp_path / "it", (*arguments, *paced), {"/in": SCRIPTS})
-        try:
+        with contextlib.closing(
+            Container(image, tmp_path / "it", (*arguments, *paced), {"/in": SCRIPTS})
+        ) as container:
             container.wait_for("step 5", _DEADLINE_S)
             container.signal(signal.SIGTERM)
             assert container.wait(_DEADLINE_S) == ExitCode.TERMINATED, container.output
-        finally:
-            container.close()
         assert "checkpoint_committed" in container.output
 
     def test_a_torch_without_cuda_is_no_image_for_gpus(

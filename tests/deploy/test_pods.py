@@ -4,6 +4,7 @@ real etcd, and the rendered rules of the Job on how they end."""
 from __future__ import annotations
 
 import base64
+import contextlib
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -188,16 +189,13 @@ def test_pods_train_are_replaced_and_end_as_the_job_must(place: Place, etcd: Etc
         assert release.steps.newest() == trained
     finally:
         release.close()
-    release = Release(place, etcd, SHORT)
-    try:
+    with contextlib.closing(Release(place, etcd, SHORT)) as release:
         leaders = [release.coordinator()]
         agents = [release.agent(0, "machine-0"), release.agent(1, "machine-2")]
         assert [verdict(spec, agent.wait()) for agent in agents] == ["Complete"] * 2
         leaders[0].wait_for_event("serving_after_end", exit_code=0)
         leaders[0].process.send_signal(signal.SIGTERM)
         assert leaders[0].wait() == 0
-    finally:
-        release.close()
 
 
 def test_pods_of_a_job_with_another_image_go_on(place: Place, etcd: EtcdCluster) -> None:

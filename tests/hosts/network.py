@@ -104,12 +104,9 @@ def network(*names: str) -> Iterator[Network]:
     Nothing is left of it afterwards. If this process is killed, the next network sweeps it up.
     """
     sweep()
-    made = Network(new_run_name(), names)
-    try:
+    with contextlib.closing(Network(new_run_name(), names)) as made:
         made.make()
         yield made
-    finally:
-        made.close()
 
 
 def _rule(source: Host, destination: Host) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +14,5 @@ from tests.integration.running import Place
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
     """An empty one; it must be left so."""
-    place = Place(tmp_path)
-    try:
+    with contextlib.closing(Place(tmp_path)) as place:
         yield place
-    finally:
-        place.close()

@@ -64,9 +64,16 @@ class LoopbackJob:
 
     def start_coordinator(self, *options: str | Path, **environment: str) -> CommandProcess:
         """In the place of the one before."""
-        where = ("--listen", self.address, "--advertise", self.address)
-        events = ("--events-file", "/dev/stderr")
-        coordinator = self.start("coordinator", *where, *events, *options, **environment)
+        return self._coordinate(self.address, *options, **environment)
+
+    def start_candidate(self, *options: str | Path) -> CommandProcess:
+        """A coordinator beside the others, each of which may lead."""
+        (port,) = free_ports(1)
+        return self._coordinate(f"127.0.0.1:{port}", *options)
+
+    def _coordinate(self, address: str, *options: str | Path, **environment: str) -> CommandProcess:
+        where = ("--listen", address, "--advertise", address, "--events-file", "/dev/stderr")
+        coordinator = self.start("coordinator", *where, *options, **environment)
         self.coordinators.append(coordinator)
         return coordinator
 
@@ -158,16 +165,13 @@ def training_job(
     place: Place, options: Mapping[str, Sequence[str | Path]] = MappingProxyType({}), **named: str
 ) -> Iterator[TrainingJob]:
     """It trains. `options`: of a node's agent. Other arguments are those of LoopbackJob."""
-    job = TrainingJob(place, **named)
-    try:
+    with contextlib.closing(TrainingJob(place, **named)) as job:
         job.start_coordinator()
         for node in NODES:
             job.start_agent(node, *options.get(node, ()))
         job.wait(lambda: job.world() == len(NODES), "a group of all")
         job.trains_on()
         yield job
-    finally:
-        job.close()
 
 
 def tls_environment(files: TlsFiles) -> dict[str, str]:

@@ -68,9 +68,8 @@ def test_an_agent_begins_anew_many_times(job: TrainingJob) -> None:
 def test_an_agent_that_is_the_first_process_begins_anew(
     place: Place, etcd: EtcdCluster, times: int
 ) -> None:
-    """As in a container: PID 1, which also collects what nobody else does."""
-    job = TrainingJob(place, etcd=etcd.endpoints(), job="first-process")
-    try:
+    """The agent is PID 1, as in a container, and collects orphans as well."""
+    with contextlib.closing(TrainingJob(place, etcd=etcd.endpoints(), job="first-process")) as job:
         job.start_coordinator()
         job.start_agent("b")
         agent = job.start_agent("a", under=_AS_FIRST_PROCESS)
@@ -78,8 +77,6 @@ def test_an_agent_that_is_the_first_process_begins_anew(
         job.trains_on()
         (pid,) = _children(agent.process.pid)
         _begins_anew(job, agent, pid, times=times)
-    finally:
-        job.close()
 
 
 def test_what_cannot_be_started_does_not_end_what_runs(
@@ -103,7 +100,7 @@ def test_what_cannot_be_started_does_not_end_what_runs(
 def test_an_agent_whose_next_start_cannot_be_counted_stays(
     job: TrainingJob, place_of_job: Place
 ) -> None:
-    """As in a directory without space: here something stands where the count is to be written."""
+    """Something stands where the count is written, which fails as in a full directory."""
     agent, generation = job.agents["b"][-1], job.generation()
     (counted,) = (
         path for path in place_of_job.sockets.rglob("starts") if path.parent.name.endswith("@b")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -23,14 +24,11 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A directory with three checkpoints of steady.py, not to be changed."""
     files = tmp_path_factory.mktemp("originals")
     checkpoints = files / "checkpoints"
-    place = Place(files)
-    try:
+    with contextlib.closing(Place(files)) as place:
         options = ["--checkpoint-dir", checkpoints, "--checkpoint-every", "6"]
         job = place.start("steady.py", "--epochs", EPOCHS, options=options)
         assert job.wait() == 0, job.story()
         yield checkpoints
-    finally:
-        place.close()
 
 
 @pytest.fixture

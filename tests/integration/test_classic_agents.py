@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -74,14 +75,13 @@ class TwoNodes:
 def nodes(place: Place, tmp_path: Path) -> Iterator[TwoNodes]:
     script = (SCRIPTS / "plain_ddp.py", tmp_path / "checkpoint")
     pace = ("--steps", "100000", "--pace-s", "0.02")
-    with etcd_cluster(size=1) as cluster:
-        job = LoopbackJob(
-            place, (*script, *pace), etcd=cluster.endpoints(), ELASTIC_INSECURE="true"
-        )
-        try:
-            yield TwoNodes(job)
-        finally:
-            job.close()
+    with (
+        etcd_cluster(size=1) as cluster,
+        contextlib.closing(
+            LoopbackJob(place, (*script, *pace), etcd=cluster.endpoints(), ELASTIC_INSECURE="true")
+        ) as job,
+    ):
+        yield TwoNodes(job)
 
 
 @pytest.mark.long

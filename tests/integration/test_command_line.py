@@ -32,11 +32,8 @@ threading.Thread(target=late, name="elastic-late", daemon=True).start()
 
 @pytest.fixture(scope="module")
 def running_place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    place = Place(tmp_path_factory.mktemp("running"))
-    try:
+    with contextlib.closing(Place(tmp_path_factory.mktemp("running"))) as place:
         yield place
-    finally:
-        place.close()
 
 
 @pytest.fixture(scope="module")

@@ -40,17 +40,25 @@ def faults(report: Report) -> set[str]:
     return {check["fault"] for check in report["checks"] if check["fault"]}
 
 
+def examined_here(
+    *options: str | Path, timeout_s: float = 90.0, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """A doctor on this machine, to its end."""
+    return subprocess.run(
+        [*DIE_WITH_PARENT, *DOCTOR, *options],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env=os.environ | environment,
+    )
+
+
 def test_a_good_node_is_clean_and_nothing_is_left(tmp_path: Path) -> None:
     with etcd_cluster(size=1) as etcd, etcd_front(etcd.members[0].address) as front:
-        done = subprocess.run(
-            [*DIE_WITH_PARENT, *DOCTOR, "--etcd", front, "--checkpoint-dir", tmp_path / "c"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=90,
-            check=False,
-            env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
-        )
+        options = ("--etcd", front, "--checkpoint-dir", tmp_path / "c")
+        done = examined_here(*options, XDG_RUNTIME_DIR=str(tmp_path))
         assert etcd.ctl("get", "", "--prefix") == ""
     assert (done.returncode, done.stderr) == (0, "")
     report = report_of(done.stdout)
@@ -233,10 +241,7 @@ def test_a_slow_etcd() -> None:
         etcd_cluster(size=1) as cluster,
         etcd_front(cluster.members[0].address, delay_s=0.15) as front,
     ):
-        done = subprocess.run(
-            [*DIE_WITH_PARENT, *DOCTOR, "--etcd", front, "--fail-on", "warning"],
-            cwd=ROOT, capture_output=True, text=True, timeout=90, check=False,
-        )  # fmt: skip
+        done = examined_here("--etcd", front, "--fail-on", "warning")
     assert faults(report_of(done.stdout)) == {"etcd-slow"}
     assert done.returncode == 78
 
@@ -246,15 +251,14 @@ def test_an_etcd_without_space_and_one_that_wants_a_user() -> None:
     with etcd_cluster("--quota-backend-bytes=400000", size=1) as cluster:
         address = cluster.members[0].address
         cluster.fill()
-        command = [*DIE_WITH_PARENT, *DOCTOR, "--etcd", address]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert faults(report_of(done.stdout)) == {"etcd-too-old", "etcd-alarm"}
+        found = report_of(examined_here("--etcd", address).stdout)
+        assert faults(found) == {"etcd-too-old", "etcd-alarm"}
         cluster.make_space()
         cluster.ctl("user", "add", "root:secret")
         cluster.ctl("user", "grant-role", "root", "root")
         cluster.ctl("auth", "enable")
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert "etcd-refuses" in faults(report_of(done.stdout))
+        found = report_of(examined_here("--etcd", address).stdout)
+        assert "etcd-refuses" in faults(found)
 
 
 @long
@@ -339,10 +343,7 @@ def test_nodes_that_differ(net: Network, tmp_path: Path) -> None:
 def test_an_address_in_use_is_no_finding_but_an_error() -> None:
     (port,) = free_ports(1)
     with socket.create_server(("127.0.0.1", port)):
-        done = subprocess.run(
-            [*DIE_WITH_PARENT, *DOCTOR, "--peers", "localhost", "--doctor-address",
-             f"127.0.0.1:{port}"],
-            cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+        options = ("--peers", "localhost", "--doctor-address", f"127.0.0.1:{port}")
+        done = examined_here(*options, timeout_s=60.0)
     assert done.returncode == 78
     assert "--doctor-address" in done.stderr

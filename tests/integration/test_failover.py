@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.etcd_cluster import etcd_cluster, free_ports
+from tests.etcd_cluster import etcd_cluster
 from tests.integration.loopback_job import NODES, TrainingJob
 from tests.integration.running import Place
 from tests.job_process import CommandProcess
@@ -27,12 +28,9 @@ ACCOUNTED_WITHIN_S = 0.2
 class Job(TrainingJob):
     """With two coordinators, each of which may lead."""
 
-    def start_candidate(self, *options: str) -> None:
-        (port,) = free_ports(1)
-        address = f"127.0.0.1:{port}"
-        where = ("--listen", address, "--advertise", address, "--leader-ttl-s", LEASE_S)
-        more = ("--events-file", "/dev/stderr", "--quarantine-after", "0")
-        self.coordinators.append(self.start("coordinator", *where, *more, *options))
+    def start_candidate(self, *options: str | Path) -> CommandProcess:
+        own = ("--leader-ttl-s", LEASE_S, "--quarantine-after", "0")
+        return super().start_candidate(*own, *options)
 
     def leader(self) -> CommandProcess:
         """The one elected last."""
@@ -53,19 +51,15 @@ def is_connected(process: CommandProcess, port: int) -> bool:
 
 @pytest.fixture
 def job(place: Place) -> Iterator[Job]:
-    with etcd_cluster(size=1) as etcd:
-        job = Job(place, etcd=etcd.endpoints())
-        try:
-            job.start_candidate()
-            job.wait(lambda: job.events("elected"), "a leader")
-            for node in NODES:
-                job.start_agent(node)
-            job.start_candidate()
-            job.wait(lambda: job.world() == len(NODES), "a group of all")
-            job.trains_on()
-            yield job
-        finally:
-            job.close()
+    with etcd_cluster(size=1) as etcd, contextlib.closing(Job(place, etcd=etcd.endpoints())) as job:
+        job.start_candidate()
+        job.wait(lambda: job.events("elected"), "a leader")
+        for node in NODES:
+            job.start_agent(node)
+        job.start_candidate()
+        job.wait(lambda: job.world() == len(NODES), "a group of all")
+        job.trains_on()
+        yield job
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.long)])
@@ -111,7 +105,7 @@ def test_a_leader_killed_together_with_a_worker(job: Job, times: int) -> None:
 
 
 def test_a_leader_that_allows_fewer_workers_has_the_others_wait(job: Job) -> None:
-    """As when the setting is lowered and the coordinators are started anew."""
+    """This happens when the setting is lowered and the coordinators are started anew."""
     leader, follower = job.coordinators
     follower.close()
     job.start_candidate("--max-workers", "1")

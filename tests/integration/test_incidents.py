@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,10 +14,9 @@ from typing import Any
 import pytest
 
 from tests.chrome_trace import check_trace
-from tests.etcd_cluster import etcd_cluster, free_ports
+from tests.etcd_cluster import etcd_cluster
 from tests.integration.loopback_job import NODES, LoopbackJob
 from tests.integration.running import SCRIPTS, Place
-from tests.job_process import CommandProcess
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -40,13 +40,6 @@ class Job(LoopbackJob):
             "ELASTIC_CHECKPOINT_EVERY": "20",
         }
         super().__init__(place, script, etcd=etcd, **LIMITS, **saving)
-
-    def start_candidate(self) -> CommandProcess:
-        (port,) = free_ports(1)
-        where = ("--listen", f"127.0.0.1:{port}", "--advertise", f"127.0.0.1:{port}")
-        coordinator = self.start("coordinator", *where, "--events-file", "/dev/stderr")
-        self.coordinators.append(coordinator)
-        return coordinator
 
     def is_whole(self) -> bool:
         """All train, in a group from which nobody was lost since."""
@@ -81,18 +74,14 @@ def traced(job: Job) -> Path:
 
 @pytest.fixture
 def job(place: Place) -> Iterator[Job]:
-    with etcd_cluster(size=1) as etcd:
-        job = Job(place, etcd.endpoints())
-        try:
-            job.start_candidate()
-            job.wait(lambda: job.events("elected"), "a leader")
-            for node in NODES:
-                job.start_agent(node)
-            job.start_candidate()
-            job.wait(job.is_whole, "a group of all")
-            yield job
-        finally:
-            job.close()
+    with etcd_cluster(size=1) as etcd, contextlib.closing(Job(place, etcd.endpoints())) as job:
+        job.start_candidate()
+        job.wait(lambda: job.events("elected"), "a leader")
+        for node in NODES:
+            job.start_agent(node)
+        job.start_candidate()
+        job.wait(job.is_whole, "a group of all")
+        yield job
 
 
 def test_a_kill_a_failed_save_and_a_hang_under_two_leaders(job: Job) -> None:
@@ -168,8 +157,7 @@ def test_a_kill_a_failed_save_and_a_hang_under_two_leaders(job: Job) -> None:
 def test_a_script_that_fails_at_once_is_explained_after_its_end(place: Place) -> None:
     with etcd_cluster(size=1) as etcd:
         script = (SCRIPTS / "raises_in_step.py", "all", place.files / "none")
-        job = LoopbackJob(place, script, etcd=etcd.endpoints())
-        try:
+        with contextlib.closing(LoopbackJob(place, script, etcd=etcd.endpoints())) as job:
             job.start_coordinator()
             for node in NODES:
                 job.start_agent(node)
@@ -179,5 +167,3 @@ def test_a_script_that_fails_at_once_is_explained_after_its_end(place: Place) ->
             text = "\n".join(explained.output)
             assert "the job ended with it" in text
             assert "Traceback (most recent call last)" in text
-        finally:
-            job.close()

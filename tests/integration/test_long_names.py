@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,9 @@ def test_a_job_with_long_names_trains_to_its_end(place: Place) -> None:
     assert len(NODE) == 253
     with etcd_cluster(size=1) as cluster:
         script = (SCRIPTS / "steady.py",)
-        job = LoopbackJob(place, script, etcd=cluster.endpoints(), job=JOB, ELASTIC_RUN_ID=RUN)
-        try:
+        with contextlib.closing(
+            LoopbackJob(place, script, etcd=cluster.endpoints(), job=JOB, ELASTIC_RUN_ID=RUN)
+        ) as job:
             port = job.address.rpartition(":")[2]
             where = ("--listen", f":{port}", "--advertise", "localhost", "--insecure")
             coordinator = job.start_coordinator(*where, "--gather-timeout-s", "0")
@@ -40,8 +42,6 @@ def test_a_job_with_long_names_trains_to_its_end(place: Place) -> None:
             assert JOB in "\n".join(shown.output)
             assert RUN in "\n".join(shown.output)
             assert {path.name[:200] for path in (Path(place.files) / "logs").iterdir()} == {JOB}
-        finally:
-            job.close()
 
 
 def test_elastic_run_takes_a_long_name(place: Place) -> None:

@@ -16,7 +16,7 @@ from tests.waiting import eventually
 
 
 def test_a_job_gets_new_workers_though_its_sockets_and_logs_were_removed(place: Place) -> None:
-    """As a logout does with $XDG_RUNTIME_DIR."""
+    """A logout does this with $XDG_RUNTIME_DIR."""
     script = ["steady.py", "--epochs", 100_000, "--pace-s", 0.02]
     job = place.start(*script, options=["--job", "lost"])
     wait_for_step(job, 5)

@@ -86,7 +86,7 @@ def wait_for_replacement(job: JobProcess, lost: str) -> None:
     wait_for_step(job, max(steps_of(job)) + 3)
 
 
-def test_whoever_is_killed_nobody_is_left_behind(place: Place) -> None:
+def test_no_process_is_left_behind_when_any_process_is_killed(place: Place) -> None:
     job = place.start("children.py", 100_000)
     wait_for_step(job, 3)
     first = job.members()[1]
@@ -202,7 +202,7 @@ def test_a_frozen_worker_is_replaced(place: Place) -> None:
 
 
 def test_a_job_that_is_stopped_as_a_whole_goes_on_with_the_same_workers(place: Place) -> None:
-    """As by a paused container, or where Slurm suspends a job for another one."""
+    """A paused container does this, and Slurm where it suspends a job for another one."""
     options = ("--silence-timeout-s", "2", "--hang-timeout-s", "2")
     job = place.start("steady.py", "--epochs", "100000", "--pace-s", "0.05", options=options)
     wait_for_step(job, 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -109,18 +110,17 @@ def test_an_agent_takes_the_module_from_the_environment(place: Place) -> None:
     """Which it takes from PYTHONPATH here; and it tells a module from a script."""
     path = os.pathsep.join([str(place.files), os.environ.get("PYTHONPATH", "")])
     environment = {"ELASTIC_MODULE": "true", "ELASTIC_SCRIPT": "pkg.train", "PYTHONPATH": path}
-    with etcd_cluster(size=1) as cluster:
-        job = LoopbackJob(
-            place, (), etcd=cluster.endpoints(), ELASTIC_INSECURE="true", **environment
-        )
-        try:
-            coordinator = job.start_coordinator()
-            agent = job.start_agent("a", "--nproc-per-node", "2", "--console", "all")
-            assert agent.wait() == 0, job.story()
-            assert coordinator.wait() == 0, job.story()
-            assert len(weights(agent.output)) == 1, job.story()
-        finally:
-            job.close()
+    with (
+        etcd_cluster(size=1) as cluster,
+        contextlib.closing(
+            LoopbackJob(place, (), etcd=cluster.endpoints(), ELASTIC_INSECURE="true", **environment)
+        ) as job,
+    ):
+        coordinator = job.start_coordinator()
+        agent = job.start_agent("a", "--nproc-per-node", "2", "--console", "all")
+        assert agent.wait() == 0, job.story()
+        assert coordinator.wait() == 0, job.story()
+        assert len(weights(agent.output)) == 1, job.story()
 
 
 @pytest.mark.parametrize("command", ["run", "agent"])

@@ -53,7 +53,7 @@ def assert_every_sample_once(steps: list[dict[str, int]], epochs: int, samples: 
 def test_a_signal_to_every_process_of_the_job_saves_and_leaves(
     place: Place, tmp_path: Path
 ) -> None:
-    """As pkill(1), scancel and service managers send it."""
+    """pkill(1), scancel and service managers send it so."""
     checkpoints = tmp_path / "checkpoints"
     options = ["--checkpoint-dir", checkpoints]
     job = place.start("steady.py", "--epochs", 1000, "--pace-s", 0.02, options=options)
@@ -92,7 +92,7 @@ def blocked_job(place: Place, tmp_path: Path, *options: str) -> JobProcess:
     return job
 
 
-def test_signals_that_whoever_started_the_job_has_blocked(place: Place) -> None:
+def test_signals_that_the_parent_has_blocked_reach_the_job(place: Place) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals) - {signal.SIGKILL})
     try:
         job = place.start("steady.py", "--epochs", 100_000, "--pace-s", 0.02)

@@ -36,7 +36,7 @@ def unread() -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def without_reader() -> Iterator[dict[str, Any]]:
-    """As after `| head -1`."""
+    """A reader that has ended, as after `| head -1`."""
     ends = [os.pipe() for _ in range(2)]
     for read, _ in ends:
         os.close(read)
@@ -138,12 +138,13 @@ def test_a_job_that_nobody_reads_recovers_and_stops(
 
 
 def test_a_full_disk_under_the_events_file_costs_events_alone(place: Place) -> None:
-    with etcd_cluster(size=1) as cluster:
-        job = LoopbackJob(place, (SCRIPTS / "steady.py", "--epochs", "2"), etcd=cluster.endpoints())
-        try:
-            coordinator = job.start_coordinator("--events-file", Path("/dev/full"))
-            agent = job.start_agent("a")
-            assert agent.wait() == 0, job.story()
-            assert coordinator.wait() == 0, job.story()
-        finally:
-            job.close()
+    with (
+        etcd_cluster(size=1) as cluster,
+        contextlib.closing(
+            LoopbackJob(place, (SCRIPTS / "steady.py", "--epochs", "2"), etcd=cluster.endpoints())
+        ) as job,
+    ):
+        coordinator = job.start_coordinator("--events-file", Path("/dev/full"))
+        agent = job.start_agent("a")
+        assert agent.wait() == 0, job.story()
+        assert coordinator.wait() == 0, job.story()

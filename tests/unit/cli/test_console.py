@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import json
 import re
@@ -223,7 +224,7 @@ def test_workers_lines_keep_their_colours_and_command_no_terminal(
     assert "worker local-1 \\x1b[2J" in shown
 
 
-def test_of_more_lines_than_anybody_could_read_the_newest_are_shown(
+def test_the_newest_lines_are_shown_when_there_are_more_than_anybody_could_read(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     display = LiveDisplay(Console.RANK0)
@@ -240,8 +241,7 @@ def test_of_more_lines_than_anybody_could_read_the_newest_are_shown(
 def test_the_live_display_folds_progress_into_its_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    display = LiveDisplay(Console.RANK0)
-    try:
+    with contextlib.closing(LiveDisplay(Console.RANK0)) as display:
         assert str(display._line()) == "starting..."
         facts = {"step": 7, "epoch": 1, "generation": 2, "world_size": 3, "step_s": 0.1}
         display.entry(entry("progress", **facts, samples_per_s=640.4, reported={"loss": 0.123456}))
@@ -253,8 +253,6 @@ def test_the_live_display_folds_progress_into_its_line(
             "step 7 | epoch 1 | loss 0.1235 | 640 samples/s | world 3 | generation 2 | "
             "last recovery 250 ms"
         )
-    finally:
-        display.close()
     shown = capsys.readouterr().err
     for part in ("recovered in 250 ms", "worker local-2 [bold]was killed", "[rank 0] loss [red]"):
         assert part in shown

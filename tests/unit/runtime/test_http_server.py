@@ -255,7 +255,9 @@ def test_a_stream_lasts_for_as_long_as_its_client(
     assert site.told == []
 
 
-def test_who_does_not_read_a_stream_is_cut(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_read_its_stream_is_cut(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(http_server, "ANSWER_WITHIN_S", 0.3)
     site.chunk = b"x" * 1_000_000
     with contextlib.closing(site.stream()):
@@ -348,15 +350,14 @@ def test_a_client_may_show_a_certificate_and_the_newest_is_shown_to_it(tmp_path:
 
 def test_handshakes_that_are_never_finished_keep_nobody_out(tmp_path: Path) -> None:
     made = make_certificates(tmp_path / "tls")
-    site = Secured(sign_for_job(made, "digits"))
-    try:
-        with contextlib.ExitStack() as kept:
-            for _ in range(3 * http_server.MOST_CONNECTIONS):
-                kept.enter_context(contextlib.closing(site.connect()))
-            assert site.peer(made.ca)[0] == ()
-            assert len(site.server._connections) <= http_server.MOST_CONNECTIONS
-    finally:
-        site.close()
+    with (
+        contextlib.closing(Secured(sign_for_job(made, "digits"))) as site,
+        contextlib.ExitStack() as kept,
+    ):
+        for _ in range(3 * http_server.MOST_CONNECTIONS):
+            kept.enter_context(contextlib.closing(site.connect()))
+        assert site.peer(made.ca)[0] == ()
+        assert len(site.server._connections) <= http_server.MOST_CONNECTIONS
 
 
 def test_a_server_whose_loop_gets_no_pipe_is_refused_without_a_word_on_the_console(

@@ -284,7 +284,7 @@ async def test_a_failure_is_told_to_each_leader_until_one_has_stored_it(place: P
     assert 0.0 < again.age_s < DEADLINE_S
 
 
-async def test_of_many_failures_that_nobody_stores_the_newest_are_told(
+async def test_the_newest_failures_are_told_when_nobody_stores_many(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator_link, "_MOST_KEPT", 2)
@@ -450,7 +450,7 @@ async def read(outgoing: Outgoing) -> list[str | None]:
     return kinds
 
 
-async def test_of_what_the_newest_replaces_only_that_waits() -> None:
+async def test_only_the_newest_waits_of_messages_that_replace_each_other() -> None:
     outgoing = Outgoing()
     failure = pb.AgentMessage(failure=job_pb2.Failure(worker="w"))
     outgoing.put(failure)

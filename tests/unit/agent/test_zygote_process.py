@@ -71,7 +71,7 @@ class Owner:
         return int(spawned["pid"])
 
     def killed(self) -> None:
-        """As an agent that ends without a word."""
+        """End as an agent that says nothing."""
         self.process.kill()
         self.process.wait()
 
@@ -176,7 +176,7 @@ def test_without_grace_all_ends_with_the_agent(start: Start) -> None:
 
 
 def test_a_connection_that_breaks_costs_nobody_and_nothing_that_was_asked(start: Start) -> None:
-    """Also without grace, which is for agents that end."""
+    """This holds without grace, too, which is for agents that end."""
     owner = start(0.0)
     first = owner.spawn("w1")
     owner.tell("break")
@@ -294,7 +294,7 @@ def test_a_fork_that_fails_costs_no_worker_that_lives(
     owner.hear_of("closed")
 
 
-def test_a_caller_for_whom_no_descriptor_is_left_costs_nobody_else(start: Start) -> None:
+def test_a_caller_without_a_descriptor_left_costs_no_other_process(start: Start) -> None:
     owner = start(60.0)
     living = owner.spawn("w1")
     zygote = int(Path(f"/proc/{living}/stat").read_text().rpartition(")")[2].split()[1])
@@ -327,7 +327,7 @@ def test_a_lost_zygote_costs_no_process_that_is_not_of_the_run(start: Start) -> 
 
 
 def test_a_keeper_that_nobody_reaps_has_ended_all_the_same(start: Start) -> None:
-    """As where the first process of a container looks after no orphans."""
+    """This happens where the first process of a container looks after no orphans."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)  # of this process, which reaps nobody that it does not know
     try:
         first = start(60.0)

@@ -187,7 +187,7 @@ class Driver:
 
 
 def with_digests(mine: Declaration) -> Declaration:
-    """As the driver fills them in for a state that is what it should be."""
+    """The declaration with the digests of a state that is what it should be."""
     if not mine.intact:
         return mine
     return replace(mine, commit_digest=DIGEST if mine.committed else 0, begin_digest=DIGEST)

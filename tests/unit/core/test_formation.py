@@ -41,6 +41,7 @@ A_BROKEN = status("a0", READY, 3, broken=True, detail="reset")
 NEW = status("c0", READY)
 NEW_HEARD = status("c0", READY, acknowledged=4)
 A_DONE = status("a0", FINISHED, 3, committed=8)
+STOP = Stop(exit_code=143, reason="a test", deadline=30.0)
 
 
 def short(decision: Decision | End) -> object:
@@ -193,8 +194,7 @@ def test_towards_the_end(situation: GroupView, expected: object) -> None:
     ],
 )
 def test_while_stopping(situation: GroupView, now: float, expected: object) -> None:
-    stop = Stop(exit_code=143, reason="a test", deadline=30.0)
-    assert short(decide_stop(situation, POLICY, stop, now)) == expected
+    assert short(decide_stop(situation, POLICY, STOP, now)) == expected
 
 
 @pytest.mark.parametrize(
@@ -210,8 +210,7 @@ def test_while_stopping_a_late_member_gets_the_grace_if_only_it_has_the_last_ste
 ) -> None:
     late = status("a0", TRAINING, 3, acknowledged=4, committed=6)
     situation = view(SAVING, late, status("b0", JOINING, 4, committed=b_held), assembling_since=0.0)
-    stop = Stop(exit_code=143, reason="a test", deadline=30.0)
-    assert short(decide_stop(situation, POLICY, stop, now)) == expected
+    assert short(decide_stop(situation, POLICY, STOP, now)) == expected
 
 
 def test_while_stopping_a_late_member_is_hurried_if_one_that_is_back_has_as_many_steps() -> None:
@@ -220,19 +219,17 @@ def test_while_stopping_a_late_member_is_hurried_if_one_that_is_back_has_as_many
         status("c0", READY, 3, committed=6),
     )
     situation = view(generation(4, "a0", purpose=Purpose.SAVE_AND_LEAVE), late, back)
-    stop = Stop(exit_code=143, reason="a test", deadline=30.0)
-    decision = decide_stop(replace(situation, assembling_since=0.0), POLICY, stop, 10.0)
+    decision = decide_stop(replace(situation, assembling_since=0.0), POLICY, STOP, 10.0)
     assert short(decision) == "BELOW_MINIMUM [c0] -a0"
 
 
 def test_while_stopping_who_has_not_left_an_earlier_group_saves_the_step_that_only_it_has() -> None:
     evaluates = status("d0", TRAINING, 2, committed=6)
-    stop = Stop(exit_code=143, reason="a test", deadline=30.0)
     alone = view(SAVING, evaluates, status("c0", READY, 1, committed=4), trained_in=2)
-    assert short(decide_stop(alone, POLICY, stop, 0.0)) == "STOPPING [c0 d0]"
+    assert short(decide_stop(alone, POLICY, STOP, 0.0)) == "STOPPING [c0 d0]"
     member = status("b0", JOINING, 4, committed=4)
     beside_one = view(SAVING, evaluates, member, trained_in=2)
-    assert short(decide_stop(beside_one, POLICY, stop, 0.0)) == "MEMBER_LOST [b0 d0]"
+    assert short(decide_stop(beside_one, POLICY, STOP, 0.0)) == "MEMBER_LOST [b0 d0]"
 
 
 @pytest.mark.parametrize(
@@ -249,8 +246,7 @@ def test_a_new_leader_has_who_is_back_with_the_last_step_save_with_those_that_we
     saving = [status(name, TRAINING, 4, committed=2, trained_in=3) for name in ("a0", "b0")]
     back = status("c0", READY, 3, committed=6, trained_in=trained_in)
     situation = view(SAVING, *saving, back, trained_in=4, adopted_at=0.0)
-    stop = Stop(exit_code=143, reason="a test", deadline=30.0)
-    assert short(decide_stop(situation, POLICY, stop, 1.0)) == expected
+    assert short(decide_stop(situation, POLICY, STOP, 1.0)) == expected
 
 
 def test_the_next_look_is_when_patience_ends() -> None:
@@ -397,8 +393,7 @@ def test_classic_scripts_out_of_contact(silent: str, since: float, expected: obj
     ],
 )
 def test_while_classic_scripts_stop(situation: GroupView, now: float, expected: object) -> None:
-    stop = Stop(exit_code=143, reason="a test", deadline=30.0)
-    assert short(decide_stop(situation, WHOLE, stop, now)) == expected
+    assert short(decide_stop(situation, WHOLE, STOP, now)) == expected
 
 
 def test_members_inside_a_call_go_on_without_newcomers() -> None:

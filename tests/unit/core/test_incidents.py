@@ -361,7 +361,7 @@ def test_records_are_bounded_in_number_and_size() -> None:
     assert max(len(json.dumps(d, ensure_ascii=False)) for d in found.values()) < 40_000
 
 
-def test_of_many_processes_that_end_together_some_are_kept_and_all_are_counted() -> None:
+def test_processes_that_end_together_are_all_counted_when_only_some_are_kept() -> None:
     job = Job()
     nodes = "abcdef"
     for node in nodes:

@@ -269,7 +269,7 @@ def test_a_member_lost_while_it_receives_stays_torn(torn_again: bool) -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_whoever_loses_its_group_says_whether_it_has_received_the_state(whole: bool) -> None:
+def test_a_member_that_loses_its_group_says_whether_it_has_received_the_state(whole: bool) -> None:
     driver = struck(3, "a", "b")
     driver.peers(ME, veteran(4))
     if whole:
@@ -350,7 +350,7 @@ def test_a_worker_torn_in_the_first_step_of_the_job_is_replaced() -> None:
 
 
 def test_a_job_torn_in_its_first_step_begins_again_where_a_newcomer_has_rank_0() -> None:
-    """Whose objects are as its script made them."""
+    """The newcomer's objects are as its script made them."""
     driver = Driver("n")
     driver.meets(2, n=ME, a=veteran(0, intact=False, in_block=True))
     driver.begin_loop()
@@ -745,7 +745,7 @@ def test_at_a_boundary_a_job_that_stops_is_saved_and_left() -> None:
     assert driver.taken()[-3:] == ["Entered", "SaveAndWait step=3", "LeaveJob"]
 
 
-def test_from_a_block_a_job_that_stops_is_left_at_the_next_boundary() -> None:
+def test_a_job_that_stops_in_a_block_is_left_at_the_next_boundary() -> None:
     """All members save the state of one place of the script."""
     driver = trained(3)
     driver.enter_block()
@@ -756,7 +756,7 @@ def test_from_a_block_a_job_that_stops_is_left_at_the_next_boundary() -> None:
     assert driver.taken() == ["PutBackForRetry", "SaveAndWait step=3", "LeaveJob"]
 
 
-def test_from_a_call_a_job_that_stops_is_saved_and_left() -> None:
+def test_a_job_that_stops_in_a_call_is_saved_and_left() -> None:
     driver = trained(3)
     driver.lose_at(act.Perform, 2, "a", **SAVE_AND_LEAVE)
     driver.answer(act.LeaveJob, JobEnds())
@@ -766,7 +766,7 @@ def test_from_a_call_a_job_that_stops_is_saved_and_left() -> None:
     assert not driver.machine.status.in_run
 
 
-def test_who_is_a_call_behind_makes_it_before_the_job_is_saved_and_left() -> None:
+def test_a_member_that_is_a_call_behind_makes_it_before_the_job_is_saved_and_left() -> None:
     """The others are past it: all members save the state of one place of the script."""
     driver = trained(3)
     driver.lose_at(act.Perform, 2, "a", "b", **SAVE_AND_LEAVE)

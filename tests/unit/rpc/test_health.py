@@ -71,7 +71,7 @@ async def test_it_serves_while_the_daemon_is_ready(
     assert await status(stub, service) == SERVING
 
 
-async def test_whoever_asks_often_asks_the_daemon_no_oftener(
+async def test_a_client_that_asks_often_asks_the_daemon_no_oftener(
     daemon: Daemon, stub: pb_grpc.HealthStub
 ) -> None:
     daemon.answers.clear()
@@ -94,7 +94,7 @@ async def test_other_services_are_unknown(daemon: Daemon, stub: pb_grpc.HealthSt
     watch.cancel()
 
 
-async def test_several_who_watch_are_each_told_of_every_change(
+async def test_each_of_several_watchers_is_told_of_every_change(
     daemon: Daemon, stub: pb_grpc.HealthStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "FRESH_S", 0.0)

@@ -124,7 +124,7 @@ def test_nobody_is_asked_while_nobody_watches(site: PageSite, watcher: Watcher) 
     assert site.takes <= before + 1
 
 
-def test_who_has_missed_a_document_gets_the_newest_as_a_whole(site: PageSite) -> None:
+def test_a_watcher_that_has_missed_a_document_gets_the_newest_as_a_whole(site: PageSite) -> None:
     feed = site.page._feed
 
     async def watch() -> list[dict[str, Any]]:
@@ -190,7 +190,7 @@ def test_how_the_job_has_ended_is_told_before_the_server_ends(
         site.serve()
 
 
-def test_a_state_and_curves_are_there_for_who_does_not_stream(site: PageSite) -> None:
+def test_state_and_curves_are_served_without_a_stream(site: PageSite) -> None:
     status, headers, body = ask(site, "/page/state")
     assert (status, headers["content-type"]) == (200, "application/json")
     assert json.loads(body)["sections"]["head"]["state"] == "training"
@@ -209,7 +209,9 @@ def test_a_state_and_curves_are_there_for_who_does_not_stream(site: PageSite) ->
         assert ask(site, path)[0] == 404, path
 
 
-def test_who_stands_by_sends_browsers_to_a_leader_that_they_reach(site: PageSite) -> None:
+def test_a_coordinator_that_stands_by_sends_browsers_to_a_leader_that_they_reach(
+    site: PageSite,
+) -> None:
     site.seen = None
     for page, expected in (
         ("http://10.0.0.1:9400", 307),

@@ -81,7 +81,7 @@ def first_step(session: Session) -> Step:
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_batches_can_be_taken_again_in_a_block(session: Session, accumulate: int) -> None:
-    """As a GAN does: first for the discriminator, then for the generator."""
+    """A GAN takes them first for the discriminator, then for the generator."""
     data = loader(batch_size=2 // accumulate, accumulate=accumulate)
     found = []
     for step in session.steps(data, epochs=1):
@@ -120,7 +120,7 @@ def test_a_second_backward_pass_through_one_forward_pass_is_refused(session: Ses
 def test_parameters_thawed_between_two_backward_passes_of_a_block_are_averaged(
     bare: Session,
 ) -> None:
-    """As those of a CycleGAN's discriminators, which are frozen while the generators train."""
+    """A CycleGAN freezes its discriminators while the generators train."""
     generator, discriminator = bare.distribute(Net()), bare.distribute(Net())
     bare.track(generator=generator, discriminator=discriminator)
     for step in bare.steps(loader(), epochs=1):
@@ -276,7 +276,7 @@ def test_two_phases_have_data_of_their_own_and_each_its_place(session: Session) 
 
 
 def test_epochs_are_those_of_the_whole_job(session: Session) -> None:
-    """Else the second loop would yield nothing, and the job end with 0, a quarter trained."""
+    """If not, the second loop would yield nothing, and the job would end a quarter trained."""
     data = loader()
     list(map(train, session.steps(data, epochs=2)))
     for epochs in (1, 2):

@@ -40,7 +40,7 @@ def test_members_that_make_the_same_calls_meet_in_each() -> None:
 
 
 def test_the_place_of_a_call_may_differ_between_members() -> None:
-    """As where one retries it from another line; what counts is what is called."""
+    """A script may retry a call from another line; what counts is what is called."""
 
     def go(seat: Seat) -> None:
         meet(seat.join(), 3, 0, Call(EVALUATE.what, f"train.py:{seat.rank}"))

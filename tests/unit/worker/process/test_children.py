@@ -117,7 +117,7 @@ def test_a_child_forked_by_another_thread_lives_as_long_as_the_process() -> None
     run_together(go)
 
 
-def test_whoever_comes_too_late_to_watch_its_parent_dies_at_once() -> None:
+def test_a_child_that_watches_its_parent_too_late_dies_at_once() -> None:
     def go(seat: Seat) -> None:
         del seat
         pid = os.fork()

@@ -71,7 +71,7 @@ def advanced(state: JobState) -> JobState:
 
 
 def restore(target: JobState, source: JobState) -> None:
-    """As over a wire."""
+    """Give the state to the target as over a wire."""
     flat = source.capture()
     tensors = {name: t.clone() for name, t in flat.tensors.items()}
     extra = json.loads(json.dumps(source.extra()))

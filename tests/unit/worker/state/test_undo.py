@@ -36,7 +36,7 @@ Action = Callable[[], Any]
 
 
 def nothing() -> None:
-    """What an action may be."""
+    """An action that changes nothing."""
 
 
 class Script:
@@ -475,7 +475,7 @@ def an_optimizer_without_state_steps_before_a_collective(net: nn.Linear) -> Any:
 
 @pytest.mark.parametrize("name", STYLES)
 def test_a_habit_is_undone_in_each_of_the_first_blocks(name: str, net: nn.Linear) -> None:
-    """Also in the first block that is not copied to learn from it."""
+    """This includes the first block that is not copied to learn from it."""
     tracked, before, after = STYLES[name](net)
     script = Script(**tracked)
     for _ in range(9):
@@ -527,7 +527,7 @@ def test_a_generator_made_in_the_block_begins_anew_in_the_retry() -> None:
 @pytest.mark.parametrize("stage", ["unscaled", "stepped", "updated"])
 @pytest.mark.parametrize("after_updates", [0, 2])
 def test_the_stage_of_a_gradscaler_is_put_back(stage: str, after_updates: int) -> None:
-    """Else unscale_() raises in the retry on every survivor."""
+    """If not, unscale_() raises in the retry on every survivor."""
     net = layer(4)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
@@ -669,7 +669,7 @@ def test_gradients_that_grow_are_given_to_newcomers_and_left_over_ones_are_not()
 
 
 def test_sparse_gradients_that_are_left_over_or_grow_are_taken_over() -> None:
-    """As at the end of each block of a script that zeroes them at the top of the next."""
+    """A script that zeroes them at the top of a block has them at the end of each block."""
 
     def block(script: Script, words: nn.Embedding, zero: bool) -> None:
         script.undo.begin()
@@ -980,7 +980,7 @@ def test_tensors_that_share_memory_still_do_when_they_are_put_back(width: int) -
     assert bool((shadow.tensors["write"] == 7.0).all())
 
 
-def test_what_is_inside_of_a_tuple_of_the_scripts_values_stays_the_object_that_it_is() -> None:
+def test_objects_in_a_tuple_of_the_scripts_values_stay_the_same_objects() -> None:
     state = JobState()
     losses, center = [1.0], torch.zeros(2)
     state.values["both"] = pair = (losses, center, "name")
@@ -1058,7 +1058,7 @@ class Various(Holder):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nobody goes by what is put back."""
+        """No test looks at what is put back."""
 
 
 @pytest.mark.parametrize("name", [*Various.__slots__, "tensor"])
@@ -1495,7 +1495,7 @@ class Rotary(nn.Module):
 
 
 @pytest.mark.parametrize("long", [4, 2 * WIDE * WIDE])
-def test_of_a_cache_that_has_grown_in_the_block_its_module_knows_that_it_is_short_again(
+def test_a_module_knows_that_a_cache_that_grew_in_the_block_is_short_again(
     long: int,
 ) -> None:
     net = nn.Sequential(Rotary(long))
@@ -1527,7 +1527,7 @@ class Stretched(nn.Module):
         return self.layer(inputs) * self.inverse.sum()
 
 
-def test_of_frequencies_made_anew_in_the_block_their_module_knows_what_they_are_for() -> None:
+def test_a_module_knows_what_its_frequencies_are_for_when_they_were_made_in_the_block() -> None:
     net = Stretched()
     script = Script(net=net)
     assert script.lost(lambda: net(torch.ones(1, 2), 9))
@@ -1537,7 +1537,7 @@ def test_of_frequencies_made_anew_in_the_block_their_module_knows_what_they_are_
 
 
 def test_a_buffer_that_is_filled_in_the_block_is_empty_again() -> None:
-    """Such as a cache that a first forward pass makes."""
+    """A first forward pass may make such a cache."""
     net = layer(4)
     net.register_buffer("cache", None)
     script = Script(model=net)
@@ -1687,8 +1687,8 @@ def test_what_a_lost_call_has_changed_is_undone(change: str, earlier: int) -> No
     assert calls.job.undo.holds_commit, "the signs are those of the commit again"
 
 
-def test_of_calls_that_come_often_what_they_change_is_copied() -> None:
-    calls, undo = Calls(), None
+def test_a_call_that_comes_often_copies_only_what_it_changes() -> None:
+    calls = Calls()
     undo = calls.job.undo
     for _ in range(3):
         calls.call(calls.swap_in, lost=False)
@@ -1744,7 +1744,7 @@ class Generators:
 
 @pytest.mark.parametrize("again", ["", "lost", "for others"])
 @pytest.mark.parametrize("place", ["above", "below"])
-def test_what_comes_to_be_tracked_for_a_call_disturbs_no_block(place: str, again: str) -> None:
+def test_an_object_tracked_for_a_call_disturbs_no_block(place: str, again: str) -> None:
     net = layer()
     script = Script(net=net)
     new = Generators(script)

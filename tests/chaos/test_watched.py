@@ -41,6 +41,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
 CHAOS_S = 600.0
 FEWEST_FAULTS = 20
 WANTED = 4
+NOTHING_LOST_S = 0.5
 AGREE = 0.01
 COORDINATOR_PORT, AGENT_PORT = 9400, 9401
 FOUND_WITHOUT_A_FAULT = {"productive", "data_wait", "slower_rank", "checkpoint_stall"}
@@ -152,8 +153,8 @@ def check_attributed(
     lost_s = lost(after) - lost(before)
     assert sum(added.values()) >= lost_s * (1 - AGREE) - 0.1, (name, added, lost_s)
     nodes = {n for i in after["incidents"] if i["number"] in added for n in i["nodes"]}
-    assert nodes == fault.nodes, (name, [i for i in after["incidents"] if i["number"] in added])
-    assert bool(added) == bool(fault.nodes), (name, added)
+    assert nodes <= fault.nodes, (name, [i for i in after["incidents"] if i["number"] in added])
+    assert nodes or lost_s < NOTHING_LOST_S, (name, lost_s)
     return lost_s
 
 
@@ -312,6 +313,7 @@ def test_each_alert_fires_for_its_fault_and_for_nothing_else(
     cluster: WatchedCluster, watcher: Prometheus
 ) -> None:
     troubles = Troubles(cluster, watcher)
+    troubles.disk.mkdir(parents=True)
     subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", troubles.disk], check=True
     )

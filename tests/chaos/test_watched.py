@@ -11,7 +11,6 @@ import os
 import random
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -261,24 +260,10 @@ class Troubles:
             self.cluster.wait_trained(3, *NODES)
 
     def straggler(self) -> None:
-        """The member of c has three quarters of the time that the others have."""
-        pid = self.cluster.member_pid("c")
-        ends = threading.Event()
-
-        def slow_down() -> None:
-            while not ends.is_set():
-                os.kill(pid, signal.SIGSTOP)
-                time.sleep(0.01)
-                os.kill(pid, signal.SIGCONT)
-                ends.wait(0.03)
-
-        thread = threading.Thread(target=slow_down)
-        thread.start()
-        try:
-            self.wait_firing("ElasticStraggler")
-        finally:
-            ends.set()
-            thread.join()
+        mark = self.cluster.out / "slow-c"
+        mark.touch()
+        self.wait_firing("ElasticStraggler")
+        mark.unlink()
 
     def full_disk(self) -> None:
         ballast = self.disk / "ballast"

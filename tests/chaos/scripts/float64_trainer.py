@@ -2,7 +2,8 @@
 
 OUT/steps-PID.jsonl has a line per attempt and per commit with a digest of all weights;
 OUT/final-PID.pt the weights at the end, OUT/weights-STEP-GENERATION.pt those after some steps. It
-reports its loss, which is NaN while there is a file OUT/not-finite.
+reports its loss, which is NaN while there is a file OUT/not-finite. On a host with a file
+OUT/slow-HOST steps take longer.
 """
 
 import argparse
@@ -20,6 +21,9 @@ from torch import nn
 import elastic
 from tests import nccl_manners
 from tests.chaos.problem import build, dataset, loss_of
+
+
+SLOWER = 1.6
 
 
 def digest(model: nn.Module) -> str:
@@ -59,6 +63,8 @@ def main() -> None:
     )
     record = (options.out / f"steps-{os.getpid()}.jsonl").open("w", buffering=1)
 
+    slow = options.out / f"slow-{socket.gethostname()}"
+
     def write(kind: str, **fields: object) -> None:
         record.write(json.dumps({"kind": kind, "at": time.monotonic(), **fields}) + "\n")
 
@@ -69,7 +75,7 @@ def main() -> None:
         index = step.index
         with step:
             factor = session.lr_factor()
-            time.sleep(options.step_s)
+            time.sleep(options.step_s * (SLOWER if slow.exists() else 1.0))
             for inputs, targets in step.batches():
                 loss = loss_of(model(inputs), targets)
                 step.backward(loss)

@@ -22,7 +22,6 @@ import elastic
 from tests import nccl_manners
 from tests.chaos.problem import build, dataset, loss_of
 
-
 SLOWER = 1.6
 
 

@@ -1,4 +1,6 @@
-"""The nodes whose agents are connected: which are admitted, and which agent speaks for which."""
+"""The nodes whose agents are connected: which are admitted, which agent speaks for which, and views
+that wait to be handled together.
+"""
 
 from __future__ import annotations
 

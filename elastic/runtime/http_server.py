@@ -149,6 +149,8 @@ class HttpServer:
         await _cancelled(attending)
         await asyncio.sleep(0.01)  # transports that were aborted are let go by the loop
         await _cancelled(list(self._state.tasks))
+        if left := asyncio.all_tasks() - {asyncio.current_task()}:  # those that they have cancelled
+            await asyncio.wait(left, timeout=_END_WITHIN_S)
 
     async def _accept(self) -> None:
         while True:

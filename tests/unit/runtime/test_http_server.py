@@ -47,6 +47,8 @@ class Site:
             "/stream": self._stream,
         }
         self.chunk, self.pause_s, self.breaks = b"tick\n", 0.02, False
+        self.stays_s = 0.0
+        """How long a stream takes to end."""
         self.streaming = 0
         self.server = HttpServer(listener, pages, report=self._report, tls=tls)
         self.thread = threading.Thread(target=self.server.run)
@@ -78,6 +80,7 @@ class Site:
                 await asyncio.sleep(self.pause_s)
             raise LookupError("no more")
         finally:
+            await asyncio.sleep(self.stays_s)
             self.streaming -= 1
 
     def stream(self) -> socket.socket:
@@ -291,8 +294,10 @@ def test_a_stream_that_fails_ends_and_is_told_of(site: Site) -> None:
     assert site.ask()[0] == 200
 
 
-def test_closing_ends_streams(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("stays_s", [0.0, 0.2])
+def test_closing_ends_streams(stays_s: float, capfd: pytest.CaptureFixture[str]) -> None:
     site = Site()
+    site.stays_s = stays_s
     with contextlib.closing(site.stream()) as connection:
         began_at = time.monotonic()
         site.close()

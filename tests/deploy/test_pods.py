@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
 import signal
 import tempfile
+import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from tests.chaos.kills import ENVIRONMENT
 from tests.cluster import TRAINER
 from tests.cluster_steps import StepRecords
 from tests.deploy.helm import Document, Values, merged, render
-from tests.deploy.rendered import Pod, job_spec, of_kind, pod_of
+from tests.deploy.rendered import Pod, check, job_spec, of_kind, pod_of
 from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports
 from tests.integration.loopback_job import LoopbackJob
 from tests.integration.running import Place
@@ -35,9 +38,10 @@ VALUES: Values = {
     "agents": {"nprocPerNode": 1, "spot": True},
 }
 SHORT = {"script": {"args": ["/checkpoints/out", "--epochs", "2"]}, "run": "2"}
+SUCCESSOR_WITHIN_S = 10.0
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def etcd() -> Iterator[EtcdCluster]:
     with etcd_cluster(size=1) as cluster:
         yield cluster
@@ -46,9 +50,11 @@ def etcd() -> Iterator[EtcdCluster]:
 class Release(LoopbackJob):
     """Pods of one rendering, each with its volumes in directories of its own."""
 
-    def __init__(self, place: Place, etcd: EtcdCluster, values: Values) -> None:
-        given = merged(VALUES, {"etcd": {"endpoints": etcd.endpoints().split(",")}}, values)
-        self.documents = render(given)
+    def __init__(
+        self, place: Place, etcd: EtcdCluster, values: Values, *, above: Values = VALUES
+    ) -> None:
+        self._given = merged(above, {"etcd": {"endpoints": etcd.endpoints().split(",")}}, values)
+        self.documents = render(self._given)
         super().__init__(place, (), etcd=etcd.endpoints(), job="gpt", **ENVIRONMENT)
         self.volumes = place.files / "volumes"
         self.out = self.volumes / "checkpoints" / "out"
@@ -79,6 +85,35 @@ class Release(LoopbackJob):
         process = self.start_pod(pod_of(self.documents, "agent"), {}, fields)
         self.agents.setdefault(f"gpt-{index}", []).append(process)
         return process
+
+    def upgrade(self, values: Values) -> None:
+        """The objects of another rendering; certificates stay, as helm finds them in a cluster."""
+        self._given = merged(self._given, values)
+        kept = of_kind(self.documents, "Secret")
+        self.documents = kept + [d for d in render(self._given) if d["kind"] != "Secret"]
+
+    def trained(self, agent: CommandProcess) -> list[float]:
+        """The instants at which workers of an agent have committed steps."""
+        processes = {f"steps-{event['pid']}" for event in agent.named("worker_started")}
+        return [
+            float(row["at"])
+            for process, rows in self.steps.by_process().items()
+            for row in rows
+            if process in processes and row["kind"] == "commit"
+        ]
+
+    def audit(self) -> None:
+        """Every step was committed in one generation, and begun once by each worker."""
+        generations: dict[int, set[int]] = defaultdict(set)
+        for row in self.steps.commits():
+            generations[row["step"]].add(row["generation"])
+        assert sorted(generations) == list(range(len(generations))), "a step is missing"
+        assert [step for step, those in generations.items() if len(those) > 1] == []
+        assert self.steps.repeated(since_s=0.0) == []
+
+    def stop(self) -> None:
+        stopped = self.exec("stop")
+        assert stopped.process.returncode == 0, stopped.story()
 
     def exec(self, *arguments: str) -> CommandProcess:
         """A command in a coordinator's pod."""
@@ -169,6 +204,7 @@ def test_pods_train_are_replaced_and_end_as_the_job_must(place: Place, etcd: Etc
         assert (code, verdict(spec, code)) == (ExitCode.DRAINED, "Ignore")
         again = release.agent(1, "machine-1")
         assert again.wait() == ExitCode.DRAINED
+        assert not release.trained(again)
         agents[1] = release.agent(1, "machine-2")
         generation = release.generation()
         release.wait(lambda: release.generation() > generation, "another group")
@@ -226,5 +262,137 @@ def test_pods_of_a_job_with_another_image_go_on(place: Place, etcd: EtcdCluster)
         assert not release.events("state_restored", source="initial")[1:]
         assert release.exec("stop").process.returncode == 0
         assert [agent.wait() for agent in after] == [ExitCode.STOPPED] * 2
+    finally:
+        release.close()
+
+
+def test_the_defaults_with_three_values_train(place: Place, etcd: EtcdCluster) -> None:
+    out = place.files / "volumes" / "checkpoints" / "out"
+    given = f"import sys\n\nsys.argv[1:] = [{str(out)!r}, '--epochs', '2']\n"
+    three: Values = {
+        "script": {"inline": given + TRAINER.read_text()},
+        "checkpoint": {"dir": "/checkpoints"},
+    }
+    release = Release(place, etcd, three, above={})
+    check(release.documents)
+    spec = job_spec(release.documents)
+    try:
+        for _ in range(2):
+            release.coordinator()
+        agents = [release.agent(index, f"machine-{index}") for index in range(spec["completions"])]
+        assert [verdict(spec, agent.wait()) for agent in agents] == ["Complete"] * 2
+        assert release.steps.newest() > 0
+        release.audit()
+        again = release.agent(0, "machine-0")  # as a StatefulSet does
+        assert again.wait() == ExitCode.OK
+        assert not again.named("worker_started")
+    finally:
+        release.close()
+
+
+@pytest.mark.parametrize(("spot", "grace_s"), [(False, 30), (True, 15)])
+def test_a_deleted_pod_costs_no_step_and_its_successor_trains_soon(
+    spot: bool, grace_s: int, place: Place, etcd: EtcdCluster
+) -> None:
+    release = Release(place, etcd, {"agents": {"spot": spot}})
+    spec = job_spec(release.documents)
+    assert pod_of(release.documents, "agent").spec["terminationGracePeriodSeconds"] == grace_s
+    try:
+        release.coordinator()
+        agents = [release.agent(0, "machine-0"), release.agent(1, "machine-1")]
+        release.wait(lambda: all(map(release.trained, agents)), "steps of both")
+        for index in (1, 0):
+            agents[index].process.send_signal(signal.SIGTERM)
+            assert verdict(spec, agents[index].wait(grace_s)) == "Ignore"
+            began = time.monotonic()
+            agents[index] = release.agent(index, f"machine-{index}")
+            release.wait(lambda agent=agents[index]: release.trained(agent), "steps of the next")  # type: ignore[misc]
+            took_s = release.trained(agents[index])[0] - began
+            print(f"with {grace_s} s of grace, the next pod trains {took_s:.1f} s after its start")
+            assert took_s < SUCCESSOR_WITHIN_S
+        release.stop()
+        assert [agent.wait() for agent in agents] == [ExitCode.STOPPED] * 2
+        release.audit()
+    finally:
+        release.close()
+
+
+def test_a_script_that_fails_is_not_trained_again(place: Place, etcd: EtcdCluster) -> None:
+    release = Release(place, etcd, {"script": {"inline": "raise ValueError('wrong')\n"}})
+    spec = job_spec(release.documents)
+    try:
+        leader = release.coordinator()
+        for index in (0, 1):
+            release.agent(index, f"machine-{index}")
+        for agents in release.agents.values():
+            code = agents[0].wait()
+            assert (code, verdict(spec, code)) == (ExitCode.SCRIPT_FAILED, "FailIndex")
+        leader.wait_for_event("serving_after_end", exit_code=int(ExitCode.SCRIPT_FAILED))
+        again = release.agent(0, "machine-0")
+        assert again.wait() == ExitCode.SCRIPT_FAILED
+        assert not again.named("worker_started")
+    finally:
+        release.close()
+
+
+def test_a_mistake_fails_the_job_at_once(place: Place, etcd: EtcdCluster) -> None:
+    release = Release(place, etcd, {"script": {"inline": "", "path": "/no/script.py"}})
+    spec = job_spec(release.documents)
+    try:
+        release.coordinator()
+        for _ in range(2):  # the second as a StatefulSet starts it
+            code = (agent := release.agent(0, "machine-0")).wait()
+            assert (code, verdict(spec, code)) == (ExitCode.CONFIGURATION, "FailJob")
+            assert "/no/script.py" in agent.story()
+            assert not agent.named("worker_started")
+    finally:
+        release.close()
+
+
+def test_a_machine_in_quarantine_trains_no_more(place: Place, etcd: EtcdCluster) -> None:
+    release = Release(place, etcd, {"coordinators": {"settings": {"quarantine_after": 1}}})
+    spec = job_spec(release.documents)
+    try:
+        release.coordinator()
+        agents = [release.agent(0, "machine-0"), release.agent(1, "machine-1")]
+        release.wait(lambda: all(map(release.trained, agents)), "steps of both")
+        os.kill(release.worker_pid("gpt-1"), signal.SIGKILL)
+        code = agents[1].wait()
+        assert (code, verdict(spec, code)) == (ExitCode.QUARANTINED, "Ignore")
+        again = release.agent(1, "machine-1")
+        assert again.wait() == ExitCode.QUARANTINED
+        assert not release.trained(again)
+        agents[1] = release.agent(1, "machine-2")
+        release.wait(lambda: release.trained(agents[1]), "steps on another machine")
+        release.stop()
+        assert [agent.wait() for agent in agents] == [ExitCode.STOPPED] * 2
+    finally:
+        release.close()
+
+
+def test_coordinators_with_another_image_lead_on(place: Place, etcd: EtcdCluster) -> None:
+    release = Release(place, etcd, {})
+    before = of_kind(release.documents, "Job")
+    try:
+        leaders = [release.coordinator(), release.coordinator()]
+        agents = [release.agent(0, "machine-0"), release.agent(1, "machine-1")]
+        release.wait(lambda: all(map(release.trained, agents)), "steps of both")
+        release.wait(lambda: release.world() == 2, "a group of both")
+        generation, together = release.generation(), release.steps.together()
+        release.upgrade({"coordinators": {"image": {"tag": "2"}}})
+        assert of_kind(release.documents, "Job") == before, "the agents' pods stay"
+        pod = pod_of(release.documents, "coordinator")
+        assert pod.container["image"] == "elastic:2"
+        for leader in leaders:  # one more, one less
+            release.coordinator().wait_for_event("coordinator_started")
+            leader.process.send_signal(signal.SIGTERM)
+            leader.wait(pod.spec["terminationGracePeriodSeconds"])
+        release.wait(lambda: any(c.named("elected") for c in release.coordinators[2:]), "a leader")
+        reached = release.steps.newest()
+        release.wait(lambda: release.steps.newest() >= reached + 50, "steps under it")
+        assert (release.generation(), release.steps.together()) == (generation, together)
+        release.stop()
+        assert [agent.wait() for agent in agents] == [ExitCode.STOPPED] * 2
+        release.audit()
     finally:
         release.close()

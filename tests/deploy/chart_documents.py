@@ -62,8 +62,16 @@ _NUMBERS: dict[str, dict[str, Any]] = {
     "coordinators.minWorkers": {"minimum": 1},
 }
 _SPECIAL: dict[str, dict[str, Any]] = {
-    "job": {"type": "string", "maxLength": 40},
-    "run": {"type": ["string", "integer"], "minLength": 1, "maxLength": 100},
+    "job": {
+        "type": "string",
+        "pattern": "^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$",
+        "maxLength": 40,
+    },
+    "run": {
+        "type": ["string", "integer"],
+        "pattern": "^[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$",
+        "maxLength": 100,
+    },
     "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
     "script.args": {"type": "array", "items": {"type": ["string", "number"]}},
     "checkpoint.volume.accessModes": {"type": "array", "items": {"type": "string"}},

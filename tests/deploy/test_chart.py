@@ -366,6 +366,9 @@ def test_notes_name_commands_that_exist(name: str) -> None:
 WRONG: list[tuple[Values, str]] = [
     ({"node": 3}, "node"),
     ({"nodes": "three"}, "nodes"),
+    ({"job": "GPT"}, "job"),
+    ({"run": "the first"}, "run"),
+    ({"run": ""}, "run"),
     ({"nodes": 0}, "nodes"),
     ({"image": {"tag": 1.1}}, "tag"),
     ({"agents": {"kind": "Deployment"}}, "kind"),

@@ -17,7 +17,9 @@ _HEAD = """\
 Generated from the definitions by `python -m tests.metrics_doc`.
 
 `elastic coordinator` serves `/metrics`, `/healthz` and `/readyz` at 127.0.0.1:9400, where that is free; `elastic
-agent` and `elastic run` serve them with `--http-address HOST:PORT`. `/metrics` is Prometheus' text format, or
+agent` and `elastic run` serve them with `--http-address HOST:PORT`. With `--metrics-address HOST:PORT` `/metrics` is
+there alone, with the two health paths, under the same rules, and no longer at `--http-address`, which keeps the page
+and the health paths: so scrapers can be let in where the page is not. `/metrics` is Prometheus' text format, or
 OpenMetrics where the scraper accepts it. `/` is [the page](GUIDE.md#the-page) of a coordinator or `elastic run`;
 what it reads, under `/page/`, changes with every version.
 

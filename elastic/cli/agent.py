@@ -30,7 +30,12 @@ from elastic.agent.registration import (
 from elastic.cli.compose import checkpoint_place
 from elastic.cli.console import JsonDisplay
 from elastic.cli.etcd import address_towards, host_name, open_store
-from elastic.cli.http import checkpoint_directories, require_http_protection, watched_over_http
+from elastic.cli.http import (
+    METRICS_OPTION,
+    checkpoint_directories,
+    require_http_protection,
+    watched_over_http,
+)
 from elastic.cli.launch import is_classic, log_directory, require_command, worker_environment
 from elastic.core.agent.machine import AgentSettings
 from elastic.core.restarts import Backoff
@@ -204,6 +209,7 @@ async def _attend(
         journal.record("warning", source="node_host", message=unsure)
     security = choose_security(settings.job, settings.security)
     require_http_protection(settings.http_address, security)
+    require_http_protection(settings.metrics_address, security, METRICS_OPTION)
     host = settings.node_host
     if host is None:
         host = await off_loop(lambda: address_towards(settings.store))
@@ -237,7 +243,13 @@ async def _attend(
                 store=calls,
             ),
         )
-        serving = watched_over_http(watched, settings.http_address, journal, security)
+        serving = watched_over_http(
+            watched,
+            settings.http_address,
+            journal,
+            security,
+            metrics_address=settings.metrics_address,
+        )
         with notice.telling(node.condition):
             try:
                 async with serving:

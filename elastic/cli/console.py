@@ -280,7 +280,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
         "is tried again"
     ),
     "curve_continued": lambda f: f"the curve {f['path']} is written again",
-    "http_started": lambda f: f"page, metrics and health at {f['address']}",
+    "http_started": lambda f: f"{f['serves']} at {f['address']}",
     "stop_requested": lambda f: f"leaving at the next step boundary: {f['reason']}",
     "save_retried": lambda f: (
         f"the last save, of step {f['step']}, fails and is tried again: {f['message']}"

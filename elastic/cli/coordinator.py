@@ -21,6 +21,7 @@ from elastic.cli.compose import checkpoint_directory, job_options
 from elastic.cli.etcd import address_towards, open_store
 from elastic.cli.http import (
     COORDINATOR_DEFAULT,
+    METRICS_OPTION,
     checkpoint_directories,
     require_http_protection,
     watched_over_http,
@@ -105,6 +106,7 @@ async def _coordinate(
     warnings_to(journal)
     security = choose_security(settings.job, settings.security)
     require_http_protection(settings.http_address, security)
+    require_http_protection(settings.metrics_address, security, METRICS_OPTION)
     await require_listenable(settings.listen)
     async with _store_of(settings) as (kept, beside):
         store = MeasuredStore(kept, calls)
@@ -153,7 +155,12 @@ async def _coordinate(
             ),
         )
         serving = watched_over_http(
-            watched, settings.http_address, journal, security, default=COORDINATOR_DEFAULT
+            watched,
+            settings.http_address,
+            journal,
+            security,
+            default=COORDINATOR_DEFAULT,
+            metrics_address=settings.metrics_address,
         )
         with notice.telling(lambda: _condition(candidate)):
             try:

@@ -28,16 +28,20 @@ if TYPE_CHECKING:
 
 COORDINATOR_DEFAULT = "127.0.0.1:9400"
 OFF = "off"
+METRICS_OPTION = "--metrics-address"
+_PAGE_OPTION = "--http-address"
 _END_WITHIN_S = 1.0
 
 
-def require_http_protection(address: str | None, security: Security) -> None:
+def require_http_protection(
+    address: str | None, security: Security, option: str = _PAGE_OPTION
+) -> None:
     """Raises ConfigurationError where others could read what nothing protects."""
     if address is None or address == OFF or stays_here(address):
         return
     if not isinstance(security, Tls) and not security.insecure:
         raise ConfigurationError(
-            f"--http-address {address} is reached from other machines, and there is no "
+            f"{option} {address} is reached from other machines, and there is no "
             "certificate: anyone who reaches the port could read the job's figures; give --tls-ca, "
             "--tls-cert and --tls-key, or --insecure on a network where you trust everybody, or "
             "listen on 127.0.0.1"
@@ -51,6 +55,23 @@ def checkpoint_directories(url: str | None, **others: str) -> Directories:
     return Directories(others)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Site:
+    """What is served at one address, besides health."""
+
+    watched: Watched
+    option: str = _PAGE_OPTION
+    """That names the address."""
+    scrapes: bool = True
+    """The metrics are here."""
+
+    @property
+    def parts(self) -> str:
+        """In words."""
+        served = ["page"] * (self.watched.page is not None) + ["metrics"] * self.scrapes
+        return f"{', '.join(served)} and health checks" if served else "health checks"
+
+
 @contextlib.asynccontextmanager
 async def watched_over_http(
     watched: Watched,
@@ -59,11 +80,13 @@ async def watched_over_http(
     security: Security,
     *,
     default: str | None = None,
+    metrics_address: str | None = None,
     tells_of_certificates: bool = False,
 ) -> AsyncIterator[str]:
-    """Within, it is served, at the address that this gives; empty: nowhere.
+    """Within, it is served, the page at the address that this gives; empty: nowhere.
 
     default: where, if nothing is wanted; it may be had by another.
+    metrics_address: where the metrics are, if not with the page.
     tells_of_certificates: when they are replaced or cannot be used; else gRPC does.
 
     On a loopback address in plain text; elsewhere with the job's certificates, if it has any.
@@ -74,7 +97,21 @@ async def watched_over_http(
         told = on_this_loop(journal.record) if tells_of_certificates else no_report
         newest = NewestCertificate(security, Role.SERVER, told, coordinates=False)
         watched = replace(watched, parts=replace(watched.parts, certificate=newest))
-    server = await _server(watched, address, journal, security, default, newest)
+    site, wanted = _Site(watched=watched), address or default
+    async with contextlib.AsyncExitStack() as ends:
+        if metrics_address not in (None, wanted):
+            site = replace(site, scrapes=False)
+            metrics = _Site(watched=replace(watched, page=None), option=METRICS_OPTION)
+            # First: the page's address may be a default, which it goes without.
+            server = await _server(metrics, metrics_address, journal, security, newest)
+            await ends.enter_async_context(_running(server, journal))
+        server = await _server(site, wanted, journal, security, newest, is_default=address is None)
+        yield await ends.enter_async_context(_running(server, journal))
+
+
+@contextlib.asynccontextmanager
+async def _running(server: _Serving | None, journal: Journal) -> AsyncIterator[str]:
+    """Within, it serves, at the address that this gives; empty: nowhere."""
     if server is None:
         yield ""
         return
@@ -82,7 +119,7 @@ async def watched_over_http(
     try:
         server.start()
     except RuntimeError as error:  # there is no thread to be had
-        _go_without(journal, error)
+        _go_without(journal, error, server.site)
         address = ""
     try:
         yield address
@@ -92,23 +129,24 @@ async def watched_over_http(
 
 
 async def _server(
-    watched: Watched,
-    address: str | None,
+    site: _Site,
+    wanted: str | None,
     journal: Journal,
     security: Security,
-    default: str | None,
     newest: NewestCertificate | None,
+    *,
+    is_default: bool = False,
 ) -> _Serving | None:
-    wanted = address or default
+    """is_default: nobody has asked for this address."""
     if wanted is None or wanted == OFF:
         return None
-    require_http_protection(wanted, security)
+    require_http_protection(wanted, security, site.option)
     try:
-        listener = await listen_for_http(wanted)
+        listener = await listen_for_http(wanted, site.option)
     except (ElasticError, RuntimeError, OSError) as error:
-        if address is not None:
+        if not is_default:
             raise
-        _go_without(journal, error)
+        _go_without(journal, error, site)
         return None
     secured = isinstance(security, Tls) and not stays_here(wanted)
     files = security.files if isinstance(security, Tls) and secured else None
@@ -120,15 +158,15 @@ async def _server(
         raise
     if not secured and not stays_here(wanted):
         message = (
-            f"{wanted} serves the page and metrics of the job in plain text (--insecure): anyone "
-            "who reaches it reads them"
+            f"{wanted} serves {site.parts} of the job in plain text (--insecure): anyone who "
+            "reaches it reads them"
         )
         journal.record("security_warning", message=message)
     at = f"{'https' if secured else 'http'}://{address_of(listener)}"
-    journal.record("http_started", address=at)
+    journal.record("http_started", address=at, serves=site.parts)
     loop, report = asyncio.get_running_loop(), on_this_loop(journal.record)
     guard = Guard(may_scrape=_admission(security), is_local=stays_here(wanted))
-    return _Serving(listener, at, watched, loop, guard, report, files, newest)
+    return _Serving(listener, at, site, loop, guard, report, files, newest)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,8 +196,8 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _go_without(journal: Journal, error: Exception) -> None:
-    message = f"{error}; page, metrics and health are not served"
+def _go_without(journal: Journal, error: Exception, site: _Site) -> None:
+    message = f"{error}; {site.parts} are not served"
     journal.record("warning", source="http", message=message)
 
 
@@ -170,15 +208,15 @@ class _Serving:
         self,
         listener: socket.socket,
         address: str,
-        watched: Watched,
+        site: _Site,
         loop: asyncio.AbstractEventLoop,
         guard: Guard,
         report: Report,
         files: TlsFiles | None,
         newest: NewestCertificate | None,
     ) -> None:
-        self.address = address
-        self._listener, self._watched, self._loop = listener, watched, loop
+        self.address, self.site = address, site
+        self._listener, self._loop = listener, loop
         self._guard, self._report = guard, report
         self._files, self._newest = files, newest
         self._lock = threading.Lock()
@@ -210,7 +248,7 @@ class _Serving:
                 self._server = server
             server.run()
         except Exception as error:  # noqa: BLE001 - the daemon goes on without
-            message = f"page, metrics and health are not served: {type(error).__name__}: {error}"
+            message = f"{self.site.parts} are not served: {type(error).__name__}: {error}"
             self._report("warning", source="http", message=message)
         finally:
             self._listener.close()
@@ -223,11 +261,13 @@ class _Serving:
         tls = None
         if self._files is not None and self._newest is not None:
             tls = HttpTls(files=self._files, newest=self._newest)
-        watched, guard = self._watched, self._guard
+        watched, guard = self.site.watched, self._guard
         pages = WatcherPages(watched, self._loop, guard.may_scrape).by_path()
+        if not self.site.scrapes:
+            del pages["/metrics"]
         farewell = None
         if watched.page is not None:
-            page = JobPage(watched.page, self._loop, guard.may_see)
+            page = JobPage(watched.page, self._loop, guard.may_see, has_metrics=self.site.scrapes)
             pages, farewell = pages | page.by_path(), page.farewell
         return HttpServer(self._listener, pages, report=self._report, tls=tls, farewell=farewell)
 

@@ -20,6 +20,7 @@ from elastic.checkpoint.directory import CheckpointDirectory
 from elastic.cli.compose import checkpoint_directory, checkpoint_place, job_options
 from elastic.cli.console import JsonDisplay, LiveDisplay
 from elastic.cli.http import (
+    METRICS_OPTION,
     OFF,
     checkpoint_directories,
     require_http_protection,
@@ -112,6 +113,7 @@ async def _run(
     warnings_to(journal)
     security = choose_security(settings.job, settings.security)
     require_http_protection(settings.http_address, security)
+    require_http_protection(settings.metrics_address, security, METRICS_OPTION)
     if settings.listen is not None:
         await require_listenable(settings.listen)
     directory = RunDirectory(settings.job)
@@ -160,7 +162,12 @@ async def _run(
         )
         await ends.enter_async_context(
             watched_over_http(
-                watched, settings.http_address, journal, security, tells_of_certificates=True
+                watched,
+                settings.http_address,
+                journal,
+                security,
+                metrics_address=settings.metrics_address,
+                tells_of_certificates=True,
             )
         )
         _handle_signals(agent)

@@ -27,6 +27,7 @@ BEAT_S = 2.0
 _REST_FACTOR = 10  # of the time that a document took: at most a tenth of a core goes into them
 _SENT_S = 0.05  # for streams to hand on what is new
 _JSON = "application/json"
+_BEGIN = '<html lang="en"'  # what follows tells the file where it is served
 _PROTECTION = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
@@ -42,11 +43,16 @@ class JobPage:
         source: PageSource,
         loop: asyncio.AbstractEventLoop,
         may_see: Callable[[Request], str] = lambda _: "",
+        *,
+        has_metrics: bool = True,
     ) -> None:
+        """has_metrics: they are at the same address."""
         self._source, self._loop, self._may_see = source, loop, may_see
         self._feed = Feed(Question(loop, self._take))
         self._curves = {name: self._curve(loop, name) for name in source.ranges}
         self._html = source.html()
+        if not has_metrics:
+            self._html = self._html.replace(_BEGIN, f'{_BEGIN} data-metrics="elsewhere"')
         self._headers = {**_PROTECTION, "content-security-policy": policy_of(self._html)}
 
     def by_path(self) -> dict[str, Page]:

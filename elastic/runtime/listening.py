@@ -30,9 +30,9 @@ async def require_listenable(address: str) -> None:
     (await _listening(address, "listen", "--listen")).close()
 
 
-async def listen_for_http(address: str) -> socket.socket:
-    """A socket that listens at HOST:PORT, for `--http-address`; raises as `require_listenable`."""
-    return await _listening(address, "serve HTTP", "--http-address")
+async def listen_for_http(address: str, option: str = "--http-address") -> socket.socket:
+    """A socket that listens at HOST:PORT, which `option` names; raises as `require_listenable`."""
+    return await _listening(address, "serve HTTP", option)
 
 
 def address_of(listener: socket.socket) -> str:

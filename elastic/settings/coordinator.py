@@ -65,6 +65,7 @@ class CoordinatorSettings:
         REACHABLE_ADDRESS,
     )
     http_address: str | None = field(default=None, metadata=shared.HTTP_ADDRESS_OF_A_COORDINATOR)
+    metrics_address: str | None = field(default=None, metadata=shared.METRICS_ADDRESS)
     min_workers: int = setting(1, "Train only with at least this many workers.", whole(1))
     max_workers: int | None = setting(
         None,

@@ -81,6 +81,7 @@ class NodeSettings:
     keep_logs: KeptLogs = field(default=KeptLogs(runs=100, text="100"), metadata=shared.KEEP_LOGS)
     state_dir: Path | None = field(default=None, metadata=shared.STATE_DIR)
     http_address: str | None = field(default=None, metadata=shared.HTTP_ADDRESS_OF_A_NODE)
+    metrics_address: str | None = field(default=None, metadata=shared.METRICS_ADDRESS)
     console: Console = field(default=Console.RANK0, metadata=shared.CONSOLE)
     seed: int = field(default=0, metadata=shared.SEED)
     start_timeout_s: float = field(default=600.0, metadata=shared.START_TIMEOUT_S)

@@ -86,6 +86,7 @@ class RunSettings:
         None, "HOST:PORT of the coordinator; unset: a private Unix socket.", LISTENING_ADDRESS
     )
     http_address: str | None = field(default=None, metadata=shared.HTTP_ADDRESS_OF_A_NODE)
+    metrics_address: str | None = field(default=None, metadata=shared.METRICS_ADDRESS)
     job: str = field(default="job", metadata=shared.JOB)
     launch: Launch = field(default=Launch.AUTO, metadata=shared.LAUNCH)
     seed: int = field(default=0, metadata=shared.SEED)

@@ -189,3 +189,8 @@ HTTP_ADDRESS_OF_A_COORDINATOR = about(
     "127.0.0.1:9400, where that is free.",
     HTTP_ADDRESS,
 )
+METRICS_ADDRESS = about(
+    "HOST:PORT for /metrics alone, with /healthz and /readyz; unset: /metrics is at "
+    "--http-address; off: nowhere.",
+    HTTP_ADDRESS,
+)

@@ -45,6 +45,7 @@ FIELDS = {
     "rank": 2,
     "advice": "reduce first",
     "address": "h1:4000",
+    "serves": "page, metrics and health checks",
     "after_step": 7,
     "bytes": 10,
     "checkpoint": 10,

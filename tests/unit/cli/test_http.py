@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from elastic.cli.http import Guard, require_http_protection, watched_over_http
+from elastic.cli.http import METRICS_OPTION, Guard, require_http_protection, watched_over_http
 from elastic.cli.page import reached_at
 from elastic.errors import ConfigurationError
 from elastic.rpc.security import PLAINTEXT, Plaintext, Security, Tls
 from elastic.runtime.http_server import Request
 from elastic.runtime.loop_watch import LoopPauses
-from elastic.runtime.process_metrics import Directories, ProcessParts, Watched
+from elastic.runtime.process_metrics import Directories, PageSource, ProcessParts, Watched
 from elastic.settings.tls_files import TlsFiles
 from tests.unit.coordinator.agents import Diary
 
@@ -83,6 +85,116 @@ def test_a_default_that_another_has_is_gone_without(taken: str) -> None:
     (warning,) = diary.of("warning")
     assert f"{taken}: port {taken.rpartition(':')[2]} is in use" in warning["message"]
     assert diary.names() == ["warning"]
+
+
+def statuses(url: str, *paths: str) -> list[int]:
+    found = []
+    for path in paths:
+        try:
+            with urllib.request.urlopen(url + path, timeout=20.0) as answer:
+                found.append(answer.status)
+        except urllib.error.HTTPError as error:
+            found.append(error.code)
+            error.close()
+    return found
+
+
+PATHS = ("/", "/metrics", "/healthz", "/readyz")
+PAGED = replace(
+    WATCHED, page=PageSource(html=lambda: '<html lang="en">', take=lambda: lambda: {"head": {}})
+)
+
+
+@pytest.mark.parametrize(
+    ("watched", "address", "metrics", "served"),
+    [
+        *(
+            (PAGED, "127.0.0.1:0", None, {"page, metrics and health checks": [200] * 4}),
+            (PAGED, "127.0.0.1:0", "127.0.0.1:0", {"page, metrics and health checks": [200] * 4}),
+            (PAGED, "127.0.0.1:0", "off", {"page and health checks": [200, 404, 200, 200]}),
+            (PAGED, "off", "127.0.0.1:0", {"metrics and health checks": [404, 200, 200, 200]}),
+        ),
+        (
+            PAGED,
+            "127.0.0.1:0",
+            "localhost:0",
+            {
+                "metrics and health checks": [404, 200, 200, 200],
+                "page and health checks": [200, 404, 200, 200],
+            },
+        ),
+        (
+            WATCHED,
+            "127.0.0.1:0",
+            "localhost:0",
+            {
+                "metrics and health checks": [404, 200, 200, 200],
+                "health checks": [404, 404, 200, 200],
+            },
+        ),
+    ],
+)
+async def test_metrics_may_have_an_address_of_their_own(
+    watched: Watched, address: str, metrics: str | None, served: dict[str, list[int]]
+) -> None:
+    diary = Diary()
+    serving = watched_over_http(watched, address, diary.journal, PLAINTEXT, metrics_address=metrics)
+    async with serving as page:
+        found = {
+            event["serves"]: await asyncio.to_thread(statuses, event["address"], *PATHS)
+            for event in diary.of("http_started")
+        }
+        at = {event["serves"]: event["address"] for event in diary.of("http_started")}
+    assert found == served
+    assert page == next((at[s] for s in at if not s.startswith("metrics")), "")
+    for url in at.values():
+        with pytest.raises(urllib.error.URLError):
+            statuses(url, "/healthz")
+
+
+async def test_a_page_without_metrics_does_not_link_to_them() -> None:
+    diary, bodies = Diary(), list[bytes]()
+    serving = watched_over_http(
+        PAGED, "127.0.0.1:0", diary.journal, PLAINTEXT, metrics_address="off"
+    )
+
+    def read(url: str) -> None:
+        with urllib.request.urlopen(url, timeout=20.0) as answer:
+            bodies.append(answer.read())
+
+    async with serving as page:
+        await asyncio.to_thread(read, page)
+    assert bodies == [b'<html lang="en" data-metrics="elsewhere">']
+
+
+def test_an_address_for_metrics_that_cannot_be_had_is_named(taken: str) -> None:
+    async def main() -> None:
+        diary = Diary()
+        async with watched_over_http(
+            WATCHED, "127.0.0.1:0", diary.journal, PLAINTEXT, metrics_address=taken
+        ):
+            raise AssertionError("it is taken")
+
+    with pytest.raises(ConfigurationError, match=f"HTTP at {taken}: .*in use.*{METRICS_OPTION}"):
+        asyncio.run(main())
+    with pytest.raises(ConfigurationError, match=f"{METRICS_OPTION} 0.0.0.0:1 is reached"):
+        require_http_protection("0.0.0.0:1", PLAINTEXT, METRICS_OPTION)
+
+
+def test_a_page_goes_without_its_default_where_the_metrics_have_it(taken: str) -> None:
+    """Their address is taken first."""
+
+    async def main() -> None:
+        diary = Diary()
+        async with watched_over_http(
+            PAGED, None, diary.journal, PLAINTEXT, default=taken, metrics_address="127.0.0.1:0"
+        ) as page:
+            assert page == ""
+        assert [e["serves"] for e in diary.of("http_started")] == ["metrics and health checks"]
+        (warning,) = diary.of("warning")
+        assert "page and health checks are not served" in warning["message"]
+
+    asyncio.run(main())
 
 
 def test_an_address_that_is_wanted_and_cannot_be_had_is_an_error(taken: str) -> None:

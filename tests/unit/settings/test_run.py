@@ -37,6 +37,7 @@ def test_the_set_of_options_is_frozen() -> None:
         "output",
         "listen",
         "http_address",
+        "metrics_address",
         "job",
         "launch",
         "seed",

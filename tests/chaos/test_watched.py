@@ -138,6 +138,11 @@ def costs(report: dict[str, Any]) -> dict[int, float]:
     return {i["number"]: _with_a_cause(i["seconds"]) for i in report["incidents"]}
 
 
+def of_nobody(report: dict[str, Any]) -> float:
+    """Slot-seconds in which workers started that nothing has made necessary."""
+    return sum(n["kinds"].get("start_up", 0.0) for n in report["nodes"] if not n["node"])
+
+
 def _with_a_cause(kinds: dict[str, float]) -> float:
     return sum(s for kind, s in kinds.items() if kind not in FOUND_WITHOUT_A_FAULT)
 
@@ -150,6 +155,8 @@ def check_attributed(
     last = max(costs(before), default=0)
     added = {number: s for number, s in costs(after).items() if number > last}
     lost_s = lost(after) - lost(before)
+    if fault.nodes == {JOINER}:
+        lost_s -= of_nobody(after) - of_nobody(before)
     assert sum(added.values()) >= lost_s * (1 - AGREE) - 0.1, (name, added, lost_s)
     nodes = {n for i in after["incidents"] if i["number"] in added for n in i["nodes"]}
     assert nodes <= fault.nodes, (name, [i for i in after["incidents"] if i["number"] in added])

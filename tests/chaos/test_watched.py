@@ -241,6 +241,9 @@ class Troubles:
         while not names <= self.firing():
             assert time.monotonic() < ends_at, self.firing()
             time.sleep(0.5)
+        elected = len(self.cluster.events("elected"))
+        self.cluster.settle(*NODES)
+        self.cluster.wait_for_event("elected", after=elected)
 
     def store_emptied(self) -> None:
         self.cluster.etcd.ctl("del", "--prefix", "", machine=self.cluster.net.host(STORES[0]))

@@ -211,6 +211,7 @@ class Troubles:
         self.cluster = cluster
         self.watcher = watcher
         self.disk = cluster.files / "logs" / "b"
+        self.saves = cluster.files / "checkpoints"
 
     def firing(self) -> set[str]:
         """Names of the alerts of the quick rules that fire now."""
@@ -218,7 +219,7 @@ class Troubles:
         return {n.removesuffix(QUICK) for n in names if n.endswith(QUICK)}
 
     def wait_firing(self, *names: str) -> None:
-        self.cluster.wait(lambda: set(names) <= self.firing(), f"alerts {names}", 150.0)
+        self.cluster.wait(lambda: set(names) <= self.firing(), f"alerts {names}", 300.0)
 
     def below_minimum(self) -> None:
         for name in ("b", "c"):
@@ -275,6 +276,16 @@ class Troubles:
         self.wait_firing("ElasticStraggler")
         mark.unlink()
 
+    def broken_saves(self) -> None:
+        """From now on. No daemon would start that is to save there."""
+        self.saves.rename(self.saves.with_name("aside"))
+        self.saves.touch()
+        self.wait_firing("ElasticCheckpointFailing")
+
+    def mended_saves(self) -> None:
+        self.saves.unlink()
+        self.saves.with_name("aside").rename(self.saves)
+
     def full_disk(self) -> None:
         ballast = self.disk / "ballast"
         ballast.write_bytes(bytes(int(0.95 * DISK_BYTES)))
@@ -286,10 +297,12 @@ FIRING = 'ALERTS{alertstate="firing"}'
 DISK_BYTES = 8 << 20
 SAVES = {"ElasticCheckpointFailing", "ElasticCheckpointStale"}
 EXPECTED: dict[Callable[[Troubles], None], set[str]] = {
+    Troubles.no_coordinator: {"ElasticNoLeader", "ElasticAgentWithoutCoordinator"},
+    Troubles.below_minimum: {"ElasticBelowMinimum", "ElasticNoProgress"},
+    Troubles.broken_saves: {"ElasticCheckpointFailing"},
     Troubles.full_disk: {"ElasticDiskFilling"},
     Troubles.not_finite: {"ElasticLossNotFinite"},
     Troubles.straggler: {"ElasticStraggler"},
-    Troubles.no_coordinator: {"ElasticNoLeader", "ElasticAgentWithoutCoordinator"},
     Troubles.quarantine: {"ElasticNodeQuarantined"},
     Troubles.store_frozen: {
         "ElasticLeaderInDoubt",
@@ -298,7 +311,6 @@ EXPECTED: dict[Callable[[Troubles], None], set[str]] = {
     },
     Troubles.many_restarts: {"ElasticRestartBudgetLow"},
     Troubles.store_emptied: {"ElasticStoreRolledBack"},
-    Troubles.below_minimum: {"ElasticBelowMinimum", "ElasticNoProgress"},
 }
 OVER_THE_TIME = {"ElasticGoodputLow", *SAVES}
 """What may fire in any of them: so many faults cost time, and saves fail all along."""
@@ -312,12 +324,9 @@ def test_each_alert_fires_for_its_fault_and_for_nothing_else(
     subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", troubles.disk], check=True
     )
-    saves, aside = cluster.files / "checkpoints", cluster.files / "checkpoints-aside"
     try:
         settled(cluster)
         began = time.time()
-        saves.rename(aside)
-        saves.touch()
         for trouble, expected in EXPECTED.items():
             lingering, since = troubles.firing(), time.time()
             trouble(troubles)
@@ -327,8 +336,7 @@ def test_each_alert_fires_for_its_fault_and_for_nothing_else(
             assert expected <= found
             assert found <= expected | lingering | OVER_THE_TIME
         troubles.wait_firing(*OVER_THE_TIME)
-        saves.unlink()
-        aside.rename(saves)
+        troubles.mended_saves()
         cluster.wait(lambda: not troubles.firing() - {"ElasticGoodputLow"}, "end of alerts", 300.0)
     finally:
         subprocess.run(["umount", "--lazy", troubles.disk], check=True)

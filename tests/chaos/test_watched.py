@@ -291,7 +291,11 @@ DISK_BYTES = 8 << 20
 SAVES = {"ElasticCheckpointFailing", "ElasticCheckpointStale"}
 EXPECTED: dict[Callable[[Troubles], None], set[str]] = {
     Troubles.no_coordinator: {"ElasticNoLeader", "ElasticAgentWithoutCoordinator"},
-    Troubles.below_minimum: {"ElasticBelowMinimum", "ElasticNoProgress"},
+    Troubles.below_minimum: {
+        "ElasticBelowMinimum",
+        "ElasticNoProgress",
+        "ElasticRecoverySlow",  # since it has to wait for nodes
+    },
     Troubles.broken_saves: {"ElasticCheckpointFailing"},
     Troubles.full_disk: {"ElasticDiskFilling"},
     Troubles.not_finite: {"ElasticLossNotFinite"},

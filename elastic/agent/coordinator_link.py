@@ -26,7 +26,7 @@ _KEPT = ("stop", "leave")
 _MOST_KEPT = 1000
 _SOURCE_LENGTH = 12
 _REPLACED = ("view", "progress")
-"""Of these the newest says it all."""
+"""The newest of these replaces the ones before."""
 _MOST_UNSENT = 10_000
 
 LeaderT = TypeVar("LeaderT", bound="Leader")

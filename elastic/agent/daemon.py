@@ -60,7 +60,7 @@ from elastic.v1 import control_pb2, job_pb2, stacks_pb2
 from elastic.v1 import local_pb2 as pb
 
 AGENT_SOCKET = "agent.sock"
-"""In the run's directory: where workers report."""
+"""The socket in the run's directory at which workers report."""
 _LIVENESS_INTERVAL_S = 0.5
 _WRITE_STACKS_S = 0.5  # for a disk to take them before a worker is killed
 _LOOK_FOR_CHECKPOINT_S = 5.0
@@ -86,7 +86,7 @@ class NodeOptions:
     ports: tuple[int, int] = (0, 0)
     """The first and the last at which workers may listen; 0: any."""
     checkpoint_dir: str = ""
-    """As workers take it, whose working directory may be another; empty: none."""
+    """The form that workers take, whose working directory may be another; empty: none."""
     ledger: bool = False
     grace_s: float = 0.0
     """How long workers outlive an agent that ends without a word, for another one to adopt them."""
@@ -416,7 +416,7 @@ class AgentDaemon:
                 self._zygote.kill(worker, signal.SIGKILL)
 
     def _tell_stacks(self, request: stacks_pb2.StacksRequest) -> None:
-        """Of the worker that is asked for, or of all that have a place in the group."""
+        """Tell the stacks of the requested worker, or of all that have a place in the group."""
         there = [s.worker for s in self._view if s.slot is not None and self._pids.get(s.worker)]
         asked = [w for w in there if request.worker in ("", w)]
         collecting = self._stacks.collect(asked, brief=request.brief, stretches=request.stretches)
@@ -430,7 +430,7 @@ class AgentDaemon:
         self._tasks.start(tell(), "tell-stacks")
 
     def _watch(self, worker: str, pid: int) -> None:
-        """Also by pidfd: a zygote that is itself stopped would not report."""
+        """Watch it by pidfd too: a zygote that is itself stopped would not report."""
         with contextlib.suppress(ProcessLookupError):
             descriptor = os.pidfd_open(pid)
             self._pidfds[worker] = descriptor

@@ -68,7 +68,7 @@ class AgentFigures:
     phases: Mapping[str, int] = field(default_factory=dict)
     """How many workers are in each."""
     failures: Mapping[str, int] = field(default_factory=dict)
-    """By kind."""
+    """Counts by kind."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """How often something was recorded, by the journal's entry."""
 

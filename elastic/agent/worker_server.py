@@ -410,7 +410,7 @@ class StackCollector:
     def _last_known(
         self, worker: str, pid: int, written: Mapping[int, str]
     ) -> stacks_pb2.WorkerStacks:
-        """Of one that does not answer: what a signal has brought, and where it was last."""
+        """For a worker that does not answer: what a signal has brought, and where it was last."""
         stacks = stacks_pb2.WorkerStacks(worker=worker, answer=stacks_pb2.ANSWER_NONE)
         threads = parse_stacks(written.get(pid, ""))
         if threads:
@@ -463,7 +463,7 @@ def with_place(failure: Failure, stacks: stacks_pb2.WorkerStacks) -> Failure:
 
 
 def main_stacks(stacks: stacks_pb2.WorkerStacks) -> str:
-    """Those of the main threads, as lines of which not too many are."""
+    """The stacks of the main threads as a limited number of lines."""
     brief = stacks_pb2.WorkerStacks()
     brief.CopyFrom(stacks)
     for process in brief.processes:

@@ -184,7 +184,7 @@ class Candidate:
             await daemon.close()
 
     async def _restored(self, leadership: Leadership, lost: Stored) -> Leadership | None:
-        """With what the store has lost written anew; None if somebody else leads."""
+        """Write anew what the store has lost; None if somebody else leads."""
         self._journal.record(
             "store_rolled_back",
             generation=lost.generation.number,

@@ -33,10 +33,10 @@ class ConnectedNode:
     connected_unix_s: float = field(default_factory=time.time)
     statuses: tuple[WorkerStatus, ...] = ()
     longest_pause_s: float = 0.0
-    """Of its agent's event loop."""
+    """The longest pause of its agent's event loop."""
     rounds: dict[str, int] = field(default_factory=dict)
-    """Of the ledger and the curve: the newest round of asking for it in which the node has sent all
-    that was not stored, so that its reports leave no gap."""
+    """The newest round of requests for the ledger and the curve in which the node has sent all that
+    was not stored, so that its reports leave no gap."""
 
 
 def node_id(name: str, start_token: str) -> NodeId:

@@ -463,7 +463,7 @@ class CoordinatorDaemon:
         self.departing.worker_failed(node, failure)
 
     def _is_member(self, worker: WorkerId) -> bool:
-        """Of the newest group, or of one that trains until a planned change takes effect."""
+        """It is in the newest group, or in one that trains until a planned change takes effect."""
         current = self.machine.current
         members = (
             *(current.members if current is not None else ()),

@@ -68,7 +68,7 @@ class JobHistory:
         self.curves = Curves()
         self.entries: deque[Happened] = deque(maxlen=MOST_ENTRIES)
         self.departed: dict[str, Departed] = {}
-        """By name, the longest gone first."""
+        """Departed nodes by name, the longest gone first."""
         self._clock = clock
         self._leaving: set[str] = set()
         self._count = 0

@@ -146,7 +146,7 @@ def asked_for(of: str, generation: Generation | None, workers: Sequence[str]) ->
 
 
 def reply(generation: Generation | None, found: Found, worker: str) -> pb.JobStacks:
-    """For operators: members by their ranks, then others; the verdict if all were asked for."""
+    """The reply to operators: members by rank, then others; the verdict if all were asked for."""
     members = generation.members if generation is not None else ()
     answer = pb.JobStacks()
     for rank, member in enumerate(members):
@@ -253,7 +253,7 @@ class Hangs:
     async def stacks(
         self, of: str, generation: Generation | None, workers: Sequence[str]
     ) -> pb.JobStacks:
-        """For an operator: of all ranks their main threads, of one all threads. Raises
+        """The reply to an operator: the main threads of all ranks, or all threads of one. Raises
         ConfigurationError if there is none of this rank or name."""
         worker = asked_for(of, generation, workers)
         found = await self._rounds.ask(worker=worker, brief=not worker)
@@ -266,7 +266,7 @@ class Hangs:
 
 
 def _ranks(verdict: Diagnosis) -> list[dict[str, Any]]:
-    """Those that have not come, with the places at which they are."""
+    """The ranks that have not come, with the places at which they are."""
     return [
         {
             "rank": odd.rank,
@@ -335,7 +335,7 @@ class SlowRank:
 
     @property
     def text(self) -> str:
-        """In words."""
+        """The verdict in words."""
         found = self.found
         return (
             f"rank {found.rank} (node {self.node}) holds up every step by "
@@ -388,17 +388,17 @@ class SlowRanks:
 
     @property
     def now(self) -> Sequence[SlowRank]:
-        """Those that are slow, by rank."""
+        """The slow ranks, by rank."""
         self._follow_group()
         return [self._slow(found) for found in self._stragglers.named]
 
     @property
     def worst(self) -> float:
-        """By which share of a step the last rank has held up the others most recently."""
+        """The share of a step by which the slowest rank has held up the others most recently."""
         return self._stragglers.worst
 
     def to_pb(self) -> list[control_pb2.SlowRank]:
-        """For operators."""
+        """The slow ranks for operators."""
         return [
             control_pb2.SlowRank(
                 rank=slow.found.rank,

@@ -75,7 +75,7 @@ class IncidentRecords:
         self._incidents = Incidents(accounts.open_incident, name_of=name_of)
         self._keeper = IncidentKeeper(store, job=job, run_id=run_id, guard=guard)
         self._earlier: dict[int, Mapping[str, Any]] = {}
-        """Of the leaders before."""
+        """Records of the leaders before."""
         self._keeping = self._failed = False
 
     async def load(self, last: Stored | None, recoveries: Sequence[Mapping[str, Any]]) -> None:
@@ -424,7 +424,7 @@ class Recoveries:
         not known here. last: the newest generation that is stored."""
         self._hears_since = leads_since
         self._signs: dict[NodeId, float] = {}
-        """By the node that is out of contact; those of other kinds under no name."""
+        """By the node that is out of contact; signs of other kinds under no name."""
         self._under_way: _Recovery | None = None
         self.finished: deque[Mapping[str, Any]] = deque(finished, maxlen=_KEPT)
         self._inherited: Loss | None = None
@@ -434,7 +434,7 @@ class Recoveries:
             self._inherited = last.loss if last is not None else None
 
     def loss(self, incident: bytes) -> Loss | None:
-        """That is being recovered from, for leaders after."""
+        """The loss that the group recovers from, for the leaders after this one."""
         if self._under_way is None:
             return self._inherited
         return Loss(reason=self._under_way.reason, workers=self._under_way.lost, incident=incident)

@@ -42,7 +42,7 @@ class Command:
     """What the nodes of a job run: the same on all of them."""
 
     text: str = ""
-    """For people."""
+    """The command for people."""
     digest: str = ""
     """Empty where it is not known."""
 
@@ -60,13 +60,13 @@ class StopOrder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loss:
-    """From which the job has not recovered yet."""
+    """A loss from which the job has not recovered yet."""
 
     reason: str
-    """As the event `recovered` has it."""
+    """The reason that the event `recovered` has."""
     workers: tuple[WorkerId, ...]
     incident: bytes = b""
-    """As `elastic explain` has it; empty: not known."""
+    """The record that `elastic explain` shows; empty: not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,11 +77,11 @@ class Stored:
     may_train: tuple[Generation, ...]
     """Earlier ones whose groups may train still, oldest first."""
     revision: int
-    """At which it was written."""
+    """The store's revision at which it was written."""
     command: Command
     """What its members run."""
     loss: Loss | None = None
-    """That it is to recover from."""
+    """The loss that it is to recover from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +93,7 @@ class Leadership:
     incarnation: str
     """The run's, the same under all its leaders: the running group was formed under it."""
     records: Records = field(default_factory=Records)
-    """Of the leaders before."""
+    """Records of the leaders before."""
     last: Stored | None = None
     """The newest generation of the leaders before; none of them can write another."""
 

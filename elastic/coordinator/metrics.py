@@ -18,7 +18,7 @@ from elastic.runtime.metrics import Catalog, Found
 
 NODE_STATES = ("ready", "leaving", "drained", "quarantined")
 MOST_VALUES = 100
-"""Of a script."""
+"""The most values of a script that are kept."""
 
 CATALOG = Catalog("Coordinator, and `elastic run`")
 LEADER = CATALOG.gauge(
@@ -229,7 +229,7 @@ _KINDS = tuple(kind.name.lower() for kind in FailureKind)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeFigures:
-    """Of one node."""
+    """The figures of one node."""
 
     node: str
     state: str
@@ -268,7 +268,7 @@ class JobFigures:
     restarts_allowed: int = 0
     nodes: tuple[NodeFigures, ...] = ()
     workers: tuple[tuple[WorkerStatus, ...], ...] = ()
-    """Of each connected node; counted where nobody waits for it."""
+    """Workers of each connected node; they are counted where nobody waits for it."""
     saves: bool = False
     checkpoint_step: int = 0
     values: Mapping[str, float] = field(default_factory=dict)

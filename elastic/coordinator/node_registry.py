@@ -350,11 +350,11 @@ class DepartingNodes:
     # ---- for people
 
     def machines(self) -> set[str]:
-        """Those that are known now."""
+        """The names of the machines that are known now."""
         return set(self._machines.values())
 
     def statuses(self) -> list[pb.NodeStatus]:
-        """Of all that are connected or excluded, by name."""
+        """The status of all nodes that are connected or excluded, by name."""
         found = [self._status(node) for node in self._nodes]
         for key in self._exclusions.names():
             excluded = self._exclusions.get(key)
@@ -375,7 +375,7 @@ class DepartingNodes:
         return (n.stream.slots for n in self._nodes if self._state(n) == "ready")
 
     def figures(self) -> Iterator[NodeFigures]:
-        """Of the same nodes, for their metrics."""
+        """The figures of the same nodes, for their metrics."""
         now = time.monotonic()
         for node in self._nodes:
             excluded, leaving = self._excluded(node), self._leaving.get(node.node, "")
@@ -424,7 +424,7 @@ class DepartingNodes:
     # ---- which machine
 
     def _key(self, node: NodeId) -> str:
-        """Under which a node is kept out, and its failures count."""
+        """The name under which a node is kept out, and its failures count."""
         return self._machines.get(node) or name_of(node)
 
     def _nodes_of(self, key: str) -> list[ConnectedNode]:
@@ -517,7 +517,7 @@ class Exclusion:
 
 
 class Exclusions:
-    """By the names of machines. What the store does not take raises as its `put` does."""
+    """Exclusions by machine. What the store does not take raises as its `put` does."""
 
     def __init__(self, store: Store, *, job: str, guard: Guard) -> None:
         self._store = store
@@ -527,7 +527,7 @@ class Exclusions:
         self._writes = asyncio.Lock()  # what is cleared must not be stored by a write under way
 
     async def load(self) -> None:
-        """Those of the coordinators before. Raises TransientError."""
+        """Load those of the coordinators before. Raises TransientError."""
         folders = {DRAINED: self._keys.draining, QUARANTINED: self._keys.quarantined}
         for state, folder in folders.items():
             for entry in await self._store.list(folder):
@@ -549,7 +549,7 @@ class Exclusions:
         return sorted(self._excluded)
 
     def named(self, name: str) -> list[str]:
-        """Those of `names` that people mean by the name of a machine or of a node on it."""
+        """The `names` that people mean by the name of a machine or of a node on it."""
         if name in self._excluded:
             return [name]
         return [key for key in self.names() if self._excluded[key].node == name]

@@ -20,7 +20,7 @@ from elastic.version import __version__
 Part = dict[str, Any]
 
 MOST_NAMED_WORKERS = 512
-"""Of so many workers names and process ids are told; of more, `elastic status` tells them."""
+"""The page has names and process ids of so many workers; `elastic status` has more."""
 MOST_NODES = 2000
 _MOST_INCIDENTS = 30
 _MOST_VALUES = 12

@@ -22,19 +22,18 @@ _MOST_SOURCES = 5_000
 
 
 class ToldOnce:
-    """How far each agent was heard in what is counted once, however often it tells of it: it does
-    until it hears that it is stored, since a leader may die with what it has just heard.
-    """
+    """The newest number that was counted of each agent. An agent repeats what is counted once until
+    it learns that it is stored, since a leader may die before it has stored it."""
 
     def __init__(self, stored: Mapping[str, int] = MappingProxyType({})) -> None:
-        """stored: what leaders before have heard, the newest number of each source."""
+        """stored: the newest number of each source that leaders before have counted."""
         self._heard, self._stored = dict(stored), dict(stored)
         self._unanswered: dict[str, AgentStream] = {}
         self.count = 0
-        """Grows with each message that is new."""
+        """A count that grows with each new message."""
 
     def hear(self, once: pb.Once, stream: AgentStream) -> bool:
-        """An agent tells of something; True if nobody has heard of it before."""
+        """An agent tells of something; True if no leader has counted it before."""
         source, number = once.source, once.number
         if number <= self._stored.get(source, 0):
             stream.send(once_stored=self._stored[source])
@@ -52,7 +51,7 @@ class ToldOnce:
         return True
 
     def heard(self) -> dict[str, int]:
-        """The newest number of each source, of that heard last at the end."""
+        """The newest number of each source; the source heard last stands at the end."""
         return dict(self._heard)
 
     def stored(self, heard: Mapping[str, int]) -> None:

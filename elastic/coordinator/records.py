@@ -24,17 +24,17 @@ class Records:
     started_unix_s: float = field(default_factory=time.time)
     """When the run began."""
     restarts: tuple[float, ...] = ()
-    """Those that count against the budget."""
+    """Restarts that count against the budget."""
     failures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Those that count against a machine, by its name."""
+    """Failures that count against a machine, by its name."""
     told_once: Mapping[str, int] = field(default_factory=dict)
-    """How far each agent was heard in what is counted once, as ToldOnce has it."""
+    """The newest number of each source that leaders have counted, as ToldOnce has it."""
     recoveries: tuple[Mapping[str, Any], ...] = ()
     """The newest, newest last."""
     totals: Mapping[str, Any] = field(default_factory=dict)
-    """Of the whole run, as Totals has them; empty: nothing is known."""
+    """The totals of the whole run, in the form of Totals; empty: nothing is known."""
     accounts: Mapping[str, Any] = field(default_factory=dict)
-    """Where the time of slots went, as SlotAccounts has it; empty: nothing is known."""
+    """Where the time of slots went, in the form of SlotAccounts; empty: nothing is known."""
     are_kept: bool = True
     """They are in the store."""
 
@@ -60,7 +60,7 @@ async def save_records(store: Store, *, job: str, guard: Guard, records: Records
 
 
 async def load_records(store: Store, job: str) -> Records:
-    """Those of the leaders before; none where there are none, or none that can be read.
+    """The records of the leaders before; empty ones if there are none, or none that can be read.
 
     Raises TransientError.
     """

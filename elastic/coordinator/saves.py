@@ -201,10 +201,10 @@ class Committed:
 
     size_bytes: int
     stall_s: float
-    """For which training waited."""
+    """How long training waited for it."""
     save_s: float
-    """From the step boundary at which it was begun until it was committed, but for the time in
-    which nobody worked on it."""
+    """The time from the step boundary at which it was begun until it was committed, without the
+    time in which nobody worked on it."""
 
 
 class CheckpointCommits:

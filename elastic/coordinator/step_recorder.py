@@ -39,7 +39,7 @@ class StepFile(Protocol):
 
     @property
     def path(self) -> Path:
-        """For people."""
+        """The path, for people."""
         ...
 
     def open(self) -> None:

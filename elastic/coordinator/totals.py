@@ -57,16 +57,16 @@ class Totals:
         """How often something was recorded, by the entry's name and what tells it apart."""
         self.steps_committed = 0
         self.steps_lost = 0
-        """That were committed, and given up again: the job went back to a checkpoint."""
+        """Steps that were committed and given up again: the job went back to a checkpoint."""
         self.steps_recomputed = 0
         """Begun, and begun again since the group was lost in them."""
         self.samples = 0
         self.checkpoint_bytes = 0
         self.steps = Histogram(STEP_BOUNDS_S)
         self.recoveries: dict[str, Histogram] = {}
-        """By reason."""
+        """Durations of recoveries, by reason."""
         self.phases = {phase: Histogram(PHASE_BOUNDS_S) for phase in PHASES}
-        """Of recoveries."""
+        """Durations of the phases of recoveries."""
         self.save_stalls = Histogram(SAVE_BOUNDS_S)
         self.saves = Histogram(SAVE_BOUNDS_S)
         self.committed = 0
@@ -80,7 +80,7 @@ class Totals:
         self._recomputed_in = 0
 
     def copy(self) -> Totals:
-        """Those of this moment, which stay as they are."""
+        """The totals of this moment, which stay as they are."""
         return copy.deepcopy(self)
 
     # ---- what happens
@@ -132,7 +132,7 @@ class Totals:
     # ---- from leader to leader
 
     def to_document(self) -> dict[str, Any]:
-        """As JSON values."""
+        """The totals as JSON values."""
         return {
             "weight": self.weight,
             "counts": {name: getattr(self, name) for name in _NUMBERS},
@@ -210,7 +210,7 @@ class _Reporter:
         self._total_s = 0.0
 
     def samples(self, progress: pb.Progress, fresh_steps: int) -> int:
-        """Those since the last report; of another worker, as many as its steps usually have."""
+        """Samples since the last report; for another worker, as many as its steps usually have."""
         if progress.worker == self._worker:
             more = max(0, progress.samples - self._samples)
         else:
@@ -303,7 +303,7 @@ class SlotTime:
         return self._guarded(lambda: self._accounts.accounts(now, _ahead_s(now)), Accounts())
 
     def to_document(self) -> Mapping[str, Any]:
-        """As JSON values, for the leaders after."""
+        """The accounts as JSON values, for the leaders after."""
         now = self._clock()
         nothing: Mapping[str, Any] = {}
         return self._guarded(lambda: self._accounts.to_document(now, _ahead_s(now)), nothing)

@@ -14,7 +14,7 @@ from typing import Any
 from elastic.core.membership import WorkerId
 
 MOST_INCIDENTS = 50
-"""That are remembered one by one; the kinds and the nodes have the sums of all."""
+"""The most incidents that are remembered one by one; kinds and nodes have the sums of all."""
 _MOST_NODES = 1000
 _MOST_NAMES = 100  # of nodes or workers of one incident that are remembered
 _LONGEST = 300  # characters of a name that is read
@@ -33,9 +33,9 @@ class Kind(enum.Enum):
     SLOWER_RANK = "slower_rank"
     """A step waited for a rank whose samples came later, or whose script began the step later."""
     DETECTION = "detection"
-    """From the first sign of a loss to the decision."""
+    """The time from the first sign of a loss to the decision."""
     DECISION = "decision"
-    """From there until members begin to join: written, announced, the boundary reached."""
+    """The time from the decision to the begin of joining: written, announced, boundary reached."""
     JOIN = "join"
     STATE_TRANSFER = "state_transfer"
     FIRST_STEP = "first_step"
@@ -43,7 +43,7 @@ class Kind(enum.Enum):
     CHECKPOINT = "checkpoint_stall"
     SESSION_RUN = "session_run"
     START_UP = "start_up"
-    """Of workers until they train, and from the end of their scripts to that of the job."""
+    """Workers start until they train; or their scripts have ended and the job has not."""
     BELOW_MINIMUM = "below_minimum"
     SLOT_EMPTY = "slot_empty"
     """The node is lost, or left, drained or in quarantine."""
@@ -59,25 +59,25 @@ class TimeSpent:
     steps: int = 0
     """Committed."""
     steps_s: float = 0.0
-    """From commit to commit; of a group's first step no more than a usual one."""
+    """The time from commit to commit; for a group's first step no more than a usual one."""
     data_s: float = 0.0
-    """Of `steps_s`: waiting for the data loader."""
+    """The part of `steps_s` that waited for the data loader."""
     calls_s: float = 0.0
-    """Of `steps_s`: inside `session.run`."""
+    """The part of `steps_s` inside `session.run`."""
     saves_s: float = 0.0
-    """Of `steps_s`: held up by saves."""
+    """The part of `steps_s` that saves held up."""
     own_s: float = 0.0
-    """Of `steps_s`: from a commit until the samples of the next step were there."""
+    """The part of `steps_s` from a commit until the samples of the next step were there."""
     first_steps_s: float = 0.0
     """The first steps of groups, beyond a usual one."""
     given_up_s: float = 0.0
-    """In steps and calls that were lost with their group."""
+    """The time in steps and calls that were lost with their group."""
     regroup_s: float = 0.0
-    """From leaving a group until the next one could train."""
+    """The time from leaving a group until the next one could train."""
     join_s: float = 0.0
-    """Of `regroup_s`: building the group."""
+    """The part of `regroup_s` that built the group."""
     sync_s: float = 0.0
-    """Of `regroup_s`: coming to one state."""
+    """The part of `regroup_s` that brought the group to one state."""
 
     @property
     def total_s(self) -> float:
@@ -107,12 +107,12 @@ class Incident:
     """Its first sign, on the clock of the books."""
     reason: str = ""
     nodes: tuple[str, ...] = ()
-    """That were lost, joined or left."""
+    """Nodes that were lost, joined or left."""
     workers: tuple[WorkerId, ...] = ()
     generation: int = 0
-    """That followed; 0: none has yet."""
+    """The generation that followed; 0: none has yet."""
     detection_s: float = 0.0
-    """From the first sign to the decision."""
+    """The time from the first sign to the decision."""
     is_hang: bool = False
     seconds: defaultdict[Kind, float] = field(default_factory=lambda: defaultdict(float))
     """Slot-seconds that it has cost."""
@@ -128,7 +128,7 @@ class Incident:
         self.workers = tuple(dict.fromkeys((*self.workers, *workers)))[:_MOST_NAMES]
 
     def to_document(self, ahead_s: float) -> dict[str, Any]:
-        """As JSON values."""
+        """The incident as JSON values."""
         return {
             "number": self.number,
             "unix_s": round(self.at + ahead_s, 3),
@@ -202,7 +202,7 @@ class Books:
     # ---- from leader to leader
 
     def to_document(self, ahead_s: float) -> dict[str, Any]:
-        """As JSON values. ahead_s: by how much Unix time is ahead of the clock of the books."""
+        """The books as JSON values. ahead_s: by how much Unix time is ahead of their clock."""
         return {
             "kinds": _seconds(self.kinds),
             "nodes": {node: _seconds(lost) for node, lost in self.nodes.items()},
@@ -235,7 +235,7 @@ def read_number(value: Any) -> float:
 
 
 def read_name(value: Any) -> str:
-    """Of a node, a worker or a reason. Raises ValueError."""
+    """The name of a node, a worker or a reason. Raises ValueError."""
     if not isinstance(value, str) or len(value) > _LONGEST:
         raise ValueError(f"{value!r} is no name")
     value.encode()

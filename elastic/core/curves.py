@@ -100,7 +100,7 @@ class Curve:
 
     width_s: float
     names: tuple[str, ...]
-    """Of the values."""
+    """The names of the values."""
     rows: list[tuple[float | int | None, ...]]
     """Each: begin of the interval, steps committed at its end, mean duration of its steps in
     seconds, smallest and last world size, wanted one, samples per second, then the last of each

@@ -287,7 +287,7 @@ def _numbers(ranks: Iterable[Whereabouts]) -> tuple[int, ...]:
 
 
 def _ranks(numbers: Iterable[int]) -> str:
-    """As in "ranks 0 to 5, 7"."""
+    """The ranks in words: "ranks 0 to 5, 7"."""
     spans: list[list[int]] = []
     for number in sorted(numbers):
         if spans and number == spans[-1][1] + 1:

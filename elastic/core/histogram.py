@@ -9,15 +9,15 @@ STEP_BOUNDS_S = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
-"""Of steps: from those that only a test makes to those of the largest models."""
+"""Bounds for steps: from those of tests to those of the largest models."""
 PHASE_BOUNDS_S = (
     *(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
-"""Of recoveries and their phases."""
+"""Bounds for recoveries and their phases."""
 SAVE_BOUNDS_S = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0, 900.0)
-"""Of what checkpoints take."""
+"""Bounds for saves of checkpoints."""
 CALL_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Of calls to the store."""
+"""Bounds for calls to the store."""
 
 
 class Histogram:
@@ -28,7 +28,7 @@ class Histogram:
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
-        """Of values up to each bound and above the one before; last: above all of them."""
+        """Counts of values up to each bound and above the one before; last: above all."""
         self.total = 0.0
         """The sum of all values."""
 
@@ -38,7 +38,7 @@ class Histogram:
         self.total += value
 
     def add(self, counts: Iterable[int], total: float) -> None:
-        """Those of another one with the same bounds."""
+        """Add the counts of another one with the same bounds."""
         self.counts = [mine + more for mine, more in zip(self.counts, counts, strict=True)]
         self.total += total
 

@@ -37,7 +37,7 @@ class WorkerStatus:
     acknowledged: int = 0
     """The newest generation it has acknowledged, whatever its script is doing."""
     broken: bool = False
-    """That generation's group broke under it."""
+    """The group of that generation broke under it."""
     detail: str = ""
     committed: int = 0
     """Committed steps."""
@@ -105,7 +105,7 @@ class Generation:
     save_first: bool = False
     """Save a checkpoint at the first boundary, because an earlier save was abandoned."""
     restart_count: int = 0
-    """Of a script that was written for torchrun: how often all workers were restarted before."""
+    """For a script written for torchrun: how often all workers were restarted before."""
     max_restarts: int = 0
     """How often they may be because a worker failed, within the window."""
     worker_ids: frozenset[WorkerId] = field(init=False, repr=False, compare=False)
@@ -178,7 +178,7 @@ class Failure:
     """Equal for the same fault: exception type and innermost line of the script."""
     message: str = ""
     traceback: str = ""
-    """Of a Python exception; empty for any other end."""
+    """The traceback of a Python exception; empty for any other end."""
     log_tail: str = ""
     """The last lines of its log, where there is no traceback."""
     retryable: bool = True
@@ -193,7 +193,7 @@ class Failure:
 
 
 def signal_name(number: int) -> str:
-    """As in "SIGKILL (signal 9)"."""
+    """The signal in words: "SIGKILL (signal 9)"."""
     with contextlib.suppress(ValueError):
         return f"{signal.Signals(number).name} (signal {number})"
     return f"signal {number}"

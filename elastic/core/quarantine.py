@@ -44,7 +44,7 @@ class NodeFailures:
         return len(times)
 
     def restore(self, instants: Mapping[str, Sequence[float]]) -> None:
-        """Those of which another one has known, by machine, oldest first."""
+        """Take over the instants of another one, by machine, oldest first."""
         for machine, found in instants.items():
             self._failed_at[machine].extend(found)
 

@@ -31,15 +31,15 @@ class Declaration:
     intact: bool
     """Its state is that of exactly `committed` steps. False for one that never took part."""
     signature: int
-    """Of the names, shapes and types of what it tracks."""
+    """A digest of the names, shapes and types of what it tracks."""
     took_part: bool = False
     """It has been in a group before, so its script is where the others' scripts are."""
     committed_in: int = 0
     """The generation in which it committed its last step."""
     commit_digest: int = 0
-    """Of the replicated state at the commit mark; 0 if it cannot give that."""
+    """The digest of the replicated state at the commit mark; 0 if it cannot give that."""
     begin_digest: int = 0
-    """Of the replicated state at the begin mark; 0 if it is not there."""
+    """The digest of the replicated state at the begin mark; 0 if it is not there."""
     in_block: bool = False
     """Its script is inside the block of the step after `committed`."""
     loop: int = 0

@@ -52,11 +52,11 @@ class _Incident:
     cohort: frozenset[WorkerId]
     """Workers that ran at that moment: their equal failures are the same incident."""
     failed: set[WorkerId]
-    """Those that have failed so."""
+    """The workers that have failed so."""
     nodes: set[NodeId] = field(default_factory=set)
     """Where workers hung there in the first group in which one did."""
     generation: int = 0
-    """That group's."""
+    """The generation of that group."""
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class RestartPolicy:
         return Verdict.RESTART
 
     def restore(self, instants: Sequence[float]) -> None:
-        """Those of which another policy has known, oldest first."""
+        """Take over the instants of another policy, oldest first."""
         self._failed_at.extend(instants)
 
     def instants(self) -> tuple[float, ...]:
@@ -151,7 +151,7 @@ class RestartPolicy:
     def _hangs_on_another_node(
         self, failure: Failure, committed: int, node: NodeId, generation: int
     ) -> bool:
-        """At the same place as one of an earlier group, and no step was committed since."""
+        """It hangs at the same place as one of an earlier group, with no step committed since."""
         if failure.kind is not FailureKind.LEFT_OUT or not failure.place:
             return False
         known = self._incidents.get(failure.signature)

@@ -41,7 +41,7 @@ class Part(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sums:
-    """Of one rank, in seconds, over all of its steps up to one; see Pace in job.proto."""
+    """The times of one rank in seconds, over all of its steps up to one; see Pace in job.proto."""
 
     committed: int
     steps: int
@@ -61,21 +61,21 @@ class Policy:
     """When a rank is called slow, and when no more. Shares are of the time of a step."""
 
     late: float = 0.12
-    """By so much it holds up the others."""
+    """The share of a step by which a slow rank holds up the others."""
     late_on_average: float = 0.15
-    """In all windows that count."""
+    """The same on average, in all windows that count."""
     windows: int = 3
-    """In a row."""
+    """So many of these windows in a row."""
     very_late: float = 0.2
-    """On average: two windows are enough."""
+    """The average share for which two windows are enough."""
     windows_for_cores: int = 12
-    """In a row, where it is late since others take its cores: that comes and goes."""
+    """So many windows in a row if others take its cores: that comes and goes."""
     least_s: float = 0.0005
-    """A step; less is the noise of clocks and schedulers."""
+    """Seconds in a step; less is the noise of clocks and schedulers."""
     fine: float = 0.06
-    """Less than that is not late."""
+    """A smaller share than that is not late."""
     fine_windows: int = 3
-    """In a row, before it is slow no more."""
+    """So many windows in a row without delay, before it is slow no more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +87,7 @@ class Straggler:
     part: Part
     """What it is slow in."""
     late_s: float
-    """By so much in each step, in the windows in which that was found out."""
+    """Its delay in each step, in the windows in which that was found out."""
     step_s: float
     """How long steps took in these."""
     since: int
@@ -97,7 +97,7 @@ class Straggler:
 
     @property
     def share(self) -> float:
-        """Of each step."""
+        """The delay as a share of each step."""
         return self.late_s / self.step_s if self.step_s > 0.0 else 0.0
 
 
@@ -139,7 +139,7 @@ class _Window:
     step_s: float
     late_s: float = 0.0
     excess: Mapping[Part, float] = field(default_factory=dict)
-    """By how much each part took longer than usual."""
+    """How much longer than usual each part took."""
 
 
 class _Evidence:
@@ -149,7 +149,7 @@ class _Evidence:
         self.windows: deque[_Window] = deque(maxlen=most)
 
     def share(self, newest: int) -> float:
-        """By which share of a step it was late in the newest so many; 0: there are fewer."""
+        """Its delay as a share of a step in the newest so many windows; 0: there are fewer."""
         windows = list(self.windows)[-newest:]
         if len(windows) < newest:
             return 0.0
@@ -187,18 +187,18 @@ class Stragglers:
         self._base_at = 0
         self._pending: dict[int, dict[WorkerId, Sums]] = {}
         self._fine: dict[WorkerId, int] = {}
-        """Of slow ranks: windows in a row in which they were not."""
+        """For each slow rank: the windows in a row in which it was not late."""
         self._evidence: dict[tuple[WorkerId, bool], _Evidence] = {}
-        """By itself, and with what it waits for cores."""
+        """The evidence of a rank by itself, and with what it waits for cores."""
         self._named: dict[WorkerId, Straggler] = {}
         self.newest: Mapping[WorkerId, RankTimes] = {}
-        """Of the newest window; empty before one in this group."""
+        """The times of the newest window; empty before one in this group."""
         self.worst = 0.0
-        """By which share of a step the last rank held up the others in it."""
+        """The share of a step by which the slowest rank held up the others in it."""
 
     @property
     def named(self) -> Sequence[Straggler]:
-        """Those that are slow now, by rank."""
+        """The ranks that are slow now, by rank."""
         return sorted(self._named.values(), key=lambda s: s.rank)
 
     def regroup(self, generation: int, members: Sequence[WorkerId]) -> Verdict:

@@ -72,12 +72,12 @@ class Frame:
 
     @property
     def place(self) -> str:
-        """As in "/job/train.py:47"."""
+        """The file and line: "/job/train.py:47"."""
         return f"{self.file}:{self.line}"
 
     @property
     def short_place(self) -> str:
-        """As in "train.py:47"."""
+        """The file's name and line: "train.py:47"."""
         return f"{self.file.rpartition('/')[2]}:{self.line}"
 
     def __str__(self) -> str:
@@ -105,10 +105,10 @@ class Whereabouts:
     answer: Answer = Answer.GIVEN
     place: Place = Place.UNKNOWN
     place_s: float = 0.0
-    """For so long."""
+    """How long it has been there."""
     committed: int = 0
     collectives: int = 0
-    """That it has begun since the last reduction of its group; 0: not known."""
+    """Collectives begun since the last reduction of its group; 0: not known."""
     frames: tuple[Frame, ...] = ()
-    """Of its main thread."""
+    """The stack of its main thread."""
     children: tuple[ChildStack, ...] = ()

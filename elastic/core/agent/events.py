@@ -123,7 +123,7 @@ class Drained:
     """No worker of this node is in the group any more, and none will be."""
 
     exit_code: int = 0
-    """Of an agent that has not asked for it."""
+    """The exit code of an agent that has not asked for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -92,7 +92,7 @@ class ProgressReported:
     collectives: int = 0
     """Inside a call of the script: those of its group so far."""
     quiet_s: float = 0.0
-    """And for how long there was no other."""
+    """How long it has begun no other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -259,7 +259,7 @@ class _Formed:
         members = self._current.worker_ids
         outside = [w for name, w in view.workers.items() if name not in members]
         self._done = self._finished + [w for w in outside if w.status.phase is WorkerPhase.FINISHED]
-        """Also those that have come back to a group whose members know nothing of what was done."""
+        """Finished workers, and those that came back to a group that knows nothing of the work."""
         self._newcomers = [
             w
             for w in outside
@@ -443,7 +443,7 @@ class _Formed:
         return not w.status.has_state, is_member == held_up
 
     def _with_last_step(self, workers: list[ObservedWorker]) -> list[ObservedWorker]:
-        """With one outside of the group that is ahead of all of them: ready to join, or back in
+        """Add one outside of the group that is ahead of all of them: ready to join, or back in
         contact and still in the group that went on without it."""
         returned = [w for w in self._returned if is_in_sight(w)]
         first = furthest_ahead(self._newcomers + returned, workers, self._view)

@@ -30,7 +30,7 @@ _REMEMBERED = 16
 
 
 class PastGenerations:
-    """Up to the newest, which is the last."""
+    """The generations up to the newest, which is the last."""
 
     def __init__(self) -> None:
         self._generations: dict[int, Generation] = {}
@@ -47,7 +47,7 @@ class PastGenerations:
         return self._generations.get(number)
 
     def last_members(self) -> tuple[Member, ...]:
-        """Those of the last group."""
+        """The members of the last group."""
         return next((g.members for g in reversed(self._generations.values()) if g.members), ())
 
     def spent(self) -> frozenset[WorkerId]:
@@ -55,7 +55,7 @@ class PastGenerations:
         return frozenset(m.worker for g in self._generations.values() for m in g.members)
 
     def restart_count(self, decision: Form) -> int:
-        """Of the generation that follows from this: every group but the first is a restart."""
+        """The next generation's restart count: every group but the first is a restart."""
         newest = max(self._generations, default=None)
         if newest is None:
             return 0
@@ -118,7 +118,7 @@ class Lineage:
         self._keep(lambda g: not _has_stopped(g, workers))
 
     def members(self) -> list[Member]:
-        """Those of all these groups."""
+        """The members of all these groups."""
         return [m for g in self._groups for m in g.generation.members]
 
     def allows(self, members: Collection[WorkerId]) -> bool:

@@ -93,7 +93,7 @@ class Noticed:
     sign: Sign
     at: float
     node: str = ""
-    """That tells it; of OVERDUE empty: the coordinator noticed by itself."""
+    """The node that tells it; for OVERDUE empty: the coordinator noticed by itself."""
     worker: WorkerId = ""
     rank: int | None = None
     detail: str = ""
@@ -106,7 +106,7 @@ class Casualty:
     failure: Failure
     node: str
     rank: int | None
-    """In the group that it was lost from."""
+    """Its rank in the group that it was lost from."""
     at: float
 
 
@@ -168,7 +168,7 @@ class Record:
     """The generation that trains after it."""
     world_size_after: int = 0
     recovery: Mapping[str, Any] = field(default_factory=dict)
-    """As the event `recovered` has it; empty before."""
+    """The fields of the event `recovered`; empty before."""
     steps_again: int = 0
     """Begun when the group was lost, and begun again."""
     steps_lost: int = 0
@@ -212,12 +212,12 @@ class Record:
 
     @property
     def workers(self) -> Sequence[WorkerId]:
-        """That the accounts know to be lost with it."""
+        """Workers that the accounts know to be lost with it."""
         return self.cost.workers if self.cost is not None else ()
 
     def to_document(self, ahead_s: float) -> dict[str, Any]:
-        """As JSON values, all of bounded length. ahead_s: by how much Unix time is ahead of the
-        clock of the instants."""
+        """The record as JSON values, all of bounded length. ahead_s: by how much Unix time is ahead
+        of the clock of the instants."""
         cost, ended_at = self.cost, self.ended_at
         return {
             "number": self.number,
@@ -263,7 +263,7 @@ def lost_time(cost: Incident) -> dict[str, Any]:
 
 
 def begin_of(text: str, most: int) -> str:
-    """At most so many characters; what was cut off shows."""
+    """The begin of `text`, at most so many characters; a mark shows what was cut off."""
     return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 
@@ -435,7 +435,7 @@ class Incidents:
         self._pending: deque[Noticed] = deque(maxlen=MOST_SIGNS)
         """Signs of what may become an incident."""
         self._ended_early: deque[Casualty] = deque(maxlen=MOST_PROCESSES)
-        """Of workers that are not known to be lost with an incident, yet."""
+        """Workers that are not known yet to be lost with an incident."""
         self._hang: Standstill | None = None
         self._group: Generation | None = None
         self._places: dict[WorkerId, tuple[str, int]] = {}
@@ -449,7 +449,7 @@ class Incidents:
         self.changed: set[int] = set()
         """Numbers of records that are not as they were."""
         self.news: list[int] = []
-        """Those that are over, or may take long: each once."""
+        """Incidents that are over, or may take long: each once."""
 
     # ---- what happens
 
@@ -653,7 +653,7 @@ class Incidents:
             self._pending.append(noticed)
 
     def _record_of(self, incident: Incident, machine: View, now: float) -> Record:
-        """With what was noticed up to now."""
+        """Its record, with what was noticed up to now."""
         record = self._records.get(incident.number)
         if record is None:
             record = self._add(incident, machine.committed, now)
@@ -729,7 +729,7 @@ class Incidents:
     def _abandoned(
         self, event: ev.Event, effect: fx.AbandonCheckpoint, record: Record | None, now: float
     ) -> None:
-        """For want of storage, or because a member was lost that had not written its part."""
+        """A save was given up: storage failed, or a member was lost before its part was written."""
         if isinstance(event, ev.SaveReportedFailed):
             self.save_failed(effect.step, effect.generation, effect.message, now, event.worker)
         elif record is not None and effect.step not in record.saves_lost:

@@ -190,11 +190,11 @@ class Coordinator:
         return enough and worker in current.worker_ids
 
     def members_that_may_train(self) -> list[Member]:
-        """Those of every group that is not known to have stopped."""
+        """The members of every group that is not known to have stopped."""
         return self._lineage.members()
 
     def nodes_out_of_contact(self) -> list[NodeId]:
-        """Those whose workers may come back."""
+        """Nodes out of contact, whose workers may come back."""
         return self._nodes.silent()
 
     def generation(self, number: int) -> Generation | None:
@@ -719,8 +719,8 @@ class Coordinator:
         )
 
     def _has_missed_the_news(self, event: ev.ShardReported | ev.SaveReportedFailed) -> bool:
-        """That the save was given up was told when this member was out of contact, or before it
-        had begun to save: it waits."""
+        """This member was out of contact, or had not begun to save, when others were told that the
+        save was given up: it waits."""
         if not self._checkpoints.is_told(event.step, event.generation):
             return False
         generation = self._past.get(event.generation)

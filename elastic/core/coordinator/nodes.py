@@ -99,7 +99,7 @@ class Nodes:
         return self._seen
 
     def workers_of(self, name: NodeId) -> tuple[WorkerStatus, ...]:
-        """Those of one node."""
+        """The workers of one node."""
         node = self._nodes.get(name)
         return tuple(node.workers.values()) if node is not None else ()
 
@@ -124,7 +124,7 @@ class Nodes:
         return dissolved and any(s.has_state for s in self.workers_of(name))
 
     def silent(self) -> list[NodeId]:
-        """Those that are out of contact."""
+        """The nodes that are out of contact."""
         return [n for n, v in self._nodes.items() if v.silent_since is not None]
 
     def is_silent(self, name: NodeId) -> bool:
@@ -415,7 +415,7 @@ class Replacements:
 
 
 _NAMED_BY_SIGNATURE = (FailureKind.EXCEPTION, FailureKind.EXIT_CODE, FailureKind.SIGNAL)
-"""Those of other kinds name instants and generations."""
+"""Signatures of other kinds name instants and generations."""
 
 _MOST_KINDS = 1000  # of failures that are told apart: a message may differ every time
 
@@ -432,7 +432,7 @@ class NewcomerPolicy:
     same_signals: int = 6
     """The same for deaths by one signal: each may have a cause of its own."""
     refusal: Backoff = field(default_factory=lambda: Backoff(base_s=60.0, cap_s=3600.0))
-    """For how long, by the refusals in a row."""
+    """How long newcomers are refused, by the refusals in a row."""
 
 
 class Newcomers:
@@ -454,7 +454,7 @@ class Newcomers:
         self._failures: Counter[tuple[NodeId, int]] = Counter()
         self._not_before: dict[tuple[NodeId, int], float] = {}
         self._failed_in: dict[str, set[int]] = defaultdict(set)
-        """By failure: generations that it has cost a newcomer since one has last joined well."""
+        """By failure: generations that a newcomer has lost to it since one last joined well."""
         self._told: set[str] = set()
         self._refusals = 0
         self._refused_until = -math.inf

@@ -30,8 +30,8 @@ class StallPolicy:
     """The floor for the first step of a group, and for one in which a member compiles. 0: these
     are never stalled."""
     pause_s: float = 600.0
-    """For which members wait for one that is between two steps, or in a call of the script. 0:
-    for ever."""
+    """How long members wait for one that is between two steps, or in a call of the script. 0: for
+    ever."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -85,7 +85,7 @@ class Accounts:
         return self.kinds[Kind.PRODUCTIVE] / total if total > 0.0 else None
 
     def to_document(self) -> dict[str, Any]:
-        """As JSON values, for people's programs."""
+        """The accounts as JSON values, for people's programs."""
         goodput = self.goodput
         return {
             "wanted_slots": self.wanted,
@@ -122,9 +122,9 @@ class _Slot:
     node: str
     number: int
     since: float
-    """Up to which its time is booked or open."""
+    """The instant up to which its time is booked or open."""
     kind: Kind | None = Kind.START_UP
-    """Of the present; None: its worker trains, and says later on what it has spent the time."""
+    """What it spends its time on now; None: its worker trains, and says so later."""
     worker: WorkerId = ""
     wanted: bool = True
     open_s: float = 0.0
@@ -157,7 +157,7 @@ class _Node:
     left: int = 0
     """Counts departures: the newest has the highest."""
     unheard: bool = False
-    """As the leader before knew it: it has not reported to this one."""
+    """It has not reported to this leader: this is what the leader before knew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class SlotAccounts:
         self._phase = JobPhase.GATHERING
         self._classic = False
         self._signs: dict[NodeId, float] = {}
-        """By the node that is out of contact; those of other kinds under no name."""
+        """By the node that is out of contact; signs of other kinds under no name."""
         self._under_way: Incident | None = None
         self._causes: dict[int, Incident] = {}
         self._committed = 0
@@ -319,7 +319,7 @@ class SlotAccounts:
     # ---- from leader to leader
 
     def to_document(self, now: float, ahead_s: float) -> dict[str, Any]:
-        """As JSON values, for the next leader."""
+        """The accounts as JSON values, for the next leader."""
         for slot in self._slots.values():
             self._settle(slot, now)
         many = len(self._slots) > _MOST_STORED
@@ -394,7 +394,7 @@ class SlotAccounts:
             self._progressed(event)
 
     def _is_back(self, report: ev.NodeReported) -> None:
-        """With all of its members: that the node was silent was no sign of a loss."""
+        """The node has all of its members still: its silence was no sign of a loss."""
         group, workers = self._group, (s.worker for s in report.workers)
         if report.node not in self._signs or group is None:
             return
@@ -411,7 +411,7 @@ class SlotAccounts:
     def _struck(
         self, now: float, reason: str, nodes: Iterable[str], workers: Iterable[WorkerId]
     ) -> Incident:
-        """By a loss; what strikes before the group that follows trains is one incident with it."""
+        """The incident of a loss; what strikes before the next group trains belongs to it."""
         workers = tuple(workers)
         incident = self._under_way
         if incident is None:
@@ -465,7 +465,7 @@ class SlotAccounts:
             del self._causes[min(self._causes)]
 
     def _changed(self, generation: Generation, before: Generation, now: float) -> Incident:
-        """As planned: by those who join, or else by those who leave."""
+        """The incident of a planned change, by workers that join, or else by those that leave."""
         joined = [m for m in generation.members if m.worker not in before.worker_ids]
         left = [m for m in before.members if m.worker not in generation.worker_ids]
         seats = [self._seat_of(m.worker) for m in joined]
@@ -585,7 +585,7 @@ class SlotAccounts:
         return Kind.BELOW_MINIMUM if waits else Kind.START_UP
 
     def _want(self, now: float) -> None:
-        """Which slots count from now on."""
+        """Choose the slots that count from now on."""
         nodes = self._nodes.values()
         there = sum(n.slots for n in nodes if n.present and n.id not in self._leaving)
         self._wanted = max(self._wanted, min(self._most, there))
@@ -639,7 +639,7 @@ class SlotAccounts:
             slot.ahead_s += elapsed_s
 
     def _blamed(self, slot: _Slot) -> str:
-        """For the time that it does not train: its node, if that is not there."""
+        """The node to blame for time without training: its own, if that is not there."""
         return slot.node if slot.kind is Kind.SLOT_EMPTY else ""
 
     def _close(self, slot: _Slot, now: float) -> None:
@@ -688,7 +688,7 @@ class SlotAccounts:
         yield _Part(Kind.PRODUCTIVE, left_s - again_s)
 
     def _lost(self, slot: _Slot, spent: TimeSpent, generation: int) -> Iterator[_Part]:
-        """From the loss of one group to the first step of the next."""
+        """The parts from the loss of one group to the first step of the next."""
         cause = self._causes.get(generation)
         rest_s = max(0.0, spent.regroup_s - spent.join_s - spent.sync_s)
         if spent.regroup_s > 0.0:
@@ -713,7 +713,7 @@ class SlotAccounts:
     def _waited(
         self, slot: _Slot, spent: TimeSpent, report: Report, now: float
     ) -> tuple[float, str]:
-        """For a rank whose steps take longer by themselves, and for whose node."""
+        """The wait for a rank whose steps take longer by themselves, and that rank's node."""
         if spent.steps <= 0 or spent.own_s <= 0.0:
             return 0.0, ""
         own_s = spent.own_s / spent.steps
@@ -726,7 +726,7 @@ class SlotAccounts:
         return max(0.0, slowest_s - own_s) * spent.steps, node
 
     def _share_again(self, steps: int, report: Report) -> float:
-        """Of the steps that a worker has committed last."""
+        """The share of the last committed steps of a worker that were computed again."""
         low, high = self._again
         if steps <= 0 or report.generation < self._again_since:
             return 0.0

@@ -135,8 +135,8 @@ def _is_busy(w: ObservedWorker) -> bool:
 
 
 def _leave(current: Generation, active: list[ObservedWorker], *, is_whole: bool) -> Form:
-    """At a step boundary if the group trains; one that assembles or saves, or has lost a member, or
-    one of which has ended its script, will come to none."""
+    """Leave at a step boundary if the group trains. A group that assembles or saves comes to none,
+    nor one that has lost a member or has one whose script has ended."""
     trains = (
         current.purpose is Purpose.TRAIN
         and is_whole
@@ -150,7 +150,7 @@ def _leave(current: Generation, active: list[ObservedWorker], *, is_whole: bool)
 
 
 def _with(decision: Form, ahead: ObservedWorker) -> Form:
-    """With one that was cut off, and has come back with more steps than the others have."""
+    """Add one that was cut off, and has come back with more steps than the others have."""
     return replace(decision, members=(*decision.members, ahead.as_member()))
 
 
@@ -226,7 +226,7 @@ def end_given_up(decision: GiveUp) -> fx.EndJob:
 
 
 def end_stopped(stop: Stop, *, in_time: bool, grace_s: float, restart_all: bool) -> fx.EndJob:
-    """As asked; or the workers were not done with it when the grace was over."""
+    """The job ends as asked; or the workers were not done with it when the grace was over."""
     if in_time:
         return fx.EndJob(exit_code=stop.exit_code, message=stop.reason)
     missed = "end" if restart_all else "reach a step boundary and save"

@@ -342,13 +342,13 @@ class Participation:
         """The script's loop over `session.steps` that it is in or was in last, from 0."""
         self.loader = 0
         self.ramps: Ramps = NO_RAMPS
-        """Those in force here; the job's own from the next commit on."""
+        """The ramps in force here; the job has them from the next commit on."""
         self.rules: list[ScalingRule] = []
         self.holds_back = False
         """A state of a later loop waits until the script has come to it."""
         self.runs_done = 0
         self._runs_at_begin = 0
-        """As the step was handed out."""
+        """The calls that were done as the step was handed out."""
         self._batches: Batches | None = None
         self._last_call: Call = None
         self._in_run = False

@@ -40,8 +40,10 @@ class Job(TrainingJob):
 
 def is_connected(process: CommandProcess, port: int) -> bool:
     """One of its sockets is connected to this port."""
-    descriptors = Path(f"/proc/{process.process.pid}/fd").iterdir()
-    sockets = {os.readlink(descriptor) for descriptor in descriptors}
+    sockets = set()
+    for descriptor in Path(f"/proc/{process.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed by now
+            sockets.add(os.readlink(descriptor))
     rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return any(
         row[2].endswith(f":{port:04X}") and row[3] == "01" and f"socket:[{row[9]}]" in sockets

@@ -196,7 +196,7 @@ def _boot() -> str:
 
 
 class LeaderOnceRegistered:
-    """Knows the leader, but of nobody before this node has its name: see LeaderSource."""
+    """Knows the leader, but tells it only once this node has its name: see LeaderSource."""
 
     def __init__(self, watch: LeaderWatch) -> None:
         self._watch = watch

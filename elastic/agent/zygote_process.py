@@ -289,8 +289,8 @@ class ZygoteProcess:
 
 
 class _Found:
-    """The keeper of an earlier agent: not this process's child, and perhaps nobody's who would
-    look at how it ended."""
+    """The keeper of an earlier agent. It is not this process's child: perhaps nobody looks at how
+    it ends."""
 
     def __init__(self, pid: int, descriptor: int) -> None:
         self.pid = pid

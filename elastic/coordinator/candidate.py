@@ -37,7 +37,7 @@ class NotLeading(TransientError):
 
 
 class Candidate:
-    """Has the leader of its term handle what agents and operators say; turns them away without."""
+    """Hands what agents and operators say to its term's leader; turns them away without one."""
 
     def __init__(
         self,
@@ -137,8 +137,8 @@ class Candidate:
             await self._election.resign()
 
     async def _lead(self, leadership: Leadership) -> int | Stored | None:
-        """Until the run has ended, its exit code; or its term, None; or it turns out
-        that the store has lost something."""
+        """Lead. Returns the run's exit code if it has ended, None if the term has, or what the
+        store turns out to have lost."""
         daemon = CoordinatorDaemon(
             self._options,
             self._store,
@@ -244,7 +244,7 @@ class Candidate:
                 leader.leadership_confirmed()
 
     def figures(self) -> JobFigures | None:
-        """The job as it is, or was at its end; None where another coordinator leads, or none."""
+        """The job as it is while this candidate leads, or as it was at its end; else None."""
         operators = self._operators or self._last
         return operators.figures() if operators is not None else None
 

@@ -140,7 +140,7 @@ class ConnectedAgents:
         )
 
     def note_command(self, names: Iterable[str]) -> Command:
-        """What a group on these nodes runs: what one of them does that is connected."""
+        """The command of a group on these nodes: that of one of them that is connected."""
         for name in names:
             if (node := self._nodes.get(name)) is not None:
                 hello = node.stream.hello

@@ -73,7 +73,7 @@ _NOTICES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Term:
-    """What a leader leads, in three figures."""
+    """A leader's term in three figures."""
 
     generation: int = 0
     """Its number; 0: there is no group yet."""
@@ -338,7 +338,7 @@ class CoordinatorDaemon:
             stream.send(stop=_to_pb(self.order))
 
     def _is_held_by_another(self, stream: AgentStream) -> bool:
-        """Somebody attends under the name, and the name is registered for it."""
+        """Another agent attends under the name, and the name is registered for it."""
         present = self.nodes.named(stream.node)
         if present is None or self.registry is None:
             return False
@@ -738,7 +738,7 @@ class CoordinatorDaemon:
         return 2 * spent < self.options.max_restarts and self.machine.can_replace_slow(worker)
 
     def _may_train(self) -> bool:
-        """Somebody may, somewhere: what the job runs cannot be changed."""
+        """A group may train somewhere: what the job runs cannot be changed."""
         return bool(self.machine.members_that_may_train())
 
     async def _persist(self, effect: fx.PersistGeneration) -> None:

@@ -310,7 +310,7 @@ async def timeline(
 
 
 _MOST_REPLACED, _WITHIN_S = 2, 3600.0
-"""Workers of one slot: whose place they take is slow again is the machine, not the process."""
+"""Replacements in one slot: if the next worker there is slow too, it is the machine."""
 
 _MOST_SLOTS = 1000  # of which that is remembered
 
@@ -326,7 +326,7 @@ _IN_WORDS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlowRank:
-    """One that is slow now."""
+    """A rank that is slow now."""
 
     found: Straggler
     node: str

@@ -137,11 +137,11 @@ class IncidentRecords:
         self._incidents.progressed(progress.worker, progress.committed, progress.samples)
 
     def left_late(self, node: str) -> None:
-        """A node's workers are ended that were to leave at a step boundary."""
+        """A node's workers are ended, which were to leave at a step boundary."""
         self._guarded(lambda: self._incidents.left_late(node, self._clock()))
 
     def explained(self, generation: int, verdict: Diagnosis, stacks: Sequence[RankStacks]) -> None:
-        """Where the members of a group are that stands still."""
+        """Where the members are of a group that stands still."""
         self._guarded(lambda: self._incidents.explained(generation, verdict, stacks))
 
     def recovered(self, recovery: Mapping[str, Any]) -> None:
@@ -161,7 +161,7 @@ class IncidentRecords:
         self._guarded(self._saved)
 
     def ended(self, message: str) -> None:
-        """The job has, and why."""
+        """The job has ended, and why."""
 
         def end() -> None:
             final = self._of_leaders_before()  # nobody updates them after it
@@ -356,7 +356,7 @@ def noticed_by(document: Mapping[str, Any]) -> str:
 
 
 def _first_process(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """One that was ended for not answering only if there is no other."""
+    """The first process; one that was ended for not answering only if there is no other."""
     found = sorted(document["processes"], key=lambda p: (p["kind"] == "left_out", p["after_s"]))
     return found[0] if found else None
 
@@ -399,7 +399,7 @@ class _Recovery:
     reason: str
     lost: tuple[str, ...]
     generation: int | None = None
-    """The one that followed; None while it is not announced."""
+    """The generation that followed; None while it is not announced."""
     persisted_at: float = 0.0
 
 
@@ -508,8 +508,8 @@ class Recoveries:
         return record
 
     def _inherited_as(self, report: pb.Reformed, now: float) -> _Recovery | None:
-        """When the leader before decided, nobody knows: all but what the member has measured is
-        detection."""
+        """The leader before has not told when it decided: what the member has not measured counts
+        as detection."""
         inherited, generation = self._inherited, self._inherited_in
         if inherited is None or report.generation < generation or not report.out_s:
             return None

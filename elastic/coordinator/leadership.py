@@ -385,7 +385,7 @@ class Election:
         return to_json(document)
 
     def _tell_who_leads(self, entry: Entry, told: str) -> str:
-        """The candidate of which it has been told now; `told`: until now."""
+        """Tell each leader once; returns the newest leader's candidate. told: the one before."""
         try:
             leader = leader_from_json(entry.value)
         except Unreadable:
@@ -409,7 +409,7 @@ class Election:
             self._tell(state)
 
     def _tell(self, state: LeaseState) -> None:
-        """Once: what was in doubt from the first moment is found out by two."""
+        """Tell each state once: a lease in doubt from its first moment is noticed twice."""
         if state is not self._told:
             self._told = state
             self._on_change(state)

@@ -101,7 +101,7 @@ def state_of(view: JobView) -> str:
 
 
 def standby(job: str, run_id: str, address: str, leader: LeaderDocument | None) -> Document:
-    """What a coordinator shows that does not lead."""
+    """What a coordinator that does not lead shows."""
     head: Part = {
         "job": job,
         "run": run_id,

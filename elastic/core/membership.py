@@ -98,9 +98,9 @@ class Generation:
     leave_after: int | None = None
     """Planned: leave the previous group once this many steps are committed. None: at once."""
     provisional: bool = False
-    """Planned, and not known yet to have been heard by all who are to leave: wait there. The
-    settled form follows under the same number; its `leave_after` may be later. It is None there,
-    or in another form after that, if nobody can come to such a boundary any more."""
+    """Planned, and not yet acknowledged by all members that are to leave: wait there. The settled
+    form follows under the same number; its `leave_after` may be later. It is None there, or in
+    another form after that, if nobody can come to such a boundary any more."""
     purpose: Purpose = Purpose.TRAIN
     save_first: bool = False
     """Save a checkpoint at the first boundary, because an earlier save was abandoned."""

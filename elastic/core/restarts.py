@@ -68,8 +68,8 @@ class RestartPolicy:
     ends the job: restarting again would only repeat it. So does one that all members of a group of
     several have, where nothing was saved: all that they had done would be done again, up to there.
 
-    A worker that hangs may do so for its machine's sake, or that of the storage. But the script it
-    is if a later group, which has committed nothing, hangs at the same place on another node.
+    A worker may hang because of its machine or the storage. But it is the script if a later group,
+    which has committed nothing, hangs at the same place on another node.
     """
 
     max_restarts: int
@@ -116,7 +116,7 @@ class RestartPolicy:
         self._failed_at.extend(instants)
 
     def instants(self) -> tuple[float, ...]:
-        """When those were that `spent` has counted, oldest first."""
+        """The instants that `spent` has counted, oldest first."""
         return tuple(self._failed_at)
 
     def spent(self, now: float) -> int:

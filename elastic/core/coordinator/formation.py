@@ -93,7 +93,7 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
 
 
 def _takes_part(w: ObservedWorker, staying: list[ObservedWorker]) -> bool:
-    """It is ready, and to stay; or to hand over the state that only it has."""
+    """It is ready and stays, or it hands over the state that only it has."""
     s = w.status
     hands_over = s.has_state and not has_heir(s, [other.status for other in staying])
     return s.phase is WorkerPhase.READY and (hands_over or not w.leaving)
@@ -111,9 +111,8 @@ def _repeats(w: ObservedWorker) -> bool:
 
 
 def _nothing_left_to_do(finished: list[ObservedWorker], others: list[ObservedWorker]) -> bool:
-    """Members have taken the job to its end, and the others would repeat more of it than the
-    last step, which it may have lost when it lost them; or hold what the job had to go back from,
-    before these trained on."""
+    """Members have taken the job to its end. The others would repeat more than its last step, which
+    the job may have lost with them; or they hold a state that it has gone back from since."""
     ends = [w.status for w in finished if w.status.has_state]
     if not ends:
         return False
@@ -363,9 +362,9 @@ class _Formed:
     def _state_is_away_until(self) -> float:
         """While only members out of contact hold the state, nobody begins again without them.
 
-        Once there is a state, one that was on its way in may have got it since it was last heard.
-        And a group that went on without somebody may lose all who held it: if nobody at all is
-        left here the group is dissolved, and `_gather` waits.
+        Once there is a state, one that was on its way in may have got it since its last report. A
+        group that went on may lose all its holders: then the others wait for those left behind. If
+        no worker is left here, the group is dissolved, and `_gather` waits.
         """
         here = self._active + self._newcomers + self._outgoing
         if any(w.status.has_state and w.silent_since is None for w in here):
@@ -705,8 +704,8 @@ class Clocks:
     ) -> None:
         """Start or stop each clock by what is known now.
 
-        leaving: the group that trains until `current`, a planned change, is in place. Who has left
-        it is awaited by nobody, but leaves the others unable to complete another step.
+        leaving: the group that trains until `current`, a planned change, is in place. A member that
+        has left it is not awaited, but without it the others can complete no further step.
         first_step: the group is in its first.
         """
         number = current.number if current else 0

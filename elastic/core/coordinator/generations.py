@@ -122,7 +122,7 @@ class Lineage:
         return [m for g in self._groups for m in g.generation.members]
 
     def allows(self, members: Collection[WorkerId]) -> bool:
-        """May these form a group? None always may."""
+        """May these form a group? No members at all always may."""
         return not members or not any(g.workers.isdisjoint(members) for g in self._groups)
 
     def missing(
@@ -143,8 +143,8 @@ class Lineage:
     def in_the_way(
         self, members: Collection[WorkerId], workers: Mapping[WorkerId, ObservedWorker]
     ) -> frozenset[WorkerId]:
-        """Who joins a group that keeps `members` from forming another, and holds nothing yet: where
-        it does not get any further, nothing but its end makes room."""
+        """Workers that join a group in the way of `members`, and hold no state: if such a worker
+        gets no further, only its end makes room."""
         return frozenset(
             worker
             for g in self._groups

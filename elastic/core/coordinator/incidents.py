@@ -76,11 +76,11 @@ class Outcome(enum.Enum):
     RECOVERED = "recovered"
     """A step was committed without what was lost."""
     STRUCK_AGAIN = "struck_again"
-    """Before that the next incident came."""
+    """The next incident came before that."""
     TRAINS_ON = "trains_on"
     """A save failed, which has held up nobody."""
     SAVED_SINCE = "saved_since"
-    """The same, and a later one is whole."""
+    """A save failed, and a later one is whole."""
     JOB_ENDED = "job_ended"
     UNKNOWN = "unknown"
     """The leader changed before it was over."""
@@ -748,7 +748,7 @@ class Incidents:
                 self._tell(record)
 
     def _job_ended(self, now: float) -> None:
-        """Nobody updates the records after it: what each has cost is as it will stay."""
+        """After it no record changes: what each incident has cost is final."""
         self.changed |= set(self._records)
         for record in self._records.values():
             if record.is_open:

@@ -178,7 +178,7 @@ class Coordinator:
         return self._restarts.spent(now)
 
     def restarts(self) -> tuple[float, ...]:
-        """When those were, oldest first."""
+        """The instants of these restarts, oldest first."""
         return self._restarts.instants()
 
     def can_replace_slow(self, worker: WorkerId) -> bool:
@@ -490,8 +490,8 @@ class Coordinator:
             self._newcomers.arrived(current, workers)
 
     def _is_overtaken(self, newest: Generation, now: float) -> bool:
-        """While it was being written one came back that holds the state, which none of its members
-        does: another generation follows at once, and nobody begins in it."""
+        """While it was written, a holder of the state came back, and no member has the state:
+        another generation follows at once, and nobody begins in this one."""
         if self._stop is not None or self._policy.restart_all or not newest.members:
             return False
         decision = decide(replace(self._view(now), untold=True), self._policy, now)
@@ -513,8 +513,8 @@ class Coordinator:
         return len(others) >= max(1, self._policy.min_workers)
 
     def _is_held_elsewhere(self, worker: ObservedWorker | None) -> bool:
-        """The group of a worker has found the state lost; but one that is not in that group has
-        come back with it."""
+        """The worker's group has found the state lost, but a worker outside of that group has come
+        back with it."""
         group = self._past.get(worker.status.generation) if worker is not None else None
         group = group or self._current
         return any(
@@ -688,7 +688,7 @@ class Coordinator:
     # ---- keeping the view
 
     def _deciding(self, now: float) -> Mapping[WorkerId, ObservedWorker]:
-        """Without those that are being ended; where all restart together these are waited for."""
+        """The workers that are not being ended; all of them where all restart together."""
         workers = self._nodes.workers()
         others = self._replacements.others(workers, now)
         return workers if self._policy.restart_all else others

@@ -543,7 +543,7 @@ class Newcomers:
             del self._failures[slot], self._not_before[slot]
 
     def _accept(self) -> None:
-        """One has joined well: what was is of no account."""
+        """One has joined well: earlier failures no longer count."""
         self._refusals, self._refused_until = 0, -math.inf
         self._failed_in.clear()
         self._told.clear()

@@ -274,7 +274,7 @@ class SlotAccounts:
         followed_by: int,
         under_way: bool,
     ) -> Incident:
-        """One that the leader before has not told the end of. followed_by: a generation; 0: none
+        """An incident whose end the leader before has not told. followed_by: a generation; 0: none
         was decided on. under_way: it goes on."""
         incident = self._books.resume_incident(number, at)
         incident.concerns(nodes, workers)

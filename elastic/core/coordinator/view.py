@@ -138,8 +138,8 @@ def return_patience_s(policy: FormationPolicy) -> float:
 
 def may_hold_state(s: WorkerStatus, current: Generation | None) -> bool:
     """It has the job's state, or may have got it since it reported: it could join the newest
-    generation, or an earlier one, since it has not acknowledged the newest. Whose script has ended
-    needs it no more."""
+    generation, or an earlier one, since it has not acknowledged the newest. A worker whose script
+    has ended needs it no more."""
     if s.has_state or s.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING):
         return s.phase is not WorkerPhase.FINISHED
     if s.phase is not WorkerPhase.READY or current is None:
@@ -160,8 +160,8 @@ def has_heir(s: WorkerStatus, others: Iterable[WorkerStatus]) -> bool:
 
 
 def worth_waiting_for(workers: Mapping[WorkerId, ObservedWorker]) -> list[ObservedWorker]:
-    """Workers out of contact; of those that were left behind none, if a member of a group that went
-    on is here, and has all that they hold."""
+    """Workers out of contact. Those left behind do not count if a member of a group that went on is
+    here, and has all that they hold."""
     here = any(w.status.has_state and w.silent_since is None for w in workers.values())
     silent = [w for w in workers.values() if w.silent_since is not None]
     return [w for w in silent if not (w.left_behind and here)]

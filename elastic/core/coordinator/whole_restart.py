@@ -128,7 +128,7 @@ def _fresh(view: GroupView) -> list[ObservedWorker]:
 
 
 def _is_ending(view: GroupView) -> bool:
-    """Somebody in contact has run and is not gone yet. A node out of contact is not waited for: its
+    """A worker in contact has run and is not gone yet. A node out of contact is not waited for: its
     scripts wait for the others, and whether they may be replaced is for the lineage to say."""
     return any(_has_run(w, view) for w in view.workers.values() if w.silent_since is None)
 

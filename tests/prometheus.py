@@ -94,6 +94,9 @@ class Prometheus:
         """It is up."""
         try:
             self._read("-/ready")
+        except urllib.error.HTTPError as error:
+            error.close()
+            return False
         except (OSError, http.client.HTTPException):
             return False
         return True

@@ -13,11 +13,12 @@ from tests.cluster import JOINER, NODES, Cluster
 @dataclass(frozen=True)
 class Fault:
     """begin: what befalls the cluster. end: what the job is to recover from is over. nodes: that
-    it concerns."""
+    it concerns. is_planned: an operator's wish, and so is that a node starts again."""
 
     begin: Callable[[Cluster], object]
     end: Callable[[Cluster], object] = lambda _: None
     nodes: frozenset[str] = frozenset()
+    is_planned: bool = False
 
 
 B, C = frozenset({"b"}), frozenset({"c"})
@@ -114,8 +115,8 @@ FAULTS = {
     "host killed": Fault(kill_host, start_again, C),
     "host cut off": Fault(cut_off, heal, C),
     "agent killed": Fault(kill_agent, lambda cluster: cluster.start_agent("b"), B),
-    "node drained": Fault(drain, clear, C),
-    "node joins and leaves": Fault(join, leave, frozenset({JOINER})),
+    "node drained": Fault(drain, clear, C, is_planned=True),
+    "node joins and leaves": Fault(join, leave, frozenset({JOINER}), is_planned=True),
     "node quarantined": Fault(fail_once_too_often, forgive, C),
     "store frozen": Fault(freeze_store, thaw_store, C),
     "saved": Fault(wait_for_save),

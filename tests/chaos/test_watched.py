@@ -141,11 +141,12 @@ def check_attributed(
     """What was lost in the meantime stands under the nodes of this fault, and new incidents are of
     these nodes alone; how much that was.
 
-    The slot of the joiner is empty while it is not there, and its workers start for nobody's sake.
+    The slot of the joiner is empty while it is not there. Workers that start as an operator wants
+    have no node as their cause.
     """
     known = costs(before)
     lost = {node: s - known.get(node, 0.0) for node, s in costs(after).items()}
-    if fault.nodes == {JOINER}:
+    if fault.is_planned:
         lost.pop("", None)
     elsewhere_s = sum(lost.get(n, 0.0) for n in lost if n not in {*fault.nodes, JOINER})
     own_s = sum(lost.get(n, 0.0) for n in fault.nodes)

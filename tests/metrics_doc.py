@@ -64,7 +64,7 @@ scrape_configs:
 ```
 
 At most 100 connections are kept, the oldest makes room for a new one, and one on which nothing was answered for
-10 s is cut. 32 of them may be pages that are open; no newer connection takes the place of one. Requests of more than 16 KiB, and other methods than GET and HEAD, are refused.
+10 s is cut. 32 of them may be pages that are open; no newer connection takes the place of one. Requests of more than 16 KiB, and other methods than GET and HEAD, are refused; with `--page-actions` the page has paths that are POSTed to.
 
 ## How to read them
 

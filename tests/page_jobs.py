@@ -215,17 +215,41 @@ def history(minutes: float = 20.0) -> JobHistory:
     return made
 
 
-def incident(number: int) -> str:
-    if number != RECORD["number"]:
-        raise ConfigurationError(f"there is no incident {number}")
-    more = {"steps_again": 1, "steps_lost": 0, "further_processes": 0, "verdict": "", "hang": None}
-    return json.dumps({**RECORD, **more, "processes": [PROCESS]})
+class ActedOn:
+    """What an action at the page comes to, in place of a coordinator."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, ...]] = []
+        self.error: Exception | None = None
+
+    def incidents(self, number: int | None) -> list[str]:
+        if number != RECORD["number"]:
+            raise ConfigurationError(f"there is no incident {number}")
+        more = {"steps_again": 1, "steps_lost": 0, "further_processes": 0, "verdict": ""}
+        return [json.dumps({**RECORD, **more, "hang": None, "processes": [PROCESS]})]
+
+    def stop(self, reason: str, exit_code: int) -> None:
+        self._do("stop", reason, str(exit_code))
+
+    async def drain(self, name: str, reason: str, *, future: bool) -> str:
+        assert not future
+        return self._do("drain", name, reason)
+
+    async def clear(self, name: str, reason: str = "") -> str:
+        return self._do("clear", name, reason)
+
+    def _do(self, *what: str) -> str:
+        if self.error is not None:
+            raise self.error
+        self.done.append(what)
+        return f"{what[0]} of {what[1]} is under way"
 
 
 class PageSite:
     """The page of a job that a test changes; its daemon's event loop has a thread of its own."""
 
-    def __init__(self, seen: JobView | None, past: JobHistory | None = None) -> None:
+    def __init__(self, seen: JobView | None, past: JobHistory | None = None, **keys: Any) -> None:
+        """keys: of who acts, see JobPage."""
         self.seen = seen
         self.goes_on = False
         """A step was committed just now, whenever somebody looks."""
@@ -236,9 +260,10 @@ class PageSite:
         self.past = past if past is not None else JobHistory()
         self.otherwise: Callable[[], Any] = dict
         self.told: list[dict[str, Any]] = []
-        self.page = JobPage(
-            page_of(self.past, self._view, lambda: self.otherwise(), incident), self.loop
-        )
+        self.acted_on = ActedOn()
+        job: Any = self.acted_on
+        source = page_of(self.past, job, self._view, lambda: self.otherwise())
+        self.page = JobPage(source, self.loop, **keys)
         self.port = 0
         self.serve()
 
@@ -285,6 +310,8 @@ class PageSite:
 
 
 @contextmanager
-def page_site(seen: JobView | None, past: JobHistory | None = None) -> Iterator[PageSite]:
-    with contextlib.closing(PageSite(seen, past)) as site:
+def page_site(
+    seen: JobView | None, past: JobHistory | None = None, **keys: Any
+) -> Iterator[PageSite]:
+    with contextlib.closing(PageSite(seen, past, **keys)) as site:
         yield site

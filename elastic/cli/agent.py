@@ -31,9 +31,8 @@ from elastic.cli.compose import checkpoint_place
 from elastic.cli.console import JsonDisplay
 from elastic.cli.etcd import address_towards, host_name, open_store
 from elastic.cli.http import (
-    METRICS_OPTION,
     checkpoint_directories,
-    require_http_protection,
+    http_sites,
     watched_over_http,
 )
 from elastic.cli.launch import is_classic, log_directory, require_command, worker_environment
@@ -208,8 +207,7 @@ async def _attend(
     if unsure:
         journal.record("warning", source="node_host", message=unsure)
     security = choose_security(settings.job, settings.security)
-    require_http_protection(settings.http_address, security)
-    require_http_protection(settings.metrics_address, security, METRICS_OPTION)
+    http = http_sites(settings, security)
     host = settings.node_host
     if host is None:
         host = await off_loop(lambda: address_towards(settings.store))
@@ -243,13 +241,7 @@ async def _attend(
                 store=calls,
             ),
         )
-        serving = watched_over_http(
-            watched,
-            settings.http_address,
-            journal,
-            security,
-            metrics_address=settings.metrics_address,
-        )
+        serving = watched_over_http(watched, http, journal, security)
         with notice.telling(node.condition):
             try:
                 async with serving:

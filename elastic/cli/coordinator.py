@@ -21,9 +21,8 @@ from elastic.cli.compose import checkpoint_directory, job_options
 from elastic.cli.etcd import address_towards, open_store
 from elastic.cli.http import (
     COORDINATOR_DEFAULT,
-    METRICS_OPTION,
     checkpoint_directories,
-    require_http_protection,
+    http_sites,
     watched_over_http,
 )
 from elastic.cli.page import page_of, reached_at
@@ -105,8 +104,7 @@ async def _coordinate(
     )
     warnings_to(journal)
     security = choose_security(settings.job, settings.security)
-    require_http_protection(settings.http_address, security)
-    require_http_protection(settings.metrics_address, security, METRICS_OPTION)
+    http = http_sites(settings, security, COORDINATOR_DEFAULT)
     await require_listenable(settings.listen)
     async with _store_of(settings) as (kept, beside):
         store = MeasuredStore(kept, calls)
@@ -149,19 +147,12 @@ async def _coordinate(
             parts=parts,
             page=page_of(
                 history,
+                candidate,
                 candidate.view,
                 lambda: standby(settings.job, settings.run_id, candidate.address, candidate.leader),
-                incident=lambda number: candidate.incidents(number)[0],
             ),
         )
-        serving = watched_over_http(
-            watched,
-            settings.http_address,
-            journal,
-            security,
-            default=COORDINATOR_DEFAULT,
-            metrics_address=settings.metrics_address,
-        )
+        serving = watched_over_http(watched, http, journal, security)
         with notice.telling(lambda: _condition(candidate)):
             try:
                 async with serving as served:

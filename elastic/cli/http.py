@@ -6,21 +6,25 @@ import asyncio
 import contextlib
 import ipaddress
 import os
+import re
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from elastic.errors import ConfigurationError, ElasticError
-from elastic.rpc.certificates import Role
-from elastic.rpc.identity import job_identity
+from elastic.rpc.certificates import Role, readable_by_others
+from elastic.rpc.identity import missing_identity
 from elastic.rpc.newest_certificate import NewestCertificate
 from elastic.rpc.security import Report, Security, Tls, no_report, on_this_loop, stays_here
 from elastic.runtime.journal import Journal
 from elastic.runtime.listening import address_of, listen_for_http
 from elastic.runtime.off_loop import off_loop
 from elastic.runtime.process_metrics import Directories, Watched
+from elastic.settings.coordinator import CoordinatorSettings
+from elastic.settings.node import NodeSettings
+from elastic.settings.run import RunSettings
 from elastic.settings.tls_files import TlsFiles
 
 if TYPE_CHECKING:
@@ -30,6 +34,7 @@ COORDINATOR_DEFAULT = "127.0.0.1:9400"
 OFF = "off"
 METRICS_OPTION = "--metrics-address"
 _PAGE_OPTION = "--http-address"
+_SHORTEST_TOKEN = 16
 _END_WITHIN_S = 1.0
 
 
@@ -56,37 +61,86 @@ def checkpoint_directories(url: str | None, **others: str) -> Directories:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Site:
-    """What is served at one address, besides health."""
+class HttpSite:
+    """One address, and what is served there besides health."""
 
-    watched: Watched
+    address: str
     option: str = _PAGE_OPTION
-    """That names the address."""
-    scrapes: bool = True
-    """The metrics are here."""
+    is_default: bool = False
+    """Nobody has asked for it, so it may be had by another."""
+    page: bool = False
+    metrics: bool = True
+    token: str | None = field(default=None, repr=False)
+    """Of who acts at the page; empty: a certificate is enough; None: nobody does."""
 
     @property
     def parts(self) -> str:
         """In words."""
-        served = ["page"] * (self.watched.page is not None) + ["metrics"] * self.scrapes
+        served = ["page"] * self.page + ["metrics"] * self.metrics
         return f"{', '.join(served)} and health checks" if served else "health checks"
+
+
+def http_sites(
+    settings: CoordinatorSettings | RunSettings | NodeSettings,
+    security: Security,
+    default: str | None = None,
+) -> list[HttpSite]:
+    """What is wanted, that of the page last: its address may be `default`, without which it goes.
+
+    Raises ConfigurationError where others could read what nothing protects, or act on it.
+    """
+    address, metrics = settings.http_address or default or OFF, settings.metrics_address or OFF
+    is_apart = settings.metrics_address not in (None, address)
+    page = HttpSite(address=address, is_default=not settings.http_address, metrics=not is_apart)
+    if not isinstance(settings, NodeSettings):
+        page = replace(page, page=True, token=_token_of(settings, security, address))
+    sites = [HttpSite(address=metrics, option=METRICS_OPTION), page][not is_apart :]
+    sites = [site for site in sites if site.address != OFF]
+    for site in sites:
+        require_http_protection(site.address, security, site.option)
+    return sites
+
+
+def _token_of(
+    settings: CoordinatorSettings | RunSettings, security: Security, address: str
+) -> str | None:
+    """See HttpSite. Raises ConfigurationError where nothing would ask who acts."""
+    file = settings.page_token_file
+    if not settings.page_actions:
+        return None
+    if address == OFF:
+        raise ConfigurationError("--page-actions needs the page: give --http-address HOST:PORT")
+    if file is None:
+        if isinstance(security, Tls) and not stays_here(address):
+            return ""
+        raise ConfigurationError(
+            f"--page-actions: anyone who reaches {address} could stop the job, since nothing there "
+            "asks who it is; give --page-token-file FILE, or have the page ask for certificates: "
+            "--tls-ca, --tls-cert and --tls-key, and an --http-address that is no loopback one"
+        )
+    try:
+        token = file.read_text(encoding="ascii").strip()
+        problem = f"others may read it; chmod 600 {file}" if readable_by_others(file) else ""
+    except (OSError, UnicodeDecodeError) as error:
+        token, problem = "", getattr(error, "strerror", "") or "it is not ASCII"
+    if not problem and not re.fullmatch(rf"[!-~]{{{_SHORTEST_TOKEN},}}", token):
+        problem = f"a token has {_SHORTEST_TOKEN} characters or more, in one line without a space"
+    if problem:
+        raise ConfigurationError(f"the file {file} (--page-token-file) cannot be used: {problem}")
+    return token
 
 
 @contextlib.asynccontextmanager
 async def watched_over_http(
     watched: Watched,
-    address: str | None,
+    sites: Sequence[HttpSite],
     journal: Journal,
     security: Security,
     *,
-    default: str | None = None,
-    metrics_address: str | None = None,
     tells_of_certificates: bool = False,
 ) -> AsyncIterator[str]:
     """Within, it is served, the page at the address that this gives; empty: nowhere.
 
-    default: where, if nothing is wanted; it may be had by another.
-    metrics_address: where the metrics are, if not with the page.
     tells_of_certificates: when they are replaced or cannot be used; else gRPC does.
 
     On a loopback address in plain text; elsewhere with the job's certificates, if it has any.
@@ -97,16 +151,12 @@ async def watched_over_http(
         told = on_this_loop(journal.record) if tells_of_certificates else no_report
         newest = NewestCertificate(security, Role.SERVER, told, coordinates=False)
         watched = replace(watched, parts=replace(watched.parts, certificate=newest))
-    site, wanted = _Site(watched=watched), address or default
+    found = dict[str, str]()
     async with contextlib.AsyncExitStack() as ends:
-        if metrics_address not in (None, wanted):
-            site = replace(site, scrapes=False)
-            metrics = _Site(watched=replace(watched, page=None), option=METRICS_OPTION)
-            # First: the page's address may be a default, which it goes without.
-            server = await _server(metrics, metrics_address, journal, security, newest)
-            await ends.enter_async_context(_running(server, journal))
-        server = await _server(site, wanted, journal, security, newest, is_default=address is None)
-        yield await ends.enter_async_context(_running(server, journal))
+        for site in sites:
+            server = await _server(site, watched, journal, security, newest)
+            found[site.option] = await ends.enter_async_context(_running(server, journal))
+        yield found.get(_PAGE_OPTION, "")
 
 
 @contextlib.asynccontextmanager
@@ -129,22 +179,17 @@ async def _running(server: _Serving | None, journal: Journal) -> AsyncIterator[s
 
 
 async def _server(
-    site: _Site,
-    wanted: str | None,
+    site: HttpSite,
+    watched: Watched,
     journal: Journal,
     security: Security,
     newest: NewestCertificate | None,
-    *,
-    is_default: bool = False,
 ) -> _Serving | None:
-    """is_default: nobody has asked for this address."""
-    if wanted is None or wanted == OFF:
-        return None
-    require_http_protection(wanted, security, site.option)
+    wanted = site.address
     try:
         listener = await listen_for_http(wanted, site.option)
     except (ElasticError, RuntimeError, OSError) as error:
-        if not is_default:
+        if not site.is_default:
             raise
         _go_without(journal, error, site)
         return None
@@ -159,21 +204,22 @@ async def _server(
     if not secured and not stays_here(wanted):
         message = (
             f"{wanted} serves {site.parts} of the job in plain text (--insecure): anyone who "
-            "reaches it reads them"
+            f"reaches it reads them{', and the token of who acts' if site.token else ''}"
         )
         journal.record("security_warning", message=message)
     at = f"{'https' if secured else 'http'}://{address_of(listener)}"
     journal.record("http_started", address=at, serves=site.parts)
     loop, report = asyncio.get_running_loop(), on_this_loop(journal.record)
     guard = Guard(may_scrape=_admission(security), is_local=stays_here(wanted))
-    return _Serving(listener, at, site, loop, guard, report, files, newest)
+    return _Serving(listener, at, site, watched, loop, guard, report, files, newest)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guard:
     """Who may see what; each says why not, empty: one may."""
 
-    may_scrape: Callable[[Request], str]
+    may_scrape: Callable[..., str]
+    """Or have a method of the coordinator called."""
     is_local: bool
     """Only this machine reaches it."""
 
@@ -196,7 +242,7 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _go_without(journal: Journal, error: Exception, site: _Site) -> None:
+def _go_without(journal: Journal, error: Exception, site: HttpSite) -> None:
     message = f"{error}; {site.parts} are not served"
     journal.record("warning", source="http", message=message)
 
@@ -208,7 +254,8 @@ class _Serving:
         self,
         listener: socket.socket,
         address: str,
-        site: _Site,
+        site: HttpSite,
+        watched: Watched,
         loop: asyncio.AbstractEventLoop,
         guard: Guard,
         report: Report,
@@ -216,7 +263,7 @@ class _Serving:
         newest: NewestCertificate | None,
     ) -> None:
         self.address, self.site = address, site
-        self._listener, self._loop = listener, loop
+        self._listener, self._watched, self._loop = listener, watched, loop
         self._guard, self._report = guard, report
         self._files, self._newest = files, newest
         self._lock = threading.Lock()
@@ -261,25 +308,33 @@ class _Serving:
         tls = None
         if self._files is not None and self._newest is not None:
             tls = HttpTls(files=self._files, newest=self._newest)
-        watched, guard = self.site.watched, self._guard
+        watched, guard, site = self._watched, self._guard, self.site
         pages = WatcherPages(watched, self._loop, guard.may_scrape).by_path()
-        if not self.site.scrapes:
+        if not site.metrics:
             del pages["/metrics"]
         farewell = None
-        if watched.page is not None:
-            page = JobPage(watched.page, self._loop, guard.may_see, has_metrics=self.site.scrapes)
+        if site.page and watched.page is not None:
+            page = JobPage(
+                watched.page,
+                self._loop,
+                guard.may_see,
+                has_metrics=site.metrics,
+                may_call=guard.may_scrape if site.token is not None else None,
+                token=site.token or "",
+            )
             pages, farewell = pages | page.by_path(), page.farewell
         return HttpServer(self._listener, pages, report=self._report, tls=tls, farewell=farewell)
 
 
-def _admission(security: Security) -> Callable[[Request], str]:
+def _admission(security: Security) -> Callable[..., str]:
     """Over TLS, metrics are for certificates of the job, whatever role they are limited to."""
     if not isinstance(security, Tls):
-        return lambda _: ""
-    expected = job_identity(security.job)
+        return lambda *_: ""
+    job = security.job
 
-    def refused(request: Request) -> str:
-        if request.peer is None or expected in request.peer:
+    def refused(request: Request, method: str = "GetStatus") -> str:
+        expected = missing_identity(request.peer or (), job, method)
+        if request.peer is None or not expected:
             return ""
         found = ", ".join(request.peer) or "no certificate, or one that names nothing"
         return f"this is for certificates that name {expected}; shown was {found}"

@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 from elastic.coordinator.history import JobHistory
 from elastic.coordinator.page import JobView, PageBuilder
+from elastic.errors import ExitCode
+from elastic.rpc.control import ControlHandler
 from elastic.runtime.process_metrics import Document, PageSource
 
 _WILDCARDS = ("0.0.0.0", "::")
@@ -17,12 +19,11 @@ _WILDCARDS = ("0.0.0.0", "::")
 
 def page_of(
     history: JobHistory,
+    job: ControlHandler,
     view: Callable[[], JobView | None],
     otherwise: Callable[[], Document] = dict,
-    incident: Callable[[int], str] | None = None,
 ) -> PageSource:
-    """view: of the job, None if another coordinator leads: then `otherwise` is shown. incident: all
-    that is known of one, as JSON."""
+    """view: of the job, None if another coordinator leads: then `otherwise` is shown."""
     builder = PageBuilder()
 
     def take() -> Callable[[], Document]:
@@ -36,8 +37,23 @@ def page_of(
         found = history.curves.curve(name, time.time() - time.monotonic())
         return {"width_s": found.width_s, "names": found.names, "rows": found.rows}
 
-    ranges = history.curves.ranges
-    return PageSource(html=_html, take=take, ranges=ranges, curve=curve, incident=incident)
+    async def act(method: str, node: str, reason: str) -> str:
+        operators = job.operators()
+        if method == "Drain":
+            return await operators.drain(node, reason, future=False)
+        if method == "Clear":
+            return await operators.clear(node, reason)
+        operators.stop(reason, int(ExitCode.STOPPED))
+        return "the job ends at the next step boundary"
+
+    return PageSource(
+        html=_html,
+        take=take,
+        ranges=history.curves.ranges,
+        curve=curve,
+        incident=lambda number: job.incidents(number)[0],
+        act=act,
+    )
 
 
 def reached_at(served: str, advertised: str) -> str:

@@ -20,10 +20,9 @@ from elastic.checkpoint.directory import CheckpointDirectory
 from elastic.cli.compose import checkpoint_directory, checkpoint_place, job_options
 from elastic.cli.console import JsonDisplay, LiveDisplay
 from elastic.cli.http import (
-    METRICS_OPTION,
     OFF,
     checkpoint_directories,
-    require_http_protection,
+    http_sites,
     watched_over_http,
 )
 from elastic.cli.launch import is_classic, log_directory, require_command, worker_environment
@@ -112,8 +111,7 @@ async def _run(
     journal = Journal(*listeners, origin=_origin(settings))
     warnings_to(journal)
     security = choose_security(settings.job, settings.security)
-    require_http_protection(settings.http_address, security)
-    require_http_protection(settings.metrics_address, security, METRICS_OPTION)
+    http = http_sites(settings, security)
     if settings.listen is not None:
         await require_listenable(settings.listen)
     directory = RunDirectory(settings.job)
@@ -150,25 +148,14 @@ async def _run(
             job=settings.job,
             snapshot=lambda: _collector(operators, agent, counts),
             why_not_ready=_always_ready,
-            page=page_of(
-                history,
-                operators.view,
-                incident=lambda number: operators.incidents(number)[0],
-            ),
+            page=page_of(history, operators, operators.view),
             parts=ProcessParts(
                 pauses=pauses,
                 directories=checkpoint_directories(settings.checkpoint_dir, logs=str(logs)),
             ),
         )
         await ends.enter_async_context(
-            watched_over_http(
-                watched,
-                settings.http_address,
-                journal,
-                security,
-                metrics_address=settings.metrics_address,
-                tells_of_certificates=True,
-            )
+            watched_over_http(watched, http, journal, security, tells_of_certificates=True)
         )
         _handle_signals(agent)
         await agent.start()

@@ -316,7 +316,7 @@ class DepartingNodes:
         where = f" (machine {key})" if is_machine else ""
         return f"the workers of {names}{where} leave at the next step boundary"
 
-    async def clear(self, name: str) -> str:
+    async def clear(self, name: str, reason: str = "") -> str:
         """Let a machine, or that of a node, take part again; say what follows.
 
         Raises TransientError, and ConfigurationError if it is not clear which one is meant, or
@@ -338,7 +338,11 @@ class DepartingNodes:
         if cleared is None:
             return f"{name} was neither drained nor in quarantine"
         self._journal.record(
-            "node_cleared", node=cleared.node or name, machine=cleared.machine, state=cleared.state
+            "node_cleared",
+            node=cleared.node or name,
+            machine=cleared.machine,
+            state=cleared.state,
+            reason=reason or "cleared by an operator",
         )
         for node in nodes:
             if self._excluded(node) is None:

@@ -65,11 +65,11 @@ class Operators:
             )
         return await leader.departing.drain(name, reason)
 
-    async def clear(self, name: str) -> str:
+    async def clear(self, name: str, reason: str = "") -> str:
         """Let a node take part again; say what follows. Raises TransientError, and
         ConfigurationError if the job has ended."""
         self._require_going_on()
-        return await self.leader.departing.clear(name)
+        return await self.leader.departing.clear(name, reason)
 
     async def stacks(self, of: str) -> stacks_pb2.JobStacks:
         """The Python stacks of all ranks, or of one rank or worker, at this instant. Raises

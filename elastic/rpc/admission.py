@@ -10,13 +10,7 @@ import grpc
 import grpc.aio
 
 from elastic.errors import ElasticError
-from elastic.rpc.identity import (
-    job_identity,
-    peer_names,
-    role_identity,
-    roles_allowed,
-    roles_named,
-)
+from elastic.rpc.identity import job_identity, missing_identity, peer_names
 from elastic.rpc.security import Report, Security, Tls
 
 MOST_BYTES = 40 * 2**20
@@ -103,13 +97,10 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if self._expected is None:
             return
         names, called = peer_names(context.auth_context()), method.rpartition("/")[2]
-        allowed = sorted(role_identity(self._job, role) for role in roles_allowed(called))
-        roles = roles_named(names, self._job)
-        if self._expected in names and (not roles or roles & roles_allowed(called)):
+        if not (expected := missing_identity(names, self._job, called)):
             return
         found = ", ".join(names) or "no DNS name"
-        of_the_job = self._expected in names
-        expected = " or ".join(allowed) if of_the_job else self._expected
+        of_the_job = expected != self._expected
         self._report(
             "peer_refused", peer=context.peer(), method=called, expected=expected, found=found
         )

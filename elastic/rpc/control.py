@@ -117,7 +117,7 @@ class OperatorHandler(Protocol):
         """
         ...
 
-    async def clear(self, name: str) -> str:
+    async def clear(self, name: str, reason: str = "") -> str:
         """Let a node take part again; say what follows. Raises TransientError."""
         ...
 

@@ -68,6 +68,18 @@ def roles_allowed(method: str) -> frozenset[JobRole]:
     return _MAY_CALL.get(method, _OPERATORS)
 
 
+def missing_identity(names: Iterable[str], job: str, method: str) -> str:
+    """What a certificate with these names would have to name for its holder to call a method of the
+    job's coordinator; empty: it lets them."""
+    found = frozenset(names)
+    if job_identity(job) not in found:
+        return job_identity(job)
+    allowed, roles = roles_allowed(method), roles_named(found, job)
+    if not roles or roles & allowed:
+        return ""
+    return " or ".join(sorted(role_identity(job, role) for role in allowed))
+
+
 def coordinator_identity(own_names: Iterable[str], job: str) -> str:
     """The name to expect of the coordinator: its role too, where one's own certificate has one."""
     if roles_named(own_names, job):

@@ -39,6 +39,7 @@ _END_WITHIN_S = 1.0
 _FAREWELL_S = 0.3
 _PAUSE_S = 0.5  # where no descriptor is left for a connection
 _TOLD_EVERY_S = 10.0
+MOST_BODY_BYTES = 4096
 _METHODS = ("GET", "HEAD")
 
 
@@ -51,6 +52,12 @@ class Request:
     """The last part of the path, for a page that serves a whole folder (`/folder/*`)."""
     host: str = ""
     """The name or address by which the client knows this server, without the port."""
+    client: str = ""
+    """The address that it comes from."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """By their names in lower case."""
+    body: bytes = b""
+    """Of a POST."""
     peer: tuple[str, ...] | None = None
     """The DNS names in the client's certificate, which the job's authority has signed; empty: it
     has shown none. None: plain text."""
@@ -96,8 +103,9 @@ class HttpServer:
         tls: HttpTls | None = None,
         farewell: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """report: takes a warning about a page that fails, on any thread. farewell: has streams say
-        their last word. Raises ConfigurationError for a certificate that cannot be used."""
+        """pages: by path; those that are POSTed to by "POST PATH". report: takes a warning about a
+        page that fails, on any thread. farewell: has streams say their last word. Raises
+        ConfigurationError for a certificate that cannot be used."""
         self._farewell = farewell
         self._listener, self._pages, self._report = listener, pages, report
         self._context = _context(tls) if tls is not None else None
@@ -206,7 +214,7 @@ class HttpServer:
     ) -> None:
         """The ASGI application."""
         try:
-            response = await self._respond(scope)
+            response = await self._respond(scope, receive)
         except Exception as error:  # noqa: BLE001 - a page that fails is told of, and no more
             self._tell(f"{scope['path']}: {type(error).__name__}: {error}")
             response = Response.of(500, "this page fails; the daemon's events say why")
@@ -260,18 +268,28 @@ class HttpServer:
             self._told_at = now
             self._report("warning", source="http", message=message)
 
-    async def _respond(self, scope: MutableMapping[str, Any]) -> Response:
-        if scope["method"] not in _METHODS:
-            return Response.of(405, "only GET and HEAD", allow=", ".join(_METHODS))
+    async def _respond(
+        self, scope: MutableMapping[str, Any], receive: Callable[[], Awaitable[Any]]
+    ) -> Response:
+        action = self._pages.get(f"POST {scope['path']}")
+        allowed = _METHODS if action is None else ("POST",)
+        if scope["method"] not in allowed:
+            return Response.of(405, f"only {' and '.join(allowed)}", allow=", ".join(allowed))
         folder, _, name = scope["path"].rpartition("/")
-        page = self._pages.get(scope["path"]) or self._pages.get(f"{folder}/*")
+        page = action or self._pages.get(scope["path"]) or self._pages.get(f"{folder}/*")
         if page is None:
             return Response.of(404, f"there is {', '.join(self._pages)}")
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        body = b"" if action is None else await _body(receive)
+        if len(body) > MOST_BODY_BYTES:
+            return Response.of(413, f"at most {MOST_BODY_BYTES} bytes are read", connection="close")
+        headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
         request = Request(
             name=name,
-            accept=headers.get(b"accept", ""),
-            host=_without_port(headers.get(b"host", "")),
+            accept=headers.get("accept", ""),
+            host=_without_port(headers.get("host", "")),
+            client=(scope["client"] or ("",))[0],
+            headers=headers,
+            body=body,
             peer=scope["state"].get("peer"),
         )
         return await page(request)
@@ -291,6 +309,16 @@ async def _send(
     encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": response.status, "headers": encoded})
     await send({"type": "http.response.body", "body": response.body, "more_body": more})
+
+
+async def _body(receive: Callable[[], Awaitable[Any]]) -> bytes:
+    """Of one that is too long, what shows that it is."""
+    body, more = b"", True
+    while more and len(body) <= MOST_BODY_BYTES:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    return body
 
 
 async def _until_gone(receive: Callable[[], Awaitable[Any]]) -> None:

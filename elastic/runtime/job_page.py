@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
+import hmac
 import json
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from elastic.errors import ElasticError
-from elastic.runtime.http_pages import SILENT, Question
+from elastic.errors import ElasticError, TransientError
+from elastic.runtime.http_pages import ASK_WITHIN_S, SILENT, Question
 from elastic.runtime.http_server import Page, Request, Response
 from elastic.runtime.process_metrics import Document, PageSource
 from elastic.timeouts import timeout
@@ -27,6 +30,7 @@ BEAT_S = 2.0
 _REST_FACTOR = 10  # of the time that a document took: at most a tenth of a core goes into them
 _SENT_S = 0.05  # for streams to hand on what is new
 _JSON = "application/json"
+_ACTIONS = ("Drain", "Clear", "Stop")  # as the coordinator's methods, whose rights they need
 _BEGIN = '<html lang="en"'  # what follows tells the file where it is served
 _PROTECTION = {
     "referrer-policy": "no-referrer",
@@ -45,14 +49,21 @@ class JobPage:
         may_see: Callable[[Request], str] = lambda _: "",
         *,
         has_metrics: bool = True,
+        may_call: Callable[[Request, str], str] | None = None,
+        token: str = "",
     ) -> None:
-        """has_metrics: they are at the same address."""
+        """has_metrics: they are at the same address. may_call: says why the client may not have a
+        method of the coordinator called, empty: it may; None: nobody may. token: is asked for
+        besides."""
         self._source, self._loop, self._may_see = source, loop, may_see
         self._feed = Feed(Question(loop, self._take))
         self._curves = {name: self._curve(loop, name) for name in source.ranges}
         self._html = source.html()
-        if not has_metrics:
-            self._html = self._html.replace(_BEGIN, f'{_BEGIN} data-metrics="elsewhere"')
+        self._may_call, self._token = may_call, token
+        traits = "" if has_metrics else ' data-metrics="elsewhere"'
+        if may_call is not None:
+            traits += f' data-actions="{"token" if token else "certificate"}"'
+        self._html = self._html.replace(_BEGIN, _BEGIN + traits)
         self._headers = {**_PROTECTION, "content-security-policy": policy_of(self._html)}
 
     def by_path(self) -> dict[str, Page]:
@@ -64,6 +75,8 @@ class JobPage:
             "/page/incident/*": self._incident,
             **{f"/page/curve/{name}": page for name, page in self._curves.items()},
         }
+        if self._may_call is not None:
+            pages |= {f"POST /page/{called.lower()}": self._action(called) for called in _ACTIONS}
         return {path: self._guarded(page) for path, page in pages.items()}
 
     async def farewell(self) -> None:
@@ -117,12 +130,45 @@ class JobPage:
         async def look() -> str:
             return find(number)
 
+        return replace(await self._answer(look, 404), content_type=_JSON)
+
+    def _action(self, method: str) -> Page:
+        async def page(request: Request) -> Response:
+            if refused := self._refuses(request, method):
+                return refused
+            with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):
+                node, by = json.loads(request.body)["node"], f"at the page, from {request.client}"
+                if isinstance(node, str) and node.isprintable():
+                    act = self._source.act
+                    assert act is not None
+                    return await self._answer(lambda: act(method, node, by), 409)
+            return Response.of(400, 'what is sent is {"node": NAME}, as JSON')
+
+        return page
+
+    def _refuses(self, request: Request, method: str) -> Response | None:
+        """What another site has a browser send is neither JSON nor of this page's Origin."""
+        sent = request.headers
+        if sent.get("content-type", "").partition(";")[0] != _JSON:
+            return Response.of(415, f"what is sent must be {_JSON}")
+        if sent.get("origin", "").partition("://")[2] != sent.get("host"):
+            return Response.of(403, "this is for the page itself: the Origin is not the Host")
+        shown, wanted = sent.get("authorization", "").encode(), f"Bearer {self._token}".encode()
+        if self._token and not hmac.compare_digest(shown, wanted):
+            hint = {"www-authenticate": "Bearer"}
+            return Response.of(401, "this needs the token of --page-token-file", **hint)
+        assert self._may_call is not None
+        refused = self._may_call(request, method)
+        return Response.of(403, refused) if refused else None
+
+    async def _answer(self, ask: Callable[[], Awaitable[str]], refused: int) -> Response:
+        """Of the daemon. refused: the status of what it cannot do."""
         try:
-            return _json((await Question(self._loop, look).ask()).encode())
+            return Response.of(200, await Question(self._loop, ask).ask(), **_PROTECTION)
         except asyncio.TimeoutError:
-            return Response.of(503, SILENT)
+            return Response.of(503, f"there was no answer within {ASK_WITHIN_S:g} s")
         except ElasticError as error:
-            return Response.of(404, str(error))
+            return Response.of(503 if isinstance(error, TransientError) else refused, str(error))
 
     def _curve(self, loop: asyncio.AbstractEventLoop, name: str) -> Page:
         async def take() -> Mapping[str, Any]:

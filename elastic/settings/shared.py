@@ -194,3 +194,13 @@ METRICS_ADDRESS = about(
     "--http-address; off: nowhere.",
     HTTP_ADDRESS,
 )
+PAGE_ACTIONS = about(
+    "Let people at the page drain and clear nodes and stop the job. It must be served with the "
+    "job's certificates, of which those of operators allow it, or with --page-token-file.",
+    limits.YES_OR_NO,
+)
+PAGE_TOKEN_FILE = about(
+    "File with a token of at least 16 characters, which only its owner may read: the page asks for "
+    "it before it acts.",
+    FILE,
+)

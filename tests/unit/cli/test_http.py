@@ -12,13 +12,24 @@ from pathlib import Path
 
 import pytest
 
-from elastic.cli.http import METRICS_OPTION, Guard, require_http_protection, watched_over_http
+from elastic.cli.http import (
+    METRICS_OPTION,
+    Guard,
+    HttpSite,
+    _admission,
+    http_sites,
+    require_http_protection,
+    watched_over_http,
+)
 from elastic.cli.page import reached_at
 from elastic.errors import ConfigurationError
 from elastic.rpc.security import PLAINTEXT, Plaintext, Security, Tls
 from elastic.runtime.http_server import Request
 from elastic.runtime.loop_watch import LoopPauses
 from elastic.runtime.process_metrics import Directories, PageSource, ProcessParts, Watched
+from elastic.settings.node import NodeSettings
+from elastic.settings.run import RunSettings
+from elastic.settings.store import StoreSettings
 from elastic.settings.tls_files import TlsFiles
 from tests.unit.coordinator.agents import Diary
 
@@ -35,6 +46,17 @@ WATCHED = Watched(
     why_not_ready=ready,
     parts=ProcessParts(pauses=LoopPauses(), directories=Directories({})),
 )
+
+
+def sites_of(
+    address: str | None,
+    metrics: str | None = None,
+    *,
+    default: str | None = None,
+    security: Security = PLAINTEXT,
+) -> list[HttpSite]:
+    settings = RunSettings(http_address=address, metrics_address=metrics)
+    return http_sites(settings, security, default)
 
 
 @pytest.fixture
@@ -56,8 +78,8 @@ def serve(
             return found
 
     async def main() -> None:
-        serving = watched_over_http(WATCHED, address, diary.journal, security, default=default)
-        async with serving:
+        sites = sites_of(address, default=default, security=security)
+        async with watched_over_http(WATCHED, sites, diary.journal, security):
             for event in diary.of("http_started"):
                 answers.append(await asyncio.to_thread(ask, event["address"]))
 
@@ -99,6 +121,7 @@ def statuses(url: str, *paths: str) -> list[int]:
     return found
 
 
+STORE = StoreSettings(etcd=("127.0.0.1:1",))
 PATHS = ("/", "/metrics", "/healthz", "/readyz")
 PAGED = replace(
     WATCHED, page=PageSource(html=lambda: '<html lang="en">', take=lambda: lambda: {"head": {}})
@@ -138,8 +161,11 @@ async def test_metrics_may_have_an_address_of_their_own(
     watched: Watched, address: str, metrics: str | None, served: dict[str, list[int]]
 ) -> None:
     diary = Diary()
-    serving = watched_over_http(watched, address, diary.journal, PLAINTEXT, metrics_address=metrics)
-    async with serving as page:
+    settings = RunSettings(http_address=address, metrics_address=metrics)
+    if watched is WATCHED:
+        settings = NodeSettings(http_address=address, metrics_address=metrics, store=STORE)
+    sites = http_sites(settings, PLAINTEXT)
+    async with watched_over_http(watched, sites, diary.journal, PLAINTEXT) as page:
         found = {
             event["serves"]: await asyncio.to_thread(statuses, event["address"], *PATHS)
             for event in diary.of("http_started")
@@ -154,15 +180,13 @@ async def test_metrics_may_have_an_address_of_their_own(
 
 async def test_a_page_without_metrics_does_not_link_to_them() -> None:
     diary, bodies = Diary(), list[bytes]()
-    serving = watched_over_http(
-        PAGED, "127.0.0.1:0", diary.journal, PLAINTEXT, metrics_address="off"
-    )
+    sites = sites_of("127.0.0.1:0", "off")
 
     def read(url: str) -> None:
         with urllib.request.urlopen(url, timeout=20.0) as answer:
             bodies.append(answer.read())
 
-    async with serving as page:
+    async with watched_over_http(PAGED, sites, diary.journal, PLAINTEXT) as page:
         await asyncio.to_thread(read, page)
     assert bodies == [b'<html lang="en" data-metrics="elsewhere">']
 
@@ -170,9 +194,8 @@ async def test_a_page_without_metrics_does_not_link_to_them() -> None:
 def test_an_address_for_metrics_that_cannot_be_had_is_named(taken: str) -> None:
     async def main() -> None:
         diary = Diary()
-        async with watched_over_http(
-            WATCHED, "127.0.0.1:0", diary.journal, PLAINTEXT, metrics_address=taken
-        ):
+        sites = sites_of("127.0.0.1:0", taken)
+        async with watched_over_http(WATCHED, sites, diary.journal, PLAINTEXT):
             raise AssertionError("it is taken")
 
     with pytest.raises(ConfigurationError, match=f"HTTP at {taken}: .*in use.*{METRICS_OPTION}"):
@@ -186,9 +209,8 @@ def test_a_page_goes_without_its_default_where_the_metrics_have_it(taken: str) -
 
     async def main() -> None:
         diary = Diary()
-        async with watched_over_http(
-            PAGED, None, diary.journal, PLAINTEXT, default=taken, metrics_address="127.0.0.1:0"
-        ) as page:
+        sites = sites_of(None, "127.0.0.1:0", default=taken)
+        async with watched_over_http(PAGED, sites, diary.journal, PLAINTEXT) as page:
             assert page == ""
         assert [e["serves"] for e in diary.of("http_started")] == ["metrics and health checks"]
         (warning,) = diary.of("warning")
@@ -210,6 +232,103 @@ def test_other_machines_are_served_with_certificates_or_if_that_is_wanted(addres
         require_http_protection(address, PLAINTEXT)
     require_http_protection(address, Plaintext(insecure=True))
     require_http_protection(address, FILES)
+
+
+def write(path: Path, content: str, mode: int = 0o600) -> Path:
+    path.write_text(content)
+    path.chmod(mode)
+    return path
+
+
+def acting(
+    address: str | None = "127.0.0.1:0",
+    file: Path | None = None,
+    security: Security = PLAINTEXT,
+    default: str | None = None,
+) -> str | None:
+    """What somebody who acts at the page must show."""
+    settings = RunSettings(http_address=address, page_actions=True, page_token_file=file)
+    return http_sites(settings, security, default)[-1].token
+
+
+def test_who_acts_at_a_page_shows_a_certificate_or_a_token(tmp_path: Path) -> None:
+    file = write(tmp_path / "token", "correct-horse-battery\n")
+    assert acting(file=file) == "correct-horse-battery"
+    assert acting("10.0.0.1:1", file, FILES) == "correct-horse-battery", "besides a certificate"
+    assert acting("10.0.0.1:1", security=FILES) == "", "a certificate is enough"
+    assert acting(None, file, default="127.0.0.1:9400") == "correct-horse-battery"
+    unasked = RunSettings(http_address="127.0.0.1:0", page_token_file=file)
+    assert http_sites(unasked, PLAINTEXT)[-1].token is None
+
+
+@pytest.mark.parametrize("address", [None, "off"])
+def test_actions_need_a_page(tmp_path: Path, address: str | None) -> None:
+    file = write(tmp_path / "token", "correct-horse-battery")
+    with pytest.raises(ConfigurationError, match=r"--page-actions.*give --http-address"):
+        acting(address, file)
+
+
+@pytest.mark.parametrize(
+    ("address", "security"),
+    [
+        ("127.0.0.1:0", PLAINTEXT),
+        ("127.0.0.1:0", FILES),
+        ("10.0.0.1:1", Plaintext(insecure=True)),
+    ],
+)
+def test_actions_that_nothing_protects_are_an_error(address: str, security: Security) -> None:
+    with pytest.raises(ConfigurationError, match=r"--page-token-file FILE.*--tls-ca") as raised:
+        acting(address, security=security)
+    assert raised.value.exit_code == 78
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "said"),
+    [
+        ("correct-horse-battery", 0o640, "others may read it; chmod 600"),
+        ("correct-horse-battery", 0o604, "others may read it"),
+        ("fifteen-letters", 0o600, "16 characters or more"),
+        ("", 0o600, "16 characters or more"),
+        ("correct horse battery staple", 0o600, "without a space"),
+        ("correct-horse-battery\nstaple", 0o600, "in one line"),
+        ("correct-horse-bättery", 0o600, "not ASCII"),
+        (None, 0o600, "No such file"),
+    ],
+)
+def test_a_token_that_is_no_secret_is_an_error(
+    tmp_path: Path, content: str | None, mode: int, said: str
+) -> None:
+    file = tmp_path / "token"
+    if content is not None:
+        write(file, content, mode)
+    with pytest.raises(ConfigurationError, match=f"token.*--page-token-file.*{said}") as raised:
+        acting(file=file)
+    assert content is None or len(content) < 2 or content not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("peer", "may"),
+    [
+        (None, True),
+        (("digits.job.elastic",), True),
+        (("digits.job.elastic", "operator.digits.job.elastic"), True),
+        (("digits.job.elastic", "viewer.digits.job.elastic"), False),
+        (("digits.job.elastic", "agent.digits.job.elastic"), False),
+        (("operator.digits.job.elastic",), False),
+        (("letters.job.elastic",), False),
+        ((), False),
+    ],
+)
+def test_a_certificate_lets_its_holder_act_as_over_grpc(
+    peer: tuple[str, ...] | None, may: bool
+) -> None:
+    """None: a loopback address, where the page asks for no certificate but for a token."""
+    allowed = _admission(FILES)
+    for method in ("Drain", "Clear", "Stop"):
+        assert (allowed(Request(peer=peer), method) == "") == may
+        assert may or "digits.job.elastic" in allowed(Request(peer=peer), method)
+    if may or peer == ("digits.job.elastic", "viewer.digits.job.elastic"):
+        assert allowed(Request(peer=peer)) == "", "may see it"
 
 
 @pytest.mark.parametrize("address", [None, "off", "127.0.0.1:1", "localhost:1", "[::1]:1"])
@@ -269,7 +388,8 @@ async def test_without_a_thread_the_daemon_goes_on_without(monkeypatch: pytest.M
 
     monkeypatch.setattr("elastic.cli.http._Serving.start", refuse)
     diary = Diary()
-    async with watched_over_http(WATCHED, "127.0.0.1:0", diary.journal, PLAINTEXT):
+    sites = sites_of("127.0.0.1:0")
+    async with watched_over_http(WATCHED, sites, diary.journal, PLAINTEXT):
         assert diary.names() == ["http_started", "warning"]
         (address,) = [e["address"].removeprefix("http://") for e in diary.of("http_started")]
     host, _, port = address.rpartition(":")

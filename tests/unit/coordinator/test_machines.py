@@ -102,7 +102,12 @@ async def test_cleared_by_the_name_of_the_machine_or_of_its_node(place: Place, n
     assert await place.departing.clear(name) == f"{name} may take part again"
     assert (await place.states())["pod-0"] == "ready"
     assert place.diary.of("node_cleared") == [
-        {"node": "pod-0", "machine": "bad", "state": QUARANTINED}
+        {
+            "node": "pod-0",
+            "machine": "bad",
+            "state": QUARANTINED,
+            "reason": "cleared by an operator",
+        }
     ]
     place.departing.worker_failed(place.node("pod-0"), KILLED)
     assert (await place.states())["pod-0"] == "ready"

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from elastic.coordinator.page import standby
+from elastic.errors import ConfigurationError, TransientError
 from elastic.runtime import http_pages, job_page
 from elastic.runtime.job_page import changed, policy_of
 from elastic.store.job_documents import LeaderDocument
@@ -228,6 +229,107 @@ def test_a_coordinator_that_stands_by_sends_browsers_to_a_leader_that_they_reach
         assert status == expected, page
         assert status == 200 or headers["location"] == page, body
         assert json.loads(ask(site, "/page/state")[2])["sections"]["head"]["leader"] == "one:1"
+
+
+# ---- actions
+
+TOKEN = "correct-horse-battery"
+
+
+@pytest.fixture
+def acting() -> Iterator[PageSite]:
+    keys = {"may_call": lambda _, method: f"no {method}" * (method == "Clear"), "token": TOKEN}
+    with page_site(view(), **keys) as site:
+        yield site
+
+
+def act(
+    site: PageSite, path: str = "drain", body: Any = '{"node": "node-1"}', **changed: str | None
+) -> tuple[int, str]:
+    """As the page does, but for what is changed."""
+    headers: dict[str, str | None] = {
+        "host": f"localhost:{site.port}",
+        "origin": f"http://localhost:{site.port}",
+        "content-type": "application/json",
+        "authorization": f"Bearer {TOKEN}",
+        **{name.replace("_", "-"): value for name, value in changed.items()},
+    }
+    connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=DEADLINE_S)
+    with contextlib.closing(connection):
+        sent = {name: value for name, value in headers.items() if value is not None}
+        connection.request("POST", f"/page/{path}", body=body, headers=sent)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+
+def test_actions_do_what_operators_commands_do_and_say_from_where(acting: PageSite) -> None:
+    assert act(acting) == (200, "drain of node-1 is under way\n")
+    status, said = act(acting, "stop", '{"node": ""}')
+    assert (status, said) == (200, "the job ends at the next step boundary\n")
+    where = "at the page, from 127.0.0.1"
+    assert acting.acted_on.done == [("drain", "node-1", where), ("stop", where, "82")]
+    assert act(acting, "clear") == (403, "no Clear\n"), "its certificate does not allow it"
+
+
+@pytest.mark.parametrize(
+    ("changed", "status"),
+    [
+        *(({"authorization": value}, 401) for value in (None, "", TOKEN, f"Bearer {TOKEN}x")),
+        *(({"authorization": f"Bearer {value}"}, 401) for value in ("", TOKEN[:-1], "\xe4" * 21)),
+        *(({"content_type": value}, 415) for value in (None, "text/plain", "application/jsonx")),
+        *(({"origin": value}, 403) for value in (None, "null", "http://evil.example", "")),
+        ({"origin": "http://localhost:1"}, 403),
+        *(({"body": value}, 400) for value in (b"", b"\xff", "[]", "1", "{}", "[" * 4000)),
+        *(({"body": f'{{"node": {value}}}'}, 400) for value in ("1", "null", '"\\ud800"', '"\\n"')),
+        ({"body": " " * 4097}, 413),
+        ({"path": "restart"}, 405),
+    ],
+)
+def test_what_is_not_allowed_or_makes_no_sense_does_nothing(
+    acting: PageSite, changed: dict[str, Any], status: int
+) -> None:
+    found, said = act(acting, **changed)
+    assert (found, said.count("\n")) == (status, 1)
+    assert acting.acted_on.done == []
+    assert acting.told == []
+    assert act(acting)[0] == 200
+
+
+def test_a_long_action_is_not_read_to_its_end(acting: PageSite) -> None:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", acting.port)) as connection:
+        headers = {"content-type": "application/json", "content-length": str(10**12)}
+        connection.request("POST", "/page/stop", body=b" " * 5000, headers=headers)
+        assert connection.getresponse().status == 413
+    assert acting.acted_on.done == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ConfigurationError("there is no node 'x' (a, b)"), 409),
+        (ConfigurationError("nothing is changed, since it has ended"), 409),
+        (TransientError("the coordinator at a:1 does not lead now"), 503),
+    ],
+)
+def test_why_an_action_cannot_be_done_is_said(
+    acting: PageSite, error: Exception, status: int
+) -> None:
+    acting.acted_on.error = error
+    assert act(acting) == (status, f"{error}\n")
+
+
+def test_a_page_is_read_only_unless_it_is_wanted_otherwise(site: PageSite) -> None:
+    for path in ("drain", "clear", "stop"):
+        assert act(site, path)[0] == 405
+        assert ask(site, f"/page/{path}")[0] == 404
+    assert site.acted_on.done == []
+    assert b"data-actions" not in ask(site, "/")[2].partition(b">")[0]
+
+
+def test_an_action_is_no_page(acting: PageSite) -> None:
+    status, headers, _ = ask(acting, "/page/stop")
+    assert (status, headers["allow"]) == (405, "POST")
+    assert ask(acting, "/")[2].startswith(b'<!doctype html>\n<html lang="en" data-actions="token">')
 
 
 # ---- one file, from nowhere else

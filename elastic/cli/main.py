@@ -330,7 +330,7 @@ def status(*, output: _Output = "table") -> None:
 def report(*, output: _Output = "table") -> None:
     """Show where the time of a job's slots went.
 
-    What was productive, what was lost, and to what. docs/GUIDE.md has the kinds of time.
+    It shows what was productive, and what was lost to what. docs/GUIDE.md has the kinds of time.
     """
 
 
@@ -357,8 +357,8 @@ def stacks(
 ) -> None:
     """Show where each rank of a job is, with its Python stacks.
 
-    Of all ranks the main threads, and who keeps the others waiting; of one rank all threads. The
-    job goes on.
+    It shows the main threads of all ranks and who keeps the others waiting, or all threads of one
+    rank. The job goes on.
     """
 
 
@@ -381,14 +381,14 @@ def explain(
 ) -> None:
     """Show all that is known of an incident.
 
-    What struck, who noticed, what it took and cost. `elastic incidents` has their numbers.
+    It shows what struck, who noticed, what it took and cost. `elastic incidents` has the numbers.
     """
 
 
 @_on_a_job
 def trace(
     file: Annotated[
-        Path, typer.Argument(metavar="[FILE]", help="To be written; -: standard output.")
+        Path, typer.Argument(metavar="[FILE]", help="The file to write; -: standard output.")
     ] = Path("trace.json"),
     *,
     steps: Annotated[
@@ -410,7 +410,7 @@ def drain(
     *,
     reason: Annotated[str, typer.Option(help="Why, for the journal.")] = "",
     future: Annotated[
-        bool, typer.Option("--future", help="Also a node that nobody knows of yet.")
+        bool, typer.Option("--future", help="Accept a node that nobody knows of yet.")
     ] = False,
 ) -> None:
     """Have a node leave a job at a step boundary.
@@ -449,7 +449,7 @@ def jobs(
 ) -> None:
     """Show the runs of --job, or of all jobs in etcd.
 
-    Who leads them, or how they ended.
+    It shows who leads them, or how they ended.
     """
     from elastic.cli import operator
 
@@ -481,11 +481,11 @@ def forget(
 @app.command(cls=SettingsCommand)
 @with_options(DoctorSettings)
 def doctor(*, output: _Output = "table", config: _Config = None, **options: Any) -> None:
-    """Look whether this node is fit for a job.
+    """Check whether this node is fit for a job.
 
-    Versions, names, ports, clocks, etcd, disks, GPUs. Start it on all nodes at once, with --peers,
-    to try what is between them. Each fault has a name and what to do about it: docs/DOCTOR.md. Exit
-    code 78 if something must be mended, 75 if what is wrong may pass.
+    It looks at versions, names, ports, clocks, etcd, disks, GPUs. Start it on all nodes at once,
+    with --peers, to check what is between them. docs/DOCTOR.md says what to do about each fault.
+    Exit code 78: something must be mended; 75: what is wrong may pass.
     """
     from elastic.cli.doctor import doctor as examine
 
@@ -519,7 +519,7 @@ def carried_files(
 ) -> None:
     """List the files that come with elastic, or copy them out.
 
-    Units, the chart, alert rules, protos, documents.
+    These are units, the chart, alert rules, protos and documents.
     """
     from elastic.cli import files
 
@@ -534,7 +534,7 @@ def checkpoint_ls(
 ) -> None:
     """List the committed checkpoints, newest first.
 
-    Also those that saves have left unfinished.
+    It also lists saves that were left unfinished.
     """
     from elastic.cli import files
 
@@ -699,7 +699,7 @@ def _to_run(script: str | None, arguments: list[str] | None) -> dict[str, Any]:
 
 
 def _require_name(command: str, script: Path | None, options: dict[str, Any]) -> None:
-    """Who gives -m here and no name anywhere uses the command wrongly."""
+    """A command line with -m and no name anywhere is wrong usage."""
     if script is None and options["module"]:
         print(
             "elastic: -m needs the name of a module: "

@@ -122,8 +122,8 @@ class CoordinatorSettings:
     )
     after_end: shared.AfterEnd = setting(
         shared.AfterEnd.EXIT,
-        "What the coordinator does when the run has ended: exit with its code, or serve what "
-        "it knows of it until a signal comes, where whatever exits is started again. A run "
+        "What the coordinator does when the run has ended: exit with its code; or serve what it "
+        "knows of it until a signal comes, for supervisors that restart whatever exits. A run "
         "that all nodes have left goes on when they are back; serve waits for them.",
         one_of(shared.AfterEnd),
     )

@@ -94,7 +94,7 @@ class NodeSettings:
         DURATION_OR_ZERO,
     )
     drain_timeout_s: float = setting(
-        15.0, "Seconds a draining node's workers get to reach a step boundary.", DURATION_OR_ZERO
+        15.0, "Seconds that a node's workers have to leave at a step boundary.", DURATION_OR_ZERO
     )
     preemption_file: Path | None = setting(
         None, "The node is about to be taken away once this file exists.", FILE

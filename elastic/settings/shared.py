@@ -83,8 +83,8 @@ NODE_HOST = about(
     HOST,
 )
 WORKER_PORT_RANGE = about(
-    "Ports at which a worker listens for its group, those in use are passed over; unset: any. What "
-    "gloo and NCCL open besides is given a port by the kernel, see net.ipv4.ip_local_port_range.",
+    "Ports at which a worker listens for its group, those in use are passed over; unset: any. The "
+    "kernel chooses the other ports of gloo and NCCL, see net.ipv4.ip_local_port_range.",
     PORTS,
 )
 STATE_DIR = about(
@@ -93,7 +93,7 @@ STATE_DIR = about(
 )
 JOB = about("Name of the job.", JOB_NAME)
 RUN_ID = about(
-    "Which run of the job this is. One that has ended is not trained again: a process that comes "
+    "Which run of the job this is. A run that has ended is not trained again: a process that comes "
     "to it ends with its exit code.",
     RUN_NAME,
 )
@@ -119,7 +119,7 @@ SHARED_CHECKPOINT_DIR = about(
 CHECKPOINT_EVERY = about(
     "Steps between checkpoints; 0: only at the end and when leaving.", whole(0)
 )
-KEEP_CHECKPOINTS = about("Newest checkpoints kept.", whole(1))
+KEEP_CHECKPOINTS = about("How many of the newest checkpoints are kept.", whole(1))
 LEDGER = about("Record which samples each committed step used in this file.", FILE)
 CURVE = about(
     "Write what the script reports of each committed step to this file: JSON lines, or CSV if its "
@@ -127,13 +127,13 @@ CURVE = about(
     FILE,
 )
 TENSORBOARD = about(
-    "Write the same for TensorBoard to this directory; needs tensorboardX.", DIRECTORY
+    "Write the reported values for TensorBoard to this directory; needs tensorboardX.", DIRECTORY
 )
 LOG_DIR = about(
     "Directory for the workers' logs; unset: elastic/logs in ~/.local/state.", DIRECTORY
 )
 CONSOLE = about(
-    "Whose output is shown: rank0, all or none; json: that of all, each line as a JSON object.",
+    "Whose output is shown: rank0, all or none. json: all of it, each line as a JSON object.",
     one_of(Console),
 )
 KEEP_LOGS = about(
@@ -154,13 +154,13 @@ HANG_TIMEOUT_S = about(
 )
 SILENCE_TIMEOUT_S = about(
     "Seconds for which a worker's process may say nothing at all, as when C code keeps the "
-    "interpreter; then another takes its place. 0: for ever. One that compiles has "
+    "interpreter; then another takes its place. 0: for ever. A worker that compiles has "
     "--first-step-timeout-s.",
     DURATION_OR_ZERO,
 )
 FIRST_STEP_TIMEOUT_S = about(
-    "The same for the first step of a group and for steps in which torch.compile runs, which "
-    "also adds to --start-timeout-s; 0: no limit.",
+    "Seconds for the first step of a group, and for steps in which torch.compile runs; compiling "
+    "adds as much to --start-timeout-s. 0: no limit.",
     DURATION_OR_ZERO,
 )
 PAUSE_TIMEOUT_S = about(

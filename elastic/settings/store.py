@@ -96,7 +96,7 @@ class CoordinatorStoreSettings(StoreSettings):
     etcd: tuple[str, ...] = field(default=(), metadata=_ETCD)
     store: StoreKind = setting(
         StoreKind.ETCD,
-        "Of a coordinator: who keeps the job's state. memory: it does by itself, without etcd, "
+        "Who keeps the job's state for a coordinator. memory: it does by itself, without etcd, "
         "and is the only one of the job; agents and operators give its address, the port of "
         "--listen, as --etcd. While it is gone training goes on, and nobody takes its place.",
         one_of(StoreKind),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib.util
+import re
 import shutil
 import signal
 import subprocess
@@ -59,6 +61,12 @@ def test_a_torch_of_the_other_kind_is_refused(variant: str, cuda: str | None, wo
     wrong = recipe().what_is_wrong(variant, "2.13.0", cuda)
     assert words in wrong
     assert bool(wrong) == bool(words)
+
+
+def test_its_build_sees_what_the_package_carries() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    (carried,) = re.findall(r"^CARRIED = (\(.*\))$", (ROOT / "setup.py").read_text(), re.MULTILINE)
+    assert set(ast.literal_eval(carried)) <= {line[1:] for line in lines if line.startswith("!")}
 
 
 def test_requirements_are_those_of_the_package() -> None:

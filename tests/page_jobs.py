@@ -228,6 +228,9 @@ class ActedOn:
         more = {"steps_again": 1, "steps_lost": 0, "further_processes": 0, "verdict": ""}
         return [json.dumps({**RECORD, **more, "hang": None, "processes": [PROCESS]})]
 
+    def operators(self) -> ActedOn:
+        return self
+
     def stop(self, reason: str, exit_code: int) -> None:
         self._do("stop", reason, str(exit_code))
 

@@ -334,7 +334,7 @@ def test_each_alert_fires_for_its_fault_and_for_nothing_else(
             assert expected <= found
             assert found <= expected | lingering | OVER_THE_TIME
         troubles.wait_firing("ElasticCheckpointStale")
-        assert OVER_THE_TIME <= fired(watcher, began, quick=True)
+        assert fired(watcher, began, quick=True) >= OVER_THE_TIME
         troubles.mended_saves()
         cluster.wait(lambda: not troubles.firing() - {"ElasticGoodputLow"}, "end of alerts", 300.0)
     finally:

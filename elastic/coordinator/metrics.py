@@ -137,7 +137,9 @@ CHECKPOINT_TIME = CATALOG.gauge(
 )
 CHECKPOINTS = CATALOG.counter("elastic_checkpoints_total", "Checkpoints committed.")
 CHECKPOINT_FAILURES = CATALOG.counter(
-    "elastic_checkpoint_failures_total", "Saves that were given up."
+    "elastic_checkpoint_failures_total",
+    "Saves that were given up: failed, or a member was lost (member_lost).",
+    "reason",
 )
 CHECKPOINT_BYTES = CATALOG.counter(
     "elastic_checkpoint_bytes_total", "Bytes of the checkpoints committed."
@@ -219,7 +221,6 @@ _COUNTERS = {  # by the journal's entry
     STEPS_SLOW: "step_was_slow",
     REFUSALS: "newcomers_refused",
     CHECKPOINTS: "checkpoint_committed",
-    CHECKPOINT_FAILURES: "checkpoint_abandoned",
     DIFFERED: "state_differed",
     LEDGER_FAILURES: "ledger_failed",
 }
@@ -373,6 +374,9 @@ def _totals(found: Found, totals: Totals) -> None:
         found.set(GENERATIONS, totals.events.get(("generation_formed", reason), 0), reason=reason)
     for kind in _KINDS:
         found.set(FAILURES, totals.events.get(("worker_failed", kind), 0), kind=kind)
+    for reason in ("failed", "member_lost"):
+        count = totals.events.get(("checkpoint_abandoned", reason), 0)
+        found.set(CHECKPOINT_FAILURES, count, reason=reason)
     none = Histogram(PHASE_BOUNDS_S)  # of each from the begin on: `increase` sees the first one
     for reason in sorted({*_REASONS, *totals.recoveries}):
         found.buckets(RECOVERY_SECONDS, totals.recoveries.get(reason, none), reason=reason)

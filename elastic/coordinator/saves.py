@@ -139,12 +139,12 @@ class Saves:
         """It will never be whole."""
         if self._commits is not None:
             self._commits.forget(effect.step, effect.generation)
-        self._give_up(effect.step, effect.message, effect.generation)
+        self._give_up(effect.step, effect.message, effect.generation, effect.reason)
 
-    def _give_up(self, step: int, message: str, generation: int) -> None:
+    def _give_up(self, step: int, message: str, generation: int, reason: str = "failed") -> None:
         if (step, generation) not in self._given_up:  # else only for a member that has missed it
             self._given_up.append((step, generation))
-            self._journal.record("checkpoint_abandoned", step=step, message=message)
+            self._journal.record("checkpoint_abandoned", step=step, reason=reason, message=message)
             self.last_failure = message
         self._settle(
             local_pb2.CheckpointCommitted(step=step, abandoned=True, generation=generation)

@@ -38,7 +38,7 @@ _COUNTED = {  # entries of the journal, and the field by which they are told apa
     "newcomers_refused": "",
     "step_was_slow": "",
     "checkpoint_committed": "",
-    "checkpoint_abandoned": "",
+    "checkpoint_abandoned": "reason",
     "state_differed": "",
     "ledger_failed": "",
     "straggler": "slow_in",

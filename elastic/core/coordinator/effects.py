@@ -65,11 +65,15 @@ class CommitCheckpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AbandonCheckpoint:
-    """The checkpoint of `step` will never be whole."""
+    """The checkpoint of `step` will never be whole.
+
+    reason: failed, or member_lost: nothing is wrong with storage.
+    """
 
     generation: int
     step: int
     message: str
+    reason: str = "failed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -285,7 +285,10 @@ class CheckpointTracker:
         self._told.extend(key for _, key in lost)
         return [
             fx.AbandonCheckpoint(
-                generation=generation, step=step, message=f"{worker} was lost while saving"
+                generation=generation,
+                step=step,
+                message=f"{worker} was lost while saving",
+                reason="member_lost",
             )
             for worker, (step, generation) in lost
         ]

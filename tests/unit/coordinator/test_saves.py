@@ -145,11 +145,15 @@ async def test_everybody_hears_of_a_commit_and_whoever_missed_it_hears_again(pla
 
 
 async def test_an_abandoned_one_may_be_saved_again(place: Place) -> None:
-    place.saves.abandon(fx.AbandonCheckpoint(generation=3, step=5, message="w was lost"))
+    place.saves.abandon(
+        fx.AbandonCheckpoint(generation=3, step=5, message="w was lost", reason="member_lost")
+    )
     assert place.settled() == [(5, True)]
     assert place.told[0]["checkpoint"].generation == 3
     assert place.storage.forgotten == [(5, 3)]
-    assert place.diary.of("checkpoint_abandoned") == [{"step": 5, "message": "w was lost"}]
+    assert place.diary.of("checkpoint_abandoned") == [
+        {"step": 5, "reason": "member_lost", "message": "w was lost"}
+    ]
     assert place.saves.newest_step == 0
     place.saves.saved(place.agent, shard(5))
     assert sent(place.agent) == []

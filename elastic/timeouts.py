@@ -2,14 +2,56 @@
 
 Not `asyncio.wait_for`: before Python 3.12 it returns, and forgets that it was cancelled, where the
 work ends at that moment. A caller that cancels a task and waits for its end would then wait for
-ever.
+ever. Nor the package async_timeout: it forgets it where the time is over at that moment.
 """
 
+from __future__ import annotations
+
+import asyncio
+import contextlib
 import sys
+import types
+from collections.abc import AsyncIterator
+from typing import Any
+
+__all__ = ["timeout"]
+
+
+@contextlib.asynccontextmanager
+async def timeout_of_python_3_10(delay_s: float) -> AsyncIterator[None]:
+    """As asyncio's of Python 3.11, where tasks count how often they were cancelled."""
+    task: Any = asyncio.current_task()
+    before = task.cancel
+    expiring = expired = others = False
+
+    def cancel(message: object = None) -> bool:
+        nonlocal others
+        others = others or not expiring
+        return bool(before(message))
+
+    def expire() -> None:
+        nonlocal expiring, expired
+        expiring = expired = True
+        task.cancel()
+        expiring = False
+
+    task.cancel = cancel
+    timer = asyncio.get_running_loop().call_later(delay_s, expire)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if expired and not others:
+            raise asyncio.TimeoutError from None
+        raise
+    finally:
+        timer.cancel()
+        if isinstance(before, types.FunctionType):  # that of another such time around this one
+            task.cancel = before
+        else:
+            del task.cancel
+
 
 if sys.version_info >= (3, 11):
     from asyncio import timeout
 else:
-    from async_timeout import timeout
-
-__all__ = ["timeout"]
+    timeout = timeout_of_python_3_10

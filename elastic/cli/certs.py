@@ -213,12 +213,7 @@ class Authority:
             raise ValueError("the certificate is not that of an authority")
 
     def sign(
-        self,
-        job: str,
-        *,
-        roles: Collection[JobRole] = (),
-        hosts: Sequence[str] = (),
-        days: int,
+        self, job: str, *, roles: Collection[JobRole] = (), hosts: Sequence[str] = (), days: int
     ) -> Signed:
         """A new key, and its certificate for the job, limited to the roles if there are any.
 

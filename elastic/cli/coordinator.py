@@ -136,9 +136,7 @@ async def _coordinate(
             store=settings.store.store.value,
         )
         parts = ProcessParts(
-            pauses=pauses,
-            directories=checkpoint_directories(settings.checkpoint_dir),
-            store=calls,
+            pauses=pauses, directories=checkpoint_directories(settings.checkpoint_dir), store=calls
         )
         watched = Watched(
             job=settings.job,

@@ -220,11 +220,7 @@ _Arguments = Annotated[
 @app.command(cls=SettingsCommand, context_settings={"allow_interspersed_args": False})
 @with_options(RunSettings)
 def run(
-    script: _Script = None,
-    arguments: _Arguments = None,
-    *,
-    config: _Config = None,
-    **options: Any,
+    script: _Script = None, arguments: _Arguments = None, *, config: _Config = None, **options: Any
 ) -> None:
     """Train SCRIPT with several workers on this machine.
 
@@ -260,11 +256,7 @@ def coordinator(*, config: _Config = None, **options: Any) -> None:
 @app.command(cls=SettingsCommand, context_settings={"allow_interspersed_args": False})
 @with_options(NodeSettings)
 def agent(
-    script: _Script = None,
-    arguments: _Arguments = None,
-    *,
-    config: _Config = None,
-    **options: Any,
+    script: _Script = None, arguments: _Arguments = None, *, config: _Config = None, **options: Any
 ) -> None:
     """Take part in a job of many nodes with this machine.
 
@@ -421,8 +413,7 @@ def drain(
 
 @_on_a_job
 def stop(
-    *,
-    reason: Annotated[str, typer.Option(help="Why, for the journal.")] = "stopped by an operator",
+    *, reason: Annotated[str, typer.Option(help="Why, for the journal.")] = "stopped by an operator"
 ) -> None:
     """Have a job saved at a step boundary and ended.
 
@@ -441,12 +432,7 @@ def events(
 
 @app.command(cls=SettingsCommand)
 @with_options(OperatorSettings)
-def jobs(
-    *,
-    output: _Output = "table",
-    config: _OperatorConfig = None,
-    **options: Any,
-) -> None:
+def jobs(*, output: _Output = "table", config: _OperatorConfig = None, **options: Any) -> None:
     """Show the runs of --job, or of all jobs in etcd.
 
     It shows who leads them, or how they ended.

@@ -171,12 +171,7 @@ def _stretch(stretch: pb.Stretch) -> Slice:
     else:
         name, category, parts = "unknown here", "unknown", []
     return Slice(
-        name=name,
-        category=category,
-        began=began,
-        ended=began + lasted_s,
-        args=args,
-        parts=parts,
+        name=name, category=category, began=began, ended=began + lasted_s, args=args, parts=parts
     )
 
 

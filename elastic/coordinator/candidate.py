@@ -186,9 +186,7 @@ class Candidate:
     async def _restored(self, leadership: Leadership, lost: Stored) -> Leadership | None:
         """Write anew what the store has lost; None if somebody else leads."""
         self._journal.record(
-            "store_rolled_back",
-            generation=lost.generation.number,
-            stored=leadership.last_number,
+            "store_rolled_back", generation=lost.generation.number, stored=leadership.last_number
         )
         try:
             return await restore_generation(self._store, leadership, lost)

@@ -100,10 +100,7 @@ class IncidentRecords:
                 self._guarded(partial(self._resume, document, followed_by, recoveries))
 
     def _resume(
-        self,
-        document: Mapping[str, Any],
-        followed_by: int,
-        recoveries: Sequence[Mapping[str, Any]],
+        self, document: Mapping[str, Any], followed_by: int, recoveries: Sequence[Mapping[str, Any]]
     ) -> None:
         """An incident was not over, as far as the leader before has told."""
         ahead_s, number = time.time() - self._clock(), document["number"]

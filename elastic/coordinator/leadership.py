@@ -377,10 +377,7 @@ class Election:
 
     def _value(self) -> bytes:
         document = LeaderDocument(
-            candidate=self._candidate,
-            address=self._address,
-            run_id=self._run_id,
-            page=self._page(),
+            candidate=self._candidate, address=self._address, run_id=self._run_id, page=self._page()
         )
         return to_json(document)
 

@@ -231,6 +231,11 @@ class ActedOn:
     def operators(self) -> ActedOn:
         return self
 
+    async def log(self, of: str) -> str:
+        if self.error is not None:
+            raise self.error
+        return f"step 1\nthe log of {of}\n<b>not markup</b>"
+
     def stop(self, reason: str, exit_code: int) -> None:
         self._do("stop", reason, str(exit_code))
 

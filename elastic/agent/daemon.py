@@ -63,6 +63,7 @@ AGENT_SOCKET = "agent.sock"
 """The socket in the run's directory at which workers report."""
 _LIVENESS_INTERVAL_S = 0.5
 _WRITE_STACKS_S = 0.5  # for a disk to take them before a worker is killed
+_LOG_LINES, _LOG_CHARACTERS = 100, 1 << 14  # of a worker that runs, for the page
 _LOOK_FOR_CHECKPOINT_S = 5.0
 _LOST_EXIT_S = 0.5  # for the zygote to report an exit that the pidfd has announced
 _MOST_BARREN_ZYGOTES = 3  # that end before they are ready: what they import fails
@@ -417,6 +418,9 @@ class AgentDaemon:
 
     def _tell_stacks(self, request: stacks_pb2.StacksRequest) -> None:
         """Tell the stacks of the requested worker, or of all that have a place in the group."""
+        if request.log:
+            self._tasks.start(self._tell_log(request), "tell-log")
+            return
         there = [s.worker for s in self._view if s.slot is not None and self._pids.get(s.worker)]
         asked = [w for w in there if request.worker in ("", w)]
         collecting = self._stacks.collect(asked, brief=request.brief, stretches=request.stretches)
@@ -428,6 +432,15 @@ class AgentDaemon:
                 self._link.send(stacks=told)
 
         self._tasks.start(tell(), "tell-stacks")
+
+    async def _tell_log(self, request: stacks_pb2.StacksRequest) -> None:
+        path, told = self._log_files.path(request.worker), stacks_pb2.NodeStacks()
+        told.request = request.request
+        if path is not None:
+            with contextlib.suppress(RuntimeError):  # the system has no thread left
+                text = await off_loop(lambda: last_lines(path, _LOG_LINES))
+                told.workers.add(worker=request.worker, log=text[-_LOG_CHARACTERS:])
+        self._link.send(stacks=told)
 
     def _watch(self, worker: str, pid: int) -> None:
         """Watch it by pidfd too: a zygote that is itself stopped would not report."""

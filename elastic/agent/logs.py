@@ -190,8 +190,8 @@ def append_lines(log: Path, text: str) -> None:
         file.write(text)
 
 
-def last_lines(log: Path) -> str:
-    """What a worker that could not report left in its log."""
+def last_lines(log: Path, most: int = _LAST_LINES) -> str:
+    """What a worker that could not report left in its log, or has written to it so far."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _LAST_BYTES))
@@ -201,7 +201,7 @@ def last_lines(log: Path) -> str:
     lines = [_shown(line) for line in data.split(b"\n")]
     if lines and not lines[-1]:
         del lines[-1]
-    return "\n".join(line[-_LONGEST_LAST:] for line in lines[-_LAST_LINES:])
+    return "\n".join(line[-_LONGEST_LAST:] for line in lines[-most:])
 
 
 def _newest(line: bytes) -> bytes:

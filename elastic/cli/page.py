@@ -37,6 +37,9 @@ def page_of(
         found = history.curves.curve(name, time.time() - time.monotonic())
         return {"width_s": found.width_s, "names": found.names, "rows": found.rows}
 
+    async def log(of: str) -> str:
+        return await job.operators().log(of)
+
     async def act(method: str, node: str, reason: str) -> str:
         operators = job.operators()
         if method == "Drain":
@@ -52,6 +55,7 @@ def page_of(
         ranges=history.curves.ranges,
         curve=curve,
         incident=lambda number: job.incidents(number)[0],
+        log=log,
         act=act,
     )
 

@@ -22,7 +22,7 @@ from elastic.core.coordinator.slot_accounts import SlotAccounts
 from elastic.core.diagnosis import Diagnosis, diagnose, doing
 from elastic.core.membership import Generation, Member, WorkerId
 from elastic.core.stragglers import Part, Straggler, Stragglers, Sums, Verdict
-from elastic.errors import ConfigurationError
+from elastic.errors import ConfigurationError, TransientError
 from elastic.rpc.stacks import frames_from_pb, stack_lines, whereabouts_from_pb
 from elastic.runtime.journal import Journal
 from elastic.timeouts import timeout
@@ -62,6 +62,16 @@ class StackRounds:
         request = pb.StacksRequest(request=number, worker=worker, brief=brief, stretches=stretches)
         self._nodes.broadcast(stacks=request)
         return asyncio.ensure_future(self._gather(number, this))
+
+    async def log(self, node: ConnectedNode, worker: str) -> str:
+        """The last lines of a worker of this node. Raises TransientError if it does not tell."""
+        number, name = next(self._numbers), node.stream.node
+        this = self._rounds[number] = _Round({name}, {}, asyncio.Event())
+        node.stream.send(stacks=pb.StacksRequest(request=number, worker=worker, log=True))
+        found = await self._gather(number, this)
+        if name not in found or not found[name].workers:
+            raise TransientError(f"the agent of node {name} does not tell the log of {worker}")
+        return found[name].workers[0].log
 
     def told(self, node: ConnectedNode, stacks: pb.NodeStacks) -> None:
         """A node has told; too late, and it is passed over."""

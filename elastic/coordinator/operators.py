@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable
 
 from elastic.coordinator.connected_agents import name_of
 from elastic.coordinator.daemon import CoordinatorDaemon
-from elastic.coordinator.holdups import timeline
+from elastic.coordinator.holdups import asked_for, timeline
 from elastic.coordinator.leadership import StopOrder
 from elastic.coordinator.metrics import JobFigures
 from elastic.coordinator.page import JobView
@@ -78,6 +78,16 @@ class Operators:
         self._require_going_on()
         workers = [s.worker for node in leader.nodes for s in node.statuses]
         return await leader.hangs.stacks(of, leader.machine.current, workers)
+
+    async def log(self, of: str) -> str:
+        """The last lines of the worker of a rank or name that runs. Raises ConfigurationError if
+        there is none, and TransientError if its agent does not tell them."""
+        leader = self.leader
+        nodes = {s.worker: node for node in leader.nodes for s in node.statuses}
+        worker = asked_for(of, leader.machine.current, list(nodes))
+        if worker not in nodes:
+            raise ConfigurationError(f"no agent is here that has a worker {worker!r}")
+        return await leader.rounds.log(nodes[worker], worker)
 
     async def timeline(self, steps: int = 0) -> timeline_pb2.JobTimeline:
         """What each slot did in the last minutes; of each worker so many of its newest steps at

@@ -126,6 +126,10 @@ class OperatorHandler(Protocol):
         there is none of the name."""
         ...
 
+    async def log(self, of: str) -> str:
+        """The last lines of a worker by its rank or name, for the page."""
+        ...
+
     async def timeline(self, steps: int) -> timeline_pb2.JobTimeline:
         """What each slot did in the last minutes, with so many steps of each worker at most."""
         ...

@@ -73,6 +73,7 @@ class JobPage:
             "/page/state": self._state,
             "/page/stream": self._stream,
             "/page/incident/*": self._incident,
+            "/page/log/*": self._log,
             **{f"/page/curve/{name}": page for name, page in self._curves.items()},
         }
         if self._may_call is not None:
@@ -131,6 +132,12 @@ class JobPage:
             return find(number)
 
         return replace(await self._answer(look, 404), content_type=_JSON)
+
+    async def _log(self, request: Request) -> Response:
+        find = self._source.log
+        if find is None:
+            return Response.of(404, "this page has no logs")
+        return await self._answer(lambda: find(request.name), 404)
 
     def _action(self, method: str) -> Page:
         async def page(request: Request) -> Response:

@@ -133,6 +133,9 @@ class PageSource:
     incident: Callable[[int], str] | None = None
     """All that is known of one, by its number, as JSON; on the daemon's event loop. Raises
     ElasticError if there is none."""
+    log: Callable[[str], Awaitable[str]] | None = None
+    """The last lines of a worker, by its rank or name; on the daemon's event loop. Raises
+    ElasticError."""
     act: Callable[[str, str, str], Awaitable[str]] | None = None
     """Does what a method of the coordinator does, to a node of a name, for a reason; what follows.
     On the daemon's event loop. Raises ElasticError."""

@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from elastic.v1 import timeline_pb2 as elastic_dot_v1_dot_timeline__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x65lastic/v1/stacks.proto\x12\nelastic.v1\x1a\x19\x65lastic/v1/timeline.proto\"5\n\x05\x46rame\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0c\n\x04line\x18\x02 \x01(\r\x12\x10\n\x08\x66unction\x18\x03 \x01(\t\"P\n\x0bThreadStack\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x06\x66rames\x18\x02 \x03(\x0b\x32\x11.elastic.v1.Frame\x12\x10\n\x08left_out\x18\x03 \x01(\r\"T\n\rProcessStacks\x12\x0b\n\x03pid\x18\x01 \x01(\x03\x12\x0c\n\x04name\x18\x02 \x01(\t\x12(\n\x07threads\x18\x03 \x03(\x0b\x32\x17.elastic.v1.ThreadStack\"\x98\x02\n\x0cWorkerStacks\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0f\n\x07request\x18\x02 \x01(\x04\x12\"\n\x06\x61nswer\x18\x03 \x01(\x0e\x32\x12.elastic.v1.Answer\x12 \n\x05place\x18\x04 \x01(\x0e\x32\x11.elastic.v1.Place\x12\x0f\n\x07place_s\x18\x05 \x01(\x01\x12\x11\n\tcommitted\x18\x06 \x01(\x04\x12\x12\n\ngeneration\x18\x07 \x01(\x04\x12\x13\n\x0b\x63ollectives\x18\x08 \x01(\x04\x12,\n\tprocesses\x18\t \x03(\x0b\x32\x19.elastic.v1.ProcessStacks\x12&\n\tstretches\x18\x1e \x03(\x0b\x32\x13.elastic.v1.Stretch\"R\n\rStacksRequest\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\r\n\x05\x62rief\x18\x03 \x01(\x08\x12\x11\n\tstretches\x18\x1e \x01(\r\"H\n\nNodeStacks\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12)\n\x07workers\x18\x02 \x03(\x0b\x32\x18.elastic.v1.WorkerStacks\"\x1e\n\x10GetStacksRequest\x12\n\n\x02of\x18\x01 \x01(\t\"e\n\nRankStacks\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12(\n\x06stacks\x18\x03 \x01(\x0b\x32\x18.elastic.v1.WorkerStacks\x12\x11\n\tis_member\x18\x04 \x01(\x08\"C\n\tJobStacks\x12%\n\x05ranks\x18\x01 \x03(\x0b\x32\x16.elastic.v1.RankStacks\x12\x0f\n\x07verdict\x18\x02 \x01(\t*\xfe\x01\n\x05Place\x12\x15\n\x11PLACE_UNSPECIFIED\x10\x00\x12\x12\n\x0ePLACE_STARTING\x10\x01\x12\x11\n\rPLACE_JOINING\x10\x02\x12\x12\n\x0ePLACE_BOUNDARY\x10\x03\x12\x11\n\rPLACE_BETWEEN\x10\x04\x12\x0e\n\nPLACE_DATA\x10\x05\x12\x11\n\rPLACE_FORWARD\x10\x06\x12\x12\n\x0ePLACE_BACKWARD\x10\x07\x12\x13\n\x0fPLACE_OPTIMIZER\x10\x08\x12\x10\n\x0cPLACE_COMMIT\x10\t\x12\x11\n\rPLACE_MEETING\x10\n\x12\r\n\tPLACE_RUN\x10\x0b\x12\x10\n\x0cPLACE_SAVING\x10\x0c*\x80\x01\n\x06\x41nswer\x12\x16\n\x12\x41NSWER_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41NSWER_GIVEN\x10\x01\x12\x14\n\x10\x41NSWER_SIGNALLED\x10\x02\x12\x12\n\x0e\x41NSWER_STOPPED\x10\x03\x12\x0f\n\x0b\x41NSWER_NONE\x10\x04\x12\x11\n\rANSWER_ABSENT\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x65lastic/v1/stacks.proto\x12\nelastic.v1\x1a\x19\x65lastic/v1/timeline.proto\"5\n\x05\x46rame\x12\x0c\n\x04\x66ile\x18\x01 \x01(\t\x12\x0c\n\x04line\x18\x02 \x01(\r\x12\x10\n\x08\x66unction\x18\x03 \x01(\t\"P\n\x0bThreadStack\x12\x0c\n\x04name\x18\x01 \x01(\t\x12!\n\x06\x66rames\x18\x02 \x03(\x0b\x32\x11.elastic.v1.Frame\x12\x10\n\x08left_out\x18\x03 \x01(\r\"T\n\rProcessStacks\x12\x0b\n\x03pid\x18\x01 \x01(\x03\x12\x0c\n\x04name\x18\x02 \x01(\t\x12(\n\x07threads\x18\x03 \x03(\x0b\x32\x17.elastic.v1.ThreadStack\"\xa5\x02\n\x0cWorkerStacks\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x0f\n\x07request\x18\x02 \x01(\x04\x12\"\n\x06\x61nswer\x18\x03 \x01(\x0e\x32\x12.elastic.v1.Answer\x12 \n\x05place\x18\x04 \x01(\x0e\x32\x11.elastic.v1.Place\x12\x0f\n\x07place_s\x18\x05 \x01(\x01\x12\x11\n\tcommitted\x18\x06 \x01(\x04\x12\x12\n\ngeneration\x18\x07 \x01(\x04\x12\x13\n\x0b\x63ollectives\x18\x08 \x01(\x04\x12,\n\tprocesses\x18\t \x03(\x0b\x32\x19.elastic.v1.ProcessStacks\x12&\n\tstretches\x18\x1e \x03(\x0b\x32\x13.elastic.v1.Stretch\x12\x0b\n\x03log\x18\x1f \x01(\t\"_\n\rStacksRequest\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\r\n\x05\x62rief\x18\x03 \x01(\x08\x12\x11\n\tstretches\x18\x1e \x01(\r\x12\x0b\n\x03log\x18\x1f \x01(\x08\"H\n\nNodeStacks\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12)\n\x07workers\x18\x02 \x03(\x0b\x32\x18.elastic.v1.WorkerStacks\"\x1e\n\x10GetStacksRequest\x12\n\n\x02of\x18\x01 \x01(\t\"e\n\nRankStacks\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12(\n\x06stacks\x18\x03 \x01(\x0b\x32\x18.elastic.v1.WorkerStacks\x12\x11\n\tis_member\x18\x04 \x01(\x08\"C\n\tJobStacks\x12%\n\x05ranks\x18\x01 \x03(\x0b\x32\x16.elastic.v1.RankStacks\x12\x0f\n\x07verdict\x18\x02 \x01(\t*\xfe\x01\n\x05Place\x12\x15\n\x11PLACE_UNSPECIFIED\x10\x00\x12\x12\n\x0ePLACE_STARTING\x10\x01\x12\x11\n\rPLACE_JOINING\x10\x02\x12\x12\n\x0ePLACE_BOUNDARY\x10\x03\x12\x11\n\rPLACE_BETWEEN\x10\x04\x12\x0e\n\nPLACE_DATA\x10\x05\x12\x11\n\rPLACE_FORWARD\x10\x06\x12\x12\n\x0ePLACE_BACKWARD\x10\x07\x12\x13\n\x0fPLACE_OPTIMIZER\x10\x08\x12\x10\n\x0cPLACE_COMMIT\x10\t\x12\x11\n\rPLACE_MEETING\x10\n\x12\r\n\tPLACE_RUN\x10\x0b\x12\x10\n\x0cPLACE_SAVING\x10\x0c*\x80\x01\n\x06\x41nswer\x12\x16\n\x12\x41NSWER_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x41NSWER_GIVEN\x10\x01\x12\x14\n\x10\x41NSWER_SIGNALLED\x10\x02\x12\x12\n\x0e\x41NSWER_STOPPED\x10\x03\x12\x0f\n\x0b\x41NSWER_NONE\x10\x04\x12\x11\n\rANSWER_ABSENT\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'elastic.v1.stacks_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PLACE']._serialized_start=935
-  _globals['_PLACE']._serialized_end=1189
-  _globals['_ANSWER']._serialized_start=1192
-  _globals['_ANSWER']._serialized_end=1320
+  _globals['_PLACE']._serialized_start=961
+  _globals['_PLACE']._serialized_end=1215
+  _globals['_ANSWER']._serialized_start=1218
+  _globals['_ANSWER']._serialized_end=1346
   _globals['_FRAME']._serialized_start=66
   _globals['_FRAME']._serialized_end=119
   _globals['_THREADSTACK']._serialized_start=121
@@ -43,15 +43,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROCESSSTACKS']._serialized_start=203
   _globals['_PROCESSSTACKS']._serialized_end=287
   _globals['_WORKERSTACKS']._serialized_start=290
-  _globals['_WORKERSTACKS']._serialized_end=570
-  _globals['_STACKSREQUEST']._serialized_start=572
-  _globals['_STACKSREQUEST']._serialized_end=654
-  _globals['_NODESTACKS']._serialized_start=656
-  _globals['_NODESTACKS']._serialized_end=728
-  _globals['_GETSTACKSREQUEST']._serialized_start=730
-  _globals['_GETSTACKSREQUEST']._serialized_end=760
-  _globals['_RANKSTACKS']._serialized_start=762
-  _globals['_RANKSTACKS']._serialized_end=863
-  _globals['_JOBSTACKS']._serialized_start=865
-  _globals['_JOBSTACKS']._serialized_end=932
+  _globals['_WORKERSTACKS']._serialized_end=583
+  _globals['_STACKSREQUEST']._serialized_start=585
+  _globals['_STACKSREQUEST']._serialized_end=680
+  _globals['_NODESTACKS']._serialized_start=682
+  _globals['_NODESTACKS']._serialized_end=754
+  _globals['_GETSTACKSREQUEST']._serialized_start=756
+  _globals['_GETSTACKSREQUEST']._serialized_end=786
+  _globals['_RANKSTACKS']._serialized_start=788
+  _globals['_RANKSTACKS']._serialized_end=889
+  _globals['_JOBSTACKS']._serialized_start=891
+  _globals['_JOBSTACKS']._serialized_end=958
 # @@protoc_insertion_point(module_scope)

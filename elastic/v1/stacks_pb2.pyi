@@ -83,7 +83,7 @@ class ProcessStacks(_message.Message):
     def __init__(self, pid: _Optional[int] = ..., name: _Optional[str] = ..., threads: _Optional[_Iterable[_Union[ThreadStack, _Mapping]]] = ...) -> None: ...
 
 class WorkerStacks(_message.Message):
-    __slots__ = ("worker", "request", "answer", "place", "place_s", "committed", "generation", "collectives", "processes", "stretches")
+    __slots__ = ("worker", "request", "answer", "place", "place_s", "committed", "generation", "collectives", "processes", "stretches", "log")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,7 @@ class WorkerStacks(_message.Message):
     COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
     STRETCHES_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
     worker: str
     request: int
     answer: Answer
@@ -104,19 +105,22 @@ class WorkerStacks(_message.Message):
     collectives: int
     processes: _containers.RepeatedCompositeFieldContainer[ProcessStacks]
     stretches: _containers.RepeatedCompositeFieldContainer[_timeline_pb2.Stretch]
-    def __init__(self, worker: _Optional[str] = ..., request: _Optional[int] = ..., answer: _Optional[_Union[Answer, str]] = ..., place: _Optional[_Union[Place, str]] = ..., place_s: _Optional[float] = ..., committed: _Optional[int] = ..., generation: _Optional[int] = ..., collectives: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessStacks, _Mapping]]] = ..., stretches: _Optional[_Iterable[_Union[_timeline_pb2.Stretch, _Mapping]]] = ...) -> None: ...
+    log: str
+    def __init__(self, worker: _Optional[str] = ..., request: _Optional[int] = ..., answer: _Optional[_Union[Answer, str]] = ..., place: _Optional[_Union[Place, str]] = ..., place_s: _Optional[float] = ..., committed: _Optional[int] = ..., generation: _Optional[int] = ..., collectives: _Optional[int] = ..., processes: _Optional[_Iterable[_Union[ProcessStacks, _Mapping]]] = ..., stretches: _Optional[_Iterable[_Union[_timeline_pb2.Stretch, _Mapping]]] = ..., log: _Optional[str] = ...) -> None: ...
 
 class StacksRequest(_message.Message):
-    __slots__ = ("request", "worker", "brief", "stretches")
+    __slots__ = ("request", "worker", "brief", "stretches", "log")
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     BRIEF_FIELD_NUMBER: _ClassVar[int]
     STRETCHES_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
     request: int
     worker: str
     brief: bool
     stretches: int
-    def __init__(self, request: _Optional[int] = ..., worker: _Optional[str] = ..., brief: bool = ..., stretches: _Optional[int] = ...) -> None: ...
+    log: bool
+    def __init__(self, request: _Optional[int] = ..., worker: _Optional[str] = ..., brief: bool = ..., stretches: _Optional[int] = ..., log: bool = ...) -> None: ...
 
 class NodeStacks(_message.Message):
     __slots__ = ("request", "workers")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from elastic.core.membership import WorkerPhase
-from elastic.errors import ConfigurationError
+from elastic.errors import ConfigurationError, TransientError
 from tests import page_jobs
 from tests.browser import Tab, browser
 from tests.page_jobs import PageSite, page_site
@@ -118,6 +118,31 @@ def test_it_works_with_a_keyboard_and_on_a_phone_in_the_dark(tab: Tab, site: Pag
         assert tab.errors == []
     finally:
         tab.look()
+
+
+def test_the_log_of_a_worker_is_one_click_away(tab: Tab, site: PageSite) -> None:
+    tab.open(site.url)
+    shows(tab, "Training")
+    tab.evaluate("document.querySelector('.node').click()")
+    shows(tab, "Node node-0")
+    tab.evaluate("document.querySelector('[aria-label=\"Log of node-0-1\"]').click()")
+    shows(tab, "the log of node-0-1")
+    shows(tab, "<b>not markup</b>")
+    joins = page_jobs.node("node-0", 2, WorkerPhase.JOINING)
+    others = page_jobs.view().figures.nodes[1:]
+    site.seen = replace(
+        page_jobs.view(), figures=replace(page_jobs.view().figures, nodes=(joins, *others))
+    )
+    tab.wait_for("document.querySelector('#node td + td').textContent === 'joining'")
+    assert "the log of node-0-1" in tab.evaluate("document.getElementById('node').innerText")
+    site.acted_on.error = TransientError("the agent of node node-0 does not tell")
+    click(tab, "Again")
+    shows(tab, "The agent of node node-0 does not tell")
+    tab.press("Escape")
+    tab.evaluate("document.querySelectorAll('.node')[1].click()")
+    shows(tab, "Node node-1")
+    assert "Log of" not in tab.evaluate("document.getElementById('node').innerText")
+    assert all("status of 503" in error for error in tab.errors)
 
 
 TOKEN = "correct-horse-battery"

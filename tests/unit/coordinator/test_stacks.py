@@ -22,7 +22,7 @@ from elastic.core.membership import (
     WorkerPhase,
     WorkerStatus,
 )
-from elastic.errors import ConfigurationError
+from elastic.errors import ConfigurationError, TransientError
 from elastic.rpc.control import AgentStream
 from elastic.runtime.journal import Entry, Journal
 from elastic.v1 import control_pb2 as control
@@ -122,6 +122,31 @@ async def test_who_does_not_tell_holds_nobody_up(
     node = place.nodes.named("c")
     assert node is not None
     place.rounds.told(node, pb.NodeStacks(request=request.request))  # too late
+
+
+async def test_the_log_of_a_worker_is_asked_of_its_node_alone(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holdups, "_ANSWERS_S", 5.0)
+    node = place.nodes.named("b")
+    assert node is not None
+
+    async def answered(*workers: pb.WorkerStacks) -> str:
+        asking = asyncio.ensure_future(place.rounds.log(node, "b-1"))
+        message = await anext(node.stream.outgoing())
+        assert isinstance(message, control.CoordinatorMessage)
+        request = message.stacks
+        assert (request.worker, request.log) == ("b-1", True)
+        place.rounds.told(node, pb.NodeStacks(request=request.request, workers=workers))
+        return await asking
+
+    assert await answered(pb.WorkerStacks(worker="b-1", log="step 7\nstep 8")) == "step 7\nstep 8"
+    with pytest.raises(TransientError, match="the agent of node b does not tell the log of b-1"):
+        await answered()
+    monkeypatch.setattr(holdups, "_ANSWERS_S", 0.05)
+    with pytest.raises(TransientError, match="node b does not tell"):
+        await place.rounds.log(node, "b-1")
+    assert not place.rounds._rounds
 
 
 async def test_with_no_agent_there_is_nobody_to_wait_for() -> None:

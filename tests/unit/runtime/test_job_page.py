@@ -231,6 +231,16 @@ def test_a_coordinator_that_stands_by_sends_browsers_to_a_leader_that_they_reach
         assert json.loads(ask(site, "/page/state")[2])["sections"]["head"]["leader"] == "one:1"
 
 
+def test_the_log_of_a_worker_is_asked_for_when_somebody_wants_it(site: PageSite) -> None:
+    status, headers, body = ask(site, "/page/log/node-1-2")
+    assert (status, headers["content-type"]) == (200, "text/plain; charset=utf-8")
+    assert body.decode() == "step 1\nthe log of node-1-2\n<b>not markup</b>\n"
+    site.acted_on.error = ConfigurationError("there is no rank or worker 'x'")
+    assert ask(site, "/page/log/x")[::2] == (404, b"there is no rank or worker 'x'\n")
+    site.acted_on.error = TransientError("the agent of node b does not tell")
+    assert ask(site, "/page/log/x")[0] == 503
+
+
 # ---- actions
 
 TOKEN = "correct-horse-battery"

@@ -137,6 +137,13 @@ def test_what_happens_to_a_job_is_seen_and_outlives_its_leader(job: Job, tab: Ta
     assert abs(before["elastic_last_commit_timestamp_seconds",] - time.time()) < 30.0
     assert before["elastic_store_errors_total", "put"] == 0
     look_at_the_page(tab, leader)
+    (told,) = (job.files / "logs").rglob(f"{job.worker('b')}.log")
+    with told.open("a") as log:
+        log.write("\n".join(f"line {n}" for n in range(200)) + "\n")
+    status, text = ask(leader, f"/page/log/{job.worker('b')}")
+    assert (status, text.splitlines()) == (200, [f"line {n}" for n in range(100, 200)])
+    assert ask(leader, "/page/log/0")[0] == 200, "by its rank"
+    assert ask(leader, "/page/log/9")[0] == 404
     os.kill(job.worker_pid("b"), signal.SIGKILL)
     shows(tab, "SIGKILL (signal 9)")
     job.wait(lambda: job.events("recovered"), "a recovery")

@@ -213,5 +213,6 @@ def test_the_last_lines_are_read_from_the_end_alone(tmp_path: Path) -> None:
         file.seek(40 << 30)
         file.write(b"".join(b"\nline %d" % n for n in range(30)) + b"\n10%\r20%\n")
     assert logs.last_lines(path).splitlines() == [*(f"line {n}" for n in range(11, 30)), "20%"]
+    assert logs.last_lines(path, 25).splitlines()[0] == "line 6"
     path.write_bytes(b"x" * 5000)
     assert logs.last_lines(path) == "x" * 2000

@@ -492,7 +492,7 @@ class _Curve:
         self, points: Sequence[pb.CurvePoint], generation: int, next_step: int | None
     ) -> None:
         if points:
-            self.sink.write(points)
+            self.sink.write([point for point in points if point.values])
             self._generation, self._next_step = generation, next_step
 
 

@@ -38,6 +38,7 @@ _MOST_POINTS = 2_000  # of the curve, the same
 _MOST_UNSTORED = 20_000  # records on their way: more would only wait in the coordinator's memory
 _POLL_S = 0.02
 _STORING_S = 2.0  # without any of them stored: nobody stores them
+_LAST_REPORT_S = 0.5
 _SIGN_OF_LIFE_S = 0.6  # of the others, well below the agent's patience with a silent process
 
 
@@ -62,6 +63,9 @@ class Reports:
 
     def notice(self, name: str, fields: Mapping[str, str]) -> None:
         """Something that an operator should know of, as an event."""
+
+    def script_failed(self) -> None:
+        """Tell what is left before the process ends."""
 
 
 class Reporter(Reports):
@@ -164,6 +168,13 @@ class Reporter(Reports):
     @override
     def notice(self, name: str, fields: Mapping[str, str]) -> None:
         self._link.notice(name, fields)
+
+    @override
+    def script_failed(self) -> None:
+        # On another thread, since a device of which a figure is read may hang.
+        last = threading.Thread(target=self.flush, name="elastic-last-report", daemon=True)
+        last.start()
+        last.join(_LAST_REPORT_S)
 
     def wait_for_ledger(self) -> None:
         """Return when the rest of the ledger is sent, or nobody stores it."""
@@ -341,10 +352,10 @@ class Reporter(Reports):
         if fresh:
             self._curve_sent = fresh[-1].step + 1
         numbers = (point._replace(values=_numbers(point.values)) for point in fresh)
+        # Also of steps without values: what a file has of them is of steps that were given up.
         points = [pb.CurvePoint(**point._asdict()) for point in numbers]
-        told = [point for point in points if point.values]
-        for begin in range(0, max(len(told), int(again)), _MOST_POINTS):
-            some, first = told[begin : begin + _MOST_POINTS], begin == 0
+        for begin in range(0, max(len(points), int(again)), _MOST_POINTS):
+            some, first = points[begin : begin + _MOST_POINTS], begin == 0
             self._link.send(curve=local_pb2.CurvePoints(points=some, whole=again and first))
 
 

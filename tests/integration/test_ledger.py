@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from examples.ledger_check import Audit, audit
 from tests.chaos.problem import lineage
-from tests.integration.running import Place, steps_of, tiny_disk, wait_for_step
+from tests.integration.running import FAILED, Place, steps_of, tiny_disk, wait_for_step
 from tests.job_process import JobProcess
 from tests.waiting import eventually
 
@@ -98,6 +98,16 @@ def test_a_full_disk_costs_the_job_nothing_and_the_ledger_no_step(
         result = audit(ledger.read_text().splitlines(), samples=SAMPLES)
         assert not result.problems
         assert result.steps == job.named("job_ended")[0]["committed"]
+
+
+def test_a_job_whose_script_fails_lacks_none_of_its_steps(place: Place, tmp_path: Path) -> None:
+    ledger, curve = tmp_path / "ledger.jsonl", tmp_path / "curve.jsonl"
+    options = ["--ledger", ledger, "--curve", curve]
+    job = place.start("raises_in_step.py", "all", tmp_path / "none", options=options)
+    assert job.wait() == FAILED
+    assert [step["step"] for step in lineage(ledger)] == [0, 1, 2]
+    lines = [json.loads(line) for line in curve.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2]
 
 
 def fill(path: Path) -> None:

@@ -536,6 +536,7 @@ def _report(link: Link, failure: Failure) -> None:
     training = session.current_training()
     if training is not None:
         training.control.membership.abandon()
+        training.control.reports.script_failed()
     link.send(failure=failure_to_pb(failure))
 
 

@@ -104,6 +104,31 @@ def test_a_job_that_begins_anew_leaves_the_earlier_curve_aside(tmp_path: Path) -
     assert [len(p.read_text().splitlines()) for p in sorted(tmp_path.iterdir())] == [4, 4, 4]
 
 
+def silent(first: int, last: int, **named: Any) -> list[CurvePoint]:
+    """Steps of which the script has reported nothing."""
+    return [
+        CurvePoint(step=n, **{"generation": 1, "run": "i", **named}) for n in range(first, last + 1)
+    ]
+
+
+def test_a_run_that_reports_seldom_keeps_no_line_of_an_earlier_one(tmp_path: Path) -> None:
+    path = tmp_path / "curve.jsonl"
+    files = opened(path)
+    files.append(points(0, 9))
+    files.close()
+    opened(path, run="j").append([*silent(0, 3, run="j"), point(4, run="j")])
+    assert steps_in(path) == [4]
+    assert steps_in(tmp_path / "curve.jsonl.1") == list(range(10))
+
+
+def test_a_step_that_reports_nothing_when_it_is_computed_again_has_no_line(tmp_path: Path) -> None:
+    files = opened(path := tmp_path / "curve.jsonl")
+    files.append(points(0, 9))
+    stored = files.append([*silent(6, 7, generation=3), point(8, 3), *silent(9, 9, generation=3)])
+    assert steps_in(path) == [*range(6), 8]
+    assert (stored.committed, stored.generation) == (10, 3)
+
+
 def test_a_table_has_a_row_for_each_value(tmp_path: Path) -> None:
     files = opened(path := tmp_path / "curve.csv")
     files.append([point(0, loss=0.5, **{"a,b": math.inf})])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -69,7 +70,7 @@ def test_each_step_is_told_once_and_the_newest_when_another_follows() -> None:
     member.step()
     assert member.told() == [(False, {0: {"loss": 0.5}, 1: {"loss": 0.25, "accuracy": 1.0}})]
     member.step(loss=0.125)
-    assert member.told() == []  # of step 2 nothing was reported
+    assert member.told() == [(False, {2: {}})]  # it replaces what was written of it before
     assert member.told(whole=True) == [(False, {3: {"loss": 0.125}})]
 
 
@@ -117,6 +118,32 @@ def test_asked_again_it_sends_all_that_is_not_stored() -> None:
     assert member.told() == [(True, {2: {"n": 2}})]
     member.reporter.curve_stored(pb.LedgerStored(send_again=True))
     assert member.told() == [(True, {2: {"n": 2}})]
+
+
+def test_a_script_that_fails_has_told_of_every_step() -> None:
+    member = Member()
+    member.step(loss=0.5)
+    member.step(loss=math.inf)
+    member.reporter.script_failed()
+    (said,) = member.sent
+    assert {p.step: dict(p.values) for p in said.points} == {
+        0: {"loss": 0.5},
+        1: {"loss": math.inf},
+    }
+
+
+@pytest.mark.timeout(20)
+def test_a_figure_that_cannot_be_read_does_not_hold_up_the_end() -> None:
+    class Hangs:
+        def __float__(self) -> float:
+            forever.wait()
+            return 0.0
+
+    member, forever = Member(kept=False), threading.Event()
+    member.reporter.report({"loss": Hangs()}, committed=False)
+    member.reporter.script_failed()
+    assert member.sent == []
+    forever.set()
 
 
 def test_nothing_is_kept_where_nobody_wants_it() -> None:

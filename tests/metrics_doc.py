@@ -69,8 +69,8 @@ At most 100 connections are kept, the oldest makes room for a new one, and one o
 ## How to read them
 
 - Every metric but those of the process (`process_...`) has the label `job`.
-- A standby coordinator serves `elastic_leader` 0 and what stands under [Every daemon](#every-daemon). Of the job only
-  its leader tells, so `max without (instance)` and `sum without (instance)` give the job's figure.
+- A standby coordinator serves `elastic_leader` 0 and what stands under [Every daemon](#every-daemon). Only its
+  leader tells of the job, so `max without (instance)` and `sum without (instance)` give the job's figure.
 - Counters and histograms of the job are of the whole run: a new leader goes on from what the one before has kept in
   etcd, at every failure, change of the group and checkpoint, and every 10 s. Those of an agent, and of a daemon's
   process, begin anew with it.

@@ -34,8 +34,8 @@ PHASE = CATALOG.gauge("elastic_job_phase", "1 of the job's phase, 0 of the other
 STARTED = CATALOG.gauge("elastic_job_start_timestamp_seconds", "When the run began.")
 EXIT_CODE = CATALOG.gauge(
     "elastic_job_exit_code",
-    "With which the job has ended; absent before. Coordinators end some seconds later, so a scrape "
-    "may miss it: `elastic jobs` has it.",
+    "The exit code with which the job has ended; absent before. Coordinators end some seconds "
+    "later, so a scrape may miss it: `elastic jobs` has it.",
 )
 LAST_COMMIT = CATALOG.gauge(
     "elastic_last_commit_timestamp_seconds",
@@ -64,18 +64,18 @@ STEP_SECONDS = CATALOG.histogram(
     "Steps from one commit to the next, but the first one of each group.",
 )
 STEPS = CATALOG.counter(
-    "elastic_steps_committed_total", "Committed, those that were lost later included."
+    "elastic_steps_committed_total", "Steps committed, with those that were lost later."
 )
 STEPS_LOST = CATALOG.counter(
-    "elastic_steps_lost_total", "Committed, and lost: the job went back to a checkpoint."
+    "elastic_steps_lost_total", "Steps committed and lost: the job went back to a checkpoint."
 )
 STEPS_RECOMPUTED = CATALOG.counter(
-    "elastic_steps_recomputed_total", "Begun when the group was lost, and begun again."
+    "elastic_steps_recomputed_total", "Steps under way when the group was lost, and begun again."
 )
 STEPS_SLOW = CATALOG.counter(
-    "elastic_steps_slow_total", "That lasted suspiciously long and came to their end after all."
+    "elastic_steps_slow_total", "Steps that lasted suspiciously long and ended after all."
 )
-SAMPLES = CATALOG.counter("elastic_samples_committed_total", "Of all committed steps.")
+SAMPLES = CATALOG.counter("elastic_samples_committed_total", "Samples of all committed steps.")
 WORLD_SIZE = CATALOG.gauge("elastic_world_size", "Members of the newest group.")
 WANTED = CATALOG.gauge(
     "elastic_wanted_world_size",
@@ -86,12 +86,12 @@ GENERATION = CATALOG.gauge("elastic_generation", "The number of the newest group
 GENERATIONS = CATALOG.counter("elastic_generations_total", "Groups formed, by why.", "reason")
 RECOVERY_SECONDS = CATALOG.histogram(
     "elastic_recovery_duration_seconds",
-    "From the first sign of a loss to the first step committed without what was lost.",
+    "Time from the first sign of a loss to the first step committed without what was lost.",
     "reason",
 )
 RECOVERY_PHASES = CATALOG.histogram(
     "elastic_recovery_phase_duration_seconds",
-    "The same by phase; `abort` overlaps with others, which add up to the whole.",
+    "Time of recoveries by phase; `abort` overlaps with others, which add up to the whole.",
     "phase",
 )
 FAILURES = CATALOG.counter("elastic_worker_failures_total", "Workers that failed, by how.", "kind")
@@ -178,13 +178,13 @@ LOST_SECONDS = CATALOG.counter(
 )
 STRAGGLER_RATIO = CATALOG.gauge(
     "elastic_straggler_ratio",
-    "By which share of a step the slowest rank has held up the others lately, whether it does so "
-    "persistently or not.",
+    "The share of a step by which the slowest rank has held up the others lately, whether it does "
+    "so persistently or not.",
 )
 STRAGGLER = CATALOG.gauge(
     "elastic_straggler",
-    "By which share of each step a slow rank holds up the others, as when it was named; `kind` is "
-    "what it is slow in. Absent: no rank is slow.",
+    "The share of each step by which a slow rank holds up the others, when it was named; `kind` "
+    "is what it is slow in. Absent: no rank is slow.",
     *("node", "slot", "kind"),
 )
 STRAGGLERS = CATALOG.counter(
@@ -203,8 +203,8 @@ NOT_FINITE = CATALOG.gauge(
 )
 LEARNING_RATE = CATALOG.gauge(
     "elastic_learning_rate",
-    "Of a tracked optimizer, by the name that the script tracks it under, and by the index of the "
-    "parameter group where it has several.",
+    "The rate of a tracked optimizer, by the name that the script tracks it under, and by the "
+    "index of the parameter group where it has several.",
     "name",
 )
 GLOBAL_BATCH = CATALOG.gauge(

@@ -32,9 +32,9 @@ PAUSES = CATALOG.counter(
     "Times that something held up the daemon's event loop for 50 ms or more.",
 )
 PAUSE_SECONDS = CATALOG.counter(
-    "elastic_loop_pause_seconds_total", "For how long, all of them together."
+    "elastic_loop_pause_seconds_total", "How long these pauses were, all together."
 )
-LONGEST_PAUSE = CATALOG.gauge("elastic_loop_longest_pause_seconds", "The longest so far.")
+LONGEST_PAUSE = CATALOG.gauge("elastic_loop_longest_pause_seconds", "The longest pause so far.")
 CALL_SECONDS = CATALOG.histogram(
     "elastic_store_call_duration_seconds",
     "Calls of this process to etcd, by what is called, until they were answered or failed.",

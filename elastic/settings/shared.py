@@ -159,8 +159,8 @@ SILENCE_TIMEOUT_S = about(
     DURATION_OR_ZERO,
 )
 FIRST_STEP_TIMEOUT_S = about(
-    "Seconds for the first step of a group, and for steps in which torch.compile runs; compiling "
-    "adds as much to --start-timeout-s. 0: no limit.",
+    "Shortest time that counts as a hang in the first step of a group, or while torch.compile "
+    "runs, which adds as much to --start-timeout-s; 0: never.",
     DURATION_OR_ZERO,
 )
 PAUSE_TIMEOUT_S = about(

@@ -124,7 +124,7 @@ class _Slot:
     since: float
     """The instant up to which its time is booked or open."""
     kind: Kind | None = Kind.START_UP
-    """What it spends its time on now; None: its worker trains, and says so later."""
+    """What it spends its time on now; None: it trains, and its worker says later on what."""
     worker: WorkerId = ""
     wanted: bool = True
     open_s: float = 0.0

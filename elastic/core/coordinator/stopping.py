@@ -135,8 +135,8 @@ def _is_busy(w: ObservedWorker) -> bool:
 
 
 def _leave(current: Generation, active: list[ObservedWorker], *, is_whole: bool) -> Form:
-    """Leave at a step boundary if the group trains. A group that assembles or saves comes to none,
-    nor one that has lost a member or has one whose script has ended."""
+    """Leave at a step boundary if the group trains. A group comes to none if it assembles or saves,
+    has lost a member, or has one whose script has ended."""
     trains = (
         current.purpose is Purpose.TRAIN
         and is_whole

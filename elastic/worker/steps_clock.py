@@ -227,6 +227,7 @@ class Pace:
     def reduced(self, began: float, now: float) -> None:
         """A backward pass that averages gradients has lasted from `began` to `now`."""
         at = self.arrival.at
+        self.arrival.reduced()
         if at > began:
             self.wait_s += now - at
             self.arrivals += 1
@@ -285,7 +286,8 @@ class Arrival:
 
     DDP's all-reduce makes the backward pass equally long everywhere. A hook on the parameter whose
     gradient comes last costs about a microsecond a step; which one that is, one step with a hook on
-    each parameter tells.
+    each parameter tells. Where a step has several backward passes, as of several models, each of
+    them has a last gradient, and waits for the others.
     """
 
     def __init__(self) -> None:
@@ -295,7 +297,9 @@ class Arrival:
         """Every parameter has a hook, up to the next commit."""
         self._parameters: list[torch.Tensor] = []
         self._hooks: list[Any] = []
-        self._last: torch.Tensor | None = None
+        self._newest: torch.Tensor | None = None
+        self._last: dict[int, torch.Tensor] = {}
+        """Of each backward pass, by its identity."""
         self._looks = 0
 
     def watch(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -310,7 +314,7 @@ class Arrival:
     def look_again(self) -> None:
         """The gradient that came last comes no more: learn which one does now."""
         self._remove()
-        self._last = None
+        self._newest, self._last = None, {}
         self.learning = self._looks < _MOST_LOOKS
         if self.learning:
             self._looks += 1
@@ -320,17 +324,23 @@ class Arrival:
                 if p.requires_grad and p.is_leaf
             ]
 
+    def reduced(self) -> None:
+        """A backward pass is over."""
+        if self._newest is not None:
+            self._last[id(self._newest)], self._newest = self._newest, None
+
     def learned(self) -> None:
-        """A step was committed: one hook is enough."""
+        """A step was committed: one hook for each backward pass is enough."""
         self.learning = False
-        last, self._last = self._last, None
+        self.reduced()
         self._remove()
-        if last is not None:
-            hook = last.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
-            self._hooks = [hook]
+        self._hooks = [
+            last.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
+            for last in self._last.values()
+        ]
 
     def _seen(self, parameter: torch.Tensor) -> None:
-        self.at, self._last = time.monotonic(), parameter
+        self.at, self._newest = time.monotonic(), parameter
 
     def _ready(self, _: torch.Tensor) -> None:
         self.at = time.monotonic()

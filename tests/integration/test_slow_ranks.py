@@ -40,6 +40,15 @@ def test_a_slow_rank_is_named_within_30_steps(
     assert f"rank {rank} (node local) holds up every step by" in named["verdict"]
 
 
+def test_a_slow_rank_is_named_where_a_step_has_two_backward_passes(place: Place) -> None:
+    script = ("slow_rank.py", SINCE + 60, 0.06, "compute", 1, SINCE, "sleep", "two")
+    job = place.start(*script, nproc=3)
+    assert job.wait() == 0, job.story()
+    (named,) = job.named("straggler")
+    assert (named["rank"], named["slow_in"]) == (1, "compute")
+    assert SINCE < named["step"] <= SINCE + WITHIN
+
+
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_nobody_is_named_in_2000_steps_on_cores_that_are_shared(place: Place) -> None:

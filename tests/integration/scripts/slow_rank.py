@@ -1,9 +1,9 @@
 """Trains STEPS steps of STEP_S seconds; from SINCE on each takes 30% longer in slot RANK, in PART.
 
-Usage: slow_rank.py STEPS STEP_S PART RANK SINCE sleep|work
+Usage: slow_rank.py STEPS STEP_S PART RANK SINCE sleep|work [two]
 
 work: the forward pass keeps a core busy, and so does what takes longer: 30% of what steps took
-before. PART none: nothing does.
+before. PART none: nothing does. two: a second model has a backward pass of its own in each step.
 """
 
 import statistics
@@ -61,6 +61,10 @@ session = elastic.init()
 model = session.distribute(Model(4, 1))
 optimizer = Optimizer(model.parameters(), lr=0.01)
 session.track(model=model, optimizer=optimizer)
+second = None
+if sys.argv[7:] == ["two"]:
+    second = session.distribute(torch.nn.Linear(4, 1))
+    session.track(second=second)
 for step in session.steps(elastic.DataLoader(Samples(), batch_size=BATCH), epochs=1):
     now, began = step.index, time.monotonic()
     if now >= steps:
@@ -70,6 +74,8 @@ for step in session.steps(elastic.DataLoader(Samples(), batch_size=BATCH), epoch
     with step:
         for batch in step.batches():
             step.backward(model(batch).square().mean())
+            if second is not None:
+                step.backward(second(batch).square().mean())
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     if now < since:

@@ -35,6 +35,22 @@ def test_one_hook_is_left_on_the_gradient_that_comes_last() -> None:
     assert before < arrival.at <= time.monotonic()
 
 
+def test_each_of_several_backward_passes_of_a_step_has_an_arrival() -> None:
+    """Else a rank that computes slowly would hide behind the first of them."""
+    models = nn.Linear(4, 1), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    pace = Pace(TimeSpent())
+    pace.arrival.watch([p for model in models for p in model.parameters()])
+    for committed in range(3):
+        for model in models:
+            began = time.monotonic()
+            backward(model)
+            pace.reduced(began, time.monotonic())
+        if pace.arrival.learning:
+            pace.arrival.learned()
+        assert pace.arrivals == pace.reductions == 2 * (committed + 1)
+    assert [len(hooks(model)) for model in models] == [1, 1]
+
+
 def test_the_same_parameters_in_another_group_are_not_learned_again() -> None:
     model, arrival = nn.Linear(4, 1), Arrival()
     arrival.watch(list(model.parameters()))

@@ -331,7 +331,9 @@ def noticed_by(document: Mapping[str, Any]) -> str:
     first = document["noticed"][0]
     sign, node = Sign(first["sign"]), first["node"]
     if sign is Sign.WORKER_ENDED:
-        return f"the agent of node {node}: the process ended"
+        lived = document["cause"] == Cause.WORKER_LEFT_OUT.value
+        how = "it gave the process up" if lived else "the process ended"
+        return f"the agent of node {node}: {how}"
     if sign is Sign.GROUP_BROKEN:
         detail = f" ({first['detail']})" if first["detail"] else ""
         return f"{_who(first)}: its collective failed{detail}"

@@ -496,7 +496,7 @@ def _exited(link: Link, ending: SystemExit, script: str) -> int:
         kind=FailureKind.EXIT_CODE,
         code=code,
         signature=_signature(ending),
-        message=f"the script called sys.exit({_shown(ending.code)})",
+        message=f"ended its script with sys.exit({_shown(ending.code)})",
     )
     _report(link, failure)
     tell_ending(ending)

@@ -255,6 +255,15 @@ HANG = {"step": 7, "standing_s": 20.0, "verdict": "rank 1 waits"}
             "the agent of node b: the process ended",
         ),
         (
+            {
+                "cause": "worker_left_out",
+                "processes": [PROCESS | {"kind": "left_out", "message": "was silent for 1.7 s"}],
+                "noticed": [sign("worker_ended")],
+            },
+            "rank 1 (node b, worker wb) was silent for 1.7 s",
+            "the agent of node b: it gave the process up",
+        ),
+        (
             {"cause": "worker_failed", "processes": [PROCESS], "further_processes": 1},
             "rank 1 (node b, worker wb) was ended by SIGKILL (signal 9); 1 more process ended",
             "",

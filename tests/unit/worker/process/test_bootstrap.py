@@ -124,7 +124,7 @@ def test_whatever_a_script_ends_with_is_told(
     ended, link = run(f"import sys\nsys.exit({given})\n")
     assert ended == code
     (failure,) = link.failures
-    assert told in failure.message
+    assert failure.message == f"ended its script with {told}"
     assert failure.code == code
 
 

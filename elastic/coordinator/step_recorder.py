@@ -563,6 +563,8 @@ class _TextFile:
                 file.close()
 
     def _opened(self) -> io.FileIO:
+        if self._file is not None and _is_removed(self._file.fileno()):
+            self.close()
         if self._file is None:
             self._file = io.FileIO(self._path, "a")
         return self._file
@@ -614,10 +616,10 @@ class _EventFile:
         self._directory = directory
         self._writers, self._events = event_file_writer, event_pb2
         self._writer: Any = None
+        self._failed = False
 
     def open(self) -> None:
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
             self._opened()
         except OSError as error:
             if may_pass(error):
@@ -632,6 +634,8 @@ class _EventFile:
         self._add([self._events.Event(step=step, session_log={"status": start})])
 
     def write(self, points: Sequence[pb.CurvePoint]) -> None:
+        if self._failed and points:
+            self.go_back(points[0].step)  # some of them may have been written
         self._add(
             self._events.Event(
                 wall_time=point.unix_s,
@@ -659,10 +663,15 @@ class _EventFile:
                 writer.write_event(event)
             writer.flush()
         except OSError:
+            self._failed = True
             self.close()
             raise
+        self._failed = False
 
     def _opened(self) -> Any:
+        if self._writer is not None and not any(self._directory.glob("events.out.*")):
+            self.close()  # they were removed
         if self._writer is None:
+            self._directory.mkdir(parents=True, exist_ok=True)
             self._writer = self._writers.EventsWriter(str(self._directory / "events"))
         return self._writer

@@ -6,13 +6,16 @@ import errno
 import json
 import math
 import os
+import shutil
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboardX.record_writer import RecordWriter
 
 from elastic.coordinator.step_recorder import CurveFiles
 from elastic.errors import ConfigurationError
@@ -206,6 +209,46 @@ def test_tensorboard_reads_each_step_once(tmp_path: Path) -> None:
     files.close()
     losses = [(step, step / 2) for step in range(8)] + [(step, 7.0) for step in range(8, 12)]
     assert read(tmp_path / "board") == {"loss": losses}
+
+
+def test_tensorboard_passes_over_what_a_failed_write_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = CurveFiles(None, tmp_path / "board", incarnation="i")
+    files.open()
+    files.append(points(0, 4))
+    flush, failed = RecordWriter.flush, [OSError(errno.ENOSPC, "No space left")]
+
+    def written_and_full(writer: RecordWriter) -> None:
+        flush(writer)
+        if failed:
+            raise failed.pop()
+
+    monkeypatch.setattr(RecordWriter, "flush", written_and_full)
+    with pytest.raises(OSError, match="No space"):
+        files.append(points(5, 9))
+    monkeypatch.undo()
+    later = time.time() + 1.0
+    monkeypatch.setattr(time, "time", lambda: later)  # by which files are named
+    files.append(points(5, 11))
+    files.close()
+    assert read(tmp_path / "board") == {"loss": [(step, step / 2) for step in range(12)]}
+
+
+def test_files_that_are_removed_are_made_anew(tmp_path: Path) -> None:
+    curve, board = tmp_path / "curve.jsonl", tmp_path / "board"
+    files = CurveFiles(curve, board, incarnation="i")
+    _OPEN.append(files)
+    files.open()
+    files.append(points(0, 4))
+    curve.unlink()
+    shutil.rmtree(board)
+    files.append(points(5, 6))
+    assert steps_in(curve) == [5, 6]
+    assert read(board) == {"loss": [(5, 2.5), (6, 3.0)]}
+    curve.unlink()
+    files.append([point(6, 3, loss=8.0)])
+    assert steps_in(curve) == [6]
 
 
 def test_both_at_once_know_how_far_each_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

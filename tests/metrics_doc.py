@@ -76,7 +76,7 @@ At most 100 connections are kept, the oldest makes room for a new one, and one o
   process, begin anew with it.
 - The label `reason` has the reasons of `generation_formed`, `kind` of failures those of `worker_failed` (docs/EVENTS.md).
 - The label `kind` of `elastic_slot_seconds_total` has [the kinds of time](GUIDE.md#where-the-time-goes). A step is
-  added when it is over, so a hang shows when it has ended; until then `elastic_last_commit_timestamp_seconds` tells.
+  added within 5 s of its end, so a hang shows when it has ended; until then `elastic_last_commit_timestamp_seconds` tells.
 - The names of `elastic_script_value` are the script's own: it should report few. 100 are kept.
 - Rules and alerts are in `deploy/prometheus`; [RUNBOOK.md](RUNBOOK.md) says what to do about each alert.
 - Dashboards for Grafana 11.6 or newer are in `deploy/grafana`, for a job, its nodes and its control plane: import the

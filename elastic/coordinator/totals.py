@@ -210,11 +210,12 @@ class _Reporter:
         self._total_s = 0.0
 
     def samples(self, progress: pb.Progress, fresh_steps: int) -> int:
-        """Samples since the last report; for another worker, as many as its steps usually have."""
+        """Samples since the last report; for another worker, as many as its newest step had each."""
         if progress.worker == self._worker:
             more = max(0, progress.samples - self._samples)
         else:
-            more = round(fresh_steps * progress.step_s * progress.samples_per_s)
+            each = progress.global_batch or progress.step_s * progress.samples_per_s
+            more = round(fresh_steps * each)
             self._worker, self._counts = progress.worker, []
         self._samples = progress.samples
         return more

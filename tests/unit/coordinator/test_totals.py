@@ -94,6 +94,14 @@ def test_durations_are_those_since_the_last_report_of_the_same_process() -> None
     assert totals.samples == 56 + 16
 
 
+def test_samples_of_steps_that_were_not_heard_of_are_those_of_the_newest_step() -> None:
+    """A usual step lasts longer now and then, which makes no more samples of it."""
+    totals, report = Totals(), progress("w0", 256, samples=2048)
+    report.global_batch, report.step_s = 8, 0.2
+    totals.progressed(report, 100.0)
+    assert totals.samples == 2048
+
+
 def test_a_step_is_computed_again_once_whoever_says_so() -> None:
     totals = Totals()
     for generation, recomputed in ((1, 0), (2, 1), (2, 1), (3, 0), (4, 1)):

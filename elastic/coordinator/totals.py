@@ -210,7 +210,7 @@ class _Reporter:
         self._total_s = 0.0
 
     def samples(self, progress: pb.Progress, fresh_steps: int) -> int:
-        """Samples since the last report; for another worker, as many as its newest step had each."""
+        """Samples since the last report; for another worker, its steps are as large as the newest."""
         if progress.worker == self._worker:
             more = max(0, progress.samples - self._samples)
         else:

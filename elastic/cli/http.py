@@ -290,10 +290,10 @@ class _Serving:
         try:
             server = self._make()
             with self._lock:
-                if self._closed:
-                    return
                 self._server = server
-            server.run()
+                if self._closed:
+                    server.close()
+            server.run()  # if it is closed by now, to give back what it holds
         except Exception as error:  # noqa: BLE001 - the daemon goes on without
             message = f"{self.site.parts} are not served: {type(error).__name__}: {error}"
             self._report("warning", source="http", message=message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from elastic.cli.http import (
     Guard,
     HttpSite,
     _admission,
+    _Serving,
     http_sites,
     require_http_protection,
     watched_over_http,
@@ -24,7 +26,7 @@ from elastic.cli.http import (
 from elastic.cli.page import reached_at
 from elastic.errors import ConfigurationError
 from elastic.rpc.security import PLAINTEXT, Plaintext, Security, Tls
-from elastic.runtime.http_server import Request
+from elastic.runtime.http_server import HttpServer, Request
 from elastic.runtime.loop_watch import LoopPauses
 from elastic.runtime.process_metrics import Directories, PageSource, ProcessParts, Watched
 from elastic.settings.node import NodeSettings
@@ -395,3 +397,20 @@ async def test_without_a_thread_the_daemon_goes_on_without(monkeypatch: pytest.M
     host, _, port = address.rpartition(":")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, int(port)), timeout=20.0)
+
+
+async def test_a_server_that_is_closed_before_it_is_there_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, make = list[HttpServer](), _Serving._make
+
+    def make_late(serving: _Serving) -> HttpServer:
+        while not serving._closed:
+            time.sleep(0.001)
+        made.append(make(serving))
+        return made[0]
+
+    monkeypatch.setattr(_Serving, "_make", make_late)
+    async with watched_over_http(WATCHED, sites_of("127.0.0.1:0"), Diary().journal, PLAINTEXT):
+        pass
+    assert made[0]._loop.is_closed()

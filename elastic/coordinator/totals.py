@@ -210,7 +210,7 @@ class _Reporter:
         self._total_s = 0.0
 
     def samples(self, progress: pb.Progress, fresh_steps: int) -> int:
-        """Samples since the last report; for another worker, its steps are as large as the newest."""
+        """Samples since the last report; for another worker by the size of its newest step."""
         if progress.worker == self._worker:
             more = max(0, progress.samples - self._samples)
         else:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -296,7 +296,8 @@ class Arrival:
         self.learning = False
         """Every parameter has a hook, up to the next commit."""
         self._parameters: list[torch.Tensor] = []
-        self._hooks: list[Any] = []
+        self._hooks: dict[int, Any] = {}
+        """By the identity of the parameter."""
         self._newest: torch.Tensor | None = None
         self._last: dict[int, torch.Tensor] = {}
         """Of each backward pass, by its identity."""
@@ -318,11 +319,11 @@ class Arrival:
         self.learning = self._looks < _MOST_LOOKS
         if self.learning:
             self._looks += 1
-            self._hooks = [
-                p.register_post_accumulate_grad_hook(self._seen)  # type: ignore[no-untyped-call]
+            self._hooks = {
+                id(p): p.register_post_accumulate_grad_hook(self._seen)  # type: ignore[no-untyped-call]
                 for p in self._parameters
                 if p.requires_grad and p.is_leaf
-            ]
+            }
 
     def reduced(self) -> None:
         """A backward pass is over."""
@@ -330,25 +331,22 @@ class Arrival:
             self._last[id(self._newest)], self._newest = self._newest, None
 
     def learned(self) -> None:
-        """A step was committed: one hook for each backward pass is enough."""
+        """A step was committed: one hook for each backward pass is enough. It stays as it is: a
+        parameter that a script toggles may take no new one now."""
         self.learning = False
         self.reduced()
-        self._remove()
-        self._hooks = [
-            last.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
-            for last in self._last.values()
-        ]
+        kept = {key: hook for key, hook in self._hooks.items() if key in self._last}
+        self._remove(except_for=kept)
+        self._hooks = kept
 
     def _seen(self, parameter: torch.Tensor) -> None:
         self.at, self._newest = time.monotonic(), parameter
 
-    def _ready(self, _: torch.Tensor) -> None:
-        self.at = time.monotonic()
-
-    def _remove(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+    def _remove(self, except_for: Collection[int] = ()) -> None:
+        for key, hook in self._hooks.items():
+            if key not in except_for:
+                hook.remove()
+        self._hooks = {}
 
 
 class CoreWait:

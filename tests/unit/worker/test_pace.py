@@ -51,6 +51,21 @@ def test_each_of_several_backward_passes_of_a_step_has_an_arrival() -> None:
     assert [len(hooks(model)) for model in models] == [1, 1]
 
 
+def test_a_model_that_takes_no_gradients_at_the_end_of_a_step_keeps_its_hook() -> None:
+    """Scripts toggle a GAN's models in turn: no new hook can be had of one that is off."""
+    models, arrival = (nn.Linear(4, 1), nn.Linear(4, 1)), Arrival()
+    arrival.watch([p for model in models for p in model.parameters()])
+    for model in models:
+        backward(model)
+        arrival.reduced()
+    models[0].requires_grad_(False)
+    arrival.learned()
+    models[0].requires_grad_(True)
+    before = time.monotonic()
+    backward(models[0])
+    assert before < arrival.at
+
+
 def test_the_same_parameters_in_another_group_are_not_learned_again() -> None:
     model, arrival = nn.Linear(4, 1), Arrival()
     arrival.watch(list(model.parameters()))

@@ -132,6 +132,7 @@ _set_timeout: Callable[[datetime.timedelta], None] = getattr(
 """Of the default group; torch has a public name for it from 2.14 on."""
 _TAKES_TIMEOUT_LATER = torch.__version__ >= "2.13"
 """gloo's collectives keep to a time-out that is set later; those of torch 2.6 do not."""
+_OPENING_S = 0.002
 _undead: list[list[Any]] = []
 _groups = dist.distributed_c10d._world.pg_map
 """torch's own record of this process's groups."""
@@ -416,6 +417,8 @@ class Group:
                 return self._built or frozenset()
             new = self._new()
             scripts = opened_by_python()  # after: what a script opens meanwhile is in both
+            time.sleep(_OPENING_S)  # its thread may have a descriptor, and no object of it yet
+            scripts |= opened_by_python()
             return frozenset(c for c in new if c.descriptor not in scripts)
 
     def _new(self) -> frozenset[Connection]:

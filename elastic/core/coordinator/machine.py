@@ -767,7 +767,11 @@ class Coordinator:
 def _abandoned(
     event: ev.ShardReported | ev.SaveReportedFailed, message: str
 ) -> fx.AbandonCheckpoint:
-    return fx.AbandonCheckpoint(generation=event.generation, step=event.step, message=message)
+    failed = isinstance(event, ev.SaveReportedFailed)
+    reason = "failed" if failed else "member_lost"
+    return fx.AbandonCheckpoint(
+        generation=event.generation, step=event.step, message=message, reason=reason
+    )
 
 
 def _is_killed_spare(worker: ObservedWorker, failure: Failure) -> bool:

@@ -215,7 +215,8 @@ def test_a_checkpoint_is_committed_with_its_last_part_or_abandoned_with_its_writ
     machine = running()
     machine.handle(shard(0), 1.0)
     effects = machine.handle(killed("a1"), 1.1)
-    assert of(fx.AbandonCheckpoint, effects)
+    (abandoned,) = of(fx.AbandonCheckpoint, effects)
+    assert abandoned.reason == "member_lost"
     assert persisted(effects).generation.save_first
 
 

@@ -141,7 +141,7 @@ def test_nobody_waits_for_a_part_of_who_was_done_under_the_coordinator_before(fi
     done = reported(status("a0", FINISHED, 5, committed=9))
     job.tell(*((*events, done) if first == "shard" else (done, *events)))
     (abandoned,) = job.told(fx.AbandonCheckpoint)
-    assert abandoned.step == 9  # type: ignore[attr-defined]
+    assert (abandoned.step, abandoned.reason) == (9, "member_lost")  # type: ignore[attr-defined]
 
 
 def test_whose_node_comes_later_hears_as_well_that_a_save_is_given_up() -> None:
@@ -720,7 +720,7 @@ def test_a_save_does_not_wait_for_who_was_left_behind_before_a_part_of_it_came()
     part = ev.ShardReported(worker="a0", generation=1, step=9, index=0, count=3)
     job.tell(part)
     (abandoned,) = job.told(fx.AbandonCheckpoint)
-    assert abandoned.step == 9  # type: ignore[attr-defined]
+    assert (abandoned.step, abandoned.reason) == (9, "member_lost")  # type: ignore[attr-defined]
 
 
 def test_a_newcomer_that_finds_the_state_lost_ends_the_job() -> None:

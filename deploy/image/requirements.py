@@ -1,7 +1,7 @@
-"""What elastic needs beside torch, for a layer of the image that does not change with elastic.
+"""Prints what elastic needs beside torch, for a layer of the image that outlives its versions.
 
-python requirements.py pyproject.toml --extras tensorboard     # a line each, for pip
-python requirements.py --check-variant cuda                    # of the torch that is installed
+python requirements.py pyproject.toml --extras tensorboard     # one a line, for pip
+python requirements.py --check-variant cuda                    # checks the installed torch
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ else:
 
 
 def main() -> int:
-    """Exit code 2 for what cannot be, with a line that says what to do."""
+    """Exit with 2, and a line that says what to do, for a wrong VARIANT or EXTRAS."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pyproject", type=Path, nargs="?")
-    parser.add_argument("--extras", default="", help="with commas")
+    parser.add_argument("--extras", default="", help="separated by commas")
     parser.add_argument("--check-variant", metavar="VARIANT")
     options = parser.parse_args()
     if options.check_variant is not None:
@@ -44,14 +44,15 @@ def main() -> int:
 
 
 def requirements(project: dict[str, Any], extras: list[str]) -> list[str]:
-    """Those of the table `project` and of these extras, with torch, which is there already."""
+    """Requirements of the table `project` and of these extras, including the installed torch."""
     optional = project["optional-dependencies"]
     return [*project["dependencies"], *(line for name in extras for line in optional[name])]
 
 
 def what_is_wrong(variant: str, version: str, cuda: str | None) -> str:
-    """`version`: of the torch that is installed; `cuda`: the CUDA that it was built for, or None.
-    Empty if that is what VARIANT says."""
+    """Return "" if the installed torch is of the kind that VARIANT says.
+
+    `version`: of the installed torch; `cuda`: the CUDA version of its build, or None."""
     if variant not in ("cpu", "cuda"):
         return f"VARIANT={variant} is neither cpu nor cuda"
     if variant == "cpu" and cuda is not None:

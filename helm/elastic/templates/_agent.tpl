@@ -104,7 +104,7 @@ spec:
     {{- end }}
 {{- end }}
 
-{{/* The agent's variables; those of `elastic doctor` too, which takes what it knows. */}}
+{{/* The agent's variables. `elastic doctor` gets them too, and ignores those it does not know. */}}
 {{- define "elastic.agentEnv" -}}
 {{- $v := .Values.agents -}}
 {{- if eq $v.kind "DaemonSet" }}
@@ -151,7 +151,7 @@ spec:
   value: {{ include "elastic.drainTimeout" . | quote }}
 - name: ELASTIC_ON_QUARANTINE
   value: {{ ternary "exit" "wait" (has $v.kind (list "Job" "JobSet")) }}
-# A user without an entry in passwd(5), on a root that is read-only.
+# The user has no entry in passwd(5), and the root is read-only.
 - name: HOME
   value: /tmp
 - name: USER
@@ -166,7 +166,7 @@ spec:
 {{- end }}
 {{- end }}
 
-{{/* What else the containers of an agent's pod have in common. */}}
+{{/* The rest that the containers of an agent's pod share. */}}
 {{- define "elastic.agentRest" -}}
 {{- $v := .Values.agents -}}
 {{- if or .Values.checkpoint.credentialsSecret $v.extraEnvFrom }}
@@ -205,20 +205,20 @@ volumeMounts:
   {{- end }}
 {{- end }}
 
-{{/* What a Job cannot change once it exists: a change makes another Job. Exit codes: docs/EVENTS.md. */}}
+{{/* The fields that a Job cannot change: a change makes another Job. Exit codes: docs/EVENTS.md. */}}
 {{- define "elastic.jobFixed" -}}
 completionMode: Indexed
 backoffLimitPerIndex: {{ int64 .Values.agents.backoffLimitPerIndex }}
 podReplacementPolicy: Failed
 podFailurePolicy:
   rules:
-    # The job was stopped, could not be saved, or must be mended: nothing is started again.
+    # The job was stopped, could not be saved, or needs a fix: no pod restarts.
     - action: FailJob
       onExitCodes:
         containerName: agent
         operator: In
         values: [2, 78, 82, 84]
-    # The script has failed, on all nodes alike. A node that fails alone does not end the others.
+    # The script failed, usually on all nodes. A node that fails alone does not end the others.
     - action: FailIndex
       onExitCodes:
         containerName: agent
@@ -229,7 +229,7 @@ podFailurePolicy:
       onPodConditions:
         - type: DisruptionTarget
           status: "True"
-    # The node was drained, is in quarantine, or its pod was deleted: another one takes its place.
+    # The node was drained, is in quarantine, or its pod was deleted: another pod takes its place.
     - action: Ignore
       onExitCodes:
         containerName: agent

@@ -1,4 +1,4 @@
-{{/* What a schema cannot say. */}}
+{{/* Checks that a schema cannot express. */}}
 {{- define "elastic.checks" -}}
 {{- $v := .Values -}}
 {{- if and (not $v.script.path) (not $v.script.inline) }}{{ fail "\n\nno script: set script.path to the script in your image, or give a small one with --set-file script.inline=train.py" }}{{ end -}}

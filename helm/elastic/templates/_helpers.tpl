@@ -7,7 +7,7 @@
 {{ .Values.job | default (include "elastic.fullname" .) }}
 {{- end }}
 
-{{/* What all pods of the release have in common, and never changes. */}}
+{{/* Labels that all pods of the release share and that never change. */}}
 {{- define "elastic.selector" -}}
 app.kubernetes.io/name: elastic
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -24,7 +24,7 @@ app.kubernetes.io/managed-by: {{ $root.Release.Service }}
 {{- end }}
 {{- end }}
 
-{{/* Of objects, not of pods: a new version of the chart does not replace pods. */}}
+{{/* Labels of objects, not of pods, so that a new version of the chart does not replace pods. */}}
 {{- define "elastic.objectLabels" -}}
 {{ include "elastic.labels" . }}
 helm.sh/chart: elastic-{{ (index . 0).Chart.Version }}
@@ -51,7 +51,7 @@ helm.sh/chart: elastic-{{ (index . 0).Chart.Version }}
 {{ include "elastic.fullname" . }}-script-{{ .Values.script.inline | sha256sum | trunc 8 }}
 {{- end }}
 
-{{/* All that agents must have in common: another one is another run. */}}
+{{/* The id contains all that agents must share: a change makes another run. */}}
 {{- define "elastic.runId" -}}
 {{- $settings := .Values.agents.settings -}}
 {{- $same := list .Values.script.path .Values.script.inline .Values.script.args .Values.checkpoint.dir (int64 .Values.checkpoint.every) (get $settings "record_samples") (get $settings "launch") -}}
@@ -71,7 +71,7 @@ helm.sh/chart: elastic-{{ (index . 0).Chart.Version }}
 {{- if .Values.agents.spot -}}10{{- else -}}{{ int64 .Values.agents.drainTimeoutSeconds }}{{- end -}}
 {{- end }}
 
-{{/* Beyond the drain time-out: for the agent to end what has not left, and itself. */}}
+{{/* After the drain time-out the agent has 5 s to end the remaining workers and itself. */}}
 {{- define "elastic.grace" -}}
 {{ add (include "elastic.drainTimeout" .) 5 }}
 {{- end }}
@@ -149,7 +149,7 @@ helm.sh/chart: elastic-{{ (index . 0).Chart.Version }}
 {{- end }}
 {{- end }}
 
-{{/* A value as an option or a variable has it; numbers of YAML are floating ones. */}}
+{{/* A value as text of an option or a variable. Helm reads numbers as floats. */}}
 {{- define "elastic.text" -}}
 {{- if and (kindIs "float64" .) (eq (float64 (int64 .)) .) }}{{ int64 . }}
 {{- else if kindIs "slice" . }}{{ join "," . }}

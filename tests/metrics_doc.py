@@ -16,24 +16,25 @@ _HEAD = """\
 
 Generated from the definitions by `python -m tests.metrics_doc`.
 
-`elastic coordinator` serves `/metrics`, `/healthz` and `/readyz` at 127.0.0.1:9400, where that is free; `elastic
-agent` and `elastic run` serve them with `--http-address HOST:PORT`. With `--metrics-address HOST:PORT` `/metrics` is
-there alone, with the two health paths, under the same rules, and no longer at `--http-address`, which keeps the page
-and the health paths: so scrapers can be let in where the page is not. `/metrics` is Prometheus' text format, or
-OpenMetrics where the scraper accepts it. `/` is [the page](GUIDE.md#the-page) of a coordinator or `elastic run`;
-what it reads, under `/page/`, changes with every version.
+`elastic coordinator` serves `/metrics`, `/healthz` and `/readyz` at 127.0.0.1:9400 if that port is free; `elastic
+agent` and `elastic run` serve them with `--http-address HOST:PORT`. `--metrics-address HOST:PORT` moves `/metrics` to an
+address of its own, together with the two health paths and under the same rules; `--http-address` keeps the page and the
+health paths. So scrapers can have access without the page. `/metrics` has Prometheus' text format, or
+OpenMetrics if the scraper accepts it. `/` is [the page](GUIDE.md#the-page) of a coordinator or `elastic run`;
+the data it reads under `/page/` changes with every version.
 
 | path | 200 | 503, with the reason in one line |
 |---|---|---|
-| `/healthz` | the process lives. Nothing else is asked: neither etcd nor a coordinator nor training | never |
+| `/healthz` | the process lives. It checks neither etcd nor a coordinator nor training | never |
 | `/readyz` of a coordinator | it leads or follows, and etcd answers | otherwise, or if its event loop stands still |
-| `/readyz` of an agent | its node is registered, and a coordinator answers it | the same. Its workers may train on all the same: use it to see, not to restart |
+| `/readyz` of an agent | its node is registered, and a coordinator answers it | the same. Its workers may still train: use it to look, not to restart |
 | `/readyz` of `elastic run` | its coordinator serves | its event loop stands still |
-| `/metrics` | | its event loop has not answered since the start; later the last figures are served, with the time at which they were taken |
+| `/metrics` | | its event loop has not answered since the start. Later it serves the last figures and the time at which they were taken |
 
-Coordinators, and `elastic run`, answer [gRPC's health checks](https://grpc.io/docs/guides/health-checking/) as well, where
+Coordinators and `elastic run` also answer [gRPC's health checks](https://grpc.io/docs/guides/health-checking/), where
 agents and operators reach them: `SERVING` while `/readyz` is 200, for `elastic.v1.Control` and for the whole server.
-With certificates it is for those of the job, as everything there, so not for a kubelet. Agents serve no gRPC.
+With certificates they need a certificate of the job, as all calls there do, so a kubelet cannot use them. Agents serve no
+gRPC.
 
 ```sh
 grpc_health_probe -addr 10.0.0.1:29400 -tls -tls-ca-cert ca.pem -tls-client-cert viewer.pem \\
@@ -42,12 +43,12 @@ grpc_health_probe -addr 10.0.0.1:29400 -tls -tls-ca-cert ca.pem -tls-client-cert
 
 ## Who may scrape
 
-On a loopback address it is plain HTTP, for every user of the machine. Any other address needs the job's
-certificates (`--tls-ca`, `--tls-cert`, `--tls-key`), or `--insecure`. With certificates it is HTTPS (TLS 1.2 or
-newer), which shows the daemon's own one; files that were replaced are used for new connections. `/metrics` then wants
-a client certificate that the job's authority has signed and that names `JOB.job.elastic`; one limited to the role
-`viewer` is enough. `/healthz` and `/readyz` want none, so that a kubelet can ask. The certificates name the job,
-not the host, so a scraper must be told what to expect:
+A loopback address has plain HTTP, for every user of the machine. Any other address needs the job's
+certificates (`--tls-ca`, `--tls-cert`, `--tls-key`), or `--insecure`. With certificates it has HTTPS (TLS 1.2 or
+newer) and shows the daemon's certificate; new connections use replaced files. `/metrics` then needs
+a client certificate that the job's authority has signed and that names `JOB.job.elastic`; the role
+`viewer` is enough. `/healthz` and `/readyz` need no certificate, so a kubelet can ask them. The certificates name the job,
+not the host, so tell a scraper which name to expect:
 
 ```yaml
 scrape_configs:
@@ -63,25 +64,26 @@ scrape_configs:
       - targets: ["10.0.0.1:9400", "10.0.0.2:9400"]
 ```
 
-At most 100 connections are kept, the oldest makes room for a new one, and one on which nothing was answered for
-10 s is cut. 32 of them may be pages that are open; no newer connection takes the place of one. Requests of more than 16 KiB, and other methods than GET and HEAD, are refused; with `--page-actions` the page has paths that are POSTed to.
+The server keeps at most 100 connections: the oldest makes room for a new one, and a connection without an answer for
+10 s is closed. Up to 32 of them may be open pages, and no newer connection replaces these. The server refuses requests
+of more than 16 KiB and methods other than GET and HEAD; with `--page-actions` the page also accepts POST.
 
 ## How to read them
 
-- Every metric but those of the process (`process_...`) has the label `job`.
-- A standby coordinator serves `elastic_leader` 0 and what stands under [Every daemon](#every-daemon). Only its
-  leader tells of the job, so `max without (instance)` and `sum without (instance)` give the job's figure.
-- Counters and histograms of the job are of the whole run: a new leader goes on from what the one before has kept in
-  etcd, at every failure, change of the group and checkpoint, and every 10 s. Those of an agent, and of a daemon's
-  process, begin anew with it.
+- Every metric except those of the process (`process_...`) has the label `job`.
+- A standby coordinator serves `elastic_leader` 0 and the metrics under [Every daemon](#every-daemon). Only the
+  leader serves the job's metrics, so `max without (instance)` and `sum without (instance)` give the job's figure.
+- Counters and histograms of the job cover the whole run. The leader keeps them in etcd at every failure, change of the
+  group and checkpoint, and every 10 s, and a new leader continues from there. Those of an agent, and of a daemon's
+  process, start again with it.
 - The label `reason` has the reasons of `generation_formed`, `kind` of failures those of `worker_failed` (docs/EVENTS.md).
 - The label `kind` of `elastic_slot_seconds_total` has [the kinds of time](GUIDE.md#where-the-time-goes). A step is
-  added within 5 s of its end, so a hang shows when it has ended; until then `elastic_last_commit_timestamp_seconds` tells.
-- The names of `elastic_script_value` are the script's own: it should report few. 100 are kept.
+  added within 5 s of its end, so a hang shows only afterwards; until then watch `elastic_last_commit_timestamp_seconds`.
+- The script chooses the names of `elastic_script_value`, so it should report few. The first 100 are kept.
 - Rules and alerts are in `deploy/prometheus`; [RUNBOOK.md](RUNBOOK.md) says what to do about each alert.
-- Dashboards for Grafana 11.6 or newer are in `deploy/grafana`, for a job, its nodes and its control plane: import the
-  files, or put them where Grafana is provisioned from. They use no recording rule.
-- Snapshots are taken at most twice a second, beside training, and written on a thread of their own.
+- Dashboards for Grafana 11.6 or newer are in `deploy/grafana`, for a job, its nodes and its control plane. Import the
+  files, or put them into Grafana's provisioning directory. They use no recording rule.
+- A daemon takes snapshots at most twice a second, beside training, and writes them on a separate thread.
 """
 
 

@@ -16,18 +16,18 @@ CONNECTED = CATALOG.gauge(
 )
 REGISTERED = CATALOG.gauge(
     "elastic_agent_registered",
-    "1: etcd has confirmed in time that the node has its name. Not of `elastic run`.",
+    "1: etcd has confirmed in time that the node holds its name. `elastic run` does not have it.",
     "node",
 )
 LOST = CATALOG.counter(
     "elastic_agent_coordinator_losses_total",
-    "Times that this agent lost its coordinator, or another reason for it was found.",
+    "Times that this agent lost its coordinator, or found another reason for the loss.",
     "node",
 )
-SLOTS = CATALOG.gauge("elastic_agent_slots", "Workers that the node takes part with.", "node")
+SLOTS = CATALOG.gauge("elastic_agent_slots", "Workers with which the node takes part.", "node")
 WORKERS = CATALOG.gauge(
     "elastic_agent_workers",
-    "Workers of the node, warm spares included, by phase.",
+    "Workers of the node, including warm spares, by phase.",
     *("node", "phase"),
 )
 STARTED = CATALOG.counter("elastic_agent_workers_started_total", "Workers forked.", "node")
@@ -35,14 +35,14 @@ NOT_STARTED = CATALOG.counter(
     "elastic_agent_workers_not_started_total", "Workers that could not be forked.", "node"
 )
 FAILED = CATALOG.counter(
-    "elastic_agent_worker_failures_total", "Workers that failed, by how.", *("node", "kind")
+    "elastic_agent_worker_failures_total", "Workers that failed, by kind.", *("node", "kind")
 )
 ZYGOTES_LOST = CATALOG.counter(
     "elastic_agent_zygote_losses_total", "Times that the process that forks workers ended.", "node"
 )
 STEP = CATALOG.gauge(
     "elastic_agent_step",
-    "Steps that the node's workers have committed, as they reported last: at least when the group "
+    "Steps that the node's workers have committed. They report this at least when the group "
     "changes.",
     "node",
 )

@@ -23,67 +23,67 @@ MOST_VALUES = 100
 CATALOG = Catalog("Coordinator, and `elastic run`")
 LEADER = CATALOG.gauge(
     "elastic_leader",
-    "1: this coordinator leads the job; 0: it stands by. What follows of a job is served by its "
-    "leader alone.",
+    "1: this coordinator leads the job; 0: it stands by. Only the leader serves the metrics of the "
+    "job below.",
 )
 IN_DOUBT = CATALOG.gauge(
     "elastic_leader_in_doubt",
     "1: etcd has not confirmed in time that this coordinator still leads.",
 )
-PHASE = CATALOG.gauge("elastic_job_phase", "1 of the job's phase, 0 of the others.", "phase")
+PHASE = CATALOG.gauge("elastic_job_phase", "1 for the job's phase, 0 for the others.", "phase")
 STARTED = CATALOG.gauge("elastic_job_start_timestamp_seconds", "When the run began.")
 EXIT_CODE = CATALOG.gauge(
     "elastic_job_exit_code",
-    "The exit code with which the job has ended; absent before. Coordinators end some seconds "
-    "later, so a scrape may miss it: `elastic jobs` has it.",
+    "The exit code of the job; absent before its end. Coordinators end some seconds later, so a "
+    "scrape may miss it; `elastic jobs` has it.",
 )
 LAST_COMMIT = CATALOG.gauge(
     "elastic_last_commit_timestamp_seconds",
-    "When the newest step was committed: every kind of standstill shows here. Absent before the "
-    "first one that this leader has heard of.",
+    "When the newest step was committed; it shows every kind of standstill. Absent until this "
+    "leader knows of a commit.",
 )
 COUNTS_STEPS = CATALOG.gauge(
     "elastic_job_counts_steps",
-    "1: the script uses the steps of elastic; 0: it was written for torchrun, so that nothing is "
-    "known of its steps.",
+    "1: the script uses the steps of elastic; 0: it was written for torchrun, and elastic does not "
+    "know its steps.",
 )
-STEP = CATALOG.gauge("elastic_step", "Steps committed: goes back with the job to a checkpoint.")
+STEP = CATALOG.gauge("elastic_step", "Steps committed; a return to a checkpoint lowers it.")
 EPOCH = CATALOG.gauge("elastic_epoch", "The epoch of the data, from 0.")
 STEP_ELAPSED = CATALOG.gauge(
     "elastic_step_elapsed_seconds",
-    "How long the step under way lasts, as rank 0 said last and the time since; 0 between steps.",
+    "Time in the current step: rank 0's last report and the time since; 0 between steps.",
 )
 STEP_USUAL = CATALOG.gauge(
-    "elastic_step_usual_seconds", "How long steps last now, exponentially averaged."
+    "elastic_step_usual_seconds", "Length of recent steps, exponentially averaged."
 )
 SAMPLE_RATE = CATALOG.gauge(
     "elastic_samples_per_second", "Samples of the whole group, exponentially averaged."
 )
 STEP_SECONDS = CATALOG.histogram(
     "elastic_step_duration_seconds",
-    "Steps from one commit to the next, but the first one of each group.",
+    "Time from one commit to the next, without the first step of each group.",
 )
 STEPS = CATALOG.counter(
-    "elastic_steps_committed_total", "Steps committed, with those that were lost later."
+    "elastic_steps_committed_total", "Steps committed, including those lost later."
 )
 STEPS_LOST = CATALOG.counter(
     "elastic_steps_lost_total", "Steps committed and lost: the job went back to a checkpoint."
 )
 STEPS_RECOMPUTED = CATALOG.counter(
-    "elastic_steps_recomputed_total", "Steps under way when the group was lost, and begun again."
+    "elastic_steps_recomputed_total", "Steps that restarted because the group was lost in them."
 )
 STEPS_SLOW = CATALOG.counter(
-    "elastic_steps_slow_total", "Steps that lasted suspiciously long and ended after all."
+    "elastic_steps_slow_total", "Steps that took suspiciously long but ended."
 )
 SAMPLES = CATALOG.counter("elastic_samples_committed_total", "Samples of all committed steps.")
 WORLD_SIZE = CATALOG.gauge("elastic_world_size", "Members of the newest group.")
 WANTED = CATALOG.gauge(
     "elastic_wanted_world_size",
-    "Workers that the nodes which take part have room for, up to the limit of the job.",
+    "Workers for which the participating nodes have slots, up to the job's limit.",
 )
-MINIMUM = CATALOG.gauge("elastic_min_world_size", "Fewest workers with which the job trains.")
+MINIMUM = CATALOG.gauge("elastic_min_world_size", "The fewest workers with which the job trains.")
 GENERATION = CATALOG.gauge("elastic_generation", "The number of the newest group.")
-GENERATIONS = CATALOG.counter("elastic_generations_total", "Groups formed, by why.", "reason")
+GENERATIONS = CATALOG.counter("elastic_generations_total", "Groups formed, by reason.", "reason")
 RECOVERY_SECONDS = CATALOG.histogram(
     "elastic_recovery_duration_seconds",
     "Time from the first sign of a loss to the first step committed without what was lost.",
@@ -91,19 +91,19 @@ RECOVERY_SECONDS = CATALOG.histogram(
 )
 RECOVERY_PHASES = CATALOG.histogram(
     "elastic_recovery_phase_duration_seconds",
-    "Time of recoveries by phase; `abort` overlaps with others, which add up to the whole.",
+    "Time of recoveries by phase. `abort` overlaps with others, which add up to the whole.",
     "phase",
 )
-FAILURES = CATALOG.counter("elastic_worker_failures_total", "Workers that failed, by how.", "kind")
+FAILURES = CATALOG.counter("elastic_worker_failures_total", "Workers that failed, by kind.", "kind")
 REFUSALS = CATALOG.counter(
     "elastic_newcomers_refused_total",
-    "Times that newcomers were kept out for a while since they failed again and again.",
+    "Times that newcomers were kept out for a while because they failed again and again.",
 )
 RESTARTS_LEFT = CATALOG.gauge(
-    "elastic_restarts_left", "Failures that the budget still allows; with the next one, the end."
+    "elastic_restarts_left", "Failures that the budget still allows; one more ends the job."
 )
 RESTARTS_MOST = CATALOG.gauge(
-    "elastic_restarts_allowed", "Failures that it allows within the restart window."
+    "elastic_restarts_allowed", "Failures that the budget allows within the restart window."
 )
 WORKERS = CATALOG.gauge("elastic_workers", "Workers on the connected nodes, by phase.", "phase")
 NODES = CATALOG.gauge("elastic_nodes", "Nodes that are connected or kept out, by state.", "state")
@@ -126,19 +126,19 @@ DOUBTS = CATALOG.counter(
     "elastic_leader_doubts_total", "Times that etcd did not confirm the leader in time."
 )
 ROLL_BACKS = CATALOG.counter(
-    "elastic_store_roll_backs_total", "Times that etcd was found emptied or restored from a backup."
+    "elastic_store_roll_backs_total", "Times that etcd was emptied or restored from a backup."
 )
 CHECKPOINT_STEP = CATALOG.gauge(
     "elastic_checkpoint_step", "The step of the newest checkpoint; 0: there is none."
 )
 CHECKPOINT_TIME = CATALOG.gauge(
     "elastic_checkpoint_timestamp_seconds",
-    "When this run last committed one; absent before it has.",
+    "When this run last committed a checkpoint; absent before the first one.",
 )
 CHECKPOINTS = CATALOG.counter("elastic_checkpoints_total", "Checkpoints committed.")
 CHECKPOINT_FAILURES = CATALOG.counter(
     "elastic_checkpoint_failures_total",
-    "Saves that were given up: failed, or a member was lost (member_lost).",
+    "Saves that were given up: they failed, or a member was lost (member_lost).",
     "reason",
 )
 CHECKPOINT_BYTES = CATALOG.counter(
@@ -146,10 +146,10 @@ CHECKPOINT_BYTES = CATALOG.counter(
 )
 CHECKPOINT_STALL = CATALOG.histogram(
     "elastic_checkpoint_stall_duration_seconds",
-    "For how long the slowest member held up training to save.",
+    "How long the slowest member held up training for a save.",
 )
 CHECKPOINT_SECONDS = CATALOG.histogram(
-    "elastic_checkpoint_duration_seconds", "From the step boundary of a save to its commit."
+    "elastic_checkpoint_duration_seconds", "Time from the step boundary of a save to its commit."
 )
 DIFFERED = CATALOG.counter(
     "elastic_state_differences_total", "Members found with another state than the majority."
@@ -163,52 +163,52 @@ GOODPUT = CATALOG.gauge(
 )
 WANTED_SLOTS = CATALOG.gauge(
     "elastic_wanted_slots",
-    "Slots whose time is accounted for: as many as have been there at once, up to the job's limit.",
+    "Slots whose time counts: the most that there were at once, up to the job's limit.",
 )
 SLOT_SECONDS = CATALOG.counter(
     "elastic_slot_seconds_total",
-    "Time of wanted slots by what it went into; `productive` are steps that count. Steps under way "
-    "are added when they are over.",
+    "Time of wanted slots by what it went into; `productive` is steps that count. A step is added "
+    "when it ends.",
     "kind",
 )
 LOST_SECONDS = CATALOG.counter(
     "elastic_slot_seconds_lost_total",
-    "All but `productive`, by the node that was the cause; an empty one: no node was.",
+    "All time but `productive`, by the node that caused it; empty: no node did.",
     "node",
 )
 STRAGGLER_RATIO = CATALOG.gauge(
     "elastic_straggler_ratio",
-    "The share of a step by which the slowest rank has held up the others lately, whether it does "
-    "so persistently or not.",
+    "The share of recent steps by which the slowest rank held up the others, even if it does not "
+    "persist.",
 )
 STRAGGLER = CATALOG.gauge(
     "elastic_straggler",
-    "The share of each step by which a slow rank holds up the others, when it was named; `kind` "
-    "is what it is slow in. Absent: no rank is slow.",
+    "The share of each step by which a slow rank held up the others when it was named; `kind` says "
+    "in what it is slow. Absent: no rank is slow.",
     *("node", "slot", "kind"),
 )
 STRAGGLERS = CATALOG.counter(
-    "elastic_stragglers_total", "Ranks named as slow, by what they are slow in.", "kind"
+    "elastic_stragglers_total", "Ranks named as slow, by what is slow.", "kind"
 )
 VALUE = CATALOG.gauge(
     "elastic_script_value",
-    f"What rank 0's script gave to `step.report` last: the first {MOST_VALUES} names, finite "
-    "numbers only.",
+    f"The last values that rank 0's script gave to `step.report`: the first {MOST_VALUES} names, "
+    "only finite numbers.",
     "name",
 )
 NOT_FINITE = CATALOG.gauge(
     "elastic_script_value_not_finite",
-    "1: what the script gave last under this name is NaN or infinite. Absent: it is a number.",
+    "1: the last value of this name is NaN or infinite. Absent: it is a number.",
     "name",
 )
 LEARNING_RATE = CATALOG.gauge(
     "elastic_learning_rate",
-    "The rate of a tracked optimizer, by the name that the script tracks it under, and by the "
-    "index of the parameter group where it has several.",
+    "The rate of a tracked optimizer, by the name under which the script tracks it, and by the "
+    "index of the parameter group if it has several.",
     "name",
 )
 GLOBAL_BATCH = CATALOG.gauge(
-    "elastic_global_batch_samples", "Samples of the newest step, of the whole group."
+    "elastic_global_batch_samples", "Samples of the whole group in the newest step."
 )
 
 _COUNTERS = {  # by the journal's entry

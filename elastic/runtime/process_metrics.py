@@ -20,30 +20,27 @@ from elastic.version import __version__
 
 CATALOG = Catalog("Every daemon")
 BUILD_INFO = CATALOG.gauge(
-    "elastic_build_info", "1; the version that runs is in the labels.", "version", "python_version"
+    "elastic_build_info", "1; the labels have the running version.", "version", "python_version"
 )
 SNAPSHOT_TIME = CATALOG.gauge(
     "elastic_snapshot_timestamp_seconds",
-    "When the figures of this answer were taken. An old one: the daemon's event loop stands still, "
-    "and nothing else in the answer can be relied on.",
+    "When the figures of this answer were taken. If that is long ago, the daemon's event loop "
+    "stands still, and nothing else in the answer is reliable.",
 )
 PAUSES = CATALOG.counter(
     "elastic_loop_pauses_total",
     "Times that something held up the daemon's event loop for 50 ms or more.",
 )
-PAUSE_SECONDS = CATALOG.counter(
-    "elastic_loop_pause_seconds_total", "How long these pauses were, all together."
-)
+PAUSE_SECONDS = CATALOG.counter("elastic_loop_pause_seconds_total", "Total length of these pauses.")
 LONGEST_PAUSE = CATALOG.gauge("elastic_loop_longest_pause_seconds", "The longest pause so far.")
 CALL_SECONDS = CATALOG.histogram(
     "elastic_store_call_duration_seconds",
-    "Calls of this process to etcd, by what is called, until they were answered or failed.",
+    "Time of this process's calls to etcd, by kind, until an answer or a failure.",
     "kind",
 )
 CALL_ERRORS = CATALOG.counter(
     "elastic_store_errors_total",
-    "Calls of this process to etcd that failed: it did not answer, or refused. Some are tried "
-    "again.",
+    "Calls of this process to etcd that failed: etcd did not answer, or refused. Some are retried.",
     "kind",
 )
 LAST_ANSWER = CATALOG.gauge(
@@ -51,11 +48,11 @@ LAST_ANSWER = CATALOG.gauge(
 )
 CERTIFICATE_EXPIRY = CATALOG.gauge(
     "elastic_certificate_expiry_timestamp_seconds",
-    "When the certificate expires that this process shows; absent without TLS.",
+    "When the certificate of this process expires; absent without TLS.",
 )
 FREE = CATALOG.gauge(
     "elastic_directory_free_bytes",
-    "Free space of the file system of a directory, for this user. Absent for remote ones, and "
+    "Free space on a directory's file system, for this user. Absent for a remote directory, and "
     "until a file system that hangs answers.",
     "kind",
 )

@@ -17,7 +17,7 @@ _HEAD = """\
 
 Generated from `elastic/settings` by `python -m tests.settings_doc`.
 
-What is given first in this list wins:
+The first source in this list wins:
 
 1. an option of the command: `--max-restarts 5`
 2. an environment variable: `ELASTIC_MAX_RESTARTS=5`
@@ -26,8 +26,8 @@ What is given first in this list wins:
 5. the default
 
 A key of the file is the option's name with underscores: `max_restarts = 5`. One file and one
-environment serve all commands: of `[job]` and of the variables each command takes what it knows.
-`elastic doctor`, which examines a node, takes what it knows of `[agent]`, too; `[doctor]` wins.
+environment serve all commands: each command takes what it knows from `[job]` and the variables.
+`elastic doctor`, which checks a node, also takes what it knows from `[agent]`; `[doctor]` wins.
 
 ```toml
 [job]
@@ -45,13 +45,13 @@ nproc_per_node = "gpu"
 ```
 
 A yes or no is `--insecure` or `--no-insecure` on the command line, `true` or `false` elsewhere.
-Lists are separated by commas, or arrays in the file.
+Commas separate the items of a list; the file also takes arrays.
 
-The script and its arguments follow the options on the command line, and are settings as the
-others: where the command line has none, `ELASTIC_SCRIPT` and `ELASTIC_ARGS` count, or `script` and
-`args` of the file. The variable is quoted as for a shell: `ELASTIC_ARGS="--lr 0.1 --name 'a b'"`.
-Each of the two counts by itself: a script on the command line without arguments has those of the
-environment. With `--module` (`-m`) the script is a module's name, wherever the name is given.
+The script and its arguments follow the options on the command line, and are settings like the
+others: if the command line has none, `ELASTIC_SCRIPT` and `ELASTIC_ARGS` count, or `script` and
+`args` of the file. Quote the variable as for a shell: `ELASTIC_ARGS="--lr 0.1 --name 'a b'"`.
+Each of the two counts by itself: a script on the command line without arguments gets those of the
+environment. With `--module` (`-m`) the script is the name of a module, wherever you give it.
 """
 _COLUMNS = "| option | variable | default | |\n|---|---|---|---|\n"
 

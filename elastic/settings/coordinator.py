@@ -54,14 +54,14 @@ class CoordinatorSettings:
     run_id: str = field(default="default", metadata=shared.RUN_ID)
     listen: str = setting(
         DEFAULT_LISTEN,
-        "HOST:PORT, or :PORT for every interface, on which agents and operators are answered.",
+        "HOST:PORT, or :PORT for every interface, at which to answer agents and operators.",
         LISTENING_ADDRESS,
     )
     advertise: str | None = setting(
         None,
-        "HOST or HOST:PORT at which other machines reach it, the port of --listen if there is "
-        "none; unset: --listen, with this machine's address for a wildcard. Others resolve a "
-        "name whenever they connect.",
+        "HOST or HOST:PORT at which other machines reach it; without a port that of --listen. "
+        "Unset: --listen, with this machine's address for a wildcard. Others resolve a name "
+        "whenever they connect.",
         REACHABLE_ADDRESS,
     )
     http_address: str | None = field(default=None, metadata=shared.HTTP_ADDRESS_OF_A_COORDINATOR)
@@ -71,15 +71,15 @@ class CoordinatorSettings:
     min_workers: int = setting(1, "Train only with at least this many workers.", whole(1))
     max_workers: int | None = setting(
         None,
-        "Train with at most this many workers; unset: no limit. If fewer than before, the "
-        "others wait as soon as a coordinator that was started with it leads.",
+        "Train with at most this many workers; unset: no limit. After a decrease the surplus "
+        "workers wait as soon as a coordinator with the new limit leads.",
         whole(1),
     )
     checkpoint_dir: str | None = field(default=None, metadata=shared.SHARED_CHECKPOINT_DIR)
     keep_checkpoints: int = field(default=3, metadata=shared.KEEP_CHECKPOINTS)
     ledger: Path | None = setting(
         None,
-        "Record which samples each committed step used in this file; the nodes need "
+        "Record in this file which samples each committed step used; the nodes need "
         "--record-samples.",
         FILE,
     )
@@ -98,23 +98,23 @@ class CoordinatorSettings:
     )
     stop_grace_s: float = field(default=30.0, metadata=shared.STOP_GRACE_S)
     leader_ttl_s: float = setting(
-        3.0, "Seconds after which another coordinator leads in place of one that is silent.", LEASE
+        3.0, "Seconds of silence after which another coordinator replaces the leader.", LEASE
     )
     isolation_timeout_s: float = field(default=120.0, metadata=shared.ISOLATION_TIMEOUT_S)
     agent_grace_s: float = setting(
         30.0,
-        "Seconds to wait for a node whose agent has gone while its workers train.",
+        "Seconds to wait for a node whose agent is lost while its workers train.",
         DURATION_OR_ZERO,
     )
     planned_interval_s: float = setting(
         0.5, "Shortest time between two planned changes of the group.", DURATION_OR_ZERO
     )
     join_debounce_s: float = setting(
-        0.1, "Seconds to wait for more newcomers before the first is taken in.", DURATION_OR_ZERO
+        0.1, "Seconds to wait for more newcomers before the first one joins.", DURATION_OR_ZERO
     )
     quarantine_after: int = setting(
         3,
-        "Failures within the quarantine window after which a node is left out; 0: never.",
+        "Failures within the quarantine window after which a node is kept out; 0: never.",
         whole(0),
     )
     quarantine_window_s: float = setting(
@@ -122,15 +122,15 @@ class CoordinatorSettings:
     )
     after_end: shared.AfterEnd = setting(
         shared.AfterEnd.EXIT,
-        "What the coordinator does when the run has ended: exit with its code; or serve what it "
-        "knows of it until a signal comes, for supervisors that restart whatever exits. A run "
-        "that all nodes have left goes on when they are back; serve waits for them.",
+        "What the coordinator does after the end of the run: exit with its code, or serve its "
+        "records until a signal comes, for supervisors that restart every process. A run that "
+        "all nodes have left goes on when they are back; serve waits for them.",
         one_of(shared.AfterEnd),
     )
     events_file: Path | None = setting(
         None,
-        "Append what happens to this file as JSON lines, to the one at its path where it was "
-        "rotated; unset: standard output.",
+        "Append events to this file as JSON lines, and open it again after a rotation; unset: "
+        "standard output.",
         FILE,
     )
     security: SecuritySettings = field(default_factory=SecuritySettings, metadata=group("TLS"))

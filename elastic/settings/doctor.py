@@ -35,14 +35,14 @@ class MachineSettings:
     state_dir: Path | None = field(default=None, metadata=shared.STATE_DIR)
     peers: tuple[str, ...] = setting(
         (),
-        "Nodes on which `elastic doctor` is started at the same time, this one may be among them: "
-        "HOST or HOST:PORT, separated by commas.",
+        "Nodes that run `elastic doctor` at the same time (they may include this one): HOST or "
+        "HOST:PORT, separated by commas.",
         PEERS,
     )
     doctor_address: str = setting(
         "0.0.0.0:29410",
-        "HOST:PORT at which this doctor answers those of the other nodes; a peer without a port is "
-        "asked at this port.",
+        "HOST:PORT at which this doctor answers those of the other nodes; also the port of peers "
+        "that have none.",
         LISTENING_ADDRESS,
     )
     peer_timeout_s: float = setting(

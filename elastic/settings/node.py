@@ -65,8 +65,8 @@ class NodeSettings:
     node_host: str | None = field(default=None, metadata=shared.NODE_HOST)
     machine: str | None = setting(
         None,
-        "Name of the machine that this node runs on, to which quarantine and failures belong; "
-        "unset: the host name. In a container that is the container's: give the host's.",
+        "Name of this node's machine, to which quarantine and failures belong; unset: the host "
+        "name. In a container give the host's name.",
         NODE_NAME,
     )
     worker_port_range: PortRange | None = field(default=None, metadata=shared.WORKER_PORT_RANGE)
@@ -90,30 +90,28 @@ class NodeSettings:
     first_step_timeout_s: float = field(default=600.0, metadata=shared.FIRST_STEP_TIMEOUT_S)
     grace_s: float = setting(
         30.0,
-        "Seconds for which workers outlive an agent that ends without a word.",
+        "Seconds for which workers outlive an agent that is killed.",
         DURATION_OR_ZERO,
     )
     drain_timeout_s: float = setting(
         15.0, "Seconds that a node's workers have to leave at a step boundary.", DURATION_OR_ZERO
     )
     preemption_file: Path | None = setting(
-        None, "The node is about to be taken away once this file exists.", FILE
+        None, "A file that exists once the node is about to be taken away.", FILE
     )
     preemption_command: tuple[str, ...] | None = setting(
-        None, "The node is about to be taken away once this command ends with exit code 0.", COMMAND
+        None, "A command that exits with 0 once the node is about to be taken away.", COMMAND
     )
     preemption_interval_s: float = setting(
-        5.0, "Seconds between two looks for a notice of preemption.", DURATION
+        5.0, "Seconds between checks for a notice of preemption.", DURATION
     )
     on_quarantine: OnQuarantine = setting(
         OnQuarantine.WAIT,
-        "What the agent does when its node is put in quarantine: wait for being cleared, or "
-        "exit, so that another machine can take its place.",
+        "What the agent does when its node is in quarantine: wait until it is cleared, or exit, "
+        "so that another machine can take its place.",
         one_of(OnQuarantine),
     )
-    node_ttl_s: float = setting(
-        10.0, "Seconds after which a silent node is taken for gone by etcd.", LEASE
-    )
+    node_ttl_s: float = setting(10.0, "Seconds of silence after which etcd drops a node.", LEASE)
     isolation_timeout_s: float = field(default=120.0, metadata=shared.ISOLATION_TIMEOUT_S)
     launch: Launch = field(default=Launch.AUTO, metadata=shared.LAUNCH)
     security: SecuritySettings = field(default_factory=SecuritySettings, metadata=group("TLS"))

@@ -74,53 +74,53 @@ ARGS = about(
     positional="ARGUMENTS",
 )
 MODULE = about(
-    "SCRIPT is a module's name, to be run as by python -m.", limits.YES_OR_NO, short="-m"
+    "SCRIPT is the name of a module, which runs as with python -m.", limits.YES_OR_NO, short="-m"
 )
-NODE_NAME = about("Name of this node, its own in the job; unset: the host name.", limits.NODE_NAME)
+NODE_NAME = about("Name of this node, unique in the job; unset: the host name.", limits.NODE_NAME)
 NODE_HOST = about(
     "Name or address at which other nodes reach the workers of this one; unset: the address from "
     "which this machine reaches etcd.",
     HOST,
 )
 WORKER_PORT_RANGE = about(
-    "Ports at which a worker listens for its group, those in use are passed over; unset: any. The "
+    "Ports at which workers listen for their group; they skip ports in use. Unset: any. The "
     "kernel chooses the other ports of gloo and NCCL, see net.ipv4.ip_local_port_range.",
     PORTS,
 )
 STATE_DIR = about(
-    "Directory for this node's sockets and tokens; unset: one among the user's run-time files.",
+    "Directory for this node's sockets and tokens; unset: one in the user's runtime directory.",
     DIRECTORY,
 )
 JOB = about("Name of the job.", JOB_NAME)
 RUN_ID = about(
-    "Which run of the job this is. A run that has ended is not trained again: a process that comes "
-    "to it ends with its exit code.",
+    "Which run of the job this is. A run that has ended does not train again: a process that joins "
+    "it exits with its code.",
     RUN_NAME,
 )
 LAUNCH = about(
-    "How the script is started: elastic (it calls elastic.init), torchrun, or auto: elastic if it "
+    "How to start the script: elastic (it calls elastic.init), torchrun, or auto: elastic if it "
     "or a module beside it imports elastic.",
     one_of(Launch),
 )
 NPROC_PER_NODE = about(
-    "Workers on each node; auto is the GPUs, or the CPUs where there are none.", PROCESSES
+    "Workers on each node: a number, gpu, cpu, or auto: gpu, or cpu without GPUs.", PROCESSES
 )
 SPARES = about("Warm processes kept ready on each node.", whole(0))
 MAX_RESTARTS = about("Unplanned worker restarts allowed within the restart window.", whole(0))
 RESTART_WINDOW_S = about("Seconds for which a restart counts against --max-restarts.", DURATION)
 CHECKPOINT_DIR = about(
-    "Where checkpoints go, a path or an fsspec URL; unset: none are kept.", DIRECTORY
+    "Where to keep checkpoints, a path or an fsspec URL; unset: nowhere.", DIRECTORY
 )
 SHARED_CHECKPOINT_DIR = about(
-    "Where checkpoints go, a path or an fsspec URL that is the same place for the coordinators and "
-    "all nodes; unset: none are kept.",
+    "Where to keep checkpoints, a path or an fsspec URL that is the same place for the "
+    "coordinators and all nodes; unset: nowhere.",
     DIRECTORY,
 )
 CHECKPOINT_EVERY = about(
     "Steps between checkpoints; 0: only at the end and when leaving.", whole(0)
 )
-KEEP_CHECKPOINTS = about("How many of the newest checkpoints are kept.", whole(1))
-LEDGER = about("Record which samples each committed step used in this file.", FILE)
+KEEP_CHECKPOINTS = about("How many of the newest checkpoints to keep.", whole(1))
+LEDGER = about("Record in this file which samples each committed step used.", FILE)
 CURVE = about(
     "Write what the script reports of each committed step to this file: JSON lines, or CSV if its "
     "name ends with .csv.",
@@ -133,12 +133,12 @@ LOG_DIR = about(
     "Directory for the workers' logs; unset: elastic/logs in ~/.local/state.", DIRECTORY
 )
 CONSOLE = about(
-    "Whose output is shown: rank0, all or none. json: all of it, each line as a JSON object.",
+    "Whose output to show: rank0, all or none. json: all output, each line as a JSON object.",
     one_of(Console),
 )
 KEEP_LOGS = about(
-    "How many runs' log directories of this job are kept, how large they may be in all, or both: "
-    "10, 5GB, or 10,5GB. The oldest go first, and never one that is in use.",
+    "How many log directories of this job's runs to keep, how large they may be in all, or both: "
+    "10, 5GB, or 10,5GB. The oldest go first, but never one that is in use.",
     KEPT_LOGS,
 )
 SEED = about("Seed of the jitter between restarts.", whole(0))
@@ -153,7 +153,7 @@ HANG_TIMEOUT_S = about(
     "Shortest time in one step that counts as a hang; 0: never.", DURATION_OR_ZERO
 )
 SILENCE_TIMEOUT_S = about(
-    "Seconds for which a worker's process may say nothing at all, as when C code keeps the "
+    "Seconds for which a worker's process may stay silent, for example while C code holds the "
     "interpreter; then another takes its place. 0: for ever. A worker that compiles has "
     "--first-step-timeout-s.",
     DURATION_OR_ZERO,
@@ -165,12 +165,12 @@ FIRST_STEP_TIMEOUT_S = about(
 )
 PAUSE_TIMEOUT_S = about(
     "Seconds for which the others may wait for a worker that is between two steps or inside "
-    "session.run, until that counts as a hang; 0: for ever.",
+    "session.run, before that counts as a hang; 0: for ever.",
     DURATION_OR_ZERO,
 )
 HANG_FACTOR = about("A step this many times longer than usual counts as a hang.", number(1))
 STRAGGLER_ACTION = about(
-    "What follows when a rank holds up the others in every step: report it, or replace its worker.",
+    "What to do when a rank holds up the others in every step: report it, or replace its worker.",
     one_of(StragglerAction),
 )
 STOP_GRACE_S = about("Seconds for saving after the first signal to stop.", DURATION_OR_ZERO)
@@ -180,13 +180,13 @@ ISOLATION_TIMEOUT_S = about(
     DURATION,
 )
 HTTP_ADDRESS_OF_A_NODE = about(
-    "HOST:PORT for /metrics, /healthz and /readyz over HTTP, with `elastic run` for the job's page "
-    "too; unset or off: none.",
+    "HOST:PORT for /metrics, /healthz and /readyz over HTTP, with `elastic run` also for the job's "
+    "page; unset or off: none.",
     HTTP_ADDRESS,
 )
 HTTP_ADDRESS_OF_A_COORDINATOR = about(
     "HOST:PORT for the job's page, /metrics, /healthz and /readyz over HTTP; off: none; unset: "
-    "127.0.0.1:9400, where that is free.",
+    "127.0.0.1:9400 if that is free.",
     HTTP_ADDRESS,
 )
 METRICS_ADDRESS = about(
@@ -195,12 +195,12 @@ METRICS_ADDRESS = about(
     HTTP_ADDRESS,
 )
 PAGE_ACTIONS = about(
-    "Let people at the page drain and clear nodes and stop the job. It must be served with the "
-    "job's certificates, of which those of operators allow it, or with --page-token-file.",
+    "Let users of the page drain and clear nodes and stop the job. They need an operator's "
+    "certificate of the job, or the token of --page-token-file.",
     limits.YES_OR_NO,
 )
 PAGE_TOKEN_FILE = about(
-    "File with a token of at least 16 characters, which only its owner may read: the page asks for "
-    "it before it acts.",
+    "File with a token of at least 16 characters, readable only by its owner; the page asks for "
+    "the token before it acts.",
     FILE,
 )

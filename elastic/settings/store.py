@@ -69,7 +69,7 @@ class StoreSettings:
     etcd_ca: Path | None = setting(
         None,
         "PEM file of the authorities that sign etcd's certificates. Without this and the next "
-        "two, those of --tls-ca, --tls-cert and --tls-key serve for https://, or else the "
+        "two, the files of --tls-ca, --tls-cert and --tls-key serve for https://, or else the "
         "system's authorities.",
         PEM_FILE,
     )
@@ -96,9 +96,9 @@ class CoordinatorStoreSettings(StoreSettings):
     etcd: tuple[str, ...] = field(default=(), metadata=_ETCD)
     store: StoreKind = setting(
         StoreKind.ETCD,
-        "Who keeps the job's state for a coordinator. memory: it does by itself, without etcd, "
-        "and is the only one of the job; agents and operators give its address, the port of "
-        "--listen, as --etcd. While it is gone training goes on, and nobody takes its place.",
+        "Who keeps the job's state. memory: the job's only coordinator, in its own memory, without "
+        "etcd; agents and operators give its address, the port of --listen, as --etcd. While it "
+        "is gone, training goes on without a replacement.",
         one_of(StoreKind),
     )
 

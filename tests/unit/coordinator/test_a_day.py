@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import gc
+import inspect
 import itertools
 import json
 import random
 import selectors
 import statistics
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -25,6 +27,7 @@ from elastic.coordinator.daemon import CoordinatorDaemon
 from elastic.coordinator.history import JobHistory
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import lead
+from elastic.coordinator.node_registry import NodeRegistry
 from elastic.coordinator.operators import Operators
 from elastic.coordinator.page import PageBuilder
 from elastic.coordinator.totals import Totals
@@ -33,6 +36,8 @@ from elastic.core.coordinator.view import FormationPolicy
 from elastic.core.histogram import STEP_BOUNDS_S
 from elastic.runtime.journal import EntryCounts, Journal, RecentEntries
 from elastic.runtime.loop_watch import LoopPauses
+from elastic.store.job_documents import NodeDocument, to_json
+from elastic.store.job_keys import JobKeys
 from elastic.store.memory import MemoryStore
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2, stacks_pb2
@@ -41,11 +46,15 @@ from tests.unit.coordinator.agents import agent
 HOUR_S = 3600.0
 HOURS = 24
 FILLED_AFTER = 8
-"""Hours after which all is there that is kept of the last hours: curves, incidents, names."""
+"""Hours after which all is there that is kept of the last hours: curves, incidents, periods of
+slots. More happens in these hours, so that it is."""
 MOST_GROWTH = 1.05
+JOB = "job"
 NODES, SLOTS = 4, 2
+AGENT_GRACE_S, ISOLATION_TIMEOUT_S = 10.0, 120.0
 STEP_S = 2.0
 KILL_EVERY_S, LOSE_EVERY_S, HANG_EVERY_S, DRAIN_EVERY_S = 40.0, 700.0, 1900.0, 2900.0
+FILL_EVERY_S = 10.0  # kills of the first hours
 LOOK_EVERY_S = 15.0
 LONGEST_STANDSTILL_S = 600.0
 LONG_TEXT = "".join(f"line {n} of what it has said last\n" for n in range(300))
@@ -86,14 +95,38 @@ class Node:
         self.name = name
         self.day = day
         self.token = f"{next(day.numbers):08x}"
-        self.stream = agent(name, self.token, slots=SLOTS, machine=f"of-{name}")
+        self.stream = agent(
+            name,
+            self.token,
+            slots=SLOTS,
+            machine=f"of-{name}",
+            isolation_timeout_s=ISOLATION_TIMEOUT_S,
+        )
         self.workers: dict[str, job_pb2.WorkerStatus] = {}
         self.once = 0
         self.group = job_pb2.Generation()
-        day.daemon.agent_connected(self.stream)
+        self._listening: asyncio.Future[None] | None = None
+
+    async def arrive(self) -> None:
+        """It is there: registered, connected, with its workers."""
+        document = NodeDocument(
+            start_token=self.token,
+            host=f"{self.name}.test",
+            slots=SLOTS,
+            version="",
+            command_digest="d",
+            started_unix_s=time.time(),
+            machine=f"of-{self.name}",
+        )
+        await self.day.store.put(self._key(), to_json(document))
+        self.day.nodes.append(self)
+        self.day.daemon.agent_connected(self.stream)
         for slot in range(SLOTS):
             self.start_worker(slot)
         self._listening = asyncio.ensure_future(self._listen())
+
+    def _key(self) -> str:
+        return JobKeys(JOB).node(self.name)
 
     def start_worker(self, slot: int) -> None:
         worker = f"{self.name}-{next(self.day.numbers)}"
@@ -121,11 +154,13 @@ class Node:
         self.say(failure=failure, once=self._told_once())
         self.start_worker(status.slot)
 
-    def lose(self) -> None:
+    async def lose(self) -> None:
         """It is gone."""
-        self._listening.cancel()
         self.day.nodes.remove(self)
         self.day.daemon.agent_lost(self.stream)
+        await self.day.store.delete(self._key())
+        if self._listening is not None:
+            self._listening.cancel()
 
     def tell_view(self) -> None:
         self.say(view=pb.NodeView(workers=self.workers.values()))
@@ -147,7 +182,7 @@ class Node:
                 case "replace" if message.replace.worker in self.workers:
                     self.kill(message.replace.worker)
                 case "drained":
-                    self.lose()
+                    await self.lose()
                 case "stacks":
                     self._tell_stacks(message.stacks)
 
@@ -156,6 +191,10 @@ class Node:
             self.day.leave_after = group.leave_after
         self.group = group
         committed = self.day.committed
+        members = {member.worker for member in group.members}
+        for worker, status in self.workers.items():
+            if worker not in members and status.phase == job_pb2.WORKER_PHASE_TRAINING:
+                status.phase = job_pb2.WORKER_PHASE_READY
         for member in group.members:
             status = self.workers.get(member.worker)
             if status is None or status.generation >= group.number:
@@ -203,9 +242,15 @@ class Day:
     """What befalls one job, from a seed."""
 
     def __init__(
-        self, daemon: CoordinatorDaemon, operators: Operators, history: JobHistory, clock: Clock
+        self,
+        daemon: CoordinatorDaemon,
+        operators: Operators,
+        history: JobHistory,
+        store: MemoryStore,
+        clock: Clock,
     ) -> None:
         self.daemon = daemon
+        self.store = store
         self.operators = operators
         self.clock = clock
         self.numbers = itertools.count(1)
@@ -231,12 +276,12 @@ class Day:
             data_s=0.1 * passed_s,
         )
 
-    async def live(self, hours: float) -> None:
+    async def live(self, hours: float, kill_every_s: float = KILL_EVERY_S) -> None:
         """So long from its begin."""
         while len(self.nodes) < NODES:
-            self.nodes.append(Node(f"node-{next(self.numbers)}", self))
+            await Node(f"node-{next(self.numbers)}", self).arrive()
         due = {
-            self._kill: KILL_EVERY_S,
+            self._kill: kill_every_s,
             self._lose: LOSE_EVERY_S,
             self._stand: HANG_EVERY_S,
             self._drain: DRAIN_EVERY_S,
@@ -261,6 +306,8 @@ class Day:
         group = max((node.group for node in self.nodes), key=lambda g: g.number)
         if group.number != self._stands_in:
             self._stands_since = None
+        if not group.members:
+            return
         in_step_s = self.clock.now - self._stands_since if self._stands_since else 0.0
         if not in_step_s:
             self.committed += 1
@@ -319,12 +366,12 @@ class Day:
 
     async def _lose(self) -> None:
         node = self._draw.choice(self.nodes)
-        node.lose()
+        await node.lose()
         await asyncio.sleep(20.0)
         # Now and then a machine that was never there, as where spot machines come and go.
         is_new = self._draw.random() < 0.5
         name = f"node-{next(self.numbers)}" if is_new else node.name
-        self.nodes.append(Node(name, self))
+        await Node(name, self).arrive()
 
     async def _stand(self) -> None:
         """Until a worker is replaced: the group hangs."""
@@ -336,9 +383,9 @@ class Day:
         await self.operators.drain(node.name, "")
         await asyncio.sleep(30.0)
         if node in self.nodes:
-            node.lose()
+            await node.lose()
         await self.operators.clear(node.name)
-        self.nodes.append(Node(node.name, self))
+        await Node(node.name, self).arrive()
 
     async def _look(self) -> None:
         """A scrape, somebody at the page, and a command."""
@@ -353,9 +400,30 @@ class Day:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
+    real = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: clock.now)
     monkeypatch.setattr(time, "time", lambda: 1.7e9 + clock.now)
+    for made in classes_of_the_product():
+        defaults = made.__init__.__kwdefaults__ or {}
+        positional = made.__init__.__defaults__ or ()
+        if real in defaults.values():
+            simulated = {n: time.monotonic if d is real else d for n, d in defaults.items()}
+            monkeypatch.setattr(made.__init__, "__kwdefaults__", simulated)
+        if real in positional:
+            changed = tuple(time.monotonic if d is real else d for d in positional)
+            monkeypatch.setattr(made.__init__, "__defaults__", changed)
     return clock
+
+
+def classes_of_the_product() -> list[Any]:
+    """Those that are loaded and whose constructors may have a clock as a default."""
+    modules = [m for name, m in sys.modules.items() if name.startswith("elastic.")]
+    return [
+        made
+        for module in modules
+        for made in vars(module).values()
+        if inspect.isclass(made) and inspect.isfunction(made.__init__)
+    ]
 
 
 @pytest.fixture
@@ -381,27 +449,38 @@ async def through_the_day(clock: Clock, directory: Path) -> dict[int, int]:
     journal = Journal(recent, totals, history, happened)
     store = MemoryStore()
     options = JobOptions(
-        job="job",
-        formation=FormationPolicy(min_workers=1, max_workers=NODES * SLOTS),
+        job=JOB,
+        formation=FormationPolicy(
+            min_workers=1, max_workers=NODES * SLOTS, agent_grace_s=AGENT_GRACE_S
+        ),
         stall=StallPolicy(),
         max_restarts=1_000_000,
         restart_window_s=HOUR_S,
         stop_grace_s=5.0,
         curve=directory / "curve.csv",
         quarantine_after=1000,
+        isolation_timeout_s=ISOLATION_TIMEOUT_S,
     )
-    leadership = await lead(store, job="job", candidate="c")
+    leadership = await lead(store, job=JOB, candidate="c")
     daemon = CoordinatorDaemon(options, store, leadership, journal, totals=totals, history=history)
+    registry = daemon.registry = NodeRegistry(
+        store, daemon, job=JOB, isolation_timeout_s=ISOLATION_TIMEOUT_S
+    )
+    following = asyncio.ensure_future(registry.run())
     await daemon.start()
     operators = Operators(daemon, LoopPauses(), recent)
-    day, found = Day(daemon, operators, history, clock), {}
+    day, found = Day(daemon, operators, history, store, clock), {}
     try:
+        await day.live(FILLED_AFTER, FILL_EVERY_S)
         for hour in range(FILLED_AFTER, HOURS + 1):
             await day.live(hour)
+            store.compact(store.revision)  # a real store's history is not in the coordinator
             found[hour] = held()
     finally:
         for node in list(day.nodes):
-            node.lose()
+            await node.lose()
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
     print({hour: f"{count / 1024:.0f} KiB" for hour, count in found.items()}, happened.by_name)
     assert day.committed > 0.7 * HOURS * HOUR_S / STEP_S
     assert json.loads(operators.incidents()[-1])["number"] > 0.5 * HOURS * HOUR_S / KILL_EVERY_S

@@ -1,0 +1,159 @@
+"""Gradients that outlive a step are undone, and given to newcomers where they count."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from tests.unit.worker.state.undoing import Action, Script, gradients, layer, tracking
+from tests.unit.worker.trees import same
+
+
+def accumulate(net: nn.Module) -> Action:
+    def backward() -> None:
+        for parameter in net.parameters():
+            grown = torch.full_like(parameter, 0.25)
+            parameter.grad = grown if parameter.grad is None else parameter.grad.add_(grown)
+
+    return backward
+
+
+def grads(net: nn.Module) -> list[float | None]:
+    return [None if p.grad is None else p.grad.flatten()[0].item() for p in net.parameters()]
+
+
+def accumulating(script: Script, net: nn.Module, *, zero: bool) -> None:
+    """A block in which gradients grow by hand; they are zeroed before or not."""
+    script.undo.begin()
+    if zero:
+        for parameter in net.parameters():
+            parameter.grad = None
+    script.undo.before_backward()
+    accumulate(net)()
+    script.reduce()
+
+
+def accumulated(script: Script, net: nn.Module, *, zero: bool) -> None:
+    """Such a block that ends well."""
+    accumulating(script, net, zero=zero)
+    script.end()
+
+
+def test_gradients_accumulated_by_hand_are_put_back() -> None:
+    net, script = tracking(4)
+    for _ in range(2):
+        accumulated(script, net, zero=False)
+    assert grads(net) == [0.5, 0.5]
+    accumulating(script, net, zero=False)
+    assert script.undo.put_back()
+    assert grads(net) == [0.5, 0.5]
+
+
+def test_gradients_that_grow_are_given_to_newcomers_and_left_over_ones_are_not() -> None:
+    net, script = tracking(4)
+    for zero, expected in ((True, 0), (False, 2)):
+        for _ in range(3):
+            accumulated(script, net, zero=zero)
+        given = script.state.gradients.state_dict()["gradients"]
+        assert len(given.get("model", {})) == expected
+
+
+def test_sparse_gradients_that_are_left_over_or_grow_are_taken_over() -> None:
+    """A script that zeroes them at the top of a block has them at the end of each block."""
+
+    def block(script: Script, words: nn.Embedding, zero: bool) -> None:
+        script.undo.begin()
+        if zero:
+            words.zero_grad()
+        script.undo.before_backward()
+        words(torch.tensor([1, 2])).sum().backward()
+        script.reduce()
+
+    for zero, expected in ((True, 0), (False, 1)):
+        source, target = nn.Embedding(4, 2, sparse=True), nn.Embedding(4, 2, sparse=True)
+        left, right = Script(words=source), Script(words=target)
+        for _ in range(3):
+            block(left, source, zero)
+            left.end()  # refuses what could not be given to others
+        given = left.state.gradients.state_dict()
+        assert len(given["gradients"].get("words", {})) == expected
+        right.state.gradients.load_state_dict(copy.deepcopy(given))
+        if expected:
+            assert target.weight.grad is not None
+            assert same(target.weight.grad.to_dense(), source.weight.grad.to_dense())  # type: ignore[union-attr]
+
+
+def test_gradients_that_grow_for_once_are_said_not_to_be_put_back() -> None:
+    net, script = tracking(4)
+    for _ in range(3):
+        accumulated(script, net, zero=True)
+    accumulating(script, net, zero=False)
+    assert not script.undo.put_back()
+    for _ in range(2):
+        accumulated(script, net, zero=False)
+    before = grads(net)
+    accumulating(script, net, zero=False)
+    assert script.undo.put_back()
+    assert grads(net) == before
+
+
+def test_gradients_zeroed_in_every_fourth_block_are_put_back_and_given_in_all_others() -> None:
+    net, script = tracking(4)
+    for index in range(12):
+        accumulated(script, net, zero=index % 4 == 0)
+        before = grads(net)
+        assert len(script.state.gradients.state_dict()["gradients"]["model"]) == 2
+        accumulating(script, net, zero=(index + 1) % 4 == 0)
+        assert script.undo.put_back()
+        assert grads(net) == before
+
+
+def test_what_a_given_up_block_found_out_about_gradients_is_forgotten() -> None:
+    """Members that did not come as far write another share of the same checkpoint."""
+    net, other = layer(4), layer(4)
+    far, near = Script(model=net), Script(model=other)
+    for script, module in ((far, net), (near, other)):
+        accumulated(script, module, zero=True)
+    accumulating(far, net, zero=True)
+    near.undo.begin()
+    assert far.undo.put_back()
+    assert near.undo.put_back()
+    assert same(far.state.gradients.state_dict(), near.state.gradients.state_dict())
+
+
+def test_gradients_zeroed_below_a_void_block_are_put_back() -> None:
+    net, script = tracking(4)
+    for _ in range(3):
+        accumulated(script, net, zero=False)
+    before = grads(net)
+    accumulating(script, net, zero=False)
+    assert script.undo.put_back()
+    script.undo.keep_for_retry()
+    net.zero_grad()
+    script.undo.put_back_for_retry()
+    assert grads(net) == before
+
+
+def test_gradients_zeroed_in_place_are_left_over() -> None:
+    net, script = tracking(4)
+    accumulated(script, net, zero=True)
+    script.undo.begin()
+    for parameter in net.parameters():
+        parameter.grad.zero_()  # type: ignore[union-attr]
+    script.undo.before_backward()
+    assert script.state.gradients.state_dict()["gradients"] == {}
+
+
+def test_another_members_gradients_are_taken_over() -> None:
+    source, target = layer(4), layer(4)
+    left, right = Script(model=source), Script(model=target)
+    for _ in range(2):
+        accumulated(left, source, zero=False)
+    gradients(target)
+    right.state.gradients.load_state_dict(copy.deepcopy(left.state.gradients.state_dict()))
+    assert grads(target) == grads(source)
+    accumulating(right, target, zero=False)
+    assert right.undo.put_back()
+    assert grads(target) == grads(source)

@@ -1,0 +1,170 @@
+"""The parameters and buffers of modules are undone, and so are the caches that they compute."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+from elastic.errors import ConfigurationError
+from elastic.worker.state.cells import cells_of
+from tests.unit.worker.state.undoing import CPU, WIDE, Script, add, layer, nothing, tracking
+
+
+def test_a_large_buffer_that_is_assigned_anew_now_and_then_is_put_back() -> None:
+    net = layer()
+    net.register_buffer("queue", torch.zeros(WIDE, WIDE))
+
+    def assign() -> None:
+        net.queue = torch.roll(net.queue, 1) + 0.5  # type: ignore[arg-type]
+
+    script = Script(model=net)
+    script.learn()
+    script.block(assign)
+    script.block()
+    assert script.lost(assign)
+
+
+def test_a_parameter_that_is_taken_away_for_good_is_refused() -> None:
+    net, script = tracking()
+    script.block()
+    prune.l1_unstructured(net, "weight", amount=0.3)
+    with pytest.raises(ConfigurationError, match=r"model has lost .* \(weight, as by pruning"):
+        script.block()
+
+
+@pytest.mark.parametrize("seen_before", [False, True])
+def test_a_buffer_made_in_inference_mode_is_put_back(seen_before: bool) -> None:
+    net = layer(4)
+    net.register_buffer("count", torch.zeros(WIDE, WIDE))
+
+    def count() -> None:
+        with torch.inference_mode():
+            net.count = net.count + 1
+
+    script = Script(model=net)
+    count()
+    script.learn(count if seen_before else nothing)
+    assert script.lost(count) is seen_before
+    script.block(count)
+
+
+def test_copies_share_no_memory_whatever_their_types_and_layouts() -> None:
+    net = nn.Module()
+    odd = torch.arange(70001, dtype=torch.int8)
+    for name, tensor in {
+        "odd": odd,
+        "halves": torch.randn(33, 1001).half(),
+        "none": torch.empty(0, 3),
+        "number": torch.tensor(3.5, dtype=torch.float64),
+        "turned": torch.randn(300, 200).t(),
+        "complex": torch.randn(257, dtype=torch.complex64),
+        "flag": torch.tensor(True),
+    }.items():
+        net.register_buffer(name, tensor)
+    script = Script(model=net)
+
+    def change() -> None:
+        for buffer in net.buffers():
+            buffer.copy_(~buffer if buffer.dtype is torch.bool else buffer * 2 + 1)
+
+    script.learn(change)
+    assert script.lost(change)
+
+
+def test_tensors_that_two_tracked_objects_share_belong_to_the_first() -> None:
+    net = layer()
+    twin = nn.Sequential(net, layer(4))
+    large, small = cells_of({"model": net, "twin": twin}, CPU)
+    sizes = {cell.name: cell.size_bytes() for cell in [*large, *small] if cell.size_bytes()}
+    assert sizes == {"model": WIDE * (WIDE + 1) * 4, "twin": 4 * 5 * 4}
+
+
+def test_tied_weights_are_put_back_as_one() -> None:
+    net = nn.Sequential(layer(), layer())
+    net[1].weight = net[0].weight
+    script = Script(model=net)
+    assert script.lost(add(net))
+    assert net[1].weight is net[0].weight
+    assert script.lost(lambda: setattr(net[0].weight, "data", net[0].weight.data + 1.0))
+
+
+def test_a_buffer_that_is_taken_away_in_the_block_comes_back() -> None:
+    net = layer()
+    net.register_buffer("cache", torch.ones(WIDE, WIDE))
+    script = Script(model=net)
+    assert script.lost(lambda: setattr(net, "cache", None))
+    script.learn()
+    assert not script.lost(lambda: setattr(net, "cache", None))  # never seen in a block
+
+
+class Rotary(nn.Module):
+    """Computes a longer cache when a longer sequence comes."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.calls = 0
+        self.grow(length)
+
+    def grow(self, length: int) -> None:
+        self.longest = length
+        self.register_buffer("cos", torch.arange(length).float().cos(), persistent=False)
+
+    def forward(self, inputs: torch.Tensor, length: int) -> torch.Tensor:
+        self.calls += 1
+        if length > self.longest:
+            self.grow(length)
+        return self.layer(inputs) * self.cos[:length].sum()
+
+
+@pytest.mark.parametrize("long", [4, 2 * WIDE * WIDE])
+def test_a_module_knows_that_a_cache_that_grew_in_the_block_is_short_again(
+    long: int,
+) -> None:
+    net = nn.Sequential(Rotary(long))
+    script = Script(net=net)
+    assert script.lost(lambda: net[0](torch.ones(1, 2), long + 1))
+    assert net[0].longest == len(net[0].cos) == long
+    net[0](torch.ones(1, 2), long + 1)
+    calls = net[0].calls
+    assert script.lost(lambda: net[0](torch.ones(1, 2), long + 1))
+    assert net[0].longest == len(net[0].cos) == long + 1
+    assert net[0].calls == calls + 1  # what a module counts is its own
+
+
+class Stretched(nn.Module):
+    """Computes other frequencies, as many, when a longer sequence comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.stretch(4)
+
+    def stretch(self, length: int) -> None:
+        self.longest = length
+        self.register_buffer("inverse", torch.ones(3) / length, persistent=False)
+
+    def forward(self, inputs: torch.Tensor, length: int) -> torch.Tensor:
+        if length > self.longest:
+            self.stretch(length)
+        return self.layer(inputs) * self.inverse.sum()
+
+
+def test_a_module_knows_what_its_frequencies_are_for_when_they_were_made_in_the_block() -> None:
+    net = Stretched()
+    script = Script(net=net)
+    assert script.lost(lambda: net(torch.ones(1, 2), 9))
+    assert net.longest == 4
+    net(torch.ones(1, 2), 9)  # once more, in the new group
+    assert torch.equal(net.inverse, torch.ones(3) / 9)
+
+
+def test_a_buffer_that_is_filled_in_the_block_is_empty_again() -> None:
+    """A first forward pass may make such a cache."""
+    net = layer(4)
+    net.register_buffer("cache", None)
+    script = Script(model=net)
+    assert script.lost(lambda: setattr(net, "cache", torch.ones(2)))
+    assert net.cache is None

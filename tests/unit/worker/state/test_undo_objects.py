@@ -1,0 +1,224 @@
+"""Objects of the script's own classes: a first change inside of one is never passed over."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from tests.unit.worker.state.undoing import WIDE, Script, add, layer
+
+
+class Shadow:
+    """Keeps what it is given."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tensors": self.tensors}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.tensors = state_dict["tensors"]
+
+
+@pytest.mark.parametrize("width", [2, WIDE], ids=["small", "large"])
+def test_tensors_that_share_memory_still_do_when_they_are_put_back(width: int) -> None:
+    tied = torch.zeros(width, width)
+    shadow = Shadow({"read": tied, "write": tied.detach()})
+    script = Script(shadow=shadow)
+    assert script.lost(lambda: tied.add_(1))
+    shadow.tensors["read"].fill_(7.0)
+    assert bool((shadow.tensors["write"] == 7.0).all())
+
+
+class Nested:
+    """Keeps its tensor in an object of its own."""
+
+    def __init__(self) -> None:
+        self.inner = Holder()
+
+    def change(self) -> None:
+        self.inner.tensor.add_(1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tensor": self.inner.tensor}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.tensor.copy_(state_dict["tensor"])
+
+
+class Holder:
+    """Without a __dict__."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self) -> None:
+        self.tensor = torch.zeros(WIDE, WIDE)
+
+
+class SecondOfTwo(Nested):
+    """Changes the second tensor of a dictionary."""
+
+    def __init__(self) -> None:
+        self.tensors = {"first": torch.zeros(2), "second": torch.zeros(WIDE, WIDE)}
+
+    def change(self) -> None:
+        self.tensors["second"].add_(1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.tensors)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for name, tensor in state_dict.items():
+            self.tensors[name].copy_(tensor)
+
+
+class Various(Holder):
+    """Changes, beside a large tensor, what counts no versions."""
+
+    __slots__ = ("bank", "moments", "phase", "recent", "seen", "sizes", "sums")
+
+    def __init__(self) -> None:
+        self.bank = torch.zeros(WIDE, WIDE)
+        super().__init__()
+        self.seen: set[int] = set()
+        self.recent = deque([0.5])
+        self.sums = np.zeros(3)
+        self.sizes = dict.fromkeys(range(100), 0)
+        self.moments = 1 + 1j
+        self.phase = b"warm"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__} | {
+            "tensor": self.tensor,
+            "recent": list(self.recent),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """No test looks at what is put back."""
+
+
+@pytest.mark.parametrize("name", [*Various.__slots__, "tensor"])
+def test_a_first_change_of_any_kind_is_said_not_to_be_undone(name: str) -> None:
+    changes: dict[str, Callable[[Various], Any]] = {
+        "bank": lambda o: o.bank.add_(1),
+        "tensor": lambda o: o.tensor.add_(1),
+        "seen": lambda o: o.seen.add(3),
+        "recent": lambda o: o.recent.append(0.25),
+        "sums": lambda o: o.sums.__iadd__(1),
+        "sizes": lambda o: o.sizes.update({50: 1}),
+        "moments": lambda o: setattr(o, "moments", 2j),
+        "phase": lambda o: setattr(o, "phase", b"full"),
+    }
+    item = Various()
+    script = Script(item=item)
+    script.learn()
+    assert not script.lost(lambda: changes[name](item))
+
+
+class Target(Nested):
+    """Keeps a module, as a target network or an average written by hand does."""
+
+    def __init__(self) -> None:
+        self.module = layer()
+
+    def change(self) -> None:
+        add(self.module)()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.module.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.module.load_state_dict(state_dict)
+
+
+class OneOfMany(SecondOfTwo):
+    """Changes one tensor in the middle of a longer dictionary: of each class its prototype."""
+
+    def __init__(self) -> None:
+        self.tensors = {str(number): torch.zeros(WIDE, WIDE) for number in range(40)}
+
+    def change(self) -> None:
+        self.tensors["7"].add_(1)
+
+
+class OneOfManyPairs(OneOfMany):
+    """The same with a count beside each tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs = [(tensor, 0) for tensor in self.tensors.values()]
+        self.state_dict = self.tensors.copy  # type: ignore[method-assign]
+        del self.tensors
+
+    def change(self) -> None:
+        self.pairs[7][0].add_(1)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for (tensor, _), saved in zip(self.pairs, state_dict.values(), strict=True):
+            tensor.copy_(saved)
+
+
+def test_an_object_that_refers_to_a_tracked_model_does_not_change_with_it() -> None:
+    class Average(Nested):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+    net = layer()
+    script = Script(average=Average(net), model=net)
+    script.learn()
+    script.block(add(net))
+    script.undo.begin()
+    assert [c.name for i, c in enumerate(script.undo._large) if i in script.undo._begin.large] == [
+        "model"
+    ]
+
+
+def test_a_module_that_a_tracked_object_has_replaced_is_not_kept() -> None:
+    target = Target()
+    script = Script(target=target)
+    script.learn()
+    replaced = []
+    for _ in range(6):
+        replaced.append(weakref.ref(target.module))
+        target.module = copy.deepcopy(target.module)
+        script.block()
+    gc.collect()
+    assert sum(module() is not None for module in replaced) <= 2
+
+
+def test_a_module_in_a_tracked_object_may_have_a_sparse_buffer_and_a_lazy_parameter() -> None:
+    target = Target()
+    target.module.register_buffer("graph", torch.eye(2).to_sparse(), persistent=False)
+    target.lazy = nn.LazyLinear(2)  # type: ignore[attr-defined]
+    script = Script(target=target)
+    script.learn()
+    assert not script.lost(target.change)
+
+
+def test_a_first_change_beside_a_tracked_module_in_an_object_is_said_not_to_be_undone() -> None:
+    target, shared, head = Target(), layer(), layer()
+    target.module = nn.Sequential(shared, head)  # type: ignore[assignment]
+    script = Script(target=target, model=shared)
+    script.learn()
+    assert not script.lost(add(head))
+
+
+@pytest.mark.parametrize("kind", [Nested, SecondOfTwo, Target, OneOfMany, OneOfManyPairs])
+def test_a_first_change_deep_inside_of_an_object_is_said_not_to_be_undone(
+    kind: type[Nested],
+) -> None:
+    item = kind()
+    script = Script(item=item)
+    script.learn()
+    assert not script.lost(item.change)

@@ -1,0 +1,158 @@
+"""What optimizers and gradient scalers keep is undone with the block."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from tests.unit.worker.around_optimizer import Lookahead
+from tests.unit.worker.state.undoing import (
+    LEARNT,
+    WIDE,
+    Script,
+    both,
+    layer,
+    nothing,
+    step_of,
+    trained,
+)
+from tests.unit.worker.trees import same
+
+
+@pytest.mark.parametrize("stage", ["unscaled", "stepped", "updated"])
+@pytest.mark.parametrize("after_updates", [0, 2])
+def test_the_stage_of_a_gradscaler_is_put_back(stage: str, after_updates: int) -> None:
+    """If not, unscale_() raises in the retry on every survivor."""
+    net = layer(4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
+    script = Script(model=net, optimizer=optimizer, scaler=scaler)
+
+    def scaled_step() -> None:
+        scaler.scale(net(torch.ones(1, 4)).sum()).backward()
+        scaler.unscale_(optimizer)
+        if stage in ("stepped", "updated"):
+            scaler.step(optimizer)
+        if stage == "updated":
+            scaler.update()
+
+    def whole_step() -> None:
+        optimizer.zero_grad()
+        scaler.scale(net(torch.ones(1, 4)).sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+
+    for _ in range(after_updates):
+        script.block(after=whole_step)
+    scale = scaler.get_scale()
+    assert script.lost(scaled_step)
+    assert scaler.get_scale() == scale
+    script.block(after=whole_step)
+    assert scaler.get_scale() == 2 * scale
+
+
+def test_state_that_an_optimizer_has_made_in_the_block_is_taken_away_again() -> None:
+    net, optimizer, script = trained(torch.optim.Adam, 4)
+    assert script.lost(step_of(optimizer, net))
+    assert len(optimizer.state) == 0
+
+
+def test_the_tensors_of_an_optimizers_state_stay_the_same_objects() -> None:
+    net, optimizer, script = trained(torch.optim.Adam, 4)
+    script.block(after=step_of(optimizer, net))
+    moment = optimizer.state[net.weight]["exp_avg"]
+    assert script.lost(step_of(optimizer, net))
+    assert optimizer.state[net.weight]["exp_avg"] is moment
+
+
+def test_a_parameter_group_added_in_the_block_is_taken_away_again() -> None:
+    net, head = layer(4), layer(2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    script = Script(model=net, head=head, optimizer=optimizer)
+    script.block(after=step_of(optimizer, net))
+
+    def grow() -> None:
+        optimizer.add_param_group({"params": list(head.parameters()), "lr": 0.5})
+        step_of(optimizer, net, head)()
+
+    assert script.lost(grow)
+    assert len(optimizer.param_groups) == 1
+    assert script.lost(grow)
+    script.block(after=grow)
+    assert len(optimizer.param_groups) == 2
+
+
+def test_a_rate_that_is_a_tensor_stays_that_tensor() -> None:
+    """Captured graphs read it."""
+    rate = torch.tensor(0.5)
+    _, optimizer, script = trained(torch.optim.SGD, 4, lr=rate)
+
+    def halve() -> None:
+        optimizer.param_groups[0]["lr"].mul_(0.5)
+
+    assert script.lost(halve)
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate.item() == 0.5
+
+
+def test_two_optimizers_that_take_turns_are_put_back_in_either_turn() -> None:
+    nets = [layer(), layer()]
+    optimizers = [torch.optim.AdamW(net.parameters(), lr=0.1, fused=True) for net in nets]
+    script = Script(a=nets[0], b=nets[1], first=optimizers[0], second=optimizers[1])
+    turns = [step_of(o, n) for o, n in zip(optimizers, nets, strict=True)]
+    for number in range(LEARNT):
+        script.block(after=turns[number % 2])
+    for number in range(4):
+        assert script.lost()
+        script.block(after=turns[number % 2])
+
+
+@pytest.mark.parametrize("place", ["before the reduction", "after it"])
+def test_what_a_fused_optimizer_trains_is_put_back_with_its_state(place: str) -> None:
+    """Its steps move no version of the parameters, and these come before a collective only now and
+    then, in no block that is learned from: as where every hundredth step averages its loss."""
+    net, optimizer, script = trained(torch.optim.AdamW, fused=True)
+    step = step_of(optimizer, net)
+    first = place == "before the reduction"
+    seldom = (step, nothing) if first else (nothing, both(step, script.reduce))
+    script.learn(nothing, step)
+    assert not script.lost(*seldom)
+    script.block(*seldom)
+    script.block(nothing, step)
+    assert script.lost(*seldom)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("width", [4, WIDE])
+@pytest.mark.parametrize("fused", [False, True])
+def test_what_an_optimizer_around_another_one_says_is_its_state_is_undone(
+    fused: bool, width: int, steps: int
+) -> None:
+    net = nn.Linear(width, width)
+    optimizer = Lookahead(torch.optim.Adam(net.parameters(), lr=0.1, fused=fused))
+    script = Script(model=net, optimizer=optimizer)
+    optimizer.inner.register_step_post_hook(lambda o, *_: script.optimizers.stepped(o))
+
+    def step() -> None:
+        net(torch.ones(1, width)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    script.learn(before=step)
+    for _ in range(steps):  # so that the slow weights move in one of the blocks
+        before = copy.deepcopy(optimizer.inner.state_dict())
+        assert script.lost(before=step)
+        assert same(optimizer.inner.state_dict(), before)
+        assert optimizer.param_groups is optimizer.inner.param_groups
+        script.block(before=step)
+    script.undo.begin()
+    after = script.everything()
+    step()
+    assert not same(script.everything(), after)
+    assert script.undo.put_back()
+    assert same(script.everything(), after)

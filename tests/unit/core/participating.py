@@ -225,3 +225,43 @@ def veteran(committed: int, committed_in: int = 1, **fields: Any) -> Declaration
 
 
 NEWCOMER = Declaration(committed=0, intact=False, signature=0)
+ME: Declaration | None = None
+"""Stands for the declaration of the member under test."""
+
+
+def begun(worker: str = "a", **options: int) -> Driver:
+    """A job of one worker that has begun."""
+    driver = Driver(worker, **options)
+    driver.announce(1, worker)
+    driver.begin_loop()
+    driver.taken()
+    return driver
+
+
+def trained(steps: int, worker: str = "a", **options: int) -> Driver:
+    """The same after some steps."""
+    driver = begun(worker, **options)
+    for _ in range(steps):
+        driver.step()
+    driver.taken()
+    return driver
+
+
+def joined(number: int, *between: str, committed: int, marks: str = "") -> list[str]:
+    """What is asked for on the way into a group: between the declarations and the news of it."""
+    return [
+        f"Join {marks}".strip(),
+        "Declare",
+        *between,
+        f"TellJoined committed={committed}",
+        f"SetUp generation={number}",
+        "Entered",
+    ]
+
+
+def struck(steps: int, *workers: str) -> Driver:
+    """In the block of the next step, where it hears that these are the next group."""
+    driver = trained(steps)
+    driver.enter_block()
+    driver.announce(2, *workers)
+    return driver

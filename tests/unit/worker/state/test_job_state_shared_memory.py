@@ -1,0 +1,141 @@
+"""Tensors that share memory in one member share it in another one that receives its state."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from elastic.worker.state.job_state import JobState
+from elastic.worker.state.tensor_specs import describe
+from tests.unit.worker.state.job_states import make, restore, tracking
+from tests.unit.worker.trees import same
+
+
+class Tied(nn.Module):
+    """Reads and writes with the same weights, as language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = nn.Embedding(5, 3)
+        self.write = nn.Linear(3, 5, bias=False)
+        self.write.weight = self.read.weight
+
+
+class Shadow:
+    """Keeps tensors by name: what it is given, or copies of it."""
+
+    def __init__(self, *, copies: bool) -> None:
+        self.copies = copies
+        self.tensors: dict[str, torch.Tensor] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tensors": self.tensors}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        tensors = state_dict["tensors"]
+        self.tensors = {n: t.clone() for n, t in tensors.items()} if self.copies else tensors
+
+
+def sharing(seed: int) -> JobState:
+    """One whose tensors share memory in many ways, if it is the one of seed 1."""
+    torch.manual_seed(seed)
+    model = Tied()
+    shadows = {"shadow": Shadow(copies=False), "copies": Shadow(copies=True)}
+    state = tracking({"model": model, **shadows})
+    if seed == 1:
+        for shadow in shadows.values():
+            shadow.tensors = copy.deepcopy(dict(model.state_dict()))
+        state.values["best"] = copy.deepcopy(model.state_dict())
+        state.values["now"] = model.read.weight.detach()
+        state.values["loss"] = state.values["lowest"] = torch.ones(())
+    return state
+
+
+@pytest.mark.parametrize("held_before", [False, True])
+def test_the_shares_of_members_fit_whatever_shares_memory_in_one_of_them(
+    held_before: bool,
+) -> None:
+    source, target = sharing(1), sharing(2)
+    if held_before:
+        target.values["loss"], target.values["lowest"] = torch.zeros(()), torch.zeros(())
+        target.values["best"] = {"read.weight": torch.zeros(5, 3)}
+    restore(target, source)
+    assert describe(target.capture().tensors) == describe(source.capture().tensors)
+    names = [n for n in source.capture().tensors if n.startswith("model.")]
+    assert names == ["model.read.weight"]
+    assert same(target.values.state_dict(), source.values.state_dict())
+    assert target.values["loss"] is target.values["lowest"]
+    for tied in (target.values["best"], target.tracked["shadow"].state_dict()["tensors"]):
+        tied["read.weight"].fill_(7.0)
+        assert bool((tied["write.weight"] == 7.0).all())
+
+
+@pytest.mark.parametrize("best_there", [True, False])
+def test_values_that_follow_a_model_and_an_optimizer_do_so_in_a_newcomer(best_there: bool) -> None:
+    """A state_dict() kept without a copy, and one that an optimizer has loaded."""
+    source, target = make(1), make(2)
+    optimizer = source.optimizers()[0]
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(saved)
+    model = source.modules()["model"]
+    source.values["best"] = [
+        {"optimizer": saved, "model": model.state_dict(), "own": torch.ones(1)}
+    ]
+    if best_there:
+        target.values["best"] = copy.deepcopy(source.values["best"])
+    restore(target, source)
+    for state in (source, target):
+        for parameter in state.modules()["model"].parameters():
+            parameter.grad = torch.ones_like(parameter)
+        state.optimizers()[0].step()
+    assert same(target.values.state_dict(), source.values.state_dict())
+    assert source.digest() == target.digest()
+
+
+def test_values_in_tuples_follow_a_model_in_a_newcomer() -> None:
+    source, target = make(1), make(2)
+    model = source.modules()["model"]
+    source.values["best"] = (0.5, [(model.state_dict(), 3)], next(model.parameters()).detach())
+    restore(target, source)
+    for state in (source, target):
+        add_to(state.modules()["model"])
+    assert same(target.values.state_dict(), source.values.state_dict())
+    assert target.digest() == source.digest()
+
+
+def add_to(module: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.5)
+
+
+@pytest.mark.parametrize("inside", [lambda v: v, lambda v: [(1, v)]], ids=["alone", "in a tuple"])
+def test_values_that_follow_a_model_in_a_newcomer_only_come_to_be_its_own(inside: Any) -> None:
+    """As of a script that begins with the model's state_dict(), and replaces it by a copy once
+    there is a better one."""
+    source, target = make(1), make(2)
+    source.values["best"] = inside(copy.deepcopy(source.modules()["model"].state_dict()))
+    add_to(source.modules()["model"])
+    target.values["best"] = inside(target.modules()["model"].state_dict())
+    restore(target, source)
+    for state in (source, target):
+        add_to(state.modules()["model"])
+    assert same(target.values.state_dict(), source.values.state_dict())
+    assert target.digest() == source.digest()
+
+
+def test_what_shares_memory_with_a_model_that_is_tracked_later_takes_no_name_of_it() -> None:
+    states = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        model, engine = Tied(), Shadow(copies=True)
+        engine.tensors = dict(model.state_dict())
+        state = tracking({"engine": engine, "model": model})
+        states.append(state)
+    source, target = states
+    restore(target, source)
+    assert same(target.capture().tensors, source.capture().tensors)

@@ -8,10 +8,11 @@ import sys
 import time
 
 from tests.sim.checkers import violations
+from tests.sim.draw import plan
 from tests.sim.mutants.catalogue import CATALOGUE
 from tests.sim.mutants.trial import ENOUGH, tried
-from tests.sim.plan import KINDS, plan
 from tests.sim.pool import judged
+from tests.sim.stress import KINDS
 from tests.sim.world import World
 
 _PROGRESS_S = 30.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.sim.checkers import violations
-from tests.sim.plan import plan
+from tests.sim.draw import plan
 from tests.sim.world import Parts, World
 
 

@@ -15,7 +15,8 @@ from elastic.core.accounting import MOST_INCIDENTS, TimeSpent
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.machine import Coordinator
 from elastic.core.coordinator.slot_accounts import Report, SlotAccounts
-from tests.sim.plan import KINDS, plan
+from tests.sim.draw import plan
+from tests.sim.stress import KINDS
 from tests.sim.world import World
 
 AHEAD_S = 1e6  # of Unix time

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.sim.checkers import violations
+from tests.sim.draw import plan
 from tests.sim.history import check, fingerprint
-from tests.sim.plan import KINDS, Action, Fault, plan
+from tests.sim.plan import Action, Fault
 from tests.sim.seeds import ONCE_FAILED
+from tests.sim.stress import KINDS
 from tests.sim.world import World
 
 HERE = Path(__file__).parent

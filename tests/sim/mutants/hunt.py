@@ -8,8 +8,8 @@ import signal
 import sys
 
 from tests.sim.checkers import violations
+from tests.sim.draw import plan
 from tests.sim.mutants.survey import Known
-from tests.sim.plan import plan
 from tests.sim.pool import hurry
 from tests.sim.world import World
 

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from itertools import cycle
 
 from tests.sim.checkers import violations
+from tests.sim.draw import plan
 from tests.sim.mutants.probes import Probes
 from tests.sim.mutants.survey import Known
-from tests.sim.plan import KINDS, plan
 from tests.sim.pool import hurry
 from tests.sim.seeds import ONCE_FAILED
+from tests.sim.stress import KINDS
 from tests.sim.world import World
 
 _HISTORIES_A_COLLECTION = 50

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.job_process import DIE_WITH_PARENT
+from tests.waiting import eventually
 
 COMMANDS = ("chromium-headless-shell", "chromium")
 _OPTIONS = (
@@ -91,12 +92,11 @@ class Tab:
 
     def wait_for(self, expression: str, deadline_s: float = DEADLINE_S) -> Any:
         """Its first true value."""
-        ends_at = time.monotonic() + deadline_s
-        while not (value := self.evaluate(expression)):
-            shown = self.evaluate("document.body?.innerText")
-            assert time.monotonic() < ends_at, f"not within {deadline_s} s: {expression}\n{shown}"
-            time.sleep(_POLL_S)
-        return value
+
+        def shown() -> str:
+            return f"{expression}\n{self.evaluate('document.body?.innerText')}"
+
+        return eventually(lambda: self.evaluate(expression), shown, deadline_s, every_s=_POLL_S)
 
     def press(self, key: str) -> None:
         """Press and release a key."""

@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def eventually(
-    condition: Callable[[], object],
+    condition: Callable[[], T],
     what: str | Callable[[], str] = "",
     deadline_s: float = 20.0,
     *,
     every_s: float = 0.01,
-) -> None:
-    """Until the condition holds; after the deadline, AssertionError with `what`."""
+) -> T:
+    """The condition's first true value; after the deadline, AssertionError with `what`."""
     ends_at = time.monotonic() + deadline_s
-    while not condition():
+    while not (value := condition()):
         if time.monotonic() > ends_at:
             raise AssertionError(f"after {deadline_s:g} s: {what() if callable(what) else what}")
         time.sleep(every_s)
+    return value
 
 
 async def until(condition: Callable[[], object]) -> None:

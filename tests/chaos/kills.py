@@ -1,4 +1,4 @@
-"""Kills members of a running job at random steps."""
+"""Jobs whose members are killed at random steps."""
 
 from __future__ import annotations
 
@@ -11,6 +11,16 @@ from tests.chaos import records
 from tests.job_process import JobProcess
 
 ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+def job_of(script: Path, out: Path, *options: str, nproc: int, **environment: str) -> JobProcess:
+    """Its ledger, its records and its logs are in `out`."""
+    return JobProcess(
+        *("--ledger", out / "ledger.jsonl", script, out, *options),
+        nproc=nproc,
+        log_dir=out / "logs",
+        environment={**ENVIRONMENT, **environment},
+    )
 
 
 def kill_at_random_steps(job: JobProcess, out: Path, seed: int, kills: int) -> None:

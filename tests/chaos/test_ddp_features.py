@@ -5,22 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.chaos import problem, records
-from tests.chaos.kills import ENVIRONMENT, kill_at_random_steps
-from tests.job_process import JobProcess
+from tests.chaos.kills import job_of, kill_at_random_steps
 
 SCRIPT = Path(__file__).parent / "scripts" / "ddp_features.py"
 
 
 def test_every_feature_survives_a_change_of_group(tmp_path: Path) -> None:
-    with JobProcess(
-        "--ledger",
-        tmp_path / "ledger.jsonl",
-        SCRIPT,
-        tmp_path,
-        nproc=3,
-        log_dir=tmp_path / "logs",
-        environment=ENVIRONMENT,
-    ) as job:
+    with job_of(SCRIPT, tmp_path, nproc=3) as job:
         kill_at_random_steps(job, tmp_path, seed=1, kills=2)
         assert job.wait() == 0, job.story()
     steps = problem.lineage(tmp_path / "ledger.jsonl")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.chaos import problem, records
-from tests.chaos.kills import ENVIRONMENT, kill_at_random_steps
+from tests.chaos.kills import job_of, kill_at_random_steps
 from tests.job_process import JobProcess
 
 TRAINER = Path(__file__).parent / "scripts" / "float64_trainer.py"
@@ -53,20 +53,8 @@ def check_accounts(job: JobProcess, nproc: int) -> None:
 )
 def test_kills_change_nothing(tmp_path: Path, nproc: int, kills: int, options: list[str]) -> None:
     epochs = 12
-    with JobProcess(
-        "--ledger",
-        tmp_path / "ledger.jsonl",
-        TRAINER,
-        tmp_path,
-        "--epochs",
-        str(epochs),
-        "--step-s",
-        "0.02",
-        *options,
-        nproc=nproc,
-        log_dir=tmp_path / "logs",
-        environment=ENVIRONMENT,
-    ) as job:
+    options = ["--epochs", str(epochs), "--step-s", "0.02", *options]
+    with job_of(TRAINER, tmp_path, *options, nproc=nproc) as job:
         kill_at_random_steps(job, tmp_path, seed=nproc, kills=kills)
         assert job.wait(150) == 0, job.story()
     check_outcome(job, tmp_path, epochs)
@@ -75,20 +63,7 @@ def test_kills_change_nothing(tmp_path: Path, nproc: int, kills: int, options: l
 
 def test_without_kills_uneven_shares_give_the_exact_gradient(tmp_path: Path) -> None:
     """7 workers' worth of unevenness from 3: a global batch of 8 is divided as 3, 3, 2."""
-    with JobProcess(
-        "--ledger",
-        tmp_path / "ledger.jsonl",
-        TRAINER,
-        tmp_path,
-        "--epochs",
-        "2",
-        "--batch-size",
-        "2",
-        "--global-batch",
-        "8",
-        nproc=3,
-        log_dir=tmp_path / "logs",
-        environment=ENVIRONMENT,
-    ) as job:
+    options = ["--epochs", "2", "--batch-size", "2", "--global-batch", "8"]
+    with job_of(TRAINER, tmp_path, *options, nproc=3) as job:
         assert job.wait() == 0, job.story()
     check_outcome(job, tmp_path, epochs=2)

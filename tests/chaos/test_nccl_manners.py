@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos import records
-from tests.chaos.kills import ENVIRONMENT, kill_at_random_steps
+from tests.chaos.kills import job_of, kill_at_random_steps
 from tests.chaos.test_kills import TRAINER, check_outcome
 from tests.job_process import JobProcess
 
@@ -24,16 +24,7 @@ def train(
     script: Path, out: Path, *options: str, nproc: int, kills: int, seed: int
 ) -> tuple[JobProcess, Rows]:
     """A job whose members are killed; it has ended well, and nobody but these was lost."""
-    with JobProcess(
-        "--ledger",
-        out / "ledger.jsonl",
-        script,
-        out,
-        *options,
-        nproc=nproc,
-        log_dir=out / "logs",
-        environment=ENVIRONMENT,
-    ) as job:
+    with job_of(script, out, *options, nproc=nproc) as job:
         kill_at_random_steps(job, out, seed=seed, kills=kills)
         assert job.wait(150) == 0, job.story()
     assert len(job.named("worker_failed")) == kills, job.story()
@@ -68,13 +59,7 @@ def test_kills_change_nothing_in_what_the_script_reduces(
 
 @pytest.mark.long
 def test_a_watchdog_that_was_asked_for_is_refused_before_training(tmp_path: Path) -> None:
-    with JobProcess(
-        SCRIPT,
-        tmp_path,
-        nproc=1,
-        log_dir=tmp_path / "logs",
-        environment={**ENVIRONMENT, "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"},
-    ) as job:
+    with job_of(SCRIPT, tmp_path, nproc=1, TORCH_NCCL_ASYNC_ERROR_HANDLING="1") as job:
         assert job.wait() == 78, job.story()
     (failed,) = job.named("worker_failed")
     assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" in failed["message"]

@@ -34,6 +34,7 @@ from tests.deploy.expressions import QUICK, RULES, quick_rules
 from tests.hosts import require_hosts
 from tests.job_process import CommandProcess
 from tests.prometheus import Prometheus, prometheus
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
 
@@ -231,11 +232,8 @@ class Troubles:
         for processes in self.cluster.coordinators.values():
             processes[-1].process.kill()
             processes[-1].wait()
-        ends_at = time.monotonic() + 60.0
         names = {"ElasticNoLeader", "ElasticAgentWithoutCoordinator"}
-        while not names <= self.firing():
-            assert time.monotonic() < ends_at, self.firing()
-            time.sleep(0.5)
+        eventually(lambda: names <= self.firing(), lambda: f"{self.firing()}", 60.0, every_s=0.5)
         elected = len(self.cluster.events("elected"))
         self.cluster.settle(*NODES)
         self.cluster.wait_for_event("elected", after=elected)

@@ -41,6 +41,7 @@ from tests.faults.reference import SAMPLES, Reference
 from tests.faults.running import UNDER, counts_in
 from tests.integration.running import Place
 from tests.job_process import ROOT, CommandProcess, Event, JobProcess, is_alive
+from tests.waiting import eventually
 
 SCRIPT = Path(__file__).parent / "long_job.py"
 WORLD = 3
@@ -150,11 +151,12 @@ class LongJob(abc.ABC):
 
     def _victim(self, prefix: str = "") -> str:
         """A member whose name begins so; there may be no group at the moment."""
-        ends_at = time.monotonic() + _DEADLINE_S
-        while not (found := [m for m in self.members() if m.startswith(prefix)]):
-            assert time.monotonic() < ends_at, "nobody trains"
-            time.sleep(_POLL_S)
-        return self._source.choice(found)
+
+        def found() -> list[str]:
+            return [m for m in self.members() if m.startswith(prefix)]
+
+        choice = eventually(found, "nobody trains", _DEADLINE_S, every_s=_POLL_S)
+        return self._source.choice(choice)
 
     # ---- one point
 

@@ -19,6 +19,7 @@ from tests.etcd_cluster import etcd_cluster, free_ports
 from tests.integration.loopback_job import NODES, TrainingJob
 from tests.integration.running import Place
 from tests.job_process import CommandProcess
+from tests.waiting import eventually
 
 Samples = dict[tuple[str, ...], float]
 
@@ -79,19 +80,12 @@ def accounted(job: Job) -> dict[str, Any]:
 
 def settled(process: CommandProcess, *name: str, deadline_s: float = 30.0) -> float:
     """The first value that is not 0."""
-    ends_at = time.monotonic() + deadline_s
-    while not (value := scrape(process).get(name, 0.0)):
-        assert time.monotonic() < ends_at, f"{name} is 0\n{ask(process, '/metrics')[1]}"
-        time.sleep(0.2)
-    return value
-
-
-def settled_at_0(process: CommandProcess, *name: str) -> bool:
-    """Within some seconds."""
-    ends_at = time.monotonic() + 10.0
-    while scrape(process)[name] != 0 and time.monotonic() < ends_at:
-        time.sleep(0.2)
-    return scrape(process)[name] == 0
+    return eventually(
+        lambda: scrape(process).get(name, 0.0),
+        lambda: f"{name} is 0\n{ask(process, '/metrics')[1]}",
+        deadline_s,
+        every_s=0.2,
+    )
 
 
 def look_at_the_page(tab: Tab, leader: CommandProcess) -> None:
@@ -202,5 +196,6 @@ def test_what_happens_to_a_job_is_seen_and_outlives_its_leader(job: Job, tab: Ta
     job.wait(lambda: ask(agent, "/readyz")[0] == 503, "an agent without a coordinator")
     assert ask(agent, "/readyz") == (503, "no coordinator answers\n")
     assert ask(agent, "/healthz") == (200, "ok\n")
-    assert settled_at_0(agent, "elastic_agent_connected", "a")
+    connected = ("elastic_agent_connected", "a")
+    eventually(lambda: scrape(agent)[connected] == 0, "it is 1", 10.0, every_s=0.2)
     job.trains_on()

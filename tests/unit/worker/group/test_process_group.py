@@ -25,6 +25,7 @@ from elastic.worker.group.process_group import Backend, Group, first_line, is_gr
 from tests import nccl_manners
 from tests.unit.worker import together
 from tests.unit.worker.together import GLOO, JOIN_TIMEOUT_S, Seat, die, meet, run_together
+from tests.waiting import eventually
 
 ALONE = Generation(number=1, incarnation="i", members=(), reason=ChangeReason.STARTED)
 GROUP = Group(ALONE, 0, GLOO)
@@ -356,8 +357,7 @@ def test_connections_of_the_script_are_left_alone_by_a_group_that_does_not_come_
 
         def abort() -> None:
             during = prefetcher.made() + 10
-            while prefetcher.made() <= during:
-                time.sleep(0.01)
+            eventually(lambda: prefetcher.made() > during)
             group.abort()
 
         threading.Thread(target=abort, daemon=True).start()
@@ -578,8 +578,7 @@ def test_two_threads_that_abort_at_once_abort_once(
         group = seat.join(backend=manners)
         link = threading.Thread(target=group.abort)
         link.start()
-        while not calls:
-            time.sleep(0.001)
+        eventually(lambda: calls)
         group.abort()
         group.close()
         assert not link.is_alive() or not dist.is_initialized()
@@ -690,12 +689,9 @@ def test_the_watchdog_that_is_left_on_ends_the_survivor(monkeypatch: pytest.Monk
         group = seat.join(backend=nccl_manners.BACKEND)
         seat.exchange("joined")
         work = dist.all_reduce(torch.zeros(1), async_op=True)
-        deadline = time.monotonic() + 5.0
-        while not ended and time.monotonic() < deadline:
-            time.sleep(0.01)
+        eventually(lambda: ended, "it goes on", 5.0)
         group.abort()
         work.wait()
-        assert ended
         assert set(ended) == {nccl_manners.ENDED_BY_WATCHDOG}
 
     def be_killed(seat: Seat) -> None:
@@ -748,17 +744,15 @@ def test_groups_that_are_past_leave_nothing_in_the_store_of_rank_0() -> None:
     """It may have rank 0 in thousands of groups."""
 
     def go(seat: Seat) -> None:
-        counts = []
+        counts, store = [], seat.host._store
         for number in range(1, 8):
             group = seat.join(number)
             seat.exchange("joined")
-            store = seat.host._store
-            deadline = time.monotonic() + 20.0
-            while seat.rank == 0 and any(
-                not key.startswith(f"i/{number}/") for key in store.list_keys() if "/" in key
-            ):
-                assert time.monotonic() < deadline, store.list_keys()
-                time.sleep(0.01)
+
+            def left(kept: str = f"i/{number}/") -> list[str]:
+                return [k for k in store.list_keys() if "/" in k and not k.startswith(kept)]
+
+            eventually(lambda: seat.rank > 0 or not left(), lambda: f"{left()}", 20.0)
             counts.append(store.num_keys())
             seat.exchange("swept")
             group.close()

@@ -1,4 +1,4 @@
-"""The place in which a test's jobs run."""
+"""The place in which a test's jobs run, and an etcd for them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.etcd_cluster import EtcdCluster, etcd_cluster
 from tests.integration.running import Place
 
 
@@ -16,3 +17,10 @@ def place(tmp_path: Path) -> Iterator[Place]:
     """An empty one; it must be left so."""
     with contextlib.closing(Place(tmp_path)) as place:
         yield place
+
+
+@pytest.fixture
+def etcd() -> Iterator[EtcdCluster]:
+    """An empty one, of one member."""
+    with etcd_cluster(size=1) as cluster:
+        yield cluster

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from elastic.settings.tls_files import TlsFiles
 from tests.chaos.kills import ENVIRONMENT
@@ -20,6 +20,7 @@ from tests.job_process import DEADLINE_S, CommandProcess, Event
 from tests.waiting import eventually
 
 NODES = ("a", "b")
+Job = TypeVar("Job", bound="LoopbackJob")
 
 
 class LoopbackJob:
@@ -90,6 +91,23 @@ class LoopbackJob:
         names = ("--node-name", node, "--node-host", "127.0.0.1", "--node-ttl-s", "2")
         names += ("--machine", f"machine-of-{node}")  # several, as far as the job is told
         return ("agent", *names, "--log-dir", self.files / "logs", *options, *self._script)
+
+    def start_agents(self, *options: str | Path) -> None:
+        """Those of all nodes, with the same options."""
+        for node in NODES:
+            self.start_agent(node, *options)
+
+    def tells(self, *command: str) -> str:
+        """What an operator's command says; it must succeed."""
+        told = self.start(*command)
+        assert told.wait() == 0, told.story()
+        return "\n".join(told.output)
+
+    def __enter__(self: Job) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """End all of it; nothing of a node is kept for a next agent."""
@@ -165,7 +183,7 @@ def training_job(
     place: Place, options: Mapping[str, Sequence[str | Path]] = MappingProxyType({}), **named: str
 ) -> Iterator[TrainingJob]:
     """It trains. `options`: of a node's agent. Other arguments are those of LoopbackJob."""
-    with contextlib.closing(TrainingJob(place, **named)) as job:
+    with TrainingJob(place, **named) as job:
         job.start_coordinator()
         for node in NODES:
             job.start_agent(node, *options.get(node, ()))

@@ -69,7 +69,7 @@ def test_an_agent_that_is_the_first_process_begins_anew(
     place: Place, etcd: EtcdCluster, times: int
 ) -> None:
     """The agent is PID 1, as in a container, and collects orphans as well."""
-    with contextlib.closing(TrainingJob(place, etcd=etcd.endpoints(), job="first-process")) as job:
+    with TrainingJob(place, etcd=etcd.endpoints(), job="first-process") as job:
         job.start_coordinator()
         job.start_agent("b")
         agent = job.start_agent("a", under=_AS_FIRST_PROCESS)

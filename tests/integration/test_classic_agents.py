@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.etcd_cluster import etcd_cluster
+from tests.etcd_cluster import EtcdCluster
 from tests.integration.loopback_job import LoopbackJob
 from tests.integration.running import SCRIPTS, Place
 from tests.job_process import CommandProcess, descendants
@@ -72,15 +71,10 @@ class TwoNodes:
 
 
 @pytest.fixture
-def nodes(place: Place, tmp_path: Path) -> Iterator[TwoNodes]:
+def nodes(place: Place, etcd: EtcdCluster, tmp_path: Path) -> Iterator[TwoNodes]:
     script = (SCRIPTS / "plain_ddp.py", tmp_path / "checkpoint")
-    pace = ("--steps", "100000", "--pace-s", "0.02")
-    with (
-        etcd_cluster(size=1) as cluster,
-        contextlib.closing(
-            LoopbackJob(place, (*script, *pace), etcd=cluster.endpoints(), ELASTIC_INSECURE="true")
-        ) as job,
-    ):
+    script += ("--steps", "100000", "--pace-s", "0.02")
+    with LoopbackJob(place, script, etcd=etcd.endpoints(), ELASTIC_INSECURE="true") as job:
         yield TwoNodes(job)
 
 

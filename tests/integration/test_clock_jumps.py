@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.certificates import Certificates, make_certificates, sign_for_job
-from tests.etcd_cluster import etcd_cluster
+from tests.etcd_cluster import EtcdCluster
 from tests.integration.loopback_job import NODES, TrainingJob, tls_environment, training_job
 from tests.integration.running import CONFIGURATION, Place
 from tests.wall_clock import WallClock
@@ -47,17 +47,13 @@ class Clocked:
 
 
 @pytest.fixture
-def clocked(place: Place, tmp_path: Path) -> Iterator[Clocked]:
+def clocked(place: Place, etcd: EtcdCluster, tmp_path: Path) -> Iterator[Clocked]:
     """Two nodes train."""
     made = make_certificates(tmp_path / "made")
     papers = tls_environment(sign_for_job(made, JOB))
     clock = WallClock(tmp_path / "clock")
-    with (
-        etcd_cluster(size=1) as cluster,
-        training_job(
-            place, etcd=cluster.endpoints(), job=JOB, **papers, **clock.environment
-        ) as job,
-    ):
+    environment = {**papers, **clock.environment}
+    with training_job(place, etcd=etcd.endpoints(), job=JOB, **environment) as job:
         yield Clocked(job, clock, made)
     started = [*job.coordinators, *(agent for own in job.agents.values() for agent in own)]
     clock.forget(process.process.pid for process in started)

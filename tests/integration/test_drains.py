@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.etcd_cluster import etcd_cluster
-from tests.integration.loopback_job import LoopbackJob
+from tests.etcd_cluster import EtcdCluster
+from tests.integration.loopback_job import NODES, LoopbackJob
 from tests.integration.running import SCRIPTS, Place
 
-NODES = ("a", "b")
 DRAIN_TIMEOUT_S = 2.0
 DRAINED = 80
 
 
 @pytest.mark.timeout(240)  # five agents
-def test_a_drain_does_not_wait_for_ever(place: Place, tmp_path: Path) -> None:
+def test_a_drain_does_not_wait_for_ever(place: Place, etcd: EtcdCluster, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     begun.mkdir()
     script = (SCRIPTS / "evaluates_for_ever.py", begun)
-    with (
-        etcd_cluster(size=1) as cluster,
-        contextlib.closing(LoopbackJob(place, script, etcd=cluster.endpoints())) as job,
-    ):
+    with LoopbackJob(place, script, etcd=etcd.endpoints()) as job:
         job.start_coordinator("--min-workers", "2")
-        for node in NODES:
-            job.start_agent(node, "--drain-timeout-s", str(DRAIN_TIMEOUT_S))
+        job.start_agents("--drain-timeout-s", str(DRAIN_TIMEOUT_S))
         job.wait(lambda: len(list(begun.iterdir())) == len(NODES), "both evaluations")
         asked_s = time.monotonic()
         assert job.start("drain", "b").wait() == 0
@@ -49,9 +43,7 @@ def test_a_drain_does_not_wait_for_ever(place: Place, tmp_path: Path) -> None:
         job.wait(lambda: len(job.events("node_connected", node="b")) == 2, "b elsewhere")
         late = job.start_agent("b", "--machine", "late", "--state-dir", tmp_path / "late")
         late.wait_for_event("registration_waiting", at_most_s=3.0)
-        shown = job.start("nodes", "--output", "json")
-        assert shown.wait() == 0
-        nodes = json.loads("".join(shown.output))
+        nodes = json.loads(job.tells("nodes", "--output", "json"))
         states = {(n["node"], n["machine"]): n["state"] for n in nodes}
         assert states["b", "another"] == "ready"
         assert states["b", "machine-of-b"] == "drained"
@@ -60,17 +52,13 @@ def test_a_drain_does_not_wait_for_ever(place: Place, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(120)
 def test_the_time_for_which_a_drain_holds_up_the_group_is_accounted_for(
-    place: Place, tmp_path: Path
+    place: Place, etcd: EtcdCluster, tmp_path: Path
 ) -> None:
     flag = tmp_path / "hangs"
     script = (SCRIPTS / "hangs_somewhere.py", "block", "1", flag)
-    with (
-        etcd_cluster(size=1) as cluster,
-        contextlib.closing(LoopbackJob(place, script, etcd=cluster.endpoints())) as job,
-    ):
+    with LoopbackJob(place, script, etcd=etcd.endpoints()) as job:
         job.start_coordinator()
-        for node in NODES:
-            job.start_agent(node, "--drain-timeout-s", str(DRAIN_TIMEOUT_S))
+        job.start_agents("--drain-timeout-s", str(DRAIN_TIMEOUT_S))
         job.wait(flag.exists, "the hang")
         hung_at = float(flag.read_text())
         (formed,) = job.events("generation_formed")

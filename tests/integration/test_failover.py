@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.etcd_cluster import etcd_cluster
+from tests.etcd_cluster import EtcdCluster
 from tests.integration.loopback_job import NODES, TrainingJob
 from tests.integration.running import Place
 from tests.job_process import CommandProcess
@@ -52,12 +52,11 @@ def is_connected(process: CommandProcess, port: int) -> bool:
 
 
 @pytest.fixture
-def job(place: Place) -> Iterator[Job]:
-    with etcd_cluster(size=1) as etcd, contextlib.closing(Job(place, etcd=etcd.endpoints())) as job:
+def job(place: Place, etcd: EtcdCluster) -> Iterator[Job]:
+    with Job(place, etcd=etcd.endpoints()) as job:
         job.start_candidate()
         job.wait(lambda: job.events("elected"), "a leader")
-        for node in NODES:
-            job.start_agent(node)
+        job.start_agents()
         job.start_candidate()
         job.wait(lambda: job.world() == len(NODES), "a group of all")
         job.trains_on()

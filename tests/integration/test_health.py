@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 
 import grpc
-import pytest
 from grpc_health.v1 import health_pb2 as pb
 from grpc_health.v1 import health_pb2_grpc as pb_grpc
 
-from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports
+from tests.etcd_cluster import EtcdCluster, free_ports
 from tests.integration.loopback_job import LoopbackJob
 from tests.integration.running import SCRIPTS, Place
 
 SERVING, NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
 CONTROL = "elastic.v1.Control"
-
-
-@pytest.fixture
-def etcd() -> Iterator[EtcdCluster]:
-    with etcd_cluster(size=1) as etcd:
-        yield etcd
 
 
 def test_it_serves_while_it_is_ready(place: Place, etcd: EtcdCluster) -> None:

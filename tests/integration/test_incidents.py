@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.chrome_trace import check_trace
-from tests.etcd_cluster import etcd_cluster
+from tests.etcd_cluster import EtcdCluster
 from tests.integration.loopback_job import NODES, LoopbackJob
 from tests.integration.running import SCRIPTS, Place
 
@@ -52,9 +51,7 @@ class Job(LoopbackJob):
         )
 
     def asks(self, *command: str) -> Any:
-        asked = self.start(*command, "--output", "json")
-        assert asked.wait() == 0, asked.story()
-        return json.loads("\n".join(asked.output))
+        return json.loads(self.tells(*command, "--output", "json"))
 
     def incident(self, number: int) -> dict[str, Any]:
         """Told of once, as an event."""
@@ -67,18 +64,16 @@ class Job(LoopbackJob):
 def traced(job: Job) -> Path:
     """Written by the command."""
     file = job.files / "trace.json"
-    written = job.start("trace", file)
-    assert written.wait() == 0, written.story()
+    job.tells("trace", str(file))
     return file
 
 
 @pytest.fixture
-def job(place: Place) -> Iterator[Job]:
-    with etcd_cluster(size=1) as etcd, contextlib.closing(Job(place, etcd.endpoints())) as job:
+def job(place: Place, etcd: EtcdCluster) -> Iterator[Job]:
+    with Job(place, etcd.endpoints()) as job:
         job.start_candidate()
         job.wait(lambda: job.events("elected"), "a leader")
-        for node in NODES:
-            job.start_agent(node)
+        job.start_agents()
         job.start_candidate()
         job.wait(job.is_whole, "a group of all")
         yield job
@@ -154,16 +149,14 @@ def test_a_kill_a_failed_save_and_a_hang_under_two_leaders(job: Job) -> None:
     assert job.asks("explain", "1")["summary"] == killed["summary"]
 
 
-def test_a_script_that_fails_at_once_is_explained_after_its_end(place: Place) -> None:
-    with etcd_cluster(size=1) as etcd:
-        script = (SCRIPTS / "raises_in_step.py", "all", place.files / "none")
-        with contextlib.closing(LoopbackJob(place, script, etcd=etcd.endpoints())) as job:
-            job.start_coordinator()
-            for node in NODES:
-                job.start_agent(node)
-            assert job.coordinators[0].wait() == 1, job.story()
-            explained = job.start("explain")
-            assert explained.wait() == 0, explained.story()
-            text = "\n".join(explained.output)
-            assert "the job ended with it" in text
-            assert "Traceback (most recent call last)" in text
+def test_a_script_that_fails_at_once_is_explained_after_its_end(
+    place: Place, etcd: EtcdCluster
+) -> None:
+    script = (SCRIPTS / "raises_in_step.py", "all", place.files / "none")
+    with LoopbackJob(place, script, etcd=etcd.endpoints()) as job:
+        job.start_coordinator()
+        job.start_agents()
+        assert job.coordinators[0].wait() == 1, job.story()
+        text = job.tells("explain")
+        assert "the job ended with it" in text
+        assert "Traceback (most recent call last)" in text

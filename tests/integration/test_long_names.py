@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import pytest
 
-from tests.etcd_cluster import etcd_cluster
+from tests.etcd_cluster import EtcdCluster
 from tests.integration.loopback_job import LoopbackJob
 from tests.integration.running import SCRIPTS, Place
 
@@ -17,31 +16,27 @@ NODE = "pod." + "n" * 249
 
 
 @pytest.mark.timeout(120)
-def test_a_job_with_long_names_trains_to_its_end(place: Place) -> None:
+def test_a_job_with_long_names_trains_to_its_end(place: Place, etcd: EtcdCluster) -> None:
     assert len(JOB) == 200
     assert len(NODE) == 253
-    with etcd_cluster(size=1) as cluster:
-        script = (SCRIPTS / "steady.py",)
-        with contextlib.closing(
-            LoopbackJob(place, script, etcd=cluster.endpoints(), job=JOB, ELASTIC_RUN_ID=RUN)
-        ) as job:
-            port = job.address.rpartition(":")[2]
-            where = ("--listen", f":{port}", "--advertise", "localhost", "--insecure")
-            coordinator = job.start_coordinator(*where, "--gather-timeout-s", "0")
-            here = ("--machine", NODE, "--node-host", "localhost")
-            agent = job.start_agent(NODE, *here, "--nproc-per-node", "2")
-            assert agent.wait() == 0, job.story()
-            assert coordinator.wait() == 0, job.story()
-            (started,) = job.events("coordinator_started")
-            assert started["address"] == f"localhost:{port}"
-            (ended,) = job.events("job_finished")
-            assert ended["committed"] > 0
-            assert any("weights" in line for line in agent.output)
-            shown = job.start("jobs")
-            assert shown.wait() == 0
-            assert JOB in "\n".join(shown.output)
-            assert RUN in "\n".join(shown.output)
-            assert {path.name[:200] for path in (Path(place.files) / "logs").iterdir()} == {JOB}
+    script = (SCRIPTS / "steady.py",)
+    with LoopbackJob(place, script, etcd=etcd.endpoints(), job=JOB, ELASTIC_RUN_ID=RUN) as job:
+        port = job.address.rpartition(":")[2]
+        where = ("--listen", f":{port}", "--advertise", "localhost", "--insecure")
+        coordinator = job.start_coordinator(*where, "--gather-timeout-s", "0")
+        here = ("--machine", NODE, "--node-host", "localhost")
+        agent = job.start_agent(NODE, *here, "--nproc-per-node", "2")
+        assert agent.wait() == 0, job.story()
+        assert coordinator.wait() == 0, job.story()
+        (started,) = job.events("coordinator_started")
+        assert started["address"] == f"localhost:{port}"
+        (ended,) = job.events("job_finished")
+        assert ended["committed"] > 0
+        assert any("weights" in line for line in agent.output)
+        shown = job.tells("jobs")
+        assert JOB in shown
+        assert RUN in shown
+        assert {path.name[:200] for path in (Path(place.files) / "logs").iterdir()} == {JOB}
 
 
 def test_elastic_run_takes_a_long_name(place: Place) -> None:

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from tests.etcd_cluster import etcd_cluster
+from tests.etcd_cluster import EtcdCluster
 from tests.integration.loopback_job import training_job
 from tests.integration.running import Place, wait_for_step
 from tests.waiting import eventually
@@ -42,8 +42,10 @@ def committed(place: Place) -> int:
 
 
 @pytest.mark.long
-def test_a_node_gets_new_workers_though_its_sockets_were_removed(place: Place) -> None:
-    with etcd_cluster(size=1) as cluster, training_job(place, etcd=cluster.endpoints()) as job:
+def test_a_node_gets_new_workers_though_its_sockets_were_removed(
+    place: Place, etcd: EtcdCluster
+) -> None:
+    with training_job(place, etcd=etcd.endpoints()) as job:
         for directory in place.run_directories():
             shutil.rmtree(directory)
         (agent,) = job.agents["a"]

@@ -9,13 +9,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.browser import Tab, browser
-from tests.etcd_cluster import etcd_cluster, free_ports
+from tests.etcd_cluster import EtcdCluster
 from tests.integration.loopback_job import NODES, TrainingJob
 from tests.integration.running import Place
 from tests.job_process import CommandProcess
@@ -27,20 +28,9 @@ Samples = dict[tuple[str, ...], float]
 class Job(TrainingJob):
     """Every daemon of it is watched over HTTP."""
 
-    def start_candidate(self) -> CommandProcess:
-        (port,) = free_ports(1)
-        address = f"127.0.0.1:{port}"
-        where = ("--listen", address, "--advertise", address, "--http-address", "127.0.0.1:0")
+    def start_candidate(self, *options: str | Path) -> CommandProcess:
         most = ("--max-workers", str(len(NODES)))  # else the first group waits for more
-        candidate = self.start("coordinator", *where, *most, "--events-file", "/dev/stderr")
-        self.coordinators.append(candidate)
-        return candidate
-
-    def tells(self, *command: str) -> str:
-        """An operator's command."""
-        told = self.start(*command)
-        assert told.wait() == 0, told.story()
-        return "\n".join(told.output)
+        return super().start_candidate("--http-address", "127.0.0.1:0", *most, *options)
 
 
 def ask(process: CommandProcess, path: str) -> tuple[int, str]:
@@ -107,19 +97,14 @@ def tab() -> Iterator[Tab]:
 
 
 @pytest.fixture
-def job(place: Place) -> Iterator[Job]:
-    with etcd_cluster(size=1) as etcd:
-        job = Job(place, etcd=etcd.endpoints())
-        try:
-            job.start_candidate()
-            job.wait(lambda: job.events("elected"), "a leader")
-            for node in NODES:
-                job.start_agent(node, "--http-address", "127.0.0.1:0")
-            job.wait(lambda: job.world() == len(NODES), "a group of all")
-            job.trains_on()
-            yield job
-        finally:
-            job.close()
+def job(place: Place, etcd: EtcdCluster) -> Iterator[Job]:
+    with Job(place, etcd=etcd.endpoints()) as job:
+        job.start_candidate()
+        job.wait(lambda: job.events("elected"), "a leader")
+        job.start_agents("--http-address", "127.0.0.1:0")
+        job.wait(lambda: job.world() == len(NODES), "a group of all")
+        job.trains_on()
+        yield job
 
 
 def test_what_happens_to_a_job_is_seen_and_outlives_its_leader(job: Job, tab: Tab) -> None:

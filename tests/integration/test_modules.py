@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.etcd_cluster import etcd_cluster
+from tests.etcd_cluster import EtcdCluster
 from tests.integration.loopback_job import LoopbackJob
 from tests.integration.running import (
     CONFIGURATION,
@@ -106,16 +105,12 @@ def test_a_module_that_fails_says_where(place: Place) -> None:
 
 
 @pytest.mark.usefixtures("package")
-def test_an_agent_takes_the_module_from_the_environment(place: Place) -> None:
+def test_an_agent_takes_the_module_from_the_environment(place: Place, etcd: EtcdCluster) -> None:
     """Which it takes from PYTHONPATH here; and it tells a module from a script."""
     path = os.pathsep.join([str(place.files), os.environ.get("PYTHONPATH", "")])
     environment = {"ELASTIC_MODULE": "true", "ELASTIC_SCRIPT": "pkg.train", "PYTHONPATH": path}
-    with (
-        etcd_cluster(size=1) as cluster,
-        contextlib.closing(
-            LoopbackJob(place, (), etcd=cluster.endpoints(), ELASTIC_INSECURE="true", **environment)
-        ) as job,
-    ):
+    environment["ELASTIC_INSECURE"] = "true"
+    with LoopbackJob(place, (), etcd=etcd.endpoints(), **environment) as job:
         coordinator = job.start_coordinator()
         agent = job.start_agent("a", "--nproc-per-node", "2", "--console", "all")
         assert agent.wait() == 0, job.story()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 from collections.abc import Iterator, Sequence
@@ -75,7 +74,7 @@ class Runs(LoopbackJob):
 @pytest.fixture
 def finished(place: Place, etcd: EtcdCluster, request: pytest.FixtureRequest) -> Iterator[Runs]:
     """A job that is done; its parameter: the nodes."""
-    with contextlib.closing(Runs(place, etcd, request.param, "--epochs", "2")) as job:
+    with Runs(place, etcd, request.param, "--epochs", "2") as job:
         assert job.ended(job.start_all()) == 0
         yield job
         job.ask("forget")
@@ -120,9 +119,7 @@ def test_a_finished_job_is_not_trained_again(finished: Runs, times: int) -> None
 def running(place: Place, etcd: EtcdCluster, request: pytest.FixtureRequest) -> Iterator[Runs]:
     """A job that trains for as long as the test lasts; its parameter: the nodes, two if none."""
     nodes = getattr(request, "param", NODES)
-    with contextlib.closing(
-        Runs(place, etcd, nodes, "--epochs", "100000", "--step-s", "0.05")
-    ) as job:
+    with Runs(place, etcd, nodes, "--epochs", "100000", "--step-s", "0.05") as job:
         job.start_all()
         job.wait(lambda: job.steps.newest() >= 10, "ten steps")
         yield job

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from elastic.errors import ExitCode
 from elastic.runtime.service_notice import NOTICE_VARIABLES
-from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports
+from tests.etcd_cluster import EtcdCluster, free_ports
 from tests.integration.loopback_job import TrainingJob
 from tests.integration.running import Place
 from tests.job_process import CommandProcess
@@ -20,16 +19,9 @@ from tests.service_manager import FakeServiceManager, service_manager
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[EtcdCluster]:
-    with etcd_cluster(size=1) as cluster:
-        yield cluster
-
-
 @pytest.fixture
 def job(place: Place, etcd: EtcdCluster) -> Iterator[TrainingJob]:
-    job = TrainingJob(place, etcd=etcd.endpoints(), job="served")
-    with contextlib.closing(job):
+    with TrainingJob(place, etcd=etcd.endpoints(), job="served") as job:
         yield job
 
 

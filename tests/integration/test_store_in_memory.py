@@ -73,16 +73,14 @@ def showing(made: Certificates, name: str) -> dict[str, str]:
 
 @pytest.fixture
 def protected(place: Place, made: Certificates) -> Iterator[Job]:
-    job = Job(place, "https", **showing(made, "all"))
-    yield job
-    job.close()
+    with Job(place, "https", **showing(made, "all")) as job:
+        yield job
 
 
 @pytest.fixture
 def job(place: Place) -> Iterator[Job]:
-    job = Job(place)
-    yield job
-    job.close()
+    with Job(place) as job:
+        yield job
 
 
 def test_a_job_with_certificates_trains_without_etcd(protected: Job, made: Certificates) -> None:
@@ -160,8 +158,7 @@ def test_agents_that_are_started_again_with_the_coordinator_find_their_workers(j
     for process in (job.coordinators[-1], *(job.agents[node][-1] for node in NODES)):
         process.process.send_signal(signal.SIGKILL)
     job.start_coordinator("--store", "memory", "--agent-grace-s", "20")
-    for node in NODES:
-        job.start_agent(node)
+    job.start_agents()
     job.wait(lambda: job.events("store_rolled_back"), "the group's adoption")
     job.trains_on()
     assert {node: job.worker_pid(node) for node in NODES} == workers

@@ -77,18 +77,9 @@ class Job(TrainingJob):
 
     def start_coordinator_with_ledger(self) -> None:
         ledger = self.files / f"ledger-{len(self.coordinators):03}.jsonl"  # sorted by term
-        self.start_coordinator(
-            "--ledger",
-            ledger,
-            "--leader-ttl-s",
-            "2",
-            "--agent-grace-s",
-            "20",
-            "--quarantine-after",
-            "0",
-            "--max-restarts",
-            "10000",
-        )
+        times = ("--leader-ttl-s", "2", "--agent-grace-s", "20")
+        limits = ("--quarantine-after", "0", "--max-restarts", "10000")
+        self.start_coordinator("--ledger", ledger, *times, *limits)
 
     def kill_leader(self) -> None:
         self.coordinators[-1].process.send_signal(signal.SIGKILL)
@@ -97,26 +88,24 @@ class Job(TrainingJob):
 
     def lose_worker(self, node: str) -> None:
         """And the group is whole again."""
-        generation = self.generation()
-        os.kill(self.worker_pid(node), signal.SIGKILL)
-        self.wait(
-            lambda: self.generation() > generation + 1 and self.world() == len(NODES),
-            "a whole group again",
-        )
+        self._replace_worker(node)
         self.wait(lambda: len(self.steps.together()) == len(NODES), "two that hold the state")
         self.trains_on()
 
     def lose_worker_at_once(self, node: str) -> None:
         """And wait for no more than two steps of the whole group: where newcomers die before the
         first one, the next ones wait for ever longer."""
+        self._replace_worker(node)
+        self.wait(lambda: self.steps.generation() == self.generation(), "a step of all")
+        self.trains_on(1)
+
+    def _replace_worker(self, node: str) -> None:
         generation = self.generation()
         os.kill(self.worker_pid(node), signal.SIGKILL)
         self.wait(
             lambda: self.generation() > generation + 1 and self.world() == len(NODES),
             "a whole group again",
         )
-        self.wait(lambda: self.steps.generation() == self.generation(), "a step of all")
-        self.trains_on(1)
 
     def numbers(self) -> list[int]:
         return [e["generation"] for e in self.events("generation_formed")]
@@ -136,8 +125,7 @@ def job(place: Place, backed: Backed) -> Iterator[Job]:
     job = Job(place, etcd=backed.etcd.endpoints(), ELASTIC_RECORD_SAMPLES="1")
     try:
         job.start_coordinator_with_ledger()
-        for node in NODES:
-            job.start_agent(node)
+        job.start_agents()
         job.wait(lambda: job.world() == len(NODES), "a group of all")
         job.trains_on()
         yield job
@@ -215,8 +203,7 @@ def test_no_second_group_when_the_agents_are_started_again_too(
     if newcomer:
         job.start_agent("c")
         anew.wait_for_event("generation_formed", world_size=1)
-    for node in NODES:
-        job.start_agent(node)
+    job.start_agents()
     if newcomer:
         anew.wait_for(
             lambda: {e["node"] for e in anew.named("stray_group_ended")} == set(NODES), "both ends"
@@ -245,8 +232,7 @@ def test_a_job_that_is_to_stop_stops_though_etcd_has_lost_the_order(
     job = Job(place, etcd=backed.etcd.endpoints(), step_s=6.0)
     try:
         job.start_coordinator_with_ledger()
-        for node in NODES:
-            job.start_agent(node)
+        job.start_agents()
         job.wait(lambda: job.steps.newest() >= 1, "steps")
         assert job.start("stop", "--reason", "maintenance").wait() == 0
         job.wait(lambda: job.events("generation_formed", reason="stopping"), "the last group")

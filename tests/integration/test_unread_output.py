@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.etcd_cluster import etcd_cluster
+from tests.etcd_cluster import EtcdCluster
 from tests.integration.loopback_job import LoopbackJob
 from tests.integration.running import SCRIPTS, Place
 from tests.job_process import ROOT
@@ -137,13 +137,11 @@ def test_a_job_that_nobody_reads_recovers_and_stops(
             job.process.wait()
 
 
-def test_a_full_disk_under_the_events_file_costs_events_alone(place: Place) -> None:
-    with (
-        etcd_cluster(size=1) as cluster,
-        contextlib.closing(
-            LoopbackJob(place, (SCRIPTS / "steady.py", "--epochs", "2"), etcd=cluster.endpoints())
-        ) as job,
-    ):
+def test_a_full_disk_under_the_events_file_costs_events_alone(
+    place: Place, etcd: EtcdCluster
+) -> None:
+    script = (SCRIPTS / "steady.py", "--epochs", "2")
+    with LoopbackJob(place, script, etcd=etcd.endpoints()) as job:
         coordinator = job.start_coordinator("--events-file", Path("/dev/full"))
         agent = job.start_agent("a")
         assert agent.wait() == 0, job.story()

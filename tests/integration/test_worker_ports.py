@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.etcd_cluster import etcd_cluster
+from tests.etcd_cluster import EtcdCluster
 from tests.integration.loopback_job import LoopbackJob
 from tests.integration.running import SCRIPTS, Place
 
@@ -19,21 +20,16 @@ LAST = FIRST + 19
 
 @pytest.mark.timeout(120)
 def test_rank_0_is_met_within_the_range_and_taken_ports_are_passed_over(
-    place: Place, tmp_path: Path
+    place: Place, etcd: EtcdCluster, tmp_path: Path
 ) -> None:
     free = LAST
-    with etcd_cluster(size=1) as cluster:
-        job = LoopbackJob(
-            place, (SCRIPTS / "classic.py", "environment", tmp_path), etcd=cluster.endpoints()
-        )
-        taken = [_taken(port) for port in range(FIRST, free)]
-        try:
-            job.start_coordinator()
-            assert job.start_agent("a", "--worker-port-range", f"{FIRST}-{LAST}").wait() == 0
-        finally:
-            job.close()
-            for one in filter(None, taken):
-                one.close()
+    script = (SCRIPTS / "classic.py", "environment", tmp_path)
+    with contextlib.ExitStack() as taken, LoopbackJob(place, script, etcd=etcd.endpoints()) as job:
+        for port in range(FIRST, free):
+            if (one := _taken(port)) is not None:
+                taken.enter_context(one)
+        job.start_coordinator()
+        assert job.start_agent("a", "--worker-port-range", f"{FIRST}-{LAST}").wait() == 0
     assert int(json.loads((tmp_path / "0.json").read_text())["MASTER_PORT"]) == free
 
 

@@ -10,41 +10,17 @@ from typing import Any
 
 import pytest
 
-from elastic.agent.coordinator_link import FixedLeader
-from elastic.agent.daemon import AgentDaemon, NodeOptions
 from elastic.checkpoint import catalog
 from elastic.checkpoint.directory import open_directory
 from elastic.checkpoint.layout import path_in_step
-from elastic.checkpoint.manifest import Manifest
 from elastic.core.agent import effects as fx
-from elastic.core.agent.machine import AgentSettings
 from elastic.errors import TransientError
-from elastic.rpc.control import ControlClient
-from elastic.runtime.journal import Entry, Journal
-from elastic.settings.run import RunSettings
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2
+from tests.unit.agent.unstarted import unstarted
+from tests.unit.checkpoint.manifests import make_manifest
 
 DEADLINE_S = 30.0
-
-
-def unstarted(directory: Path, checkpoint_dir: str = "") -> tuple[AgentDaemon, list[Entry]]:
-    """One that was not started, and its entries."""
-    entries: list[Entry] = []
-    options = NodeOptions(
-        machine=AgentSettings(node="n1", slots=1),
-        host="127.0.0.1",
-        settings=RunSettings(),
-        argv=["train.py"],
-        run_directory=directory,
-        log_directory=directory,
-        environment={},
-        hello=pb.AgentHello(node="n1"),
-        checkpoint_dir=checkpoint_dir,
-    )
-    leader = FixedLeader(f"unix:{directory}/c.sock")
-    journal = Journal(entries.append)
-    return AgentDaemon(options, leader, ControlClient, journal, lambda *_: None), entries
 
 
 async def test_an_order_to_stop_is_told_to_the_next_leader(
@@ -65,18 +41,8 @@ async def test_an_order_to_stop_is_told_to_the_next_leader(
 
 def committed_checkpoint(path: Path, step: int) -> None:
     directory = open_directory(str(path))
-    manifest = Manifest(
-        job="job",
-        step=step,
-        generation=1,
-        world_size=1,
-        epoch=0,
-        cursor=step,
-        learning_rate={},
-        created_unix_s=0.0,
-        files=(directory.write(path_in_step(step, "structure.json"), b"{}"),),
-    )
-    catalog.commit(directory, manifest)
+    file = directory.write(path_in_step(step, "structure.json"), b"{}")
+    catalog.commit(directory, make_manifest(step, 1, [file]))
 
 
 Outcome = tuple[int, list[tuple[int, int]]]

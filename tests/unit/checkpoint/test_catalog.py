@@ -13,6 +13,7 @@ from elastic.checkpoint.layout import path_in_step
 from elastic.checkpoint.manifest import Manifest
 from elastic.errors import CheckpointDamaged, CheckpointWriteError
 from tests.unit.checkpoint.faults import Countdown, DyingDirectory, Killed, every_kill_point
+from tests.unit.checkpoint.manifests import make_manifest
 
 CONTENTS = {"shard-00000-of-00001.safetensors": b"t" * 1000, "structure.json": b"{}"}
 
@@ -28,19 +29,8 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Checkp
 
 
 def _write(directory: CheckpointDirectory, step: int) -> Manifest:
-    return Manifest(
-        job="job",
-        step=step,
-        generation=1,
-        world_size=1,
-        epoch=0,
-        cursor=step,
-        learning_rate={},
-        created_unix_s=0.0,
-        files=tuple(
-            directory.write(path_in_step(step, name), content) for name, content in CONTENTS.items()
-        ),
-    )
+    files = (directory.write(path_in_step(step, n), content) for n, content in CONTENTS.items())
+    return make_manifest(step, 1, files)
 
 
 def _save(directory: CheckpointDirectory, step: int) -> Manifest:

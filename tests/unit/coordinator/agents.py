@@ -1,4 +1,5 @@
-"""Agents as the coordinator sees them: streams of which the other end writes down what is sent."""
+"""A coordinator's options, its journal, and agents as it sees them: streams whose other end writes
+down what is sent."""
 
 from __future__ import annotations
 
@@ -6,11 +7,27 @@ import asyncio
 from typing import Any
 
 from elastic.coordinator.connected_agents import ConnectedAgents, ConnectedNode
+from elastic.coordinator.job_options import JobOptions
+from elastic.core.coordinator.progress import StallPolicy
+from elastic.core.coordinator.view import FormationPolicy
 from elastic.core.membership import WorkerPhase, WorkerStatus
 from elastic.rpc.codec import status_to_pb
 from elastic.rpc.control import AgentStream
 from elastic.runtime.journal import Entry, Journal
 from elastic.v1 import control_pb2 as pb
+
+
+def options(*, max_workers: int = 2, **changes: Any) -> JobOptions:
+    """Of a job that one worker can train."""
+    base = {
+        "job": "job",
+        "formation": FormationPolicy(min_workers=1, max_workers=max_workers),
+        "stall": StallPolicy(),
+        "max_restarts": 3,
+        "restart_window_s": 60.0,
+        "stop_grace_s": 5.0,
+    }
+    return JobOptions(**(base | changes))
 
 
 def agent(node: str, token: str = "", **hello: Any) -> AgentStream:

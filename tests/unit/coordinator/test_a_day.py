@@ -25,13 +25,11 @@ import pytest
 
 from elastic.coordinator.daemon import CoordinatorDaemon
 from elastic.coordinator.history import JobHistory
-from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import lead
 from elastic.coordinator.node_registry import NodeRegistry
 from elastic.coordinator.operators import Operators
 from elastic.coordinator.page import PageBuilder
 from elastic.coordinator.totals import Totals
-from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
 from elastic.core.histogram import STEP_BOUNDS_S
 from elastic.runtime.journal import EntryCounts, Journal, RecentEntries
@@ -41,7 +39,7 @@ from elastic.store.job_keys import JobKeys
 from elastic.store.memory import MemoryStore
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2, stacks_pb2
-from tests.unit.coordinator.agents import agent
+from tests.unit.coordinator.agents import agent, options
 
 HOUR_S = 3600.0
 HOURS = 24
@@ -448,21 +446,19 @@ async def through_the_day(clock: Clock, directory: Path) -> dict[int, int]:
     happened = EntryCounts()
     journal = Journal(recent, totals, history, happened)
     store = MemoryStore()
-    options = JobOptions(
+    of_job = options(
         job=JOB,
         formation=FormationPolicy(
             min_workers=1, max_workers=NODES * SLOTS, agent_grace_s=AGENT_GRACE_S
         ),
-        stall=StallPolicy(),
         max_restarts=1_000_000,
         restart_window_s=HOUR_S,
-        stop_grace_s=5.0,
         curve=directory / "curve.csv",
         quarantine_after=1000,
         isolation_timeout_s=ISOLATION_TIMEOUT_S,
     )
     leadership = await lead(store, job=JOB, candidate="c")
-    daemon = CoordinatorDaemon(options, store, leadership, journal, totals=totals, history=history)
+    daemon = CoordinatorDaemon(of_job, store, leadership, journal, totals=totals, history=history)
     registry = daemon.registry = NodeRegistry(
         store, daemon, job=JOB, isolation_timeout_s=ISOLATION_TIMEOUT_S
     )

@@ -12,13 +12,10 @@ import pytest
 
 from elastic.coordinator import daemon as coordinator_daemon
 from elastic.coordinator.daemon import CoordinatorDaemon
-from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import lead
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
-from elastic.core.coordinator.progress import StallPolicy
-from elastic.core.coordinator.view import FormationPolicy
 from elastic.core.membership import (
     ChangeReason,
     Failure,
@@ -31,7 +28,7 @@ from elastic.rpc.codec import failure_to_pb, generation_to_pb
 from elastic.store.memory import MemoryStore
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2
-from tests.unit.coordinator.agents import Diary, agent, sent, view, worker
+from tests.unit.coordinator.agents import Diary, agent, options, sent, view, worker
 from tests.unit.core.cluster_views import generation
 
 MEMBER = Member(worker="w", node="n1@0123", slot=0, endpoint="w:1")
@@ -44,17 +41,6 @@ KILLED = Failure(
     traceback="tb",
     log_tail="tail",
     log="/log",
-)
-
-
-OPTIONS = JobOptions(
-    job="job",
-    formation=FormationPolicy(min_workers=1, max_workers=2),
-    stall=StallPolicy(),
-    max_restarts=3,
-    restart_window_s=60.0,
-    stop_grace_s=5.0,
-    quarantine_after=10,
 )
 
 
@@ -126,7 +112,7 @@ async def place(
     monkeypatch.setattr(coordinator_daemon, "make_machine", lambda *_: machine)
     leadership = await lead(store, job="job", candidate="c")
     leadership = replace(leadership, records=replace(leadership.records, told_once=told_before))
-    daemon = CoordinatorDaemon(OPTIONS, store, leadership, diary.journal)
+    daemon = CoordinatorDaemon(options(quarantine_after=10), store, leadership, diary.journal)
     yield Place(daemon, machine, diary)
     await daemon.close()
 

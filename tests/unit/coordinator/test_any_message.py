@@ -8,26 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic.coordinator.daemon import CoordinatorDaemon
-from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import lead
 from elastic.coordinator.operators import Operators
-from elastic.core.coordinator.progress import StallPolicy
-from elastic.core.coordinator.view import FormationPolicy
 from elastic.runtime.journal import RecentEntries
 from elastic.runtime.loop_watch import LoopPauses
 from elastic.store.memory import MemoryStore
 from elastic.v1 import control_pb2 as pb
 from tests.fuzzed_messages import messages
-from tests.unit.coordinator.agents import Diary, agent
-
-OPTIONS = JobOptions(
-    job="job",
-    formation=FormationPolicy(min_workers=1, max_workers=4),
-    stall=StallPolicy(),
-    max_restarts=3,
-    restart_window_s=60.0,
-    stop_grace_s=5.0,
-)
+from tests.unit.coordinator.agents import Diary, agent, options
 
 
 @settings(max_examples=3 * settings.default.max_examples)
@@ -35,7 +23,7 @@ OPTIONS = JobOptions(
 async def test_the_coordinator_goes_on(said: list[tuple[str, pb.AgentMessage]]) -> None:
     store, diary = MemoryStore(), Diary()
     leadership = await lead(store, job="job", candidate="c")
-    daemon = CoordinatorDaemon(OPTIONS, store, leadership, diary.journal)
+    daemon = CoordinatorDaemon(options(max_workers=4), store, leadership, diary.journal)
     streams = {name: agent(name, "0123") for name in ("n1", "n2")}
     for stream in streams.values():
         daemon.agent_connected(stream)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 
 from elastic.coordinator.candidate import Candidate, NotLeading
 from elastic.coordinator.daemon import CoordinatorDaemon, Term
-from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import lead, save_generation
-from elastic.core.coordinator.progress import StallPolicy
-from elastic.core.coordinator.view import FormationPolicy
 from elastic.core.membership import ChangeReason, Generation, Member, WorkerPhase
 from elastic.errors import ConfigurationError
 from elastic.rpc.codec import generation_to_pb
@@ -24,8 +20,9 @@ from elastic.store.job_keys import JobKeys
 from elastic.store.leader_watch import find_leader
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2
-from tests.unit.coordinator.agents import Diary, agent, closed, kinds, sent, view, worker
+from tests.unit.coordinator.agents import Diary, agent, closed, kinds, options, sent, view, worker
 from tests.unit.store.failing_store import Clock, FailingStore
+from tests.waiting import until
 
 KEYS = JobKeys("job")
 DEADLINE_S = 30.0
@@ -35,22 +32,11 @@ TRAINING, READY, FINISHED = WorkerPhase.TRAINING, WorkerPhase.READY, WorkerPhase
 class Contestant:
     """One candidate and what it has recorded."""
 
-    def __init__(
-        self, store: FailingStore, address: str, run_id: str = "default", **options: Any
-    ) -> None:
+    def __init__(self, store: FailingStore, address: str, run_id: str = "default") -> None:
         self.store = store
         self.diary, self.recent = Diary(), RecentEntries()
         self.candidate = Candidate(
-            JobOptions(
-                job="job",
-                run_id=run_id,
-                formation=FormationPolicy(min_workers=1, max_workers=2, **options),
-                stall=StallPolicy(),
-                max_restarts=3,
-                restart_window_s=60.0,
-                stop_grace_s=5.0,
-                address=address,
-            ),
+            options(run_id=run_id, address=address),
             store,
             Journal(self.diary.entries.append, self.recent),
             self.recent,
@@ -66,6 +52,11 @@ class Contestant:
         if self.running is not None:
             self.running.cancel()
             await asyncio.gather(self.running, return_exceptions=True)
+
+    async def ended(self) -> int:
+        """The exit code that it comes to by itself."""
+        assert self.running is not None
+        return await self.running
 
     def leads(self) -> bool:
         try:
@@ -93,10 +84,10 @@ class Contestant:
 class Contest:
     """The first one leads; the second one waits."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self) -> None:
         self.clock = Clock()
         self.store = FailingStore(self.clock)
-        self.one, self.two = (Contestant(self.store, f"{n}:1", **options) for n in ("one", "two"))
+        self.one, self.two = (Contestant(self.store, f"{n}:1") for n in ("one", "two"))
 
     async def start(self) -> None:
         self.one.start()
@@ -107,12 +98,6 @@ class Contest:
     async def leader(self) -> str:
         found = await find_leader(self.store, job="job")
         return found.address if found is not None else ""
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """The deadline is the test's."""
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -215,7 +200,7 @@ async def test_one_that_is_asked_to_go_hands_over_at_once_and_the_group_trains_o
     assert contest.one.running is not None
     contest.one.running.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await contest.one.running
+        await contest.one.ended()
     assert closed(stream)
     assert not contest.one.leads()
     await until(contest.two.leads)
@@ -335,10 +320,8 @@ async def test_the_end_of_the_job_ends_both(contest: Contest) -> None:
         with pytest.raises(ConfigurationError, match="exit code 0"):
             await said
     contest.one.lost(stream)  # it ends when it has heard of it
-    assert contest.one.running is not None
-    assert contest.two.running is not None
-    assert await contest.one.running == 0
-    assert await contest.two.running == 0
+    assert await contest.one.ended() == 0
+    assert await contest.two.ended() == 0
     assert "elected" not in contest.two.diary.names()
     assert await contest.store.get(KEYS.generation) is None
     assert await contest.store.get(KEYS.leader) is None
@@ -348,9 +331,7 @@ async def test_status_is_answered_after_the_end_by_who_led(contest: Contest) -> 
     stream, number = await group_of_one(contest.one)
     contest.one.says(stream, view(worker("w", FINISHED, number)))
     contest.one.lost(stream)
-    assert contest.one.running is not None
-    assert contest.two.running is not None
-    assert [await contest.one.running, await contest.two.running] == [0, 0]
+    assert [await contest.one.ended(), await contest.two.ended()] == [0, 0]
     assert contest.one.candidate.status().phase == "finished"
     figures = contest.one.candidate.figures()
     assert figures is not None
@@ -363,7 +344,8 @@ async def test_status_is_answered_after_the_end_by_who_led(contest: Contest) -> 
         contest.one.candidate.operators().stop("why", 82)
 
 
-async def test_a_run_that_was_left_goes_on_under_the_same_candidates(contest: Contest) -> None:
+async def killed(contest: Contest) -> None:
+    """Its job fails, and ends with its exit code everywhere."""
     stream, _ = await group_of_one(contest.one)
     for said in ("kill", "kill"):
         contest.one.candidate.operators().stop(said, 143)
@@ -371,8 +353,15 @@ async def test_a_run_that_was_left_goes_on_under_the_same_candidates(contest: Co
     number = contest.one.candidate.status().generation.number
     contest.one.says(stream, view(worker("w", FINISHED, number)))
     contest.one.lost(stream)
-    codes = [await c.running for c in (contest.one, contest.two) if c.running is not None]
-    assert codes == [143, 143]
+    assert [await contest.one.ended(), await contest.two.ended()] == [143, 143]
+
+
+async def test_a_job_that_failed_ends_with_its_exit_code_everywhere(contest: Contest) -> None:
+    await killed(contest)
+
+
+async def test_a_run_that_was_left_goes_on_under_the_same_candidates(contest: Contest) -> None:
+    await killed(contest)
     contest.one.start()
     await until(lambda: contest.one.diary.names().count("elected") == 2)
     await until(contest.one.leads)
@@ -385,8 +374,7 @@ async def test_who_comes_to_a_run_that_has_ended_ends_as_it_did() -> None:
     await store.put(KEYS.end("default"), b"not legible")
     contestant = Contestant(store, "one:1")
     contestant.start()
-    assert contestant.running is not None
-    assert await contestant.running == 1
+    assert await contestant.ended() == 1
     assert contestant.diary.names() == ["already_ended"]
     assert [e.key for e in await store.list(KEYS.folder)] == [KEYS.end("default")]
 
@@ -394,13 +382,11 @@ async def test_who_comes_to_a_run_that_has_ended_ends_as_it_did() -> None:
 async def test_the_next_leader_knows_of_the_order_to_stop(contest: Contest) -> None:
     await group_of_one(contest.one)
     contest.one.candidate.operators().stop("maintenance", 82)
-    while await contest.store.get(KEYS.stop) is None:
-        await asyncio.sleep(0.01)
+    await until(lambda: KEYS.stop in contest.store._entries)
     await contest.one.end()
     await until(contest.two.leads)
     assert contest.two.diary.of("stop_requested") == [{"reason": "maintenance"}]
-    assert contest.two.running is not None
-    assert await contest.two.running == 82  # after the grace: nobody has come
+    assert await contest.two.ended() == 82  # after the grace: nobody has come
     left = [e.key for e in await contest.store.list(KEYS.folder)]
     assert [key for key in left if not key.startswith(KEYS.incidents)] == [KEYS.end("default")]
 
@@ -427,9 +413,11 @@ async def test_an_order_to_stop_that_the_store_has_lost_is_told_by_agents_and_wr
     told = pb.AgentMessage(stop=order)
     await three.attended_by(again, told, told, view(worker("w", TRAINING, 1)))
     assert three.diary.of("stop_requested") == [{"reason": "maintenance"}]
-    while (kept := await contest.store.get(KEYS.stop)) is None:
-        await asyncio.sleep(0.01)
-    assert json.loads(kept.value) == {"reason": "maintenance", "exit_code": 82}
+    await until(lambda: KEYS.stop in contest.store._entries)
+    assert json.loads(contest.store._entries[KEYS.stop].value) == {
+        "reason": "maintenance",
+        "exit_code": 82,
+    }
     await three.end()
 
 
@@ -446,9 +434,8 @@ async def test_what_was_counted_counts_under_the_next_leader(contest: Contest) -
     await until(lambda: "recovered" in named.names())
     before = contest.one.candidate.status()
     assert (before.restarts, len(before.recoveries_json)) == (1, 1)
-    await until(lambda: KEYS.records in contest.store._entries)
-    while b'"recoveries": [{' not in contest.store._entries[KEYS.records].value:
-        await asyncio.sleep(0.01)
+    kept = contest.store._entries
+    await until(lambda: KEYS.records in kept and b'"recoveries": [{' in kept[KEYS.records].value)
     await contest.one.end()
     await until(contest.two.leads)
     after = contest.two.candidate.status()
@@ -459,23 +446,10 @@ async def test_what_was_counted_counts_under_the_next_leader(contest: Contest) -
 async def test_the_job_has_begun_when_its_first_leader_says_so(contest: Contest) -> None:
     await group_of_one(contest.one)
     before = contest.one.candidate.status()
-    while KEYS.records not in contest.store._entries:
-        await asyncio.sleep(0.01)
+    await until(lambda: KEYS.records in contest.store._entries)
     await contest.one.end()
     await until(contest.two.leads)
     assert contest.two.candidate.status().started_unix_s == before.started_unix_s
-
-
-async def test_a_job_that_failed_ends_with_its_exit_code_everywhere(contest: Contest) -> None:
-    stream, _ = await group_of_one(contest.one)
-    for said in ("kill", "kill"):
-        contest.one.candidate.operators().stop(said, 143)
-    await until(lambda: "generation" in kinds(stream))
-    number = contest.one.candidate.status().generation.number
-    contest.one.says(stream, view(worker("w", FINISHED, number)))
-    contest.one.lost(stream)
-    codes = [await c.running for c in (contest.one, contest.two) if c.running is not None]
-    assert codes == [143, 143]
 
 
 async def test_doubt_is_recorded_once_and_so_is_its_end(
@@ -561,5 +535,4 @@ async def test_what_could_not_be_announced_to_the_store_still_ends_here(contest:
     contest.store.refuses["put"] = 1
     contest.one.says(stream, view(worker("w", FINISHED, number)))
     contest.one.lost(stream)
-    assert contest.one.running is not None
-    assert await contest.one.running == 0
+    assert await contest.one.ended() == 0

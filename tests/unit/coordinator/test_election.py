@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -14,6 +13,7 @@ from elastic.store.job_keys import JobKeys
 from elastic.store.leader_watch import Leader, find_leader
 from elastic.store.lease_keeper import LeaseState
 from tests.unit.store.failing_store import Clock, FailingStore
+from tests.waiting import until
 
 KEYS = JobKeys("job")
 TTL_S = 3.0
@@ -63,12 +63,6 @@ class Contest:
 
     async def leader(self) -> Leader | None:
         return await find_leader(self.store, job="job")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """The deadline is the test's."""
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 async def test_the_second_waits_and_follows_the_first_that_resigns() -> None:

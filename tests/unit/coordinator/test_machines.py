@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from elastic.coordinator.leadership import lead
-from elastic.coordinator.node_registry import DRAINED, QUARANTINED, Exclusions
+from elastic.coordinator.node_registry import DRAINED, QUARANTINED
 from elastic.core.coordinator import events as ev
 from elastic.core.membership import Failure, FailureKind
 from elastic.errors import ConfigurationError
@@ -15,6 +14,7 @@ from elastic.store.job_keys import JobKeys
 from elastic.store.memory import MemoryStore
 from tests.unit.coordinator.agents import kinds
 from tests.unit.coordinator.test_departing_nodes import Place
+from tests.unit.coordinator.test_exclusions import elected
 
 KILLED = Failure(worker="pod-0-1", kind=FailureKind.SIGNAL)
 KEYS = JobKeys("job")
@@ -24,18 +24,9 @@ KEYS = JobKeys("job")
 async def place() -> Place:
     """pod-0 is on the machine bad; n1, n2 and n3 do not tell theirs."""
     store = MemoryStore()
-    place = Place(store, await exclusions(store))
+    place = Place(store, await elected(store))
     place.connect("pod-0", "bad", "aaaaaaaa")
     return place
-
-
-async def exclusions(store: MemoryStore) -> Exclusions:
-    """Those of a new leader."""
-    await store.delete(KEYS.leader)
-    leadership = await lead(store, job="job", candidate="c")
-    found = Exclusions(store, job="job", guard=leadership.guard)
-    await found.load()
-    return found
 
 
 async def quarantined(place: Place) -> None:
@@ -188,7 +179,7 @@ async def test_a_name_alone_keeps_out_a_node_or_a_machine_that_comes_with_it(pla
 
 async def test_the_next_leader_knows_the_machine(place: Place) -> None:
     await quarantined(place)
-    after = await exclusions(place.store)
+    after = await elected(place.store)
     found = after.of("bad", "pod-7")
     assert found is not None
     assert (found.state, found.machine, found.node) == (QUARANTINED, "bad", "pod-0")
@@ -200,7 +191,7 @@ async def test_what_an_older_version_has_stored_keeps_the_name_out() -> None:
     store = MemoryStore()
     older = json.dumps({"reason": "3 failures", "since_unix_s": 1.75e9}).encode()
     await store.put(KEYS.quarantine("n1"), older)
-    found = await exclusions(store)
+    found = await elected(store)
     for machine, node in (("any", "n1"), ("n1", "any")):
         exclusion = found.of(machine, node)
         assert exclusion is not None

@@ -8,19 +8,25 @@ from collections.abc import AsyncIterator
 import pytest
 
 from elastic.coordinator.daemon import CoordinatorDaemon
-from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import Command, lead, save_generation
 from elastic.coordinator.node_registry import NodeRegistry
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.machine import Coordinator
-from elastic.core.coordinator.progress import StallPolicy
-from elastic.core.coordinator.view import FormationPolicy
 from elastic.core.membership import ChangeReason, Generation, Member, WorkerPhase
 from elastic.errors import ConfigurationError
 from elastic.store.job_documents import NodeDocument, to_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.memory import MemoryStore
-from tests.unit.coordinator.agents import Diary, agent, closed, kinds, refused, view, worker
+from tests.unit.coordinator.agents import (
+    Diary,
+    agent,
+    closed,
+    kinds,
+    options,
+    refused,
+    view,
+    worker,
+)
 
 ONE, OTHER = "0123", "4567"
 RUNNING = Generation(
@@ -72,15 +78,7 @@ async def place(before: Command | None) -> AsyncIterator[Place]:
         await save_generation(store, leadership, RUNNING, command=before)
         await store.delete(JobKeys("job").leader)
         leadership = await lead(store, job="job", candidate="d")
-    options = JobOptions(
-        job="job",
-        formation=FormationPolicy(min_workers=1, max_workers=2),
-        stall=StallPolicy(),
-        max_restarts=3,
-        restart_window_s=60.0,
-        stop_grace_s=5.0,
-    )
-    place = Place(store, CoordinatorDaemon(options, store, leadership, diary.journal), diary)
+    place = Place(store, CoordinatorDaemon(options(), store, leadership, diary.journal), diary)
     following = asyncio.ensure_future(place.registry.run())
     yield place
     following.cancel()

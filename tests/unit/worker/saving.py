@@ -7,10 +7,10 @@ import torch
 from elastic.checkpoint import catalog
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.directory import CheckpointDirectory
-from elastic.checkpoint.manifest import Manifest
 from elastic.worker.state.checkpointing import Structure, copy_share, plan_shards, write_share
 from elastic.worker.state.tensor_specs import describe
 from elastic.worker.state.tree import flatten
+from tests.unit.checkpoint.manifests import make_manifest
 from tests.unit.worker.trees import DTYPES, make_tensor
 
 GROUP = "g1-run"
@@ -54,18 +54,3 @@ def write(
         with_structure = structure if index == 0 else None
         files += write_share(directory, step, group, index, count, share, with_structure)
     return files
-
-
-def make_manifest(step: int, count: int, files: list[FileDigest]) -> Manifest:
-    """A manifest whose other fields do not matter."""
-    return Manifest(
-        job="job",
-        step=step,
-        generation=1,
-        world_size=count,
-        epoch=0,
-        cursor=0,
-        learning_rate={},
-        created_unix_s=0.0,
-        files=tuple(files),
-    )

@@ -34,7 +34,8 @@ from tests.unit.checkpoint.faults import (
     Killed,
     every_kill_point,
 )
-from tests.unit.worker.saving import GROUP, make_manifest, make_state, save, write
+from tests.unit.checkpoint.manifests import make_manifest
+from tests.unit.worker.saving import GROUP, make_state, save, write
 from tests.unit.worker.trees import same
 
 
@@ -48,10 +49,10 @@ def _unexpected(step: int, reason: str) -> None:
     raise AssertionError(f"step {step} is not damaged: {reason}")
 
 
-def _newest(directory: Any) -> tuple[int, Any] | None:
+def _newest(directory: Any) -> tuple[int, Any]:
+    """Its step, and the state that it is loaded as."""
     loaded = load_latest(directory, _unexpected)
-    if loaded is None:
-        return None
+    assert loaded is not None
     return loaded.manifest.step, unflatten(loaded.structure.skeleton, loaded.tensors)
 
 
@@ -68,10 +69,9 @@ def test_nothing_is_there() -> None:
 
 
 def test_the_newest_is_loaded(saved: Path) -> None:
-    found = _newest(open_directory(str(saved)))
-    assert found is not None
-    assert found[0] == 2
-    assert same(found[1], make_state(2))
+    step, state = _newest(open_directory(str(saved)))
+    assert step == 2
+    assert same(state, make_state(2))
 
 
 NAMES = ["manifest.json", structure_name(GROUP), *(shard_name(i, 3, GROUP) for i in range(3))]
@@ -153,9 +153,7 @@ def test_the_order_in_which_workers_reported_does_not_matter(tmp_path: Path) -> 
     save(directory, 2, make_state(2), 3)
     manifest = catalog.read_manifest(directory, 2)
     recommit(directory, replace(manifest, files=manifest.files[::-1]))
-    found = _newest(directory)
-    assert found is not None
-    assert same(found[1], make_state(2))
+    assert same(_newest(directory)[1], make_state(2))
 
 
 def test_a_shard_of_another_model_does_not_fit(tmp_path: Path) -> None:
@@ -185,9 +183,7 @@ def test_a_checkpoint_of_format_version_1_loads(saved: Path, tmp_path: Path) -> 
     recommit(directory, replace(manifest, format_version=1, files=tuple(files)))
     assert {"structure.json", "shard-00002-of-00003.safetensors"} < {f.name for f in files}
     assert catalog.verify(directory, 2) == []
-    found = _newest(directory)
-    assert found is not None
-    assert same(found[1], make_state(2))
+    assert same(_newest(directory)[1], make_state(2))
 
 
 def test_a_late_writer_of_an_older_group_changes_nothing(tmp_path: Path) -> None:
@@ -198,9 +194,7 @@ def test_a_late_writer_of_an_older_group_changes_nothing(tmp_path: Path) -> None
     files = write(late, 5, make_state(3), 2, older)
     assert all((tmp_path / path_in_step(5, file.name)).exists() for file in files)
     assert catalog.verify(directory, 5) == []
-    found = _newest(directory)
-    assert found is not None
-    assert same(found[1], make_state(4))
+    assert same(_newest(directory)[1], make_state(4))
 
 
 def test_two_groups_may_write_the_same_step_and_one_is_committed(tmp_path: Path) -> None:
@@ -210,9 +204,7 @@ def test_two_groups_may_write_the_same_step_and_one_is_committed(tmp_path: Path)
     write(directory, 5, make_state(3), 2, "g4-other")  # the fourth group of an earlier run
     catalog.commit(directory, make_manifest(5, 2, files))
     assert catalog.verify(directory, 5) == []
-    found = _newest(directory)
-    assert found is not None
-    assert same(found[1], make_state(4))
+    assert same(_newest(directory)[1], make_state(4))
 
 
 class _Sleeper:
@@ -277,12 +269,11 @@ class TestKilledAtEveryPoint:
             with monkeypatch.context() as patch:
                 patch.setattr(directory_module, "os", DyingOs(Countdown(operations)))
                 finished = _survives(lambda directory=directory: self._save_and_prune(directory))
-            found = _newest(directory)
-            assert found is not None
-            assert any(same(found[1], make_state(seed)) for seed in (1, 2, 3))
+            _, state = _newest(directory)
+            assert any(same(state, make_state(seed)) for seed in (1, 2, 3))
             if finished:
                 break
-        assert same(found[1], make_state(2))
+        assert same(state, make_state(2))
 
     def _save_and_prune(self, directory: Any) -> None:
         catalog.prepare(directory, 2)
@@ -290,10 +281,9 @@ class TestKilledAtEveryPoint:
         catalog.prune(directory, keep_last=1)
 
     def _assert_newest_is_what_was_saved(self, directory: Any) -> int:
-        found = _newest(directory)
-        assert found is not None
-        assert same(found[1], make_state(found[0]))
-        return found[0]
+        step, state = _newest(directory)
+        assert same(state, make_state(step))
+        return step
 
     def _assert_it_can_be_done_again(self, directory: Any) -> None:
         self._save_and_prune(directory)

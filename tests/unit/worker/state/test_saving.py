@@ -17,7 +17,7 @@ from elastic.errors import CheckpointWriteError
 from elastic.worker.group.process_group import Group
 from elastic.worker.state.checkpointing import Checkpointing, load
 from elastic.worker.state.job_state import JobState
-from tests.unit.worker.saving import make_manifest
+from tests.unit.checkpoint.manifests import make_manifest
 
 
 def group(generation: int, rank: int = 0, world_size: int = 1) -> Group:

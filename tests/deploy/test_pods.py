@@ -4,7 +4,6 @@ real etcd, and the rendered rules of the Job on how they end."""
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
 import signal
 import tempfile
@@ -179,10 +178,9 @@ def verdict(spec: Document, exit_code: int) -> str:
 
 
 def test_pods_train_are_replaced_and_end_as_the_job_must(place: Place, etcd: EtcdCluster) -> None:
-    release = Release(place, etcd, {})
-    spec = job_spec(release.documents)
-    grace_s = pod_of(release.documents, "agent").spec["terminationGracePeriodSeconds"]
-    try:
+    with Release(place, etcd, {}) as release:
+        spec = job_spec(release.documents)
+        grace_s = pod_of(release.documents, "agent").spec["terminationGracePeriodSeconds"]
         leaders = [release.coordinator(), release.coordinator()]
         agents = [release.agent(0, "machine-0"), release.agent(1, "machine-1")]
         release.wait(lambda: release.world() == 2, "a group of both")
@@ -223,9 +221,7 @@ def test_pods_train_are_replaced_and_end_as_the_job_must(place: Place, etcd: Etc
             leader.process.send_signal(signal.SIGTERM)
             assert leader.wait() == ExitCode.STOPPED
         assert release.steps.newest() == trained
-    finally:
-        release.close()
-    with contextlib.closing(Release(place, etcd, SHORT)) as release:
+    with Release(place, etcd, SHORT) as release:
         leaders = [release.coordinator()]
         agents = [release.agent(0, "machine-0"), release.agent(1, "machine-2")]
         assert [verdict(spec, agent.wait()) for agent in agents] == ["Complete"] * 2
@@ -235,9 +231,8 @@ def test_pods_train_are_replaced_and_end_as_the_job_must(place: Place, etcd: Etc
 
 
 def test_pods_of_a_job_with_another_image_go_on(place: Place, etcd: EtcdCluster) -> None:
-    release = Release(place, etcd, {"run": "image"})
-    spec = job_spec(release.documents)
-    try:
+    with Release(place, etcd, {"run": "image"}) as release:
+        spec = job_spec(release.documents)
         release.coordinator()
         before = [release.agent(0, "machine-0"), release.agent(1, "machine-1")]
         release.wait(lambda: release.world() == 2, "a group of both")
@@ -262,8 +257,6 @@ def test_pods_of_a_job_with_another_image_go_on(place: Place, etcd: EtcdCluster)
         assert not release.events("state_restored", source="initial")[1:]
         assert release.exec("stop").process.returncode == 0
         assert [agent.wait() for agent in after] == [ExitCode.STOPPED] * 2
-    finally:
-        release.close()
 
 
 def test_the_defaults_with_three_values_train(place: Place, etcd: EtcdCluster) -> None:
@@ -273,10 +266,9 @@ def test_the_defaults_with_three_values_train(place: Place, etcd: EtcdCluster) -
         "script": {"inline": given + TRAINER.read_text()},
         "checkpoint": {"dir": "/checkpoints"},
     }
-    release = Release(place, etcd, three, above={})
-    check(release.documents)
-    spec = job_spec(release.documents)
-    try:
+    with Release(place, etcd, three, above={}) as release:
+        check(release.documents)
+        spec = job_spec(release.documents)
         for _ in range(2):
             release.coordinator()
         agents = [release.agent(index, f"machine-{index}") for index in range(spec["completions"])]
@@ -286,18 +278,15 @@ def test_the_defaults_with_three_values_train(place: Place, etcd: EtcdCluster) -
         again = release.agent(0, "machine-0")  # as a StatefulSet does
         assert again.wait() == ExitCode.OK
         assert not again.named("worker_started")
-    finally:
-        release.close()
 
 
 @pytest.mark.parametrize(("spot", "grace_s"), [(False, 30), (True, 15)])
 def test_a_deleted_pod_costs_no_step_and_its_successor_trains_soon(
     spot: bool, grace_s: int, place: Place, etcd: EtcdCluster
 ) -> None:
-    release = Release(place, etcd, {"agents": {"spot": spot}})
-    spec = job_spec(release.documents)
-    assert pod_of(release.documents, "agent").spec["terminationGracePeriodSeconds"] == grace_s
-    try:
+    with Release(place, etcd, {"agents": {"spot": spot}}) as release:
+        spec = job_spec(release.documents)
+        assert pod_of(release.documents, "agent").spec["terminationGracePeriodSeconds"] == grace_s
         release.coordinator()
         agents = [release.agent(0, "machine-0"), release.agent(1, "machine-1")]
         release.wait(lambda: all(map(release.trained, agents)), "steps of both")
@@ -313,14 +302,11 @@ def test_a_deleted_pod_costs_no_step_and_its_successor_trains_soon(
         release.stop()
         assert [agent.wait() for agent in agents] == [ExitCode.STOPPED] * 2
         release.audit()
-    finally:
-        release.close()
 
 
 def test_a_script_that_fails_is_not_trained_again(place: Place, etcd: EtcdCluster) -> None:
-    release = Release(place, etcd, {"script": {"inline": "raise ValueError('wrong')\n"}})
-    spec = job_spec(release.documents)
-    try:
+    with Release(place, etcd, {"script": {"inline": "raise ValueError('wrong')\n"}}) as release:
+        spec = job_spec(release.documents)
         leader = release.coordinator()
         for index in (0, 1):
             release.agent(index, f"machine-{index}")
@@ -331,28 +317,22 @@ def test_a_script_that_fails_is_not_trained_again(place: Place, etcd: EtcdCluste
         again = release.agent(0, "machine-0")
         assert again.wait() == ExitCode.SCRIPT_FAILED
         assert not again.named("worker_started")
-    finally:
-        release.close()
 
 
 def test_a_mistake_fails_the_job_at_once(place: Place, etcd: EtcdCluster) -> None:
-    release = Release(place, etcd, {"script": {"inline": "", "path": "/no/script.py"}})
-    spec = job_spec(release.documents)
-    try:
+    with Release(place, etcd, {"script": {"inline": "", "path": "/no/script.py"}}) as release:
+        spec = job_spec(release.documents)
         release.coordinator()
         for _ in range(2):  # the second as a StatefulSet starts it
             code = (agent := release.agent(0, "machine-0")).wait()
             assert (code, verdict(spec, code)) == (ExitCode.CONFIGURATION, "FailJob")
             assert "/no/script.py" in agent.story()
             assert not agent.named("worker_started")
-    finally:
-        release.close()
 
 
 def test_a_machine_in_quarantine_trains_no_more(place: Place, etcd: EtcdCluster) -> None:
-    release = Release(place, etcd, {"coordinators": {"settings": {"quarantine_after": 1}}})
-    spec = job_spec(release.documents)
-    try:
+    with Release(place, etcd, {"coordinators": {"settings": {"quarantine_after": 1}}}) as release:
+        spec = job_spec(release.documents)
         release.coordinator()
         agents = [release.agent(0, "machine-0"), release.agent(1, "machine-1")]
         release.wait(lambda: all(map(release.trained, agents)), "steps of both")
@@ -366,14 +346,11 @@ def test_a_machine_in_quarantine_trains_no_more(place: Place, etcd: EtcdCluster)
         release.wait(lambda: release.trained(agents[1]), "steps on another machine")
         release.stop()
         assert [agent.wait() for agent in agents] == [ExitCode.STOPPED] * 2
-    finally:
-        release.close()
 
 
 def test_coordinators_with_another_image_lead_on(place: Place, etcd: EtcdCluster) -> None:
-    release = Release(place, etcd, {})
-    before = of_kind(release.documents, "Job")
-    try:
+    with Release(place, etcd, {}) as release:
+        before = of_kind(release.documents, "Job")
         leaders = [release.coordinator(), release.coordinator()]
         agents = [release.agent(0, "machine-0"), release.agent(1, "machine-1")]
         release.wait(lambda: all(map(release.trained, agents)), "steps of both")
@@ -394,5 +371,3 @@ def test_coordinators_with_another_image_lead_on(place: Place, etcd: EtcdCluster
         release.stop()
         assert [agent.wait() for agent in agents] == [ExitCode.STOPPED] * 2
         release.audit()
-    finally:
-        release.close()

@@ -18,7 +18,7 @@ from elastic.rpc.security import Tls
 from elastic.settings.tls_files import TlsFiles
 from tests.certificates import make_certificates
 from tests.unit.rpc.conversation import place_at
-from tests.unit.rpc.test_tls import ACT, SEE, may
+from tests.unit.rpc.test_tls import each_role, may
 
 ANY_PORT = "127.0.0.1:0"
 DAY_S = 86400.0
@@ -52,17 +52,7 @@ def issued(made: Path, *roles: str) -> Tls:
     return tls(made, "-".join(("digits", *roles)))
 
 
-@pytest.mark.parametrize(
-    ("roles", "allowed"),
-    [
-        ([], {"attend"} | SEE | ACT),
-        (["agent"], {"attend"} | SEE),
-        (["operator"], SEE | ACT),
-        (["viewer"], SEE),
-        (["coordinator"], SEE),
-        (["agent", "operator"], {"attend"} | SEE | ACT),
-    ],
-)
+@each_role
 async def test_a_certificate_that_it_issued_lets_its_holder_do_what_its_roles_allow(
     made: Path, roles: list[str], allowed: set[str]
 ) -> None:

@@ -153,7 +153,7 @@ SEE = {"see", "follow", "incidents", "timeline"}
 ACT = {"stop", "drain", "clear", "stacks"}
 
 
-@pytest.mark.parametrize(
+each_role = pytest.mark.parametrize(
     ("roles", "allowed"),
     [
         ([], {"attend"} | SEE | ACT),
@@ -164,6 +164,9 @@ ACT = {"stop", "drain", "clear", "stacks"}
         (["agent", "operator"], {"attend"} | SEE | ACT),
     ],
 )
+
+
+@each_role
 async def test_a_certificate_is_limited_to_its_roles(
     made: Certificates, roles: list[str], allowed: set[str]
 ) -> None:

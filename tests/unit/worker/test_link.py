@@ -80,6 +80,11 @@ class Place:
         )
         return self.agents[0]
 
+    def obeys(self, agent: Agent) -> None:
+        """A command of this agent arrives."""
+        agent.say(DISMISS)
+        assert self.commands.get(timeout=DEADLINE_S) == "dismiss"
+
     def agent(self) -> Agent:
         self.agents.append(Agent(self.path))
         return self.agents[-1]
@@ -132,8 +137,7 @@ def test_the_next_agent_hears_hello_and_is_told_everything_again(place: Place) -
     place.new_agents.get(timeout=DEADLINE_S)
     place.link.send(status=job_pb2.WorkerStatus(worker="again"))
     assert second.hear().status.worker == "again"
-    second.say(DISMISS)
-    assert place.commands.get(timeout=DEADLINE_S) == "dismiss"
+    place.obeys(second)
 
 
 def test_a_default_timeout_of_the_scripts_is_not_for_the_next_agent(
@@ -150,8 +154,7 @@ def test_a_default_timeout_of_the_scripts_is_not_for_the_next_agent(
         time.sleep(0.2)  # nothing is said for longer than that
     finally:
         socket.setdefaulttimeout(None)
-    second.say(DISMISS)
-    assert place.commands.get(timeout=DEADLINE_S) == "dismiss"
+    place.obeys(second)
     assert place.new_agents.empty()
 
 
@@ -163,8 +166,7 @@ def test_a_script_that_closes_what_it_does_not_know_is_connected_anew(place: Pla
     place.new_agents.get(timeout=DEADLINE_S)
     place.link.send(status=job_pb2.WorkerStatus(worker="w"))
     assert agent.hear().HasField("status")
-    agent.say(DISMISS)
-    assert place.commands.get(timeout=DEADLINE_S) == "dismiss"
+    place.obeys(agent)
 
 
 def test_half_a_command_of_the_agent_before_is_forgotten(place: Place) -> None:
@@ -173,8 +175,7 @@ def test_half_a_command_of_the_agent_before_is_forgotten(place: Place) -> None:
     agent.end()
     second = place.agent()
     second.accept()
-    second.say(DISMISS)
-    assert place.commands.get(timeout=DEADLINE_S) == "dismiss"
+    place.obeys(second)
     assert place.commands.empty()
 
 

@@ -130,6 +130,12 @@ def _run(rank: int, part: Callable[[Seat], None], stream: IO[str]) -> dict[str, 
     return {"done": True}
 
 
+def stay_away(seat: Seat) -> None:
+    """Join, and take no part in what the others do."""
+    seat.join()
+    seat.exchange("freed")
+
+
 def die() -> None:
     """End as a killed worker does."""
     os.kill(os.getpid(), signal.SIGKILL)

@@ -11,7 +11,7 @@ import pytest
 from elastic.errors import GroupLost, StepMisused
 from elastic.worker.group.membership import answer, meet
 from elastic.worker.group.process_group import Group, is_group_loss
-from tests.unit.worker.together import Seat, die, run_together
+from tests.unit.worker.together import Seat, die, run_together, stay_away
 from tests.unit.worker.together import meet as all_reduce
 from tests.waiting import eventually
 
@@ -25,6 +25,13 @@ class Call:
 
 
 EVALUATE, SAVE = Call("calls session.run(evaluate)"), Call("calls session.run(save)", "train.py:2")
+
+
+def expect_loss(group: Group, call: Call) -> None:
+    """The group is lost while its members meet for the call."""
+    with pytest.raises((GroupLost, RuntimeError)) as caught:
+        meet(group, 3, 0, call)
+    assert is_group_loss(caught.value, group)
 
 
 def test_members_that_make_the_same_calls_meet_in_each() -> None:
@@ -134,14 +141,8 @@ def test_an_abort_frees_a_member_that_waits_for_others() -> None:
         group = seat.join()
         threading.Timer(0.2, group.abort).start()
         began = time.monotonic()
-        with pytest.raises((GroupLost, RuntimeError)) as caught:
-            meet(group, 3, 0, EVALUATE)
-        assert is_group_loss(caught.value, group)
+        expect_loss(group, EVALUATE)
         assert time.monotonic() - began < PROMPT_S
-        seat.exchange("freed")
-
-    def stay_away(seat: Seat) -> None:
-        seat.join()
         seat.exchange("freed")
 
     run_together(wait, stay_away)
@@ -157,9 +158,7 @@ def test_calls_of_an_earlier_group_do_not_count() -> None:
         assert first.store is not None
         if seat.rank == 0:
             threading.Timer(0.05, first.abort).start()
-            with pytest.raises((GroupLost, RuntimeError)) as caught:
-                meet(first, 3, 0, SAVE)
-            assert is_group_loss(caught.value, first)
+            expect_loss(first, SAVE)
         seat.exchange("aborted")
         first.abort()
         first.close()
@@ -180,9 +179,7 @@ def test_a_member_whose_peer_dies_does_not_wait_for_it() -> None:
     def wait(seat: Seat) -> None:
         group = seat.join()
         seat.exchange("in")
-        with pytest.raises((GroupLost, RuntimeError)) as caught:
-            meet(group, 3, 0, EVALUATE)
-        assert is_group_loss(caught.value, group)
+        expect_loss(group, EVALUATE)
 
     run_together(die_early, wait)
 

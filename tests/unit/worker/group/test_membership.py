@@ -41,6 +41,14 @@ class Place:
         return [report.phase for report in self.reports]
 
 
+def entered(seat: Seat, worker: str = "w0") -> Place:
+    """In the first group."""
+    place = Place(worker, seat.host)
+    place.membership.announce(seat.generation(1))
+    place.enter()
+    return place
+
+
 def test_the_way_through_a_group_alone() -> None:
     def go(seat: Seat) -> None:
         place = Place("w0", seat.host)
@@ -112,9 +120,7 @@ def test_waiting_for_a_settlement_ends_with_a_change_at_once_or_with_its_time() 
 
 def test_a_blocked_collective_is_freed_by_an_announcement() -> None:
     def block(seat: Seat) -> None:
-        place = Place("w0", seat.host)
-        place.membership.announce(seat.generation(1))
-        place.enter()
+        place = entered(seat)
         threading.Timer(0.1, place.membership.announce, [seat.generation(2)]).start()
         began = time.monotonic()
         with pytest.raises(RuntimeError) as caught:
@@ -128,9 +134,7 @@ def test_a_blocked_collective_is_freed_by_an_announcement() -> None:
         meet()
 
     def stay_away(seat: Seat) -> None:
-        place = Place("w1", seat.host)
-        place.membership.announce(seat.generation(1))
-        place.enter()
+        place = entered(seat, "w1")
         seat.exchange("freed")
         place.membership.announce(seat.generation(2))
         place.membership.leave()
@@ -142,17 +146,13 @@ def test_a_blocked_collective_is_freed_by_an_announcement() -> None:
 
 def test_a_group_that_breaks_by_itself_is_reported_broken() -> None:
     def break_it(seat: Seat) -> None:
-        place = Place("w0", seat.host)
-        place.membership.announce(seat.generation(1))
-        place.enter()
+        place = entered(seat)
         seat.exchange("in")
         place.membership.abandon()
         seat.exchange("broken")
 
     def notice(seat: Seat) -> None:
-        place = Place("w1", seat.host)
-        place.membership.announce(seat.generation(1))
-        place.enter()
+        place = entered(seat, "w1")
         seat.exchange("in")
         seat.exchange("broken")
         with pytest.raises(RuntimeError) as caught:
@@ -209,9 +209,7 @@ def test_a_group_aborted_while_its_members_agree_is_not_joined() -> None:
 
 def test_a_state_that_is_being_overwritten_is_not_offered_until_the_member_has_joined() -> None:
     def go(seat: Seat) -> None:
-        place = Place("w0", seat.host)
-        place.membership.announce(seat.generation(1))
-        place.enter()
+        place = entered(seat)
         assert place.reports[-1].has_state
         place.membership.drop_state()
         assert not place.reports[-1].has_state

@@ -24,7 +24,15 @@ from elastic.worker.group import process_group
 from elastic.worker.group.process_group import Backend, Group, first_line, is_group_loss
 from tests import nccl_manners
 from tests.unit.worker import together
-from tests.unit.worker.together import GLOO, JOIN_TIMEOUT_S, Seat, die, meet, run_together
+from tests.unit.worker.together import (
+    GLOO,
+    JOIN_TIMEOUT_S,
+    Seat,
+    die,
+    meet,
+    run_together,
+    stay_away,
+)
 from tests.waiting import eventually
 
 ALONE = Generation(number=1, incarnation="i", members=(), reason=ChangeReason.STARTED)
@@ -291,10 +299,6 @@ def test_a_blocked_thread_is_freed_by_another() -> None:
             group.check()
         seat.exchange("freed")
 
-    def stay_away(seat: Seat) -> None:
-        seat.join()
-        seat.exchange("freed")
-
     run_together(block, stay_away)
 
 
@@ -341,10 +345,6 @@ def test_connections_that_a_script_makes_meanwhile_are_left_alone() -> None:
         threading.Timer(0.1, group.abort).start()
         expect_loss(group)
         assert prefetcher.broken() == 0
-        seat.exchange("freed")
-
-    def stay_away(seat: Seat) -> None:
-        seat.join()
         seat.exchange("freed")
 
     run_together(block, stay_away)

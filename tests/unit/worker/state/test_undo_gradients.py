@@ -41,14 +41,20 @@ def accumulated(script: Script, net: nn.Module, *, zero: bool) -> None:
     script.end()
 
 
+def lost(script: Script, net: nn.Module, *, zero: bool) -> None:
+    """Such a block that is given up: gradients are as they were."""
+    before = grads(net)
+    accumulating(script, net, zero=zero)
+    assert script.undo.put_back()
+    assert grads(net) == before
+
+
 def test_gradients_accumulated_by_hand_are_put_back() -> None:
     net, script = tracking(4)
     for _ in range(2):
         accumulated(script, net, zero=False)
     assert grads(net) == [0.5, 0.5]
-    accumulating(script, net, zero=False)
-    assert script.undo.put_back()
-    assert grads(net) == [0.5, 0.5]
+    lost(script, net, zero=False)
 
 
 def test_gradients_that_grow_are_given_to_newcomers_and_left_over_ones_are_not() -> None:
@@ -93,21 +99,15 @@ def test_gradients_that_grow_for_once_are_said_not_to_be_put_back() -> None:
     assert not script.undo.put_back()
     for _ in range(2):
         accumulated(script, net, zero=False)
-    before = grads(net)
-    accumulating(script, net, zero=False)
-    assert script.undo.put_back()
-    assert grads(net) == before
+    lost(script, net, zero=False)
 
 
 def test_gradients_zeroed_in_every_fourth_block_are_put_back_and_given_in_all_others() -> None:
     net, script = tracking(4)
     for index in range(12):
         accumulated(script, net, zero=index % 4 == 0)
-        before = grads(net)
         assert len(script.state.gradients.state_dict()["gradients"]["model"]) == 2
-        accumulating(script, net, zero=(index + 1) % 4 == 0)
-        assert script.undo.put_back()
-        assert grads(net) == before
+        lost(script, net, zero=(index + 1) % 4 == 0)
 
 
 def test_what_a_given_up_block_found_out_about_gradients_is_forgotten() -> None:
@@ -128,8 +128,7 @@ def test_gradients_zeroed_below_a_void_block_are_put_back() -> None:
     for _ in range(3):
         accumulated(script, net, zero=False)
     before = grads(net)
-    accumulating(script, net, zero=False)
-    assert script.undo.put_back()
+    lost(script, net, zero=False)
     script.undo.keep_for_retry()
     net.zero_grad()
     script.undo.put_back_for_retry()
@@ -154,6 +153,4 @@ def test_another_members_gradients_are_taken_over() -> None:
     gradients(target)
     right.state.gradients.load_state_dict(copy.deepcopy(left.state.gradients.state_dict()))
     assert grads(target) == grads(source)
-    accumulating(right, target, zero=False)
-    assert right.undo.put_back()
-    assert grads(target) == grads(source)
+    lost(right, target, zero=False)
